@@ -21,9 +21,6 @@ class Recorder(Tracker):
             raise SystemExit(7) if what[0] == "open" else ConnectionError("no route to the tracker")
         type(self).told.append(what)
 
-    def rewind(self, version: int) -> None:
-        self._tell("rewind", version)
-
     def figures(self, version: int, figures: Any) -> None:
         self._tell("figures", version, *figures)
 

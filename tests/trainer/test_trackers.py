@@ -1,6 +1,13 @@
 """Trackers: a real TensorBoard is read back; failures, missing packages and what each tracker is told."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +21,9 @@ from solrl_trainer.evaluation import Evaluation
 from solrl_trainer.metrics import Metrics, read_metrics
 from solrl_trainer.records import HeldOutRecord
 from solrl_trainer.run_log import RunLog
+from solrl_trainer.trackers.base import Tracker
 from solrl_trainer.trackers.feed import contact_sheet, figures, open_trackers
+from solrl_trainer.trackers.registry import TRACKERS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training_helpers import tiny_config
 from typed import typed
@@ -94,7 +103,7 @@ def test_a_tracker_of_another_package_is_told_in_order(tmp_path: Path) -> None:
     notes: list[str] = []
     run_once(tracked(tmp_path, "recording_tracker:Recorder"), notes)
     kinds = [(what[0], *what[1:2]) for what in Recorder.told]
-    key = json.loads((tmp_path / "trackers.json").read_text())["recording_tracker:Recorder"]
+    key = json.loads((tmp_path / "trackers.json").read_text())["recording_tracker:Recorder"]["key"]
     assert kinds == [
         ("open", key),
         *[("figures", 0), ("images", 0), ("figures", 1), ("figures", 2), ("figures", 2), ("images", 2)],
@@ -104,24 +113,74 @@ def test_a_tracker_of_another_package_is_told_in_order(tmp_path: Path) -> None:
 
 
 def test_a_tracker_is_told_that_its_run_failed(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), open_trackers(tracked(tmp_path, "recording_tracker:Recorder"), print):
+    config = tracked(tmp_path, "recording_tracker:Recorder")
+    stack = ExitStack()
+    stack.enter_context(open_trackers(config, print)).start(-1, [])
+    with pytest.raises(KeyboardInterrupt), stack:
         raise KeyboardInterrupt
     assert Recorder.told[1:] == [("close", True)]
 
 
-def test_a_resumed_run_is_the_same_run_and_a_new_tracker_gets_what_it_missed(tmp_path: Path) -> None:
-    run_once(tracked(tmp_path), [])
+RECORDER = "recording_tracker:Recorder"
+
+
+def told_since_last_open() -> tuple[str, list[int]]:
+    """Key of the last opened run, and versions of the figures that it got."""
+    last = max(i for i, what in enumerate(Recorder.told) if what[0] == "open")
+    return Recorder.told[last][1], [what[1] for what in Recorder.told[last:] if what[0] == "figures"]
+
+
+def test_a_resumed_run_is_the_same_run_and_gets_only_what_it_lacks(tmp_path: Path) -> None:
+    run_once(tracked(tmp_path), [], iterations=range(1))
     assert not (tmp_path / "trackers.json").exists()
-    for _ in range(2):
-        run_once(tracked(tmp_path, "recording_tracker:Recorder"), [], version=1, iterations=range(1, 2))
-    first, second = (i for i, what in enumerate(Recorder.told) if what[0] == "open")
-    assert Recorder.told[first] == Recorder.told[second]
-    assert [what[:2] for what in Recorder.told[first + 1 : first + 4]] == [
-        ("figures", 0),
-        ("figures", 1),
-        ("figures", 2),
-    ]
-    assert Recorder.told[second + 1] == ("rewind", 1)
+    run_once(tracked(tmp_path, RECORDER), [], version=1, iterations=range(1, 2))
+    key, told = told_since_last_open()
+    assert told == [0, 1, 1, 2, 2]
+    run_once(tracked(tmp_path), [], version=2, iterations=range(2, 3))
+    run_once(tracked(tmp_path, RECORDER), [], version=3, iterations=range(3, 4))
+    assert told_since_last_open() == (key, [3, 3, 4, 4])
+
+
+def test_a_tracker_that_holds_repeated_versions_gets_a_new_run(tmp_path: Path) -> None:
+    notes: list[str] = []
+    run_once(tracked(tmp_path, RECORDER), notes, iterations=range(2))
+    key, _ = told_since_last_open()
+    run_once(tracked(tmp_path, RECORDER), notes, version=1, iterations=range(1, 2))
+    other, told = told_since_last_open()
+    assert other != key
+    assert told == [0, 1, 2, 2]
+    (note,) = notes
+    assert note.startswith(f"tracker {RECORDER}: a new run there gets all figures")
+
+
+def test_a_tracker_that_was_not_closed_gets_a_new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recorder, "fails_at", "close")  # as if killed there
+    run_once(tracked(tmp_path, RECORDER), [], iterations=range(1))
+    key, _ = told_since_last_open()
+    monkeypatch.setattr(Recorder, "fails_at", "")
+    run_once(tracked(tmp_path, RECORDER), [], version=1, iterations=range(1, 2))
+    other, told = told_since_last_open()
+    assert other != key
+    assert told == [0, 1, 1, 2, 2]
+
+
+def test_keys_of_earlier_versions_are_understood(tmp_path: Path) -> None:
+    (tmp_path / "trackers.json").write_text(json.dumps({RECORDER: "former"}))
+    run_once(tracked(tmp_path, RECORDER), [], iterations=range(1))
+    assert told_since_last_open()[0] != "former"
+
+
+def test_tensorboard_gets_what_a_killed_run_did_not_log(tmp_path: Path) -> None:
+    notes: list[str] = []
+    config = tracked(tmp_path, "tensorboard")
+    run_once(config, notes, iterations=range(2))
+    line = iteration_line(2)
+    Metrics(tmp_path / "metrics.jsonl").log(line.pop("event"), **line)  # killed before trackers got it
+    run_once(config, notes, version=3, iterations=range(3, 4))
+    assert notes == []
+    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [one.step for one in found.Scalars("iteration/loss")] == [1, 2, 3, 4]
+    assert [image.step for image in found.Images("samples")] == [0, 2, 4]
 
 
 @pytest.mark.parametrize("at", ["open", "figures", "images", "report", "close"])
@@ -168,13 +227,72 @@ def test_the_other_trackers_run_offline_and_continue(
     notes: list[str] = []
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "report.html").write_text("<p>report</p>")
-    for version, iterations in ((-1, range(2)), (1, range(1, 3))):
+    for version, iterations in ((-1, range(2)), (2, range(2, 3))):
         run_once(tracked(tmp_path / "run", name), notes, version=version, iterations=iterations)
-    assert notes == []
+    # Offline, the others cannot continue a run.
+    assert [note.partition(" gets ")[0] for note in notes] == (
+        [] if name == "trackio" else [f"tracker {name}: a new run there"]
+    )
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent != tmp_path / "run"]
     assert any(b"iteration/loss" in path.read_bytes() for path in kept)
     assert len([path for path in kept if path.suffix == ".png"]) >= 2
     assert any(b"report.html" in path.read_bytes() or path.name == "report.html" for path in kept)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from run_folders import iteration_line
+from solrl_trainer.metrics import Metrics
+from solrl_trainer.run_log import RunLog
+from solrl_trainer.trackers.feed import open_trackers
+from test_trackers import tracked
+config = tracked(Path(sys.argv[1]), sys.argv[2])
+with open_trackers(config, print) as trackers:
+    log = RunLog(Metrics(config.output / "metrics.jsonl"), trackers=trackers)
+    log.rewind(-1)
+    for line in map(iteration_line, range(3)):
+        log._log(line.pop("event"), **line)
+    os.killpg(0, signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "swanlab", "trackio"])
+def test_a_tracker_of_a_killed_run_gets_all_figures_once(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_spec(name) is None:
+        pytest.skip(f"the extra `{name}` is not installed")
+    for variable in ("WANDB_MODE", "SWANLAB_MODE"):
+        monkeypatch.setenv(variable, "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "report.html").write_text("<p>report</p>")
+    killed = subprocess.run([sys.executable, "-c", KILLED, folder, name], start_new_session=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    before = json.loads((folder / "trackers.json").read_text())[name]["key"]
+    time.sleep(1.1)  # TensorBoard orders event files by the second in their names
+    told: list[tuple[int, str]] = []
+    kind = TRACKERS.find(name)
+    tell = kind.figures
+
+    def noted(self: Tracker, version: int, found: Mapping[str, float]) -> None:
+        told.extend((version, figure) for figure in found)
+        tell(self, version, found)
+
+    monkeypatch.setattr(kind, "figures", noted)
+    notes: list[str] = []
+    run_once(tracked(folder, name), notes, version=2, iterations=range(2, 4))
+    after = json.loads((folder / "trackers.json").read_text())[name]
+    assert (after["lines"], after["version"]) == (6, 4)
+    if name == "tensorboard":
+        found = EventAccumulator(str(folder / "tensorboard")).Reload()
+        assert [one.step for one in found.Scalars("iteration/loss")] == [1, 2, 3, 4]
+    else:
+        assert after["key"] != before
+        assert [version for version, figure in told if figure == "iteration/loss"] == [1, 2, 3, 4]
 
 
 def test_images_lie_in_rows_and_large_ones_shrink() -> None:

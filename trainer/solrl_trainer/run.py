@@ -53,7 +53,7 @@ def run(
         _save_images(config, result)
         gallery_grid(config.output)
         export(config)
-        trackers.line({"event": "result", "version": config.iterations, "rewards": summary["rewards"]})
+        trackers.result(config.iterations, summary["rewards"])
         trackers.report(write_report(config.output))
     return summary
 

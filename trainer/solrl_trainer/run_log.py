@@ -81,7 +81,7 @@ class RunLog:
             self._earlier = self._metrics.seconds()
             self.spearman = {line["version"]: line["spearman"] for line in self._metrics.lines("fidelity")}
             if self._trackers is not None:
-                self._trackers.rewind(version, self._metrics.lines())
+                self._trackers.start(version, self._metrics.lines())
 
     def candidates(self, iteration: int, exploration: Exploration) -> Iterator[CandidateGroup]:
         """Yield the groups of an exploration; time spent waiting for a group counts as "wait"."""

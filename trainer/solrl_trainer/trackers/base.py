@@ -1,7 +1,7 @@
 """The base of all trackers, and what one is told about its run."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ class TrackedRun:
 
     Attributes:
         name: of the run.
-        key: 21 letters and digits that identify the run at a tracker, also after it was resumed.
+        key: 21 letters and digits that identify the run at a tracker.
         folder: of the run.
         settings: all settings, as JSON values.
     """
@@ -29,20 +29,30 @@ class TrackedRun:
 class Tracker(ABC):
     """A run in an experiment tracker; the constructor opens it with the run's settings.
 
+    A resumed run is opened with its former key if the tracker holds for certain what it was told, and nothing beyond
+    the checkpoint; otherwise with a new key, and all figures follow.
+
     Any method may raise: the run notes the failure, continues, and calls the tracker no more.
 
     Attributes:
         package: package that the tracker imports; None if none can be missing.
+        repairs: whether the run of a folder always goes on, after `repair`.
     """
 
     package: ClassVar[str | None] = None
+    repairs: ClassVar[bool] = False
+
+    @classmethod
+    def reopens(cls) -> bool:
+        """Whether a run that was closed can go on under its key."""
+        return True
 
     @abstractmethod
     def __init__(self, run: TrackedRun) -> None: ...
 
-    def rewind(self, version: int) -> None:
-        """Figures beyond `version` follow again. A tracker that cannot drop the former ones keeps both."""
-        return
+    def repair(self, version: int, told: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        """Hold each version's figures in `told` once, and none beyond `version`; called only if it `repairs`."""
+        raise NotImplementedError
 
     @abstractmethod
     def figures(self, version: int, figures: Mapping[str, float]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from solrl_proto.identifiers import Message
 from solrl_proto.text_files import read_json
 from torch.nn.functional import interpolate
 
@@ -18,7 +19,7 @@ from solrl_trainer.trackers.base import TrackedRun, Tracker
 from solrl_trainer.trackers.registry import TRACKERS
 
 KEYS = "trackers.json"
-"""File in a run's folder: tracker → the run's key there."""
+"""File in a run's folder: tracker → `Kept`."""
 SHOWN_PROMPTS = 16
 _COLUMNS = 4
 _SIDE = 256
@@ -28,34 +29,90 @@ _FAILURES = (Exception, SystemExit)
 """A tracker's failures. Some end the program where they find no account."""
 
 
+class Kept(Message):
+    """A run at a tracker, as its folder remembers it.
+
+    Attributes:
+        key: of the run there.
+        lines: lines of metrics.jsonl that the tracker holds for certain, since it was closed with them; otherwise None.
+        version: newest version among them.
+    """
+
+    key: str
+    lines: int | None = None
+    version: int = -1
+
+    def is_within(self, version: int) -> bool:
+        """Whether the tracker holds for certain what it was told, and nothing beyond `version`."""
+        return self.lines is not None and self.version <= version
+
+
 class Trackers:
     """Trackers of a run; without any, it does nothing. One that fails is noted once and then left out."""
 
-    def __init__(self, trackers: Mapping[str, Tracker], new: Sequence[str], note: Callable[[str], None]) -> None:
+    def __init__(self, config: RunConfig, note: Callable[[str], None]) -> None:
         """Set up.
 
         Args:
-            trackers: open trackers by name.
-            new: names of those that have not had this run before.
+            config: the run's settings, with the names of the trackers.
             note: shows a line of text to the user.
         """
-        self._open = dict(trackers)
-        self._new = set(new)
+        self._config = config
         self._note = note
+        self._path = config.output / KEYS
+        self._kept: dict[str, Kept] = {}
+        self._open: dict[str, Tracker] = {}
+        self._lines, self._version = 0, -1
 
-    def rewind(self, version: int, lines: Sequence[Mapping[str, Any]]) -> None:
-        """The run continues from `version`; a tracker that is new to it first gets the `lines` of metrics.jsonl."""
-        for name in list(self._open):
-            if name in self._new:
-                self._new.remove(name)
-                self._try(name, lambda tracker: _replay(tracker, lines))
-            else:
-                self._try(name, lambda tracker: tracker.rewind(version))
+    def start(self, version: int, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Open the trackers for a run that continues from `version`, and tell each which of the `lines` it lacks."""
+        if not self._config.track:
+            return
+        kept = read_json(self._path) if self._path.is_file() else {}
+        # Earlier versions kept only keys.
+        self._kept = {name: Kept(key=one) if isinstance(one, str) else Kept(**one) for name, one in kept.items()}
+        self._lines, self._version = len(lines), max((_version(line) for line in lines), default=-1)
+        told = [(_version(line), figures(line)) for line in lines]
+        for name in self._config.track:
+            try:
+                self._open[name] = self._opened(name, version, told)
+            except _FAILURES as error:
+                self._note(failed(name, error))
+
+    def _opened(self, name: str, version: int, told: Sequence[tuple[int, dict[str, float]]]) -> Tracker:
+        kind, kept = TRACKERS.find(name), self._kept.get(name)
+        goes_on = kept is not None and (kind.repairs or (kind.reopens() and kept.is_within(version)))
+        key = kept.key if kept is not None and goes_on else _new_key()
+        tracker = kind(TrackedRun(self._config.run, key, self._config.output, self._config.model_dump(mode="json")))
+        self._keep(name, Kept(key=key))
+        if goes_on and kind.repairs:
+            tracker.repair(version, told)
+        else:
+            if kept is not None and not goes_on:
+                self._note(
+                    f"tracker {name}: a new run there gets all figures, since the former one cannot be continued"
+                )
+            for one, found in told[kept.lines if kept is not None and goes_on else 0 :]:
+                tracker.figures(one, found)
+        return tracker
+
+    def _keep(self, name: str, kept: Kept) -> None:
+        self._kept[name] = kept
+        # Write to a temporary name first, so that a run killed here loses no key.
+        partial = self._path.with_name(f"{self._path.name}.partial")
+        partial.write_text(json.dumps({name: one.model_dump() for name, one in self._kept.items()}), encoding="utf-8")
+        partial.replace(self._path)
 
     def line(self, line: Mapping[str, Any]) -> None:
         """A line of metrics.jsonl was written."""
-        found = figures(line)
-        self._each(lambda tracker: tracker.figures(line.get("version", 0), found))
+        found, version = figures(line), _version(line)
+        self._lines, self._version = self._lines + 1, max(self._version, version)
+        self._each(lambda tracker: tracker.figures(version, found))
+
+    def result(self, version: int, rewards: Mapping[str, Any]) -> None:
+        """The run ended with these held-out gains, which result.json has."""
+        found = figures({"event": "result", "rewards": rewards})
+        self._each(lambda tracker: tracker.figures(version, found))
 
     def samples(self, version: int, prompts: Sequence[str], images: torch.Tensor) -> None:
         """Images [prompts, 3, H, W] in [0, 1] of the held-out prompts under a version; the first are shown."""
@@ -71,6 +128,8 @@ class Trackers:
     def close(self, *, failed: bool) -> None:
         """Close all; may wait for uploads. `failed`: the run ended by an error."""
         self._each(lambda tracker: tracker.close(failed=failed))
+        for name in self._open:
+            self._keep(name, self._kept[name].model_copy(update={"lines": self._lines, "version": self._version}))
 
     def _each(self, act: Callable[[Tracker], None]) -> None:
         for name in list(self._open):
@@ -85,29 +144,18 @@ class Trackers:
                 self._note(failed(name, error))
 
 
-def _replay(tracker: Tracker, lines: Sequence[Mapping[str, Any]]) -> None:
-    for line in lines:
-        tracker.figures(line.get("version", 0), figures(line))
+def _version(line: Mapping[str, Any]) -> int:
+    return int(line.get("version", 0))
+
+
+def _new_key() -> str:
+    return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(21))
 
 
 @contextmanager
 def open_trackers(config: RunConfig, note: Callable[[str], None]) -> Iterator[Trackers]:
-    """The trackers of a run, closed at the end of the block. One that cannot be opened is noted and left out."""
-    path = config.output / KEYS
-    keys: dict[str, str] = read_json(path) if config.track and path.is_file() else {}
-    known, settings = set(keys), config.model_dump(mode="json")
-    found: dict[str, Tracker] = {}
-    for name in config.track:
-        key = keys.get(name) or "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(21))
-        try:
-            found[name] = TRACKERS.find(name)(TrackedRun(config.run, key, config.output, settings))
-        except _FAILURES as error:
-            note(failed(name, error))
-            continue
-        keys[name] = key
-    if config.track:
-        path.write_text(json.dumps(keys), encoding="utf-8")
-    trackers = Trackers(found, [name for name in found if name not in known], note)
+    """The trackers of a run, opened as it starts and closed at the end of the block."""
+    trackers = Trackers(config, note)
     try:
         yield trackers
     except BaseException:

@@ -14,13 +14,17 @@ class SwanLab(Tracker):
 
     package = "swanlab"
 
+    @classmethod
+    def reopens(cls) -> bool:
+        """Only online runs have an identity."""
+        return _mode() == "online"
+
     def __init__(self, run: TrackedRun) -> None:
         import swanlab
 
         self._swanlab = swanlab
-        mode = os.environ.get("SWANLAB_MODE", "online")
-        # Only online runs have an identity.
-        known = {"id": run.key, "resume": "allow"} if mode == "online" else {}
+        mode = _mode()
+        known = {"id": run.key, "resume": "allow"} if self.reopens() else {}
         self._run = swanlab.init(
             project=os.environ.get("SWANLAB_PROJECT", "solrl"),
             name=run.name,
@@ -45,3 +49,7 @@ class SwanLab(Tracker):
     def close(self, *, failed: bool) -> None:
         """Wait for uploads."""
         self._run.finish("crashed" if failed else "success")
+
+
+def _mode() -> str:
+    return os.environ.get("SWANLAB_MODE", "online")

@@ -1,6 +1,6 @@
 """TensorBoard: event files in the folder `tensorboard` of the run; `tensorboard --logdir runs` shows all runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ class TensorBoard(Tracker):
     """A run's event files. A report is only named, since TensorBoard keeps no files."""
 
     package = "tensorboard"
+    repairs = True
 
     def __init__(self, run: TrackedRun) -> None:
         self._folder = run.folder / "tensorboard"
@@ -25,10 +26,17 @@ class TensorBoard(Tracker):
 
         self._writer = SummaryWriter(str(self._folder), purge_step=purged_from)
 
-    def rewind(self, version: int) -> None:
-        """Hide what was logged beyond `version`."""
+    def repair(self, version: int, told: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        """Hide what was logged beyond `version`, and add what a run that was killed did not log."""
+        from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+
         self._writer.close()
         self._open(version + 1)
+        self._writer.flush()
+        found = EventAccumulator(str(self._folder), size_guidance={SCALARS: 0}).Reload()
+        held = {(tag, one.step) for tag in found.Tags()[SCALARS] for one in found.Scalars(tag)}
+        for one, figures in told:
+            self.figures(one, {name: value for name, value in figures.items() if (name, one) not in held})
 
     def figures(self, version: int, figures: Mapping[str, float]) -> None:
         """Scalars with the version as step."""

@@ -14,6 +14,13 @@ class Wandb(Tracker):
 
     package = "wandb"
 
+    @classmethod
+    def reopens(cls) -> bool:
+        """Only online: `wandb sync` counts the entries of each offline folder from 0, also under a former key."""
+        import wandb
+
+        return str(wandb.setup().settings.mode) in ("online", "shared")
+
     def __init__(self, run: TrackedRun) -> None:
         import wandb
 
