@@ -36,3 +36,11 @@ def test_a_run_killed_while_it_drops_lines_loses_no_other_line(tmp_path: Path, m
     assert [line["version"] for line in read_metrics(path)] == [1, 2, 3]
     metrics.rewind(2)
     assert [line["version"] for line in read_metrics(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("end", [b'{"event": "pu', b"\0" * 512, b'{"event"' + b"\0" * 512])
+def test_the_end_may_be_damaged(tmp_path: Path, end: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    Metrics(path).log("iteration", version=1)
+    path.write_bytes(path.read_bytes() + end)
+    assert [line["event"] for line in read_metrics(path)] == ["iteration"]

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from solrl_proto.text_files import read_lines
+from solrl_proto.text_files import decode_text
 
 
 class Metrics:
@@ -48,9 +48,9 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read a metrics file, except an incomplete last line after a crash."""
+    """Read a metrics file, except an incomplete last line after a crash, and zeros in its place after a power cut."""
     lines = []
-    for line in read_lines(path):
+    for line in decode_text(path.read_bytes().partition(b"\0")[0], path).split("\n"):
         try:
             lines.append(json.loads(line))
         except json.JSONDecodeError:
