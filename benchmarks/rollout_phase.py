@@ -1,4 +1,4 @@
-"""Rollout phases at true size on a GPU, and the start of a service of FLUX.1: `python benchmarks/rollout_phase.py`.
+"""Rollout phases at true size on a GPU: `python benchmarks/rollout_phase.py`.
 
 All parts have true size and random weights, on which time does not depend: transformer, text encoders, autoencoder, and
 HPSv2 with its CLIP ViT-H/14. Candidates are generated as in the service: 24 at a time, scored while the next 24 are
@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,8 +23,7 @@ from unittest.mock import patch
 from rollout_phase_report import BASELINE, EARLY, FP8, NAMES, REGENERATE, UNPRUNED, render
 from support.own_process import ProcessEndedError, Row, rows_of
 
-PARTS = ("cold", "adapter", "phase", "fp8-decoder", "early", "pruned", "share")
-OF_FLUX = ("cold", "adapter")
+PARTS = ("adapter", "phase", "fp8-decoder", "early", "pruned", "share")
 CANDIDATES, KEPT = 96, 24
 EXPLORE_STEPS, REGENERATE_STEPS, FITTED_STEPS = 6, 10, 4
 KEEP = 64
@@ -42,7 +40,7 @@ def main() -> None:
         nargs="+",
         default=PARTS,
         choices=PARTS,
-        help=f"{', '.join(OF_FLUX)}: flux alone; fp8-decoder, early and pruned: further plans of a phase",
+        help="adapter: flux alone; fp8-decoder, early and pruned: further plans of a phase",
     )
     parser.add_argument(
         "--rounds", type=int, default=2, help="rounds of exploring and regenerating; the baseline runs once"
@@ -67,11 +65,8 @@ def main() -> None:
     if args.render and args.note:
         for model in args.models:
             note(result["models"][model], "note", args.note)
-    with empty_caches():  # the second start and the models reuse the caches of the first
-        if "cold" in args.parts and "flux" in args.models and not args.render:
-            for name in ("cold", "second start"):
-                note(result, name, cold_start(args.device, name == "cold"))
-        for model in args.models if set(args.parts) - {"cold"} and not args.render else ():
+    with empty_caches():
+        for model in () if args.render else args.models:
             own = result["models"].setdefault(model, {})
             try:
                 for row in rows_of(measure, model, args, device=args.device, limit=args.limit):
@@ -79,7 +74,7 @@ def main() -> None:
                     own.pop("failed", None)
                     if row["part"] == "setting" and own.get("setting") != row["values"]:
                         own.clear()  # the rest was measured with another setting
-                    note(result if row["part"] in OF_FLUX else own, row["part"], row["values"])
+                    note(result if row["part"] == "adapter" else own, row["part"], row["values"])
             except ProcessEndedError as error:
                 note(own, "failed", str(error))
     print(render(result, args.out))
@@ -92,20 +87,6 @@ def empty_caches() -> Iterator[None]:
         own = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
         with patch.dict(os.environ, own):
             yield
-
-
-def cold_start(device: str, first: bool) -> dict[str, Any]:
-    """Run a service's start in its own process; seconds of each part, and "failed" with the reason if it failed."""
-    command = [sys.executable, str(Path(__file__).with_name("cold_start.py")), device, repr(time.time())]
-    try:
-        # The work after the first candidate is the same in both starts, so only the first measures it.
-        done = subprocess.run([*command, *["all"] * first], stdout=subprocess.PIPE, text=True, timeout=150)
-        lines, failed = done.stdout, f"ended with {done.returncode}" if done.returncode else ""
-    except subprocess.TimeoutExpired as error:
-        said = error.stdout or b""
-        lines, failed = said.decode() if isinstance(said, bytes) else said, "took more than 150 s"
-    seconds: dict[str, Any] = dict(json.loads(line) for line in lines.splitlines() if line.startswith('["'))
-    return seconds | ({"failed": failed} if failed else {})
 
 
 def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:

@@ -5,8 +5,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cold_start import SHARES
-
 PARTS = ("transformer", "encode", "decode", "reward", "other")
 NAMES = {"flux": "FLUX.1", "sd3": "SD3.5-L", "sana": "SANA 1.6B"}
 UNPRUNED, REGENERATE, BASELINE = "6 steps", "regenerate", "baseline"
@@ -43,7 +41,7 @@ def table(result: Mapping[str, Any]) -> str:
     models = {name: result["models"][name] for name in NAMES if name in result["models"]}
     devices = {one["setting"]["device"] for one in models.values() if "setting" in one}
     lines = [
-        "# Rollout phase, and start of a service",
+        "# Rollout phase",
         "",
         f"By `python benchmarks/rollout_phase.py` on one {' or '.join(sorted(devices))}: models at true size",
         "with their text encoders and autoencoders, and HPSv2 with its CLIP ViT-H/14. The weights are random; time",
@@ -78,9 +76,6 @@ def table(result: Mapping[str, Any]) -> str:
     ]
     if "adapter" in result:
         lines += _adapter(result["adapter"])
-    starts = [name for name in ("cold", "second start") if name in result]
-    if starts:
-        lines += _starts({name: result[name] for name in starts})
     return "\n".join(lines) + "\n"
 
 
@@ -142,26 +137,6 @@ def _adapter(one: Mapping[str, Any]) -> list[str]:
         "",
         f"Seconds, medians of 3. {one['modules']} modules are merged in float32 and requantised in place. A chunk of",
         f"one step afterwards compiled {one['recompiled']} graphs.",
-    ]
-
-
-def _starts(starts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    lines = ["", "## Start of a service of FLUX.1", "", f"| s | {' | '.join(starts)} |", "|---|" + "---|" * len(starts)]
-    for part in dict.fromkeys(part for one in starts.values() for part in one):
-        values = [one.get(part, "") for one in starts.values()]
-        said = [f"{value:.1f}" if isinstance(value, float) else str(value) for value in values]
-        lines.append(f"| {'**first candidate**' if part == 'first candidate' else part} | {' | '.join(said)} |")
-    cold = starts.get("cold", {})
-    if SHARES in cold:
-        ready = sum(seconds for part, seconds in cold.items() if part != "first candidate")
-        lines += ["", f"A cold start is ready after {ready:.1f} s; its first candidates are wanted after at most 60 s."]
-    return [
-        *lines,
-        "",
-        "Cold: with empty compile caches; the second start uses the caches of the first. The row of the first",
-        "candidate is the sum of all rows above it, from the start of the process. The rows below it are the rest",
-        "of the work before the service is ready (for the second start, only compiling was measured). Reading",
-        "weights from disk is not included.",
     ]
 
 

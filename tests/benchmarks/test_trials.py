@@ -1,8 +1,7 @@
 """Trials of the benchmarks on the miniatures: each runs to its end at a tiny size, and writes its results.
 
 Benchmarks with other tests: faults.py, load, fuzz_api.py, held_bodies.py, paper and demo_figures.py. Not tried:
-kernels.py, whose Triton kernels need a GPU; page.py, which fills a Redis for minutes; rank_gradients.py, which trains
-in ten processes; algorithm_parity.py, which reads a clone of an algorithm's public code.
+algorithm_parity.py, which reads a clone of an algorithm's public code.
 """
 
 import importlib
@@ -74,13 +73,6 @@ TRIALS = (
         {"engines.STEPS": 1, "engines.WARM_UP": 0, "engines.CHUNK_SIZE": 2},
     ),
     Trial(
-        "remote_scoring",
-        "--chunks 2 --rounds 1 --latency 0.1",
-        "remote_scoring.json",
-        {"workers.STEPS": 1, "workers.CHUNK_SIZE": 2},
-        release=True,
-    ),
-    Trial(
         "workers",
         "--workers 1 --chunks 1 --rounds 1",
         "workers.json workers.md",
@@ -98,7 +90,6 @@ TRIALS = (
         "plan_fidelity.json plan_fidelity.md plan_fidelity.png",
         release=True,
     ),
-    Trial("explore_speed", "--candidates 2 --repeats 1 --precisions bf16", "explore_speed.json"),
     Trial(
         "true_run",
         f"--weights {{}} --devices cpu cpu --iterations 3 --set {SMALL} evaluate.every=3",
