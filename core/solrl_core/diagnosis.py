@@ -12,6 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from solrl_proto.printable import printable
 from solrl_proto.text_files import read_json
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def show(title: str, findings: Iterable[Finding]) -> int:
     Returns:
         The exit code: 1 if something is missing, otherwise 0.
     """
-    rows = list(_as_far_as_installed(findings))
+    rows = [Finding(*map(printable, row)) for row in _as_far_as_installed(findings)]  # type: ignore[arg-type]
     fixed = sys.stdout.isatty() or "COLUMNS" in os.environ
     columns = shutil.get_terminal_size().columns if fixed else sys.maxsize
     subject = min(max(len(row.subject) for row in rows), columns // 3)

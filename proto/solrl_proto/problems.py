@@ -5,20 +5,20 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from solrl_proto.secrets import without_secrets
+from solrl_proto.printable import printable, printable_texts
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 _TYPE_PREFIX = "urn:solrl:problem:"
 
-_Text = Annotated[str, AfterValidator(without_secrets)]
-_Value = Annotated[Any, AfterValidator(without_secrets)]
+_Text = Annotated[str, AfterValidator(printable)]
+_Value = Annotated[Any, AfterValidator(printable_texts)]
 
 
 class Problem(BaseModel):
     """An RFC 9457 problem document. `type` is `urn:solrl:problem:<kind>`; kinds are stable, texts are not.
 
     `got`, `expected` and `action` are extension members; `where` names the field, tensor or header at fault.
-    Secrets of this process are cut out of all texts.
+    All texts are `printable`: without control characters, and without secrets of this process.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)

@@ -11,10 +11,9 @@ from typing import Any
 from solrl_proto.adapters import AdapterInfo, adapter_digest
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import Numerics
+from solrl_proto.printable import printable_value
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import Plan, RolloutGroup, RolloutRequest, Served
-
-from solrl_client.text import printable_value
 
 _ROUNDING = 1e-5
 """Tolerance relative to the sum of absolute terms; the service sums at most 16 terms in float32."""

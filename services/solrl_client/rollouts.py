@@ -23,6 +23,7 @@ from solrl_proto.adapters import (
 )
 from solrl_proto.identifiers import Message, Tier
 from solrl_proto.models import ModelInfo, ModelList, Numerics
+from solrl_proto.printable import printable
 from solrl_proto.problems import Problem, ProblemError, ProblemKind
 from solrl_proto.rollouts import (
     STREAM_MEDIA_TYPE,
@@ -42,7 +43,6 @@ from solrl_proto.status import Activity, IterationReport
 from solrl_client.addresses import check_rollout_url
 from solrl_client.answers import AnswerCheck, check_pushed, longest_line
 from solrl_client.retries import Retries
-from solrl_client.text import printable
 from solrl_client.tokens import bearer_token
 from solrl_client.transport import (
     HEADERS,

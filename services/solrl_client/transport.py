@@ -9,9 +9,8 @@ from typing import TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
+from solrl_proto.printable import printable, printable_value
 from solrl_proto.problems import Problem, ProblemError, ProblemKind
-
-from solrl_client.text import printable, printable_value
 
 HEADERS = {"Accept-Encoding": "identity"}
 """Asks for bodies as they are: a compressed one could be of any size."""
@@ -104,18 +103,16 @@ def invalid_line(answer: httpx.Response, error: ValidationError) -> RefusedError
 
 
 def refusal(problem: Problem, retry_after: float | None = None) -> RefusedError:
-    """A service's problem, safe to print."""
-    cleaned = problem.model_copy(
+    """A service's problem, not too long to print."""
+    shortened = problem.model_copy(
         update={
             "title": printable(problem.title, 200),
-            "detail": printable(problem.detail),
             "where": printable(problem.where, 200) if problem.where else None,
             "got": printable_value(problem.got),
             "expected": printable_value(problem.expected),
-            "action": printable(problem.action) if problem.action else None,
         }
     )
-    return RefusedError(cleaned, retry_after)
+    return RefusedError(shortened, retry_after)
 
 
 def _refusal(answer: httpx.Response) -> RefusedError:

@@ -9,6 +9,7 @@ from typing import NoReturn, TypeVar
 
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsError
+from solrl_proto.printable import print_error
 from solrl_proto.problems import ProblemError
 
 SettingsT = TypeVar("SettingsT", bound=BaseSettings)
@@ -52,8 +53,8 @@ def from_environment(program: str, settings: type[SettingsT]) -> SettingsT:
 
 
 def fail(program: str, message: str) -> NoReturn:
-    """Exit with 2 and one line on stderr."""
-    print(f"{program}: {message}", file=sys.stderr)
+    """Exit with 2 and the message on stderr."""
+    print_error(program, message)
     sys.exit(2)
 
 

@@ -80,7 +80,11 @@ class TextFormatter(logging.Formatter):
         parts = [f"{clock} {record.levelname.lower():7} {without_secrets(record.getMessage()).translate(_CONTROL)}"]
         parts += [f"{name}={json.dumps(value, default=str)}" for name, value in _fields(record).items()]
         line = " ".join(parts)
-        return f"{line}\n{without_secrets(self.formatException(record.exc_info))}" if record.exc_info else line
+        if not record.exc_info:
+            return line
+        trace = without_secrets(self.formatException(record.exc_info)).splitlines()
+        # Indented, so that no text of an exception looks like a line of the log.
+        return "\n".join([line, *("  " + part.translate(_CONTROL) for part in trace)])
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from pydantic import BaseModel, Field, ValidationError
 from solrl_client.addresses import check_url
 from solrl_client.deadline import TimedClient
 from solrl_client.retries import Retries
-from solrl_client.text import printable
 from solrl_client.transport import RefusedError, first_fault, read_within
 from solrl_core.errors import RewardUnavailableError
 from solrl_proto.json_size import MAX_PARSED_BYTES, parsed_bytes
+from solrl_proto.printable import printable
 
 TOKEN = "SOLRL_JUDGE_TOKEN"
 """Variable of the environment with the endpoint's API key; `TOKEN_PATH`'s file has it, too."""

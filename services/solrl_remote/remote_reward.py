@@ -12,13 +12,13 @@ from solrl_client.addresses import check_url
 from solrl_client.cancellation import current
 from solrl_client.deadline import TimedClient
 from solrl_client.retries import Retries
-from solrl_client.text import printable
 from solrl_client.transport import RefusedError, read_document
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.rewards.images import as_uint8
 from solrl_core.rewards.loading import batches
 from solrl_core.rewards.wire import encode_scoring
 from solrl_core.suggestions import did_you_mean
+from solrl_proto.printable import printable
 from solrl_proto.problems import ProblemKind
 from solrl_proto.scores import (
     MAX_CHECKED_PROMPTS,

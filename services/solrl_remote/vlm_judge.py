@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from PIL import Image
 from solrl_client.cancellation import current
-from solrl_client.text import printable
 from solrl_core.errors import RewardError
 from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.rewards.images import as_pil
+from solrl_proto.printable import printable
 from solrl_proto.secrets import without_secrets
 
 from solrl_remote.chat import ChatEndpoint, Choice, Largest

@@ -56,8 +56,8 @@ def _rewards(settings: Settings) -> Iterator[Finding]:
 
 def _of_server(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
     """Findings about a reward's server: whether it answers, computes the reward, and the reward's digest."""
-    from solrl_client.text import printable
     from solrl_core.errors import RewardUnavailableError
+    from solrl_proto.printable import printable
     from solrl_remote.remote_reward import NotServedError, connect_reward
 
     at = printable(str(options[AT]))

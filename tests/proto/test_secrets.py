@@ -5,9 +5,9 @@ import logging
 from pathlib import Path
 
 import pytest
-from solrl_client.text import printable
 from solrl_client.tokens import bearer_token
 from solrl_http.logs import JsonFormatter, TextFormatter
+from solrl_proto.printable import printable
 from solrl_proto.problems import Problem, ProblemKind
 from solrl_proto.secrets import CUT, hold_secret, without_secrets
 from solrl_rollout.store.redis import RedisRunStore

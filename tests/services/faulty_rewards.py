@@ -39,6 +39,11 @@ def end(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping
     raise End("not this thread")
 
 
+def evil(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Fails with a text that would clear a terminal."""
+    raise ValueError("\x1b[2J\nforged")
+
+
 def interrupt(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Raises what Ctrl-C raises."""
     raise KeyboardInterrupt

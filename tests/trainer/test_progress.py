@@ -122,3 +122,9 @@ def test_a_long_reward_is_not_cut_in_a_narrow_terminal():
     console.print(result_table(result_of_sum(8)))
     first = [line.strip("│ ").split("  ")[0] for line in console.export_text().splitlines()]
     assert LONG_REWARD in "".join(first)
+
+
+def test_a_note_has_no_control_characters() -> None:
+    out = io.StringIO()
+    RichReporter(3, file=out).note("refused: \x1b[2J[bold]x")
+    assert out.getvalue() == "refused: \\x1b[2J[bold]x\n"

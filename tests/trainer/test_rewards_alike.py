@@ -28,8 +28,8 @@ from solrl_trainer.rollouts.groups import GroupSamples
 from solrl_trainer.rollouts.overlap import SideStream
 from solrl_trainer.rollouts.scoring import Scorer
 
-NAMES = ("picky", "twice", "few", "leave", "end", "listed", "complex_numbers")
-WANT, TWICE, FEW, LEAVE, END, LISTED, COMPLEX = (f"faulty_rewards:{name}" for name in NAMES)
+NAMES = ("picky", "twice", "few", "leave", "end", "listed", "complex_numbers", "evil")
+WANT, TWICE, FEW, LEAVE, END, LISTED, COMPLEX, EVIL = (f"faulty_rewards:{name}" for name in NAMES)
 PLACES = ("service", "service's server", "trainer", "trainer's server")
 TEXT, SEEDS = "a red circle", [1, 2, 3]
 CPU = torch.device("cpu")
@@ -95,7 +95,7 @@ def places(names: tuple[str, ...]) -> Iterator[tuple[dict[str, Score], Callable[
 
 @pytest.fixture(scope="module")
 def everywhere() -> Iterator[dict[str, Score]]:
-    with places((WANT, TWICE, FEW, LEAVE, END, LISTED, COMPLEX)) as (found, _):
+    with places((WANT, TWICE, FEW, LEAVE, END, LISTED, COMPLEX, EVIL)) as (found, _):
         yield found
 
 
@@ -157,6 +157,13 @@ def test_a_reward_that_fails_says_the_same(
     )
     assert fault == "fails"
     assert told.endswith(f"reward {name!r} {said}")
+
+
+@pytest.mark.parametrize("place", PLACES[:2])
+def test_a_problem_has_no_control_characters_of_a_reward(everywhere: dict[str, Score], place: str) -> None:
+    fault, told = everywhere[place]({EVIL: 1}, {})
+    assert fault == "fails"
+    assert r"ValueError: \x1b[2J\nforged (faulty_rewards.py:" in told
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -1,5 +1,6 @@
 """The trainer's command line, `solrl-train`. Imports are deferred, so that `--help` and errors appear immediately."""
 
+import logging
 import os
 import shlex
 import signal
@@ -46,8 +47,10 @@ def main() -> None:
     if words == ["--version"]:
         print(f"solrl-train {version('solrl')}")
         return
-    from solrl_client.text import printable
+    from solrl_proto.printable import PrintableFormatter, print_error
 
+    if logging.lastResort is not None:  # prints warnings and the tracebacks of rewards
+        logging.lastResort.setFormatter(PrintableFormatter())
     try:
         rank_info = read_rank_info()
         # Ranks end together, which an interrupt handled elsewhere would prevent.
@@ -59,7 +62,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("SOLRL_TRACEBACK"):
             raise
-        print("solrl-train: " + "\n".join(map(printable, str(error).splitlines())), file=sys.stderr)
+        print_error("solrl-train", str(error))
         sys.exit(2)
 
 
@@ -149,7 +152,7 @@ def _run(command: Run, rank_info: RankInfo) -> int:
         processes.set_hint(_resume_hint(config, rank_info))
 
         from rich.console import Console
-        from solrl_client.text import printable
+        from solrl_proto.printable import printable
 
         from solrl_trainer.progress import result_table
         from solrl_trainer.run import run
@@ -214,7 +217,7 @@ def _dry_run(resolved: "Resolved", *, resume: bool) -> int:
 
 
 def _note(text: str) -> None:
-    from solrl_client.text import printable
+    from solrl_proto.printable import printable
 
     print(printable(text), file=sys.stderr, flush=True)
 

@@ -19,6 +19,7 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+from solrl_proto.printable import printable
 
 from solrl_trainer.records import IterationRecord
 from solrl_trainer.report.figures import (
@@ -159,7 +160,7 @@ class RichReporter:
 
     def note(self, text: str) -> None:
         """Show a line of text."""
-        self._print(text)
+        self._print(printable(text))
 
     def _print(self, text: str, style: str | None = None) -> None:
         self._console.print(text, style=style, markup=False, soft_wrap=True)

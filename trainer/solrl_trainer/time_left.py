@@ -9,7 +9,7 @@ from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from solrl_client.text import printable
+from solrl_proto.printable import printable
 
 from solrl_trainer.report.figures import duration_text
 

@@ -321,7 +321,7 @@ def test_a_reward_that_ends_the_program_fails_its_own_requests_only(client: http
     assert len(scores(client, body(pictures(2), BRIGHT)).scores[BRIGHT]) == 2
 
 
-@pytest.mark.parametrize("name", ["end", "interrupt"])
+@pytest.mark.parametrize("name", ["end", "interrupt", "evil"])
 def test_a_reward_cannot_end_the_service(name: str) -> None:
     failing = f"faulty_rewards:{name}"
     there = create_app(Settings(rewards=(BRIGHT, failing), device="cpu"))
@@ -330,6 +330,7 @@ def test_a_reward_cannot_end_the_service(name: str) -> None:
             found = problem(ask(client, body(pictures(1), failing)))
             assert (found["status"], found["kind"]) == (500, "reward-failed")
             assert "(faulty_rewards.py:" in found["detail"]
+            assert found["detail"].isprintable()
         assert len(scores(client, body(pictures(2), BRIGHT)).scores[BRIGHT]) == 2
         assert not there.state.service.dead
 

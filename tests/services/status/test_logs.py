@@ -111,3 +111,13 @@ def test_an_exception_is_part_of_its_line() -> None:
         made = record("failed", exc_info=(ValueError, error, error.__traceback__))
     assert "ValueError: here" in json.loads(logs.JsonFormatter().format(made))["exception"]
     assert logs.TextFormatter().format(made).endswith("ValueError: here")
+
+
+def test_an_exception_neither_forges_a_line_nor_controls_a_terminal() -> None:
+    try:
+        raise ValueError("\x1b[2J\n12:00:00 info    forged")
+    except ValueError as error:
+        made = record("failed", exc_info=(ValueError, error, error.__traceback__))
+    lines = logs.TextFormatter().format(made).split("\n")
+    assert all(line.startswith("  ") for line in lines[1:])
+    assert all(map(str.isprintable, lines))

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from queue import SimpleQueue
 from typing import Any, Literal
 
-from solrl_client.text import printable
+from solrl_proto.printable import printable
 
 from solrl_trainer.ranks.connections import Connections, send
 from solrl_trainer.ranks.rank_info import RankInfo

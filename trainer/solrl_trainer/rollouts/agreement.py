@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from solrl_client.rollouts import RolloutClient
-from solrl_client.text import printable
 from solrl_core.arithmetic import differences
 from solrl_core.errors import MismatchError
 from solrl_core.families import Backbone
@@ -12,6 +11,7 @@ from solrl_core.fingerprint import check_digests
 from solrl_core.noise import check_noise_contract
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
+from solrl_proto.printable import printable
 from solrl_proto.rollouts import DecoderPrecision, EarlyDecoder, ModelBinding, Precision, RewardSpec
 
 from solrl_trainer.problems import require_rewards

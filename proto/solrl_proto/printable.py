@@ -1,0 +1,51 @@
+"""Text from other programs and of their exceptions, made safe to print."""
+
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from solrl_proto.secrets import without_secrets
+
+LONGEST_TEXT = 2000
+_SHORTENED = " … (shortened)"
+
+
+def printable(text: str, limit: int = LONGEST_TEXT) -> str:
+    r"""The text on one line: control and format characters are escaped (`\x1b`), and its end is cut off at `limit`.
+
+    A terminal would execute escape sequences in a service's text. Secrets of this process are cut out.
+    """
+    text = without_secrets(text)
+    shown = text if len(text) <= limit else text[:limit] + _SHORTENED
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in shown)
+
+
+def print_error(program: str, message: str) -> None:
+    """Print a program's last message on stderr, each of its lines `printable`."""
+    print(f"{program}: " + "\n".join(map(printable, message.splitlines())), file=sys.stderr)
+
+
+class PrintableFormatter(logging.Formatter):
+    """Records of a log, with tracebacks, in `printable` lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The lines."""
+        return "\n".join(map(printable, super().format(record).splitlines()))
+
+
+def printable_value(value: Any, limit: int = LONGEST_TEXT) -> Any:
+    """A JSON value whose texts are `printable`; a value longer than `limit` becomes a shortened text."""
+    shown = printable_texts(value, limit)
+    return shown if isinstance(shown, str) or len(repr(shown)) <= limit else printable(repr(shown), limit)
+
+
+def printable_texts(value: Any, limit: int = LONGEST_TEXT) -> Any:
+    """A JSON value with each of its texts and names `printable`."""
+    if isinstance(value, str):
+        return printable(value, limit)
+    if isinstance(value, Mapping):
+        return {printable_texts(key, limit): printable_texts(item, limit) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [printable_texts(item, limit) for item in value]
+    return value

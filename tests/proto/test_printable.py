@@ -1,0 +1,47 @@
+"""Texts from outside: problems, logs and errors never show their control characters."""
+
+import json
+import logging
+
+import pytest
+from solrl_proto.printable import PrintableFormatter, print_error, printable, printable_value
+from solrl_proto.problems import Problem, ProblemError, ProblemKind
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\u202e\r\n\x9b31m\ud800 <b>[red]"
+SHOWN = r"\x1b]0;owned\x07\x1b[2J\u202e\r\n\x9b31m\ud800 <b>[red]"
+
+
+def test_control_and_format_characters_are_escaped() -> None:
+    assert printable(EVIL) == SHOWN
+    assert printable("grün, 開く, 2 × 3") == "grün, 開く, 2 × 3"
+    assert printable(printable("long " * 1000)) == printable("long " * 1000)
+
+
+def test_values_keep_their_form_unless_they_are_long() -> None:
+    assert printable_value({EVIL: [EVIL, 3, None]}) == {SHOWN: [SHOWN, 3, None]}
+    assert printable_value(list(range(2000))).endswith(" … (shortened)")
+
+
+def test_a_problem_is_clean_however_it_is_made() -> None:
+    made = ProblemError(
+        ProblemKind.REWARD_FAILED, EVIL, where=EVIL, got={"a": [EVIL]}, expected=EVIL, action=EVIL
+    ).problem
+    fields = {"type": "urn:solrl:problem:x", "title": EVIL, "status": 500, "detail": EVIL, "got": {EVIL: EVIL}}
+    received = Problem.model_validate_json(json.dumps(fields).replace(r"\ud800", ""))
+    for problem in (made, received, Problem(**fields)):
+        assert problem.detail.startswith(r"\x1b]0;owned")
+        assert json.dumps(problem.model_dump(), ensure_ascii=False).isprintable()
+        assert str(problem).isprintable()
+    assert made.got == {"a": [SHOWN]}
+
+
+def test_errors_and_tracebacks_are_printed_clean(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error("solrl", f"first\n{EVIL}")
+    try:
+        raise ValueError(EVIL)
+    except ValueError as error:
+        record = logging.LogRecord("a", logging.ERROR, "", 1, "failed", (), (ValueError, error, error.__traceback__))
+    lines = [*capsys.readouterr().err.splitlines(), *PrintableFormatter().format(record).splitlines()]
+    assert lines[0] == "solrl: first"
+    assert all(map(str.isprintable, lines))
+    assert sum("owned" in line for line in lines) == 2
