@@ -20,8 +20,8 @@ def finished(folder: Path, *overrides: str) -> Path:
     (folder / "config.json").write_text(config.model_dump_json())
     (folder / "result.json").write_text(json.dumps(RECORDED["runs"][0]))
     lines = [
-        {"event": "iteration", "precision": "bf16", "numerics": "native"},
-        {"event": "iteration", "precision": "nvfp4", "numerics": "emulated"},
+        {"event": "iteration", "version": 5, "precision": "bf16", "numerics": "native"},
+        {"event": "iteration", "version": 6, "precision": "nvfp4", "numerics": "emulated"},
         {"event": "evaluation", "version": 6, "rewards": {}},
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -286,6 +286,18 @@ def test_a_missing_or_torn_file_is_found_even_without_checksums(trained: Trained
         checkpoints.latest(config.output, config)
 
 
+def test_an_empty_folder_is_a_damaged_checkpoint(trained: Trained, config: RunConfig) -> None:
+    """A file system may keep a folder's name after a power cut, but not its files."""
+    write(trained, config, 1)
+    (config.output / "000002").mkdir()
+    with pytest.raises(DamagedCheckpointError) as raised:
+        checkpoints.latest(config.output, config)
+    assert str(raised.value) == (
+        f"checkpoint {config.output / '000002'} is damaged: adapter.safetensors is missing. "
+        "000001 is intact: use it with --checkpoint 1"
+    )
+
+
 def test_a_damaged_checkpoint_is_not_suggested(trained: Trained, config: RunConfig) -> None:
     for version in (1, 2, 3):
         write(trained, config, version)

@@ -1,10 +1,14 @@
-"""The metrics file of a resumed run."""
+"""The metrics file of a resumed run, and one that is damaged."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from solrl_trainer.metrics import Metrics, read_metrics
+from solrl_trainer.report.model_card import held_out
+from solrl_trainer.report.page import write_report
 
 
 def filled(path: Path) -> Metrics:
@@ -44,3 +48,49 @@ def test_the_end_may_be_damaged(tmp_path: Path, end: bytes) -> None:
     Metrics(path).log("iteration", version=1)
     path.write_bytes(path.read_bytes() + end)
     assert [line["event"] for line in read_metrics(path)] == ["iteration"]
+
+
+DAMAGED = {
+    "a number": b"7",
+    "no event": b'{"version": 2}',
+    "no version": b'{"event": "iteration"}',
+    "no UTF-8": b'{"event": "iteration", "version": 2, "digest": "\xff"}',
+    "zeros": bytes(40),
+    "a torn line": b'{"event": "iterat',
+}
+
+
+@pytest.mark.parametrize("line", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = filled(path)
+    first, _, third = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join((first, line, third, b"")))
+    for read in (lambda: read_metrics(path), metrics.lines, lambda: metrics.rewind(1), metrics.seconds):
+        with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}:2: got .*; expected a JSON object"):
+            read()
+    path.write_bytes(b"\n".join((first, third, line)))
+    assert [one["version"] for one in read_metrics(path)] == [1, 3], "a crash may leave the last line incomplete"
+
+
+@pytest.mark.parametrize("read", [write_report, lambda folder: held_out(folder, 3)])
+def test_every_reader_names_the_line(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    filled(tmp_path / "metrics.jsonl")
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b"[]\n")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:4: got '\[\]'"):
+        read(tmp_path)
+
+
+def test_a_full_disk_names_the_file_and_loses_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = filled(path)
+    before = path.read_bytes()
+    (tmp_path / "metrics.jsonl.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"^cannot write .*metrics\.jsonl\.partial: No space left .*--resume FOLDER"):
+        metrics.rewind(2)
+    assert path.read_bytes() == before
+    path.rename(tmp_path / "kept")
+    path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"^cannot write .*metrics\.jsonl: No space left .*--resume FOLDER"):
+        metrics.log("iteration", version=4)

@@ -356,6 +356,16 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_can_be_resumed(runs:
     assert state(folder, 2) == state(runs / "whole", 2)
 
 
+def test_settings_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    for path, why in ((tmp_path / "missing.yaml", "No such file"), (tmp_path, "Is a directory")):
+        for command in ("run", "memory", "calibrate"):
+            done = typed(main, command, "--config", str(path))
+            assert done.returncode == 2
+            said = f"solrl-train: {path} cannot be read: {why}"
+            assert done.stderr.startswith(said)
+            assert done.stderr.endswith("expected a YAML file with settings\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [

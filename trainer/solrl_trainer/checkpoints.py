@@ -22,6 +22,7 @@ from solrl_proto.text_files import read_json, read_text
 
 from solrl_trainer.config import Lora, RunConfig
 from solrl_trainer.older_settings import read_settings
+from solrl_trainer.output_files import write_file
 from solrl_trainer.policy import CURRENT, OLD, Policy
 from solrl_trainer.world import World, broadcast_bytes
 
@@ -84,12 +85,12 @@ def save(
     final, partial = folder / f"{version:06d}", folder / f"{version:06d}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    (partial / "state.safetensors").write_bytes(safetensors_bytes(tensors))
+    write_file(partial / "state.safetensors", safetensors_bytes(tensors))
     for pushed, adapter in adapters.items():
-        (partial / _file_of(pushed, version)).write_bytes(adapter)
-    (partial / "config.json").write_text(config.model_dump_json(indent=1), encoding="utf-8")
+        write_file(partial / _file_of(pushed, version), adapter)
+    write_file(partial / "config.json", config.model_dump_json(indent=1))
     checksums = {path.name: _checksum(path) for path in sorted(partial.iterdir())}
-    (partial / CHECKSUMS).write_text(json.dumps(checksums, indent=1) + "\n", encoding="utf-8")
+    write_file(partial / CHECKSUMS, json.dumps(checksums, indent=1) + "\n")
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
     best = best_kept(folder, held_out or {})
@@ -204,7 +205,10 @@ def _read(path: Path) -> Checkpoint:
             tensors=load_file(path / "state.safetensors"),
             lora=read_settings(read_text(path / "config.json")).lora,
         )
-    except (OSError, ValueError, SafetensorError) as error:  # of a checkpoint without checksums
+    except FileNotFoundError as error:  # of a checkpoint without checksums, as the following
+        missing = Path(error.filename or "state.safetensors").name
+        raise DamagedCheckpointError(f"checkpoint {path} is damaged: {missing} is missing") from error
+    except (OSError, ValueError, SafetensorError) as error:
         raise DamagedCheckpointError(f"checkpoint {path} is damaged: {error}") from error
 
 

@@ -18,6 +18,7 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import Evaluation, Limits, compare, evaluate_together, verdicts
 from solrl_trainer.folder import saved_settings
 from solrl_trainer.long_prompts import note_long_prompts
+from solrl_trainer.output_files import write_file
 from solrl_trainer.preflight import require_judges, usable_judges
 from solrl_trainer.presets import ConfigError, parse_override, refused
 from solrl_trainer.prompts import find_prompts, read_prompts
@@ -146,7 +147,7 @@ def _write(
     about: str,
 ) -> None:
     output.mkdir(exist_ok=True)
-    (output / "evaluation.json").write_text(json.dumps(summary, indent=1, allow_nan=False), encoding="utf-8")
+    write_file(output / "evaluation.json", json.dumps(summary, indent=1, allow_nan=False))
     save_gallery(
         output,
         prompts=[prompt.text for prompt in held_out],

@@ -10,6 +10,7 @@ from solrl_proto.text_files import read_text
 
 from solrl_trainer import checkpoints
 from solrl_trainer.config import RunConfig
+from solrl_trainer.output_files import write_file
 from solrl_trainer.report.model_card import CARD, LORA, MARK, held_out, model_card
 
 _GRID = "grid.png"
@@ -42,8 +43,8 @@ def export(
     figures = held_out(config.output, found.version)
     text = model_card(config, found.version, figures, repository or str(folder))
     folder.mkdir(parents=True, exist_ok=True)
-    weights.write_bytes(encode_for_diffusers(found.averaged))
-    card.write_text(text, encoding="utf-8")
+    write_file(weights, encode_for_diffusers(found.averaged))
+    write_file(card, text)
     files = [weights, card]
     if figures is not None and figures.grid is not None:
         if figures.grid.resolve() != grid.resolve():

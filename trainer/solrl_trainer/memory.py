@@ -15,6 +15,7 @@ from solrl_core.precision import fastest_tier
 from solrl_proto.identifiers import Tier
 
 from solrl_trainer.config import RunConfig
+from solrl_trainer.output_files import write_file
 from solrl_trainer.run_memory import Layout, RunMemory, plan_run, reward_sizes
 from solrl_trainer.sharding import SHARDED
 
@@ -74,7 +75,7 @@ def plan(config: RunConfig, *, gpu: float | None, gpus: int, out: Path | None) -
         out.parent.mkdir(parents=True, exist_ok=True)
         chosen = asdict(layout) | {"weights": planned.held_weights(layout), "phases": planned.phases(layout)}
         content = asdict(planned) | {"gpu": size, "gpus": gpus, "total": planned.total(layout)} | chosen
-        out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_file(out, json.dumps(content, indent=1) + "\n")
 
 
 def _gpu(given: float | None) -> tuple[int, Tier]:

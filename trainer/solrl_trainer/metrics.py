@@ -2,10 +2,11 @@
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from solrl_proto.text_files import decode_text
+from solrl_trainer.output_files import write_file, writing
 
 
 class Metrics:
@@ -19,7 +20,7 @@ class Metrics:
         """Append one line, flushed; returns it."""
         line = {"event": event, "time": time.time(), **values}
         text = json.dumps(line, allow_nan=False)
-        with self._path.open("a", encoding="utf-8") as file:
+        with writing(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(text + "\n")
         return line
 
@@ -27,10 +28,10 @@ class Metrics:
         """Drop lines beyond the checkpoint of `version`, from which the run continues."""
         if self._path.is_file():
             lines = read_metrics(self._path)
-            kept = [line for line in lines if line.get("version", 0) <= version and line["event"] != "result"]
+            kept = [line for line in lines if line["version"] <= version and line["event"] != "result"]
             # Write to a temporary name first, so that a run killed here loses no earlier line.
             partial = self._path.with_name(f"{self._path.name}.partial")
-            partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+            write_file(partial, "".join(json.dumps(line) + "\n" for line in kept))
             partial.replace(self._path)
 
     def lines(self, event: str | None = None) -> list[dict[str, Any]]:
@@ -48,14 +49,31 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read a metrics file, except an incomplete last line after a crash, and zeros in its place after a power cut."""
-    lines = []
-    for line in decode_text(path.read_bytes().partition(b"\0")[0], path).split("\n"):
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    """Read a metrics file, except an incomplete last line after a crash, or zeros in its place after a power cut.
+
+    Raises:
+        ValueError: a line is damaged; names the file and the line.
+        OSError: the file cannot be read.
+    """
+    # Decoded line by line: a damaged byte must not hide in which line it is.
+    *complete, last = path.read_bytes().split(b"\n")
+    lines = [_parsed(path, number, text) for number, text in enumerate(complete, start=1)]
+    with suppress(ValueError):
+        lines.append(_parsed(path, len(lines) + 1, last))
     return lines
+
+
+def _parsed(path: Path, number: int, text: bytes) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+    except ValueError:  # neither JSON nor UTF-8
+        line = None
+    if not (isinstance(line, dict) and isinstance(line.get("event"), str) and isinstance(line.get("version"), int)):
+        raise ValueError(
+            f"{path}:{number}: got {text[:80].decode(errors='replace')!r}; expected a JSON object with an event and a "
+            "version. Restore the file, or delete this line, whose figures are then missing"
+        )
+    return line
 
 
 def own_time(seconds: dict[str, float]) -> dict[str, float]:

@@ -410,13 +410,15 @@ def read_settings_file(path: Path) -> Any:
     """The content of a YAML file of settings; an empty one is an empty mapping.
 
     Raises:
-        ConfigError: not YAML, or a setting is there twice; names the file and the line.
-        OSError, TextFileError: it cannot be read.
+        ConfigError: it cannot be read, is not YAML, or a setting is there twice; names the file and the line.
+        TextFileError: it is not UTF-8.
     """
     try:
         content = load_unique(read_text(path))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} cannot be used: {_yaml_fault(error)}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; expected a YAML file with settings") from error
     return {} if content is None else content
 
 

@@ -10,6 +10,7 @@ from solrl_trainer.evaluation import compare, verdicts
 from solrl_trainer.export import export
 from solrl_trainer.folder import SETTINGS, check_new, saved_settings
 from solrl_trainer.loop import Result, train
+from solrl_trainer.output_files import write_file
 from solrl_trainer.progress import RichReporter
 from solrl_trainer.report.figures import trained_text
 from solrl_trainer.report.gallery import load_gallery, save_gallery
@@ -43,13 +44,13 @@ def run(
         checkpoints.check_settings(config.output / "checkpoints", config)
     else:
         check_new(config.output)
-    (config.output / SETTINGS).write_text(config.model_dump_json(indent=1), encoding="utf-8")
-    (config.output / SETTINGS_YAML).write_text(settings_yaml(config), encoding="utf-8")
+    write_file(config.output / SETTINGS, config.model_dump_json(indent=1))
+    write_file(config.output / SETTINGS_YAML, settings_yaml(config))
     with RichReporter(config.iterations) as reporter, open_trackers(config, reporter.note) as trackers:
         result = train(config, reporter, resume=resume, checkpoint=version, world=world, trackers=trackers)
         reporter.note("writing the report")
         summary = summarize(config, result)
-        (config.output / "result.json").write_text(json.dumps(summary, indent=1, allow_nan=False), encoding="utf-8")
+        write_file(config.output / "result.json", json.dumps(summary, indent=1, allow_nan=False))
         _save_images(config, result)
         gallery_grid(config.output)
         export(config)

@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from solrl_trainer.evaluation import Evaluation
+from solrl_trainer.output_files import write_file
 from solrl_trainer.report.gallery import to_bytes
 
 _SETTINGS = "settings"
@@ -26,7 +27,7 @@ def save_evaluation(path: Path, evaluation: Evaluation, settings: Mapping[str, A
     """
     tensors = {f"{_SCORES}{name}": values.contiguous() for name, values in evaluation.scores.items()}
     partial = path.with_suffix(".partial")
-    partial.write_bytes(save(tensors | {_IMAGES: to_bytes(evaluation.images)}, {_SETTINGS: _text(settings)}))
+    write_file(partial, save(tensors | {_IMAGES: to_bytes(evaluation.images)}, {_SETTINGS: _text(settings)}))
     partial.rename(path)
 
 

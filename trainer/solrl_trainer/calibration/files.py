@@ -12,6 +12,7 @@ from solrl_trainer.calibration.deciding import Measured, Requirement
 from solrl_trainer.calibration.group_sizes import GroupSize
 from solrl_trainer.calibration.plans import name
 from solrl_trainer.config import RunConfig
+from solrl_trainer.output_files import write_file
 from solrl_trainer.report.frontier import Point, write_frontier
 
 
@@ -90,11 +91,11 @@ def write(folder: Path, summary: Mapping[str, Any], chosen: Measured | None, bin
         about: description of the measurement, for the plot.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "calibration.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    write_file(folder / "calibration.json", json.dumps(summary, indent=1) + "\n")
     points = [Point(row["name"], row["seconds"], row["separation"], *row["interval"]) for row in summary["plans"]]
     write_frontier(points, summary["wanted"], summary["chosen"], about, folder)
     if chosen is not None:
         kept = {"steps", "precision", "prune", "fitted", "early_decoder", "decoder_precision"}
         plan = chosen.plan.model_dump(mode="json", include=kept)
         plan["calibrated_for"] = binding.model_dump(mode="json")
-        (folder / "plan.yaml").write_text(yaml.safe_dump({"explore": plan}, sort_keys=False), encoding="utf-8")
+        write_file(folder / "plan.yaml", yaml.safe_dump({"explore": plan}, sort_keys=False))

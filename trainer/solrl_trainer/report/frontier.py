@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from solrl_trainer.output_files import writing
 from solrl_trainer.report.labels import Label, place_labels
 
 WIDTH = 9.0
@@ -54,7 +55,8 @@ def write_frontier(points: Sequence[Point], wanted: float, chosen: str | None, a
     labels = [Label(p.seconds, p.separation, str(n), _style(p.name == chosen)) for n, p in enumerate(named, 1)]
     place_labels(axes, labels)
     path = folder / "frontier.png"
-    figure.savefig(path, dpi=120)
+    with writing(path):
+        figure.savefig(path, dpi=120)
     plt.close(figure)
     return path
 

@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save
 from solrl_proto.text_files import read_json
 from torch.nn.functional import interpolate
 
+from solrl_trainer.output_files import write_file
+
 IMAGES = "gallery.safetensors"
 TEXTS = "gallery.json"
 KEPT_PROMPTS = 64
@@ -94,8 +96,8 @@ def save_gallery(
         "pairs": [asdict(pair) for pair in pairs],
     }
     # save_file would create a file that only its owner can read.
-    (folder / IMAGES).write_bytes(save({name: to_bytes(images) for name, images in tensors.items()}))
-    (folder / TEXTS).write_text(json.dumps(texts, indent=1), encoding="utf-8")
+    write_file(folder / IMAGES, save({name: to_bytes(images) for name, images in tensors.items()}))
+    write_file(folder / TEXTS, json.dumps(texts, indent=1))
 
 
 def load_gallery(folder: Path) -> Gallery:

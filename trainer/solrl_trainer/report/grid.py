@@ -10,6 +10,7 @@ import matplotlib
 import torch
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from solrl_trainer.output_files import writing
 from solrl_trainer.report.gallery import Gallery
 
 COLUMNS = 4
@@ -85,7 +86,8 @@ def write_grid(gallery: Gallery, path: Path, name: str, about: str, rows: int = 
             if gallery.marks is not None:
                 _mark(page, x + shown / 2, top + shown + STRIP / 2, gallery.marks[index][after])
     path.parent.mkdir(parents=True, exist_ok=True)
-    page.save(path)
+    with writing(path):
+        page.save(path)
     return path
 
 

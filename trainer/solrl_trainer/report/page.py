@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from solrl_trainer.metrics import own_time
+from solrl_trainer.output_files import write_file
 from solrl_trainer.report import figures, rendering
 from solrl_trainer.report.fidelity import describe_fidelity
 from solrl_trainer.report.gallery import Gallery, load_gallery
@@ -52,7 +53,7 @@ def write_page(template: str, content: dict[str, Any], path: Path) -> Path:
         "setting": setting_text,
     }
     page, unfinished = environment.get_template(template).render(content), path.with_name(f"{path.name}.part")
-    unfinished.write_text(page, encoding="utf-8")
+    write_file(unfinished, page)
     os.replace(unfinished, path)
     return path
 

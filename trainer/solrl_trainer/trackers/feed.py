@@ -15,6 +15,7 @@ from solrl_proto.text_files import read_json
 from torch.nn.functional import interpolate
 
 from solrl_trainer.config import RunConfig
+from solrl_trainer.output_files import write_file
 from solrl_trainer.trackers.base import TrackedRun, Tracker
 from solrl_trainer.trackers.registry import TRACKERS
 
@@ -100,7 +101,7 @@ class Trackers:
         self._kept[name] = kept
         # Write to a temporary name first, so that a run killed here loses no key.
         partial = self._path.with_name(f"{self._path.name}.partial")
-        partial.write_text(json.dumps({name: one.model_dump() for name, one in self._kept.items()}), encoding="utf-8")
+        write_file(partial, json.dumps({name: one.model_dump() for name, one in self._kept.items()}))
         partial.replace(self._path)
 
     def line(self, line: Mapping[str, Any]) -> None:

@@ -1,0 +1,35 @@
+"""Writing files: an error of a full disk says which file it was, and what to do."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a whole file, text in UTF-8. Raises as `writing`."""
+    with writing(path):
+        if isinstance(content, str):
+            path.write_text(content, encoding="utf-8")
+        else:
+            path.write_bytes(content)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A block that writes a file.
+
+    Raises:
+        OSError: it cannot be written. If the disk is full or a quota used up, says what to do.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise OSError(
+            f"cannot write {path}: {error.strerror}; make room there, then repeat the command. A run loses nothing: "
+            "`solrl-train run --resume FOLDER` continues from its last checkpoint"
+        ) from error
