@@ -12,6 +12,7 @@ from solrl_reward.settings import Settings as RewardSettings
 from solrl_rollout.settings import Settings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.config import RunConfig
+from solrl_trainer.resuming import MEANINGS, RULES
 from solrl_trainer.section import Section
 
 _INTRODUCTION = """\
@@ -28,6 +29,29 @@ comes from the preset or the command line. What a dry run prints is such a file;
 `eval "$(solrl-train --tyro-print-completion bash)"`. Variables of the environment: `HF_TOKEN` for gated models, and
 `SOLRL_TOKEN` or `SOLRL_TOKEN_PATH` (a file) for the bearer token at a service; `SOLRL_REWARD_TOKEN` or
 `SOLRL_REWARD_TOKEN_PATH` for that at reward servers.
+"""
+_RESUMING = """\
+### When a run is resumed
+
+`solrl-train run --resume FOLDER` keeps the run's settings, except those that are given again. The first row that has a
+setting says how it may change:
+
+"""
+_PARTS = """\
+
+`explore.lag` may only fall. `iterations` must be at least the number of finished ones; `--checkpoint N` goes back to
+version N.
+
+A checkpoint also has what the run depends on beside its settings:
+
+- `prompts:train` and `prompts:test`: digests of the prompts with their metadata;
+- `model:vae` and so on: a digest of each part of the model, whatever its folder or hub revision;
+- `rewards:NAME`: a digest of each reward's code or weights;
+- `libraries:torch` and so on: versions of the libraries that compute, and of solrl.
+
+A difference is an error that shows the stored and the present value. If you mean it, allow it by name:
+`--allow-change prompts:train`, or all of a kind or section: `--allow-change prompts`. A part that only one side has is
+not compared.
 """
 _SERVICE = """\
 ## A service
@@ -62,8 +86,16 @@ def page() -> str:
         known = set(settings_of(common, "algorithm."))
         rows = [row for row in settings_of(own, "algorithm.") if row not in known]
         parts += [f"### With `algorithm.name={name}`\n", _table(rows)]
+    parts.append(_RESUMING + _rules() + _PARTS)
     parts += [_SERVICE, _options(Settings), _REWARD_SERVICE, _options(RewardSettings)]
     return "\n".join(parts)
+
+
+def _rules() -> str:
+    """The table of the rules for changes."""
+    rows = [(", ".join(f"`{pattern}`" for pattern in patterns), MEANINGS[rule]) for rule, patterns in RULES]
+    rows.append(("all others", MEANINGS["named"]))
+    return "\n".join(["| settings | |", "|---|---|", *(f"| {names} | {meaning} |" for names, meaning in rows)]) + "\n"
 
 
 def _options(model: type[BaseModel]) -> str:

@@ -1,9 +1,10 @@
-"""Checkpoints: restored bit for bit, written completely or not at all, and refused for other settings."""
+"""Checkpoints: restored bit for bit, and written completely or not at all."""
 
 import copy
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def write(trained: Trained, config: RunConfig, version: int) -> bytes:
 def test_versions_needed_at_the_lag_are_kept(trained: Trained, config: RunConfig) -> None:
     adapters = {5: b"five", 6: b"six", 7: b"seven"}
     checkpoints.save(config.output, 7, adapters, *trained, config)
-    found = checkpoints.latest(config.output, config)
+    found = checkpoints.latest(config.output)
     assert found is not None
     assert (found.version, found.adapters) == (7, adapters)
 
@@ -87,7 +88,7 @@ def test_everything_is_restored_bit_for_bit(loaded: Backbone, trained: Trained, 
     mine.transformer = copy.deepcopy(loaded.transformer)
     policy, optimizer = make_policy(mine, config)
     assert not same(everything(policy, optimizer), kept)
-    found = checkpoints.latest(config.output, config)
+    found = checkpoints.latest(config.output)
     assert found is not None
     assert (found.version, found.adapters) == (1, {1: adapter})
     checkpoints.restore(found, policy, optimizer)
@@ -104,7 +105,7 @@ def test_everything_is_restored_bit_for_bit(loaded: Backbone, trained: Trained, 
 
 def test_a_restored_optimiser_keeps_its_learning_rate(trained: Trained, config: RunConfig) -> None:
     write(trained, config, 1)
-    found = checkpoints.latest(config.output, config)
+    found = checkpoints.latest(config.output)
     assert found is not None
     policy, _ = trained
     other = torch.optim.AdamW(policy.parameters, lr=0.5)
@@ -113,14 +114,14 @@ def test_a_restored_optimiser_keeps_its_learning_rate(trained: Trained, config: 
 
 
 def test_a_new_folder_has_no_checkpoint(config: RunConfig, tmp_path: Path) -> None:
-    assert checkpoints.latest(config.output, config) is None
-    assert checkpoints.latest(tmp_path / "nowhere", config) is None
+    assert checkpoints.latest(config.output) is None
+    assert checkpoints.latest(tmp_path / "nowhere") is None
 
 
 def test_the_newest_checkpoint_is_chosen_by_number(trained: Trained, config: RunConfig) -> None:
     for version in (9, 10):
         write(trained, config, version)
-    found = checkpoints.latest(config.output, config)
+    found = checkpoints.latest(config.output)
     assert found is not None
     assert found.version == 10
 
@@ -130,13 +131,13 @@ def test_an_unfinished_checkpoint_is_ignored(trained: Trained, config: RunConfig
     partial = config.output / "000002.partial"
     shutil.copytree(config.output / "000001", partial)
     (partial / "state.safetensors").write_bytes(b"cut")
-    found = checkpoints.latest(config.output, config)
+    found = checkpoints.latest(config.output)
     assert found is not None
     assert found.version == 1
     # The same version, written completely, replaces the unfinished one.
     write(trained, config, 2)
     assert not partial.exists()
-    found = checkpoints.latest(config.output, config)
+    found = checkpoints.latest(config.output)
     assert found is not None
     assert found.version == 2
 
@@ -144,7 +145,7 @@ def test_an_unfinished_checkpoint_is_ignored(trained: Trained, config: RunConfig
 def test_a_folder_with_only_a_partial_checkpoint_has_none(trained: Trained, config: RunConfig) -> None:
     write(trained, config, 1)
     (config.output / "000001").rename(config.output / "000001.partial")
-    assert checkpoints.latest(config.output, config) is None
+    assert checkpoints.latest(config.output) is None
 
 
 def test_the_same_version_can_be_written_again(trained: Trained, config: RunConfig) -> None:
@@ -152,7 +153,7 @@ def test_the_same_version_can_be_written_again(trained: Trained, config: RunConf
     policy, _ = trained
     policy.decay_old(0.0)
     adapter = write(trained, config, 1)
-    found = checkpoints.latest(config.output, config)
+    found = checkpoints.latest(config.output)
     assert found is not None
     assert found.adapters == {1: adapter}
 
@@ -163,86 +164,61 @@ def test_the_oldest_checkpoints_are_deleted(trained: Trained, config: RunConfig)
     assert sorted(path.name for path in config.output.iterdir()) == ["000010", "000011", "000012"]
 
 
-@pytest.mark.parametrize(
-    ("change", "key"),
-    [
-        ("seed=1", "seed"),
-        ("optimizer.learning_rate=0.5", "optimizer"),
-        ("explore.candidates=48", "explore"),
-        ("run=other", "run"),
-        ("prompts=elsewhere", "prompts"),
-        ("lora.rank=4", "lora"),
-        ("guidance=2", "guidance"),
-    ],
-)
-def test_other_settings_are_refused_and_named(trained: Trained, config: RunConfig, change: str, key: str) -> None:
+def older_version(trained: Trained, config: RunConfig) -> tuple[Path, dict[str, Any]]:
+    """A checkpoint without the files that earlier versions of the program did not write: its config.json."""
     write(trained, config, 1)
-    with pytest.raises(ValueError, match=rf"{key}: then .*, now .*resume with the same settings"):
-        checkpoints.latest(config.output, tiny_config("keep_checkpoints=3", change, output=config.output))
-
-
-def test_settings_that_do_not_affect_the_weights_may_change(trained: Trained, config: RunConfig) -> None:
-    write(trained, config, 1)
-    changed = tiny_config(
-        "iterations=999",
-        "rollout_url=http://elsewhere",
-        "evaluate.prompts=1",
-        "checkpoint_every=7",
-        "keep_checkpoints=1",
-        "device=cpu",
-        "optimizer.checkpointing=true",
-        output=config.output / "moved",
-    )
-    assert checkpoints.latest(config.output, changed) is not None
+    folder = config.output / "000001"
+    for name in ("checksums.json", "parts.json"):
+        (folder / name).unlink()
+    return folder / "config.json", json.loads((folder / "config.json").read_text())
 
 
 def test_a_missing_newer_setting_has_its_default(trained: Trained, config: RunConfig) -> None:
-    write(trained, config, 1)
-    file = config.output / "000001" / "config.json"
-    saved = json.loads(file.read_text())
+    file, saved = older_version(trained, config)
     del saved["optimizer"]["checkpointing"], saved["guidance"]
     file.write_text(json.dumps(saved))
-    file.with_name("checksums.json").unlink()  # as written by an earlier version of the program
-    assert checkpoints.latest(config.output, config) is not None
-    other = config.model_copy(update={"guidance": 2.0})
-    with pytest.raises(ValueError, match=r"guidance: then 1\.0, now 2\.0"):
-        checkpoints.latest(config.output, other)
+    found = checkpoints.origin(config.output)
+    assert found is not None
+    assert (found.config, found.parts) == (config, {})
 
 
-def test_a_checkpoint_of_an_earlier_version_is_resumed(trained: Trained, config: RunConfig) -> None:
-    write(trained, config, 1)
-    file = config.output / "000001" / "config.json"
-    saved = json.loads(file.read_text())
+def test_a_checkpoint_of_an_earlier_version_is_read(trained: Trained, config: RunConfig) -> None:
+    file, saved = older_version(trained, config)
     saved["objective"] = saved.pop("algorithm") | saved.pop("policy")
-    file.write_text(json.dumps(saved))
-    file.with_name("checksums.json").unlink()
-    assert checkpoints.latest(config.output, config) is not None
     saved["objective"]["ema"] = 0.5
     file.write_text(json.dumps(saved))
-    with pytest.raises(ValueError, match=r"policy: then .*'ema': 0\.5"):
-        checkpoints.latest(config.output, config)
+    found = checkpoints.latest(config.output)
+    assert found is not None
+    assert found.origin.config.policy.ema == 0.5
 
 
-def test_a_run_that_trained_on_its_candidates_before_there_was_a_choice_is_resumed(
+def test_a_run_that_trained_on_its_candidates_before_there_was_a_choice_is_read(
     trained: Trained, tmp_path: Path
 ) -> None:
     config = tiny_config("explore.source=local", "regenerate.at=none", output=tmp_path)
-    write(trained, config, 1)
-    file = config.output / "000001" / "config.json"
-    saved = json.loads(file.read_text())
+    file, saved = older_version(trained, config)
     del saved["regenerate"]["at"]
     file.write_text(json.dumps(saved))
-    file.with_name("checksums.json").unlink()
-    assert checkpoints.latest(config.output, config) is not None
-    two_stage = config.model_copy(update={"regenerate": config.regenerate.model_copy(update={"at": "trainer"})})
-    with pytest.raises(ValueError, match=r"regenerate: then .*'at': 'none'.*now .*'at': 'trainer'"):
-        checkpoints.latest(config.output, two_stage)
+    found = checkpoints.latest(config.output)
+    assert found is not None
+    assert found.origin.config.regenerate.at == "none"
+
+
+def test_a_damaged_checkpoint_has_no_origin(trained: Trained, config: RunConfig) -> None:
+    for version in (1, 2, 3):
+        write(trained, config, version)
+    flip_a_bit(config.output / "000002" / "parts.json")
+    flip_a_bit(config.output / "000003" / "config.json")
+    found = checkpoints.origin(config.output)
+    assert found is not None
+    assert (found.version, found.path.name) == (1, "000001")
+    assert checkpoints.origin(config.output, 2) is None
 
 
 def test_all_files_are_safetensors_or_json(trained: Trained, config: RunConfig) -> None:
     write(trained, config, 1)
     files = {path.name for path in (config.output / "000001").iterdir()}
-    assert files == {"state.safetensors", "adapter.safetensors", "config.json", "checksums.json"}
+    assert files == {"state.safetensors", "adapter.safetensors", "config.json", "parts.json", "checksums.json"}
     saved = json.loads((config.output / "000001" / "config.json").read_text())
     assert RunConfig.model_validate(saved) == config
 
@@ -254,17 +230,19 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(body)
 
 
-@pytest.mark.parametrize("name", ["state.safetensors", "adapter.safetensors", "config.json", "checksums.json"])
+@pytest.mark.parametrize(
+    "name", ["state.safetensors", "adapter.safetensors", "config.json", "parts.json", "checksums.json"]
+)
 def test_a_flipped_bit_is_found_and_an_older_checkpoint_named(trained: Trained, config: RunConfig, name: str) -> None:
     for version in (1, 2):
         write(trained, config, version)
     flip_a_bit(config.output / "000002" / name)
     with pytest.raises(DamagedCheckpointError) as raised:
-        checkpoints.latest(config.output, config)
+        checkpoints.latest(config.output)
     message = str(raised.value)
     assert f"{config.output / '000002'} is damaged" in message
     assert message.endswith("000001 is intact: use it with --checkpoint 1")
-    found = checkpoints.latest(config.output, config, 1)
+    found = checkpoints.latest(config.output, 1)
     assert found is not None
     assert found.version == 1
 
@@ -274,16 +252,16 @@ def test_a_missing_or_torn_file_is_found_even_without_checksums(trained: Trained
     folder = config.output / "000001"
     (folder / "adapter.safetensors").unlink()
     with pytest.raises(DamagedCheckpointError, match=r"adapter\.safetensors is missing"):
-        checkpoints.latest(config.output, config)
+        checkpoints.latest(config.output)
     (folder / "checksums.json").unlink()
     with pytest.raises(DamagedCheckpointError, match="No other checkpoint is intact"):
-        checkpoints.latest(config.output, config)
+        checkpoints.latest(config.output)
     write(trained, config, 1)
     (folder / "checksums.json").unlink()
     state = (folder / "state.safetensors").read_bytes()
     (folder / "state.safetensors").write_bytes(state[: len(state) // 2])
     with pytest.raises(DamagedCheckpointError, match="000001 is damaged"):
-        checkpoints.latest(config.output, config)
+        checkpoints.latest(config.output)
 
 
 def test_an_empty_folder_is_a_damaged_checkpoint(trained: Trained, config: RunConfig) -> None:
@@ -291,9 +269,9 @@ def test_an_empty_folder_is_a_damaged_checkpoint(trained: Trained, config: RunCo
     write(trained, config, 1)
     (config.output / "000002").mkdir()
     with pytest.raises(DamagedCheckpointError) as raised:
-        checkpoints.latest(config.output, config)
+        checkpoints.latest(config.output)
     assert str(raised.value) == (
-        f"checkpoint {config.output / '000002'} is damaged: adapter.safetensors is missing. "
+        f"checkpoint {config.output / '000002'} is damaged: config.json is missing. "
         "000001 is intact: use it with --checkpoint 1"
     )
 
@@ -304,17 +282,17 @@ def test_a_damaged_checkpoint_is_not_suggested(trained: Trained, config: RunConf
     for version in (2, 3):
         flip_a_bit(config.output / f"{version:06d}" / "state.safetensors")
     with pytest.raises(DamagedCheckpointError, match="--checkpoint 1"):
-        checkpoints.latest(config.output, config)
+        checkpoints.latest(config.output)
 
 
 def test_a_missing_version_is_an_error(trained: Trained, config: RunConfig) -> None:
     with pytest.raises(ValueError, match="expected that of version 3"):
-        checkpoints.latest(config.output, config, 3)
+        checkpoints.latest(config.output, 3)
     write(trained, config, 1)
     with pytest.raises(ValueError, match=r"no checkpoint of version 3; expected one of \[1\]"):
-        checkpoints.latest(config.output, config, 3)
+        checkpoints.latest(config.output, 3)
     with pytest.raises(FileNotFoundError, match="has no checkpoint yet"):
-        checkpoints.require(config.output / "nowhere", config)
+        checkpoints.require(config.output / "nowhere")
 
 
 def test_later_checkpoints_are_deleted_when_a_run_is_rewound(trained: Trained, config: RunConfig) -> None:

@@ -147,7 +147,7 @@ def test_the_report_shows_explored_images_though_the_service_kept_one_version(
 def test_the_exported_lora_gives_the_trained_policys_image_in_diffusers(finished: Finished) -> None:
     config = finished.config
     backbone = load_backbone(config.model, dtype=torch.float32)
-    found = checkpoints.latest(config.output / "checkpoints", config)
+    found = checkpoints.latest(config.output / "checkpoints")
     assert found is not None
     rows, noise = backbone.encode([PROMPT]), initial_noise([3], backbone.latent_shape)
 

@@ -372,8 +372,16 @@ def test_settings_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         (["--resume", "nowhere"], "nowhere contains no run (no config.json)"),
         (["--checkpoint", "1"], "expected --resume FOLDER"),
         (["--resume", "HALF", "--output", "elsewhere"], "in its own folder"),
-        (["--resume", "HALF", "--seed", "1"], "seed: then 42, now 1"),
-        (["--resume", "HALF", "--run", "another"], "run: then 'one', now 'another'"),
+        (["--allow-change", "seed"], "got --allow-change without --resume"),
+        (["--resume", "HALF", "--allow-change", "prompt"], "got --allow-change prompt (did you mean 'prompts'?)"),
+        (
+            ["--resume", "HALF", "--seed", "1"],
+            "seed: 42 → 1. Undo what is not meant, and allow the rest",
+        ),
+        (
+            ["--resume", "HALF", "--run", "another"],
+            "run: one → another. run cannot change: start a new run",
+        ),
     ],
 )
 def test_a_run_that_cannot_be_resumed_is_an_error(half: Path, arguments: list[str], fault: str) -> None:

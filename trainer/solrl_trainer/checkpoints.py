@@ -7,11 +7,9 @@ SHA-256 of every other file, so that later damage is detected.
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -20,19 +18,14 @@ from safetensors.torch import save as safetensors_bytes
 from solrl_core.adapter import Adapter
 from solrl_proto.text_files import read_json, read_text
 
-from solrl_trainer.config import Lora, RunConfig
+from solrl_trainer.config import RunConfig
 from solrl_trainer.older_settings import read_settings
 from solrl_trainer.output_files import write_file
 from solrl_trainer.policy import CURRENT, OLD, Policy
 from solrl_trainer.world import World, broadcast_bytes
 
 CHECKSUMS = "checksums.json"
-
-# Settings that may change when a run resumes.
-_FREE = {
-    *("iterations", "rollout_url", "patience", "served_as", "output", "device", "track"),
-    *("checkpoint_every", "keep_checkpoints", "evaluate", "optimizer.checkpointing", "optimizer.shard_base"),
-}
+PARTS = "parts.json"
 
 
 class DamagedCheckpointError(ValueError):
@@ -40,23 +33,46 @@ class DamagedCheckpointError(ValueError):
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Settings and other parts that a checkpoint was trained with.
+
+    Attributes:
+        path: the checkpoint's folder.
+        version: number of iterations.
+        config: the run's settings.
+        parts: digests and versions of what the training depended on beside them, by name. A checkpoint of an earlier
+            version of the program has none.
+    """
+
+    path: Path
+    version: int
+    config: RunConfig
+    parts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Checkpoint:
-    """A loaded checkpoint, after `version` iterations.
+    """A loaded checkpoint.
 
     `adapters` has pushed adapter files by version: this version's, and older ones that exploration still needs at
     its lag.
     """
 
-    version: int
+    origin: Origin
     adapters: dict[int, bytes]
     tensors: dict[str, torch.Tensor]
-    lora: Lora
+
+    @property
+    def version(self) -> int:
+        """Number of iterations after which it was written."""
+        return self.origin.version
 
     @property
     def averaged(self) -> Adapter:
         """Averaged weights, for evaluation."""
         tensors = {k.removeprefix("averaged/"): v for k, v in self.tensors.items() if k.startswith("averaged/")}
-        return Adapter(rank=self.lora.rank, alpha=self.lora.alpha, tensors=tensors)
+        lora = self.origin.config.lora
+        return Adapter(rank=lora.rank, alpha=lora.alpha, tensors=tensors)
 
 
 def save(
@@ -67,6 +83,7 @@ def save(
     optimizer: torch.optim.Optimizer,
     config: RunConfig,
     held_out: Mapping[int, float] | None = None,
+    parts: Mapping[str, str] | None = None,
 ) -> Path:
     """Write the checkpoint of `version`; keep the newest `keep_checkpoints`, and the best by held-out reward.
 
@@ -77,6 +94,7 @@ def save(
         policy, optimizer: state of the training.
         config: the run's settings.
         held_out: reward by version, as far as evaluated.
+        parts: digests and versions of what the training depends on beside its settings, by name.
     """
     tensors = {f"{name}/{key}": value for name in (CURRENT, OLD) for key, value in policy.tensors(name).items()}
     tensors |= {f"averaged/{key}": value.clone() for key, value in policy.averaged.items()}
@@ -89,6 +107,7 @@ def save(
     for pushed, adapter in adapters.items():
         write_file(partial / _file_of(pushed, version), adapter)
     write_file(partial / "config.json", config.model_dump_json(indent=1))
+    write_file(partial / PARTS, json.dumps(dict(parts or {}), indent=1) + "\n")
     checksums = {path.name: _checksum(path) for path in sorted(partial.iterdir())}
     write_file(partial / CHECKSUMS, json.dumps(checksums, indent=1) + "\n")
     shutil.rmtree(final, ignore_errors=True)
@@ -110,8 +129,7 @@ def broadcast(found: Checkpoint | None, world: World) -> Checkpoint | None:
     """Rank 0's checkpoint, on every rank; only rank 0's file system may have it."""
     if world.size == 1:
         return found
-    known = {"version": found.version, "lora": found.lora.model_dump(mode="json")} if found else None
-    told = json.loads(broadcast_bytes(json.dumps(known).encode() if world.rank == 0 else None, world))
+    told = json.loads(broadcast_bytes(_told(found) if world.rank == 0 else None, world))
     if told is None:
         return None
     data = None
@@ -127,7 +145,16 @@ def broadcast(found: Checkpoint | None, world: World) -> Checkpoint | None:
 
     adapters = {int(v): file.numpy().tobytes() for v, file in part("adapter").items()}
     newest_last = dict(sorted(adapters.items()))
-    return Checkpoint(told["version"], newest_last, part("state"), Lora.model_validate(told["lora"]))
+    path, version, config, parts = told
+    origin = Origin(Path(path), version, RunConfig.model_validate(config), parts)
+    return Checkpoint(origin, newest_last, part("state"))
+
+
+def _told(found: Checkpoint | None) -> bytes:
+    if found is None:
+        return b"null"
+    one = found.origin
+    return json.dumps([str(one.path), one.version, one.config.model_dump(mode="json"), dict(one.parts)]).encode()
 
 
 def drop_after(folder: Path, version: int) -> None:
@@ -137,34 +164,23 @@ def drop_after(folder: Path, version: int) -> None:
             shutil.rmtree(path)
 
 
-def check_settings(folder: Path, config: RunConfig) -> None:
-    """Compare a run's settings with those of its newest readable checkpoint. Without a checkpoint, accept any.
-
-    Raises:
-        ValueError: they differ; names the settings.
-    """
+def origin(folder: Path, version: int | None = None) -> Origin | None:
+    """Origin of the newest readable checkpoint, or of that of `version`; None if there is none."""
     for path in reversed(_complete(folder)):
-        try:
-            _verify(path, only="config.json")
-            saved = read_settings(read_text(path / "config.json"))
-        except (OSError, ValueError):  # damaged, as `latest` reports
-            continue
-        then, now = _compared(saved), _compared(config)
-        changed = sorted(key for key in now if then.get(key) != now[key])
-        if changed:
-            shown = "; ".join(f"{key}: then {then.get(key)!r}, now {now[key]!r}" for key in changed)
-            raise ValueError(
-                f"{path} belongs to a run with other settings ({shown}); "
-                "resume with the same settings, or choose another output folder"
-            )
-        return
+        if version in (None, int(path.name)):
+            try:
+                _verify(path, only=("config.json", PARTS))
+                return _origin(path)
+            except (OSError, ValueError):  # damaged, as `latest` reports
+                continue
+    return None
 
 
-def latest(folder: Path, config: RunConfig, version: int | None = None) -> Checkpoint | None:
+def latest(folder: Path, version: int | None = None) -> Checkpoint | None:
     """Read the newest checkpoint, or that of `version`; None if there is none.
 
     Raises:
-        ValueError: it belongs to a run with other settings, which are named; or there is none of `version`.
+        ValueError: there is none of `version`.
         DamagedCheckpointError: a file is damaged. Names the file, and the newest intact checkpoint.
     """
     found = _complete(folder)
@@ -172,7 +188,6 @@ def latest(folder: Path, config: RunConfig, version: int | None = None) -> Check
         if version is not None:
             raise ValueError(f"{folder} has no checkpoint; expected that of version {version}")
         return None
-    check_settings(folder, config)
     path = found[-1]
     if version is not None:
         by_version = {int(path.name): path for path in found}
@@ -185,9 +200,9 @@ def latest(folder: Path, config: RunConfig, version: int | None = None) -> Check
         raise DamagedCheckpointError(f"{error}. {_offer(found, path)}") from None
 
 
-def require(folder: Path, config: RunConfig, version: int | None = None) -> Checkpoint:
+def require(folder: Path, version: int | None = None) -> Checkpoint:
     """Read a checkpoint that must exist; raises as `latest`, and FileNotFoundError if there is none."""
-    found = latest(folder, config, version)
+    found = latest(folder, version)
     if found is None:
         raise FileNotFoundError(f"{folder.parent} has no checkpoint yet; the first is written after an iteration")
     return found
@@ -200,10 +215,9 @@ def _read(path: Path) -> Checkpoint:
     files = older | {version: path / _file_of(version, version)}
     try:
         return Checkpoint(
-            version=version,
+            origin=_origin(path),
             adapters={pushed: file.read_bytes() for pushed, file in files.items()},
             tensors=load_file(path / "state.safetensors"),
-            lora=read_settings(read_text(path / "config.json")).lora,
         )
     except FileNotFoundError as error:  # of a checkpoint without checksums, as the following
         missing = Path(error.filename or "state.safetensors").name
@@ -212,8 +226,15 @@ def _read(path: Path) -> Checkpoint:
         raise DamagedCheckpointError(f"checkpoint {path} is damaged: {error}") from error
 
 
-def _verify(path: Path, only: str | None = None) -> None:
-    """Compare every file, or one, with its checksum; checkpoints of earlier versions of this program have none.
+def _origin(path: Path) -> Origin:
+    """Origin of the checkpoint in a folder; ValueError or OSError if it cannot be read."""
+    config = read_settings(read_text(path / "config.json"))
+    parts = read_json(path / PARTS) if (path / PARTS).is_file() else {}
+    return Origin(path, int(path.name), config, parts)
+
+
+def _verify(path: Path, only: Collection[str] = ()) -> None:
+    """Compare every file, or those named, with its checksum; checkpoints of earlier versions of this program have none.
 
     Raises:
         DamagedCheckpointError: a file differs or is missing.
@@ -225,7 +246,7 @@ def _verify(path: Path, only: str | None = None) -> None:
     except (ValueError, TypeError) as error:
         raise DamagedCheckpointError(f"checkpoint {path} is damaged: {CHECKSUMS} cannot be read ({error})") from error
     for name, expected in checksums.items():
-        if only in (None, name):
+        if not only or name in only:
             got = _checksum(path / name) if (path / name).is_file() else "missing"
             if got != expected:
                 raise DamagedCheckpointError(f"checkpoint {path} is damaged: {name} is {got}, expected {expected}")
@@ -254,15 +275,6 @@ def _file_of(pushed: int, version: int) -> str:
 
 def _complete(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("[0-9]*") if path.name.isdigit())
-
-
-def _compared(config: RunConfig) -> dict[str, Any]:
-    """Settings that may not change when a run resumes, as JSON."""
-    values: dict[str, Any] = json.loads(config.model_dump_json())
-    for name in _FREE:
-        *sections, last = name.split(".")
-        reduce(dict.__getitem__, sections, values).pop(last)
-    return values
 
 
 def restore(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> None:

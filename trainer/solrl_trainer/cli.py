@@ -133,7 +133,7 @@ def _dispatch(command: Command, rank_info: RankInfo) -> int:
 
 def _run(command: Run, rank_info: RankInfo) -> int:
     if command.dry_run:
-        return _dry_run(_resolve(command), resume=command.resume is not None)
+        return _dry_run(command)
 
     from solrl_trainer.config import RunConfig
     from solrl_trainer.ranks.process_group import process_group
@@ -158,7 +158,8 @@ def _run(command: Run, rank_info: RankInfo) -> int:
         from solrl_trainer.run import run
 
         with interrupt_message(printable(f"solrl-train: stopped; {_resume_hint(config, rank_info)}")):
-            summary = run(config, resume=resume, version=version, world=processes.world(config.device, config.patience))
+            world = processes.world(config.device, config.patience)
+            summary = run(config, resume=resume, version=version, allowed=command.allow_change, world=world)
         console = Console()
         console.print(result_table(summary))
         console.print(f"report: {config.output / 'report.html'}", soft_wrap=True)
@@ -186,8 +187,11 @@ def _resolve(command: Run) -> "Resolved":
     from solrl_trainer.folder import saved_settings
     from solrl_trainer.presets import read_settings_file, resolve, resolve_again
 
-    if command.checkpoint is not None and command.resume is None:
-        raise ValueError("got --checkpoint without --resume; expected --resume FOLDER with it")
+    if command.resume is None:
+        given = {"--checkpoint": command.checkpoint is not None, "--allow-change": bool(command.allow_change)}
+        for option in given:
+            if given[option]:
+                raise ValueError(f"got {option} without --resume; expected --resume FOLDER with it")
     if command.resume is not None and command.output not in (None, command.resume):
         raise ValueError(
             f"got --resume {command.resume} --output {command.output}; a run is continued in its own folder"
@@ -207,12 +211,17 @@ def _resolve(command: Run) -> "Resolved":
     return resolve(command.preset or DEFAULT_PRESET, overrides=command.set, files=files, arguments=arguments)
 
 
-def _dry_run(resolved: "Resolved", *, resume: bool) -> int:
+def _dry_run(command: Run) -> int:
     from solrl_trainer.preflight import check_dry_run
     from solrl_trainer.settings_yaml import sourced_yaml
 
+    resolved, resume = _resolve(command), command.resume is not None
     print("\n".join(sourced_yaml(resolved)))
     check_dry_run(resolved.config, _note, resume=resume)
+    if resume:
+        from solrl_trainer.resuming import check_before_loading
+
+        check_before_loading(resolved.config, command.checkpoint, command.allow_change)
     return 0
 
 

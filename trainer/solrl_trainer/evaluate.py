@@ -87,7 +87,7 @@ def evaluate_run(
             raise ValueError(f"none of the run's rewards can score {config.prompts}; choose others with --rewards")
     world = processes.world(config.device, config.patience)
     # Rank 0's, because a run that still trains may write a newer one meanwhile.
-    newest = checkpoints.require(folder / "checkpoints", saved, checkpoint) if processes.is_rank_zero else None
+    newest = checkpoints.require(folder / "checkpoints", checkpoint) if processes.is_rank_zero else None
     found = checkpoints.broadcast(newest, world)
     assert found is not None
     note(f"loading {config.model}")

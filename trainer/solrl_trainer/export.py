@@ -35,7 +35,7 @@ def export(
         FileExistsError: the folder has a README.md that is no model card of a run.
         ValueError: the checkpoint is damaged, or of other settings.
     """
-    found = checkpoints.require(config.output / "checkpoints", config, version)
+    found = checkpoints.require(config.output / "checkpoints", version)
     folder = folder or config.output
     weights, card, grid = (folder / name for name in (LORA, CARD, _GRID))
     if card.is_file() and MARK not in read_text(card):

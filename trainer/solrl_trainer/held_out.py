@@ -74,6 +74,7 @@ def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
     settings = {
         "model": [config.model, config.revision, config.solver, config.guidance, session.models.backbone.device.type],
         "images": [config.evaluate.seeds, config.evaluate.steps, [prompt.id for prompt in session.test_prompts]],
+        "parts": {name: value for name, value in session.parts.items() if name != "prompts:train"},
         "rewards": dict(zip(session.rewards.names, session.rewards.digests().values(), strict=True)),
     }
     known = load_evaluation(path, settings) if again and session.world.rank == 0 else None

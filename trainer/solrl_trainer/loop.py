@@ -1,5 +1,6 @@
 """The training loop: explore, select, regenerate, score, advantages, update, decay and average, checkpoint, push."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,7 +9,7 @@ from solrl_core.families.base import stack
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import ProblemError
 
-from solrl_trainer import checkpoints
+from solrl_trainer import checkpoints, resuming
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import Evaluation
@@ -21,6 +22,7 @@ from solrl_trainer.held_out import (
 )
 from solrl_trainer.records import IterationRecord, Spread, share_without_spread
 from solrl_trainer.report.pairs import SHOWN_PROMPTS, CandidatePairs, candidate_pairs
+from solrl_trainer.resuming import Change
 from solrl_trainer.reward_shares import note_shares, reward_shares
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import ScoredGroup, parts_of
@@ -64,6 +66,7 @@ def train(
     *,
     resume: bool = False,
     checkpoint: int | None = None,
+    allowed: Collection[str] = (),
     world: World | None = None,
     trackers: Trackers | None = None,
 ) -> Result:
@@ -74,22 +77,26 @@ def train(
         reporter: shows progress; only on rank 0.
         resume: continue from the newest checkpoint, if there is one.
         checkpoint: version of the checkpoint to continue from instead; later ones are deleted.
+        allowed: names of what may change when the run is resumed, see `resuming.check`; only on rank 0.
         world: ranks that train together; by default only this process. Only rank 0 writes, reports and pushes.
         trackers: get a copy of the log; only on rank 0.
 
     Raises:
         ProblemError: the service refuses a request or cannot be reached.
         MismatchError: the service would generate or score different images.
+        ValueError: the run cannot be resumed with these settings, prompts, model, rewards or libraries.
         FloatingPointError: a loss or gradient that is not finite.
     """
     world = world or SoloWorld()
     found = None
     if resume:
-        own = checkpoints.latest(config.output / "checkpoints", config, checkpoint) if world.rank == 0 else None
+        own = checkpoints.latest(config.output / "checkpoints", checkpoint) if world.rank == 0 else None
         found = checkpoints.broadcast(own, world)
     with open_run_log(config, reporter, world, trackers) as log, open_session(config, log.note, world) as session:
-        models, version = session.models, 0
+        models, version, changes = session.models, 0, list[Change]()
         if found is not None:
+            if world.rank == 0:
+                changes = resuming.check(found.origin, config, session.parts, allowed)
             checkpoints.restore(found, models.policy, session.optimizer)
             version = found.version
             log.note(f"continuing after {version} iterations")
@@ -98,6 +105,7 @@ def train(
         # beyond the checkpoint; a run that stopped before its first checkpoint leaves lines, too.
         session.start(adapters, log.pushed_digests() if resume else set())
         log.rewind(version if found else -1)
+        log.changed(version, changes)
         if found is not None and world.rank == 0:
             checkpoints.drop_after(config.output / "checkpoints", version)
 

@@ -29,6 +29,8 @@ class Metrics:
         if self._path.is_file():
             lines = read_metrics(self._path)
             kept = [line for line in lines if line["version"] <= version and line["event"] != "result"]
+            # An attempt that left no checkpoint noted its changes at this version.
+            kept = [line for line in kept if (line["event"], line["version"]) != ("change", version)]
             # Write to a temporary name first, so that a run killed here loses no earlier line.
             partial = self._path.with_name(f"{self._path.name}.partial")
             write_file(partial, "".join(json.dumps(line) + "\n" for line in kept))

@@ -1,10 +1,11 @@
 """`solrl-train run`: a training with progress, result, gallery and report."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from solrl_trainer import checkpoints
+from solrl_trainer import resuming
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import compare, verdicts
 from solrl_trainer.export import export
@@ -22,7 +23,12 @@ from solrl_trainer.world import World
 
 
 def run(
-    config: RunConfig, *, resume: bool = False, version: int | None = None, world: World | None = None
+    config: RunConfig,
+    *,
+    resume: bool = False,
+    version: int | None = None,
+    allowed: Collection[str] = (),
+    world: World | None = None,
 ) -> dict[str, Any]:
     """Train, then write result.json, gallery, grid.png, lora.safetensors, README.md and report.html into the folder.
 
@@ -33,6 +39,7 @@ def run(
         config: the run's settings.
         resume: continue the run in the folder.
         version: of the checkpoint to continue from, instead of the newest.
+        allowed: names of what may change when it is resumed, see `resuming.check`.
         world: ranks that train together, of which this is rank 0; by default only this process.
 
     Returns:
@@ -40,14 +47,16 @@ def run(
     """
     config.output.mkdir(parents=True, exist_ok=True)
     if resume:
-        # Refuse different settings before those of the folder are overwritten.
-        checkpoints.check_settings(config.output / "checkpoints", config)
+        # Refuse changes before the folder's settings are overwritten.
+        resuming.check_before_loading(config, version, allowed)
     else:
         check_new(config.output)
     write_file(config.output / SETTINGS, config.model_dump_json(indent=1))
     write_file(config.output / SETTINGS_YAML, settings_yaml(config))
     with RichReporter(config.iterations) as reporter, open_trackers(config, reporter.note) as trackers:
-        result = train(config, reporter, resume=resume, checkpoint=version, world=world, trackers=trackers)
+        result = train(
+            config, reporter, resume=resume, checkpoint=version, allowed=allowed, world=world, trackers=trackers
+        )
         reporter.note("writing the report")
         summary = summarize(config, result)
         write_file(config.output / "result.json", json.dumps(summary, indent=1, allow_nan=False))

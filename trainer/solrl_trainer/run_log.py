@@ -12,6 +12,7 @@ from solrl_trainer.evaluation import Evaluation
 from solrl_trainer.metrics import Metrics, own_time
 from solrl_trainer.records import HeldOutRecord, IterationRecord
 from solrl_trainer.report.pairs import CandidatePairs
+from solrl_trainer.resuming import Change
 from solrl_trainer.rollouts.brought_rewards import as_requested
 from solrl_trainer.rollouts.exploration import Exploration
 from solrl_trainer.rollouts.groups import CandidateGroup
@@ -82,6 +83,12 @@ class RunLog:
             self.spearman = {line["version"]: line["spearman"] for line in self._metrics.lines("fidelity")}
             if self._trackers is not None:
                 self._trackers.start(version, self._metrics.lines())
+
+    def changed(self, version: int, changes: Sequence[Change]) -> None:
+        """The run continues from `version` with these changes."""
+        if changes:
+            self._log("change", version=version, changes={one.name: [one.then, one.now] for one in changes})
+            self.note(f"changed after version {version}: {'; '.join(map(str, changes))}")
 
     def candidates(self, iteration: int, exploration: Exploration) -> Iterator[CandidateGroup]:
         """Yield the groups of an exploration; time spent waiting for a group counts as "wait"."""

@@ -11,7 +11,7 @@ import torch
 from solrl_client.rollouts import Restore, RolloutClient
 from solrl_core.arithmetic import arithmetic
 from solrl_core.families import Backbone, load_backbone
-from solrl_core.fingerprint import fingerprint, model_digest, module_digest, part_digests
+from solrl_core.fingerprint import fingerprint, model_digest, part_digests
 from solrl_core.generator import Generator
 from solrl_core.precision import numerics, supported_tiers
 from solrl_core.precision.fp8 import require_fp8
@@ -30,6 +30,7 @@ from solrl_trainer.long_prompts import note_long_prompts
 from solrl_trainer.models import Models
 from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
 from solrl_trainer.report.pairs import SHOWN_PROMPTS
+from solrl_trainer.resuming import named_parts, parts_before_loading
 from solrl_trainer.rollouts.adapter_supply import LOST, AdapterSupply
 from solrl_trainer.rollouts.agreement import (
     check_bindings,
@@ -77,6 +78,7 @@ class Session:
         updater: takes the optimiser steps.
         train_prompts, test_prompts: training and held-out prompts.
         adapters: adapter files of the behaviour policy by version: the newest, and older ones needed at the lag.
+        parts: digests and versions of what the run depends on beside its settings, see `resuming`.
     """
 
     config: RunConfig
@@ -95,6 +97,7 @@ class Session:
     train_prompts: list[PromptItem]
     test_prompts: list[PromptItem]
     adapters: dict[int, bytes] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
 
     def prompts(self, iteration: int) -> list[PromptItem]:
         """Prompts of an iteration, for all ranks together."""
@@ -123,7 +126,8 @@ class Session:
         due = version % config.checkpoint_every == 0 or version == config.iterations
         if due and self.world.rank == 0:
             folder = config.output / "checkpoints"
-            checkpoints.save(folder, version, self.adapters, self.models.policy, self.optimizer, config, held_out)
+            policy, adapters = self.models.policy, self.adapters
+            checkpoints.save(folder, version, adapters, policy, self.optimizer, config, held_out, self.parts)
 
     def push(self, version: int, adapter: bytes) -> None:
         """Push the newest version to the service if there is one, and begin to explore under it."""
@@ -181,15 +185,17 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
             config.reward_options,
             connect=partial(connect_reward, patience=config.patience),
         )
+        # Take digests before the policy modifies the backbone's transformer.
+        parts = part_digests(backbone.parts, backbone.device)
+        check_bindings(config.bindings, model_digest(parts), config.model)
+        check_early_decoder(config.explore.early_decoder, parts.get("vae"), config.model)
+        digests = parts | rewards.digests()
         source = supply = regeneration = None
         if service is None:
-            _check_local(config, backbone, note)
+            tiers = supported_tiers(backbone.device)
+            emulated = [tier for tier in tiers if numerics(tier, backbone.device) == "emulated"]
+            note_emulation(emulated, config.explore.precision, note)
         if service is not None and first is not None:
-            # Take digests before the policy modifies the backbone's transformer.
-            parts = part_digests(backbone.parts, backbone.device)
-            check_bindings(config.bindings, model_digest(parts), config.model)
-            check_early_decoder(config.explore.early_decoder, parts.get("vae"), config.model)
-            digests = parts | rewards.digests()
             served = first.model(config.model_name)
             check_service(
                 first, config.model_name, as_requested(config.served_rewards, config, served, digests), digests
@@ -213,7 +219,9 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
             if config.regenerate.at == "service":
                 regeneration = _regeneration(config, source, backbone, digests, served)
         models = Models.build(backbone, config, note, world)
-        yield connect(config, models.world, note, models, rewards, source, supply, train, test, regeneration)
+        session = connect(config, models.world, note, models, rewards, source, supply, train, test, regeneration)
+        session.parts = named_parts(parts, rewards.digests()) | parts_before_loading(config)
+        yield session
 
 
 def _service(config: RunConfig, world: World) -> AbstractContextManager[RolloutClient | None]:
@@ -250,19 +258,6 @@ def _restore(supply: AdapterSupply | None, world: World) -> Restore:
         return False
 
     return notify
-
-
-def _check_local(config: RunConfig, backbone: Backbone, note: Callable[[str], None]) -> None:
-    """Check the exploration plan against the loaded model and its device."""
-    if config.bindings:
-        check_bindings(config.bindings, model_digest(part_digests(backbone.parts, backbone.device)), config.model)
-    if config.explore.early_decoder is not None:
-        vae = backbone.parts.get("vae")
-        digest = None if vae is None else module_digest(vae, backbone.device)
-        check_early_decoder(config.explore.early_decoder, digest, config.model)
-    tiers = supported_tiers(backbone.device)
-    emulated = [tier for tier in tiers if numerics(tier, backbone.device) == "emulated"]
-    note_emulation(emulated, config.explore.precision, note)
 
 
 def connect(

@@ -1,6 +1,7 @@
 """Early ends of a run of several ranks: all ranks exit with one message, and the resumed run is the same."""
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from rank_programs import (
     with_weights_apart,
 )
 from rank_runs import LAST, LONGER, arguments, iterations, messages, process_of, run, same_weights, torchrun
+from solrl_trainer.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +30,20 @@ def test_a_refusal_ends_all_ranks_with_one_message(alone: Path, tmp_path: Path) 
     log = (tmp_path / "log").read_text()
     assert log.splitlines() == [line for line in log.splitlines() if line.startswith("solrl-train: ")][:1], log
     assert "already contains a run" in log
+
+
+def test_ranks_resume_a_changed_run_only_if_that_is_allowed(alone: Path, tmp_path: Path) -> None:
+    folder, log = tmp_path / "run", tmp_path / "log"
+    shutil.copytree(alone, folder)
+    changed = [*arguments(folder, LAST + 1), "--seed", "7"]
+    assert run(2, changed, log) == [2, 2]
+    (line,) = messages(log)
+    assert "seed: 42 → 7" in line
+    assert "allow the rest by name: --allow-change seed;" in line
+    assert run(2, [*changed, "--allow-change", "seed"], log) == [0, 0], log.read_text()
+    assert [line["changes"] for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "change"] == [
+        {"seed": [42, 7]}
+    ]
 
 
 def test_a_mistyped_command_is_refused_once(tmp_path: Path) -> None:

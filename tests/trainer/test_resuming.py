@@ -1,0 +1,255 @@
+"""What may change when a run is resumed: each rule, what a refusal says, and resumed runs with changes."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from solrl_trainer.checkpoints import Origin
+from solrl_trainer.cli import main
+from solrl_trainer.metrics import read_metrics
+from solrl_trainer.resuming import check, check_names, parts_before_loading, rule_of
+from training_helpers import TINY, tiny_config
+from typed import typed
+
+PARTS = {
+    "prompts:train": "sha256:1",
+    "model:vae": "sha256:2",
+    "rewards:clipscore": "sha256:3",
+    "libraries:torch": "2.0",
+}
+
+
+def changed(*overrides: str, parts: dict[str, str] | None = None, allowed: tuple[str, ...] = ()) -> list[str]:
+    origin = Origin(Path("runs/one/checkpoints/000007"), 7, tiny_config("iterations=9"), PARTS)
+    return list(map(str, check(origin, tiny_config("iterations=9", *overrides), PARTS | (parts or {}), allowed)))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("iterations=999", "rollout_url=http://elsewhere", "device=cpu", "output=moved", "evaluate.prompts=1"),
+        *("checkpoint_every=7", "keep_checkpoints=1", "optimizer.checkpointing=true", "optimizer.encoders=cpu"),
+        "reward_options={clipscore: {at: 'http://elsewhere'}}",
+    ],
+)
+def test_settings_on_which_the_training_does_not_depend_may_change(override: str) -> None:
+    assert changed(override) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("optimizer.learning_rate=0.5", "optimizer.learning_rate: 0.001 → 0.5"),
+        ("explore.candidates=48", "explore.candidates: 96 → 48"),
+        ("algorithm.beta=0.25", "algorithm.beta: 1.0 → 0.25"),
+        ("policy.decay_max=0", "policy.decay_max: 0.5 → 0.0"),
+        ("regenerate.steps=3", "regenerate.steps: 4 → 3"),
+    ],
+)
+def test_settings_of_later_iterations_may_change(override: str, said: str) -> None:
+    assert changed(override) == [said]
+
+
+def test_exploration_may_move_to_the_trainer() -> None:
+    assert changed("explore.source=local") == ["explore.source: service → local"]
+
+
+@pytest.mark.parametrize(
+    ("override", "said", "name"),
+    [
+        ("seed=1", "seed: 42 → 1", "seed"),
+        ("prompts=elsewhere", "prompts: shapes → elsewhere", "prompts"),
+        ("guidance=2", "guidance: 1.0 → 2.0", "guidance"),
+        ("revision=v2", "revision: null → v2", "revision"),
+        ("rewards={clipscore: 2}", "rewards.clipscore: 1.0 → 2.0", "rewards"),
+    ],
+)
+def test_other_settings_change_only_by_name(override: str, said: str, name: str) -> None:
+    with pytest.raises(ValueError, match="stored → asked") as raised:
+        changed(override)
+    assert str(raised.value) == (
+        f"runs/one/checkpoints/000007 is of a run with (stored → asked) {said}. Undo what is not meant, and allow the "
+        f"rest by name: --allow-change {said.partition(':')[0]}"
+    )
+    assert changed(override, allowed=(name,)) == [said]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_a_run_depends_on_changes_only_by_name(part: str) -> None:
+    other, said = {part: "other"}, f"{part}: {PARTS[part]} → other"
+    with pytest.raises(ValueError, match=rf"\(stored → asked\) {said}\. .*--allow-change {part}$"):
+        changed(parts=other)
+    with pytest.raises(ValueError, match=said):
+        changed(parts=other, allowed=("seed", "libraries:numpy", part[:-1]))
+    for name in (part, part.partition(":")[0]):
+        assert changed(parts=other, allowed=(name,)) == [said]
+
+
+def test_a_part_that_only_one_of_them_has_is_not_compared() -> None:
+    assert changed(parts={"rewards:new": "sha256:4", "libraries:triton": "3.0"}) == []
+
+
+@pytest.mark.parametrize("override", ["run=other", "lora.rank=4", "lora.alpha=1", "explore.lag=1"])
+def test_some_settings_can_never_change(override: str) -> None:
+    name = override.partition("=")[0]
+    with pytest.raises(ValueError, match=rf"{name}: .* → .*\. {name} cannot change: start a new run with "):
+        changed(override, allowed=(name,))
+
+
+def test_all_differences_are_shown_at_once() -> None:
+    with pytest.raises(ValueError, match="stored → asked") as raised:
+        changed("seed=1", "lora.rank=4", "optimizer.learning_rate=0.5", parts={"prompts:train": "sha256:" + 64 * "f"})
+    shown = "lora.rank: 2 → 4; seed: 42 → 1; prompts:train: sha256:1 → sha256:"
+    assert shown in str(raised.value)
+    assert str(raised.value).endswith("--allow-change seed --allow-change prompts:train")
+    assert "learning_rate" not in str(raised.value)
+
+
+def test_fewer_iterations_than_are_finished_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"000007 has finished 7 iterations, but iterations is 3; expected at least 7"):
+        changed("iterations=3")
+    assert changed("iterations=7") == []
+
+
+def test_names_that_nothing_can_have_are_refused() -> None:
+    check_names(["prompts", "prompts:train", "rewards.clipscore", "optimizer", "libraries:torch"])
+    with pytest.raises(ValueError, match=r"got --allow-change library \(did you mean 'libraries'\?\)"):
+        check_names(["library"])
+
+
+def test_a_new_setting_needs_its_name_until_a_rule_says_otherwise() -> None:
+    assert rule_of("invented") == "named"
+
+
+def test_both_splits_with_their_metadata_and_the_libraries_count(tmp_path: Path) -> None:
+    rows = {"train": {"prompt": "a red circle", "tag": 1}, "test": {"prompt": "a blue square", "tag": 1}}
+    config = tiny_config(f"prompts={tmp_path}")
+
+    def parts() -> dict[str, str]:
+        for split, row in rows.items():
+            (tmp_path / f"{split}_metadata.jsonl").write_text(json.dumps(row) + "\n")
+        return parts_before_loading(config)
+
+    before = parts()
+    assert {"libraries:solrl", "libraries:torch", "libraries:diffusers", "libraries:transformers"} < before.keys()
+    for split in rows:
+        rows[split]["tag"] = 2
+        after = parts()
+        assert {name for name in after if after[name] != before[name]} == {f"prompts:{split}"}
+        before = after
+
+
+SMALL = (
+    *TINY,
+    *("explore.prompts=1", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
+    *("evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.rewards=redness:redness"),
+)
+REWARD = "def redness(images, prompts, metadata):\n    return images[:, 0].mean((1, 2)){}\n"
+
+
+def resumed(folder: Path, *words: str) -> Any:
+    return typed(main, "run", "--resume", str(folder), *words)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two iterations, its prompts beside it."""
+    place = tmp_path_factory.mktemp("resuming")
+    (place / "prompts").mkdir()
+    (place / "prompts" / "train.txt").write_text("a red circle\ntwo blue squares\n")
+    (place / "prompts" / "test.txt").write_text("a green cross\n")
+    words = [word for one in (*SMALL, f"prompts={place / 'prompts'}") for word in ("--set", one)]
+    preset = ("--preset", "mini-sana/naive_scaling/clipscore", "--output", str(place / "run"), "--iterations", "2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(place))
+        (place / "redness.py").write_text(REWARD.format(""))
+        done = typed(main, "run", *preset, *words)
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the run, whose settings still name the first one's prompts."""
+    monkeypatch.syspath_prepend(str(finished))
+    shutil.copytree(finished / "run", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_changed_learning_rate_is_noted_in_the_runs_history(folder: Path) -> None:
+    done = resumed(folder, "--iterations", "3", "--set", "optimizer.learning_rate=0.5")
+    assert done.returncode == 0, done.stderr
+    said = "changed after version 2: optimizer.learning_rate: 0.001 → 0.5"
+    assert said in done.stderr + done.stdout
+    lines = read_metrics(folder / "metrics.jsonl")
+    (change,) = [line for line in lines if line["event"] == "change"]
+    assert (change["version"], change["changes"]) == (2, {"optimizer.learning_rate": [0.001, 0.5]})
+    # From version 2 again: the first attempt's note goes with its iteration.
+    done = resumed(folder, "--checkpoint", "2", "--iterations", "3", "--set", "optimizer.learning_rate=0.25")
+    assert done.returncode == 0, done.stderr
+    lines = read_metrics(folder / "metrics.jsonl")
+    (change,) = [line for line in lines if line["event"] == "change"]
+    assert change["changes"] == {"optimizer.learning_rate": [0.001, 0.25]}
+    assert [line["version"] for line in lines if line["event"] == "iteration"] == [1, 2, 3]
+
+
+def test_fewer_iterations_leave_the_history_as_it_is(folder: Path) -> None:
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+    done = resumed(folder, "--iterations", "1")
+    assert done.returncode == 2
+    assert "has finished 2 iterations, but iterations is 1; expected at least 2" in done.stderr
+    assert {path: path.read_bytes() for path in before} == before
+    done = resumed(folder, "--iterations", "1", "--checkpoint", "1")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "result.json").read_text())["iterations"] == 1
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["000001"]
+
+
+def test_other_prompts_and_rewards_are_refused_unless_allowed(folder: Path, finished: Path) -> None:
+    train, reward = finished / "prompts" / "train.txt", finished / "redness.py"
+    texts = {path: path.read_text() for path in (train, reward)}
+    try:
+        train.write_text("a red circle\nthree blue squares\n")
+        for words in ([], ["--dry-run"], ["--allow-change", "libraries"]):
+            done = resumed(folder, "--iterations", "3", *words)
+            assert done.returncode == 2
+            assert "prompts:train: sha256:" in done.stderr
+            assert "prompts:test" not in done.stderr
+        # The same command in a new process, where the reward's code is other code.
+        reward.write_text(REWARD.format(" / 2"))
+        sys.modules.pop("redness")
+        done = resumed(folder, "--iterations", "3", "--allow-change", "prompts")
+        assert done.returncode == 2
+        assert "(stored → asked) rewards:redness:redness: sha256:" in done.stderr
+        assert done.stderr.endswith("--allow-change rewards:redness:redness\n")
+        done = resumed(folder, "--iterations", "3", "--allow-change", "prompts", "--allow-change", "rewards")
+        assert done.returncode == 0, done.stderr
+        done = resumed(folder)
+        assert done.returncode == 0, "the new checkpoint has the new parts"
+    finally:
+        for path, text in texts.items():
+            path.write_text(text)
+        sys.modules.pop("redness")
+
+
+def test_a_damaged_line_stops_the_resume_before_anything_is_loaded(folder: Path) -> None:
+    path = folder / "metrics.jsonl"
+    path.write_bytes(b"7\n" + path.read_bytes())
+    done = resumed(folder, "--iterations", "3")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"solrl-train: {path}:1: got '7'; expected a JSON object")
+    assert "loading" not in done.stderr
+
+
+def test_an_empty_newest_checkpoint_offers_the_one_before(folder: Path) -> None:
+    newest = folder / "checkpoints" / "000002"
+    shutil.rmtree(newest)
+    newest.mkdir()
+    done = resumed(folder)
+    assert done.returncode == 2
+    assert f"{newest} is damaged: config.json is missing. 000001 is intact: use it with --checkpoint 1" in done.stderr
+    done = resumed(folder, "--checkpoint", "1")
+    assert done.returncode == 0, done.stderr
