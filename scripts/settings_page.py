@@ -45,13 +45,15 @@ version N.
 A checkpoint also has what the run depends on beside its settings:
 
 - `prompts:train` and `prompts:test`: digests of the prompts with their metadata;
-- `model:vae` and so on: a digest of each part of the model, whatever its folder or hub revision;
+- `model:vae` and so on: a digest of each part of the model, its `solrl.json` among them, whatever its folder or hub
+  revision;
 - `rewards:NAME`: a digest of each reward's code or weights;
-- `libraries:torch` and so on: versions of the libraries that compute, and of solrl.
+- `algorithm:NAME`: a digest of the code of an algorithm that does not come with solrl;
+- `libraries:torch` and so on: versions of the libraries that compute, and of solrl, which has the rest of the code.
 
 A difference is an error that shows the stored and the present value. If you mean it, allow it by name:
-`--allow-change prompts:train`, or all of a kind or section: `--allow-change prompts`. A part that only one side has is
-not compared.
+`--allow-change prompts:train`, or all of a kind or section: `--allow-change prompts`. A library that was installed or
+removed is a difference, too. Rewards that only one side has are not compared: settings say which are used.
 """
 _SERVICE = """\
 ## A service

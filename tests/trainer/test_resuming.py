@@ -1,16 +1,19 @@
 """What may change when a run is resumed: each rule, what a refusal says, and resumed runs with changes."""
 
 import json
+import linecache
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from solrl_core.model_options import ModelOptions
 from solrl_trainer.checkpoints import Origin
 from solrl_trainer.cli import main
 from solrl_trainer.metrics import read_metrics
-from solrl_trainer.resuming import check, check_names, parts_before_loading, rule_of
+from solrl_trainer.resuming import check, check_names, parts_before_loading, parts_when_loaded, rule_of
 from training_helpers import TINY, tiny_config
 from typed import typed
 
@@ -88,8 +91,21 @@ def test_what_a_run_depends_on_changes_only_by_name(part: str) -> None:
         assert changed(parts=other, allowed=(name,)) == [said]
 
 
-def test_a_part_that_only_one_of_them_has_is_not_compared() -> None:
-    assert changed(parts={"rewards:new": "sha256:4", "libraries:triton": "3.0"}) == []
+def test_a_reward_that_only_one_of_them_has_is_not_compared() -> None:
+    """Settings say which rewards are used, and those that only evaluate may change."""
+    assert changed(parts={"rewards:new": "sha256:4"}) == []
+
+
+@pytest.mark.parametrize("part", ["libraries:transformer-engine", "model:text_encoder_2"])
+def test_an_added_or_a_lost_library_or_part_of_the_model_is_a_change(part: str) -> None:
+    origin, config = Origin(Path("000007"), 7, tiny_config("iterations=9"), PARTS), tiny_config("iterations=9")
+    with pytest.raises(ValueError, match=rf"{part}: null → 3\.0\. .*--allow-change {part}$"):
+        check(origin, config, PARTS | {part: "3.0"}, ())
+    with pytest.raises(ValueError, match=rf"{part}: 3\.0 → null\. .*--allow-change {part}$"):
+        check(replace(origin, parts=PARTS | {part: "3.0"}), config, PARTS, ())
+    assert check(replace(origin, parts={}), config, PARTS, ()) == [], "as of an earlier version of the program"
+    prompts = {name: value for name, value in PARTS.items() if name.startswith("prompts")}
+    assert check(origin, config, prompts, ()) == [], "before anything is loaded, the rest is not known"
 
 
 @pytest.mark.parametrize("override", ["run=other", "lora.rank=4", "lora.alpha=1", "explore.lag=1"])
@@ -142,11 +158,45 @@ def test_both_splits_with_their_metadata_and_the_libraries_count(tmp_path: Path)
         before = after
 
 
+def test_an_algorithm_of_another_package_counts_by_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not [part for part in parts_before_loading(tiny_config()) if part.startswith("algorithm")]
+
+    def digest(body: str) -> str:
+        (tmp_path / "gentle.py").write_text(ALGORITHM.format(body))
+        sys.modules.pop("gentle", None)
+        linecache.checkcache()
+        return parts_before_loading(tiny_config("algorithm.name=gentle:Gentle"))["algorithm:gentle:Gentle"]
+
+    try:
+        first = digest("1.0")
+        assert digest("0.5") != first
+        assert digest("1.0") == first
+    finally:
+        sys.modules.pop("gentle", None)
+
+
+def test_a_models_own_settings_count_but_not_the_places_of_its_rewards() -> None:
+    def digest(options: ModelOptions) -> str:
+        return parts_when_loaded(tiny_config(), {}, options, {})["model:solrl.json"]
+
+    plain = digest(ModelOptions())
+    assert digest(ModelOptions(rewards={"clipscore": {"model": "/elsewhere"}})) == plain
+    for options in (ModelOptions(complex_human_instruction=["be brief"]), ModelOptions(keep=("proj_out",))):
+        assert digest(options) != plain
+
+
 SMALL = (
     *TINY,
     *("explore.prompts=1", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
     *("evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.rewards=redness:redness"),
 )
+ALGORITHM = """from solrl_trainer.algorithms.diffusionnft import DiffusionNft
+
+
+class Gentle(DiffusionNft):
+    strength = {}
+"""
 REWARD = "def redness(images, prompts, metadata):\n    return images[:, 0].mean((1, 2)){}\n"
 
 

@@ -20,7 +20,7 @@ from solrl_proto.text_files import read_json, read_text
 
 from solrl_trainer.config import RunConfig
 from solrl_trainer.older_settings import read_settings
-from solrl_trainer.output_files import write_file
+from solrl_trainer.output_files import write_file, writing
 from solrl_trainer.policy import CURRENT, OLD, Policy
 from solrl_trainer.world import World, broadcast_bytes
 
@@ -102,7 +102,8 @@ def save(
         tensors |= {f"optimizer/{index}/{key}": value.detach().cpu().clone() for key, value in state.items()}
     final, partial = folder / f"{version:06d}", folder / f"{version:06d}.partial"
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    with writing(partial):
+        partial.mkdir(parents=True)
     write_file(partial / "state.safetensors", safetensors_bytes(tensors))
     for pushed, adapter in adapters.items():
         write_file(partial / _file_of(pushed, version), adapter)

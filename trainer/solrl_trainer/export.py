@@ -1,7 +1,6 @@
 """`solrl-train export`: a checkpoint's averaged weights as LoRA for diffusers, with a model card, also on the hub."""
 
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,7 +47,7 @@ def export(
     files = [weights, card]
     if figures is not None and figures.grid is not None:
         if figures.grid.resolve() != grid.resolve():
-            shutil.copyfile(figures.grid, grid)
+            write_file(grid, figures.grid.read_bytes())
         files.append(grid)
     return files
 

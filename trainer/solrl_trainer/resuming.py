@@ -1,19 +1,22 @@
 """Changes of a run that is resumed: the rules for them, and the comparison with its checkpoint.
 
 Names of settings are dotted. A part that a run depends on beside its settings is named `kind:part`, for example
-`prompts:train`, `model:vae`, `rewards:clipscore`, `libraries:torch`.
+`prompts:train`, `model:vae`, `rewards:clipscore`, `algorithm:my_package:MyAlgorithm`, `libraries:torch`.
 """
 
-import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, NamedTuple
 
+from solrl_core.fingerprint import combined_digest, source_digest
+from solrl_core.model_options import ModelOptions
 from solrl_core.suggestions import did_you_mean
 
 from solrl_trainer import checkpoints
+from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.checkpoints import Origin
 from solrl_trainer.config import RunConfig
 from solrl_trainer.metrics import read_metrics
@@ -45,7 +48,9 @@ _LIBRARIES = (
     *("peft", "accelerate", "numpy", "pillow", "ftfy", "onnxruntime", "rapidocr"),
 )
 """Packages that compute images, scores or weights."""
-_KINDS = ("prompts", "model", "rewards", "libraries")
+_KINDS = ("prompts", "model", "rewards", "algorithm", "libraries")
+_COMPLETE = ("model", "libraries")
+"""Kinds of which a part that only one side has is a change. Other parts come and go with settings."""
 _SHOWN = 60
 """Characters of a value that an error shows."""
 
@@ -103,7 +108,7 @@ def check(origin: Origin, config: RunConfig, parts: Mapping[str, str], allowed: 
     Args:
         origin: of the checkpoint.
         config: settings that are asked for.
-        parts: digests and versions of what the run depends on beside them, as far as known. Only those that the
+        parts: digests and versions of what the run depends on beside them, as far as known. Only kinds that the
             checkpoint has, too, are compared.
         allowed: names of settings, sections, parts and kinds of parts that may change although they are "named".
 
@@ -133,20 +138,37 @@ def check(origin: Origin, config: RunConfig, parts: Mapping[str, str], allowed: 
     return found
 
 
-def named_parts(model: Mapping[str, str], rewards: Mapping[str, str]) -> dict[str, str]:
-    """Digests of a model's parts, and of rewards by `reward:<name>`, under the names of this module."""
-    return {f"model:{name}": digest for name, digest in model.items()} | {
-        name.replace("reward:", "rewards:", 1): digest for name, digest in rewards.items()
-    }
+def parts_when_loaded(
+    config: RunConfig, model: Mapping[str, str], options: ModelOptions, rewards: Mapping[str, str]
+) -> dict[str, str]:
+    """All parts, with those that are known only once the model and the rewards are loaded.
+
+    Args:
+        config: the run's settings.
+        model: digests of the model's parts.
+        options: the model's own, without which a prompt and a seed would give another image.
+        rewards: digests of the rewards, by `reward:<name>`.
+    """
+    # The rewards have digests of their own, and the paths in their options are those of one machine.
+    own = {name: value for name, value in asdict(options).items() if name != "rewards"}
+    of_model = dict(model) | {"solrl.json": combined_digest(json.dumps(own, sort_keys=True))}
+    return (
+        parts_before_loading(config)
+        | {f"model:{name}": digest for name, digest in of_model.items()}
+        | {f"rewards:{name.removeprefix('reward:')}": digest for name, digest in rewards.items()}
+    )
 
 
 def parts_before_loading(config: RunConfig) -> dict[str, str]:
-    """Digests of the prompts of both splits with their metadata, and versions of the libraries that compute."""
+    """Digests of both splits' prompts with their metadata and of the algorithm's code, and the libraries' versions."""
     folder = find_prompts(config.prompts)
     parts = {}
     for split in ("train", "test"):
-        text = json.dumps([one.model_dump(mode="json") for one in read_prompts(folder, split)], sort_keys=True)
-        parts[f"prompts:{split}"] = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+        prompts = [one.model_dump(mode="json") for one in read_prompts(folder, split)]
+        parts[f"prompts:{split}"] = combined_digest(json.dumps(prompts, sort_keys=True))
+    name = config.algorithm.name
+    if not ALGORITHMS.is_built_in(name):  # those come with a version of solrl
+        parts[f"algorithm:{name}"] = source_digest(ALGORITHMS.find(name))
     return parts | dict(_libraries())
 
 
@@ -163,9 +185,19 @@ def _changes(origin: Origin, config: RunConfig, parts: Mapping[str, str]) -> Ite
     for name in sorted(then.keys() | now.keys()):
         if then.get(name) != now.get(name):
             yield Change(name, then.get(name), now.get(name))
-    for name, value in parts.items():
-        if origin.parts.get(name, value) != value:
-            yield Change(name, origin.parts[name], value)
+    for kind in sorted(_kinds(origin.parts) & _kinds(parts)):
+        for name in sorted(name for name in origin.parts.keys() | parts.keys() if _kind(name) == kind):
+            change = Change(name, origin.parts.get(name), parts.get(name))
+            if change.then != change.now and (kind in _COMPLETE or None not in change):
+                yield change
+
+
+def _kinds(parts: Mapping[str, str]) -> set[str]:
+    return set(map(_kind, parts))
+
+
+def _kind(part: str) -> str:
+    return part.partition(":")[0]
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

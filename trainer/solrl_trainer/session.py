@@ -30,7 +30,7 @@ from solrl_trainer.long_prompts import note_long_prompts
 from solrl_trainer.models import Models
 from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
 from solrl_trainer.report.pairs import SHOWN_PROMPTS
-from solrl_trainer.resuming import named_parts, parts_before_loading
+from solrl_trainer.resuming import parts_when_loaded
 from solrl_trainer.rollouts.adapter_supply import LOST, AdapterSupply
 from solrl_trainer.rollouts.agreement import (
     check_bindings,
@@ -220,7 +220,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
                 regeneration = _regeneration(config, source, backbone, digests, served)
         models = Models.build(backbone, config, note, world)
         session = connect(config, models.world, note, models, rewards, source, supply, train, test, regeneration)
-        session.parts = named_parts(parts, rewards.digests()) | parts_before_loading(config)
+        session.parts = parts_when_loaded(config, parts, backbone.options, rewards.digests())
         yield session
 
 
