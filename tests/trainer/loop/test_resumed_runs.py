@@ -107,6 +107,21 @@ def test_a_failed_push_loses_no_line_and_is_repeated_by_the_resumed_run(service:
     assert resumed.held.versions[1].digest == resumed.adapter_digest(1) == resumed.metrics[2]["digest"]
 
 
+def test_exploration_moves_to_the_trainer_and_back(service: Service, folder: Path) -> None:
+    output = folder / "moving"
+    go(service, output, "iterations=1")
+    local = go(service, output, "iterations=2", "explore.source=local", resume=True)
+    assert "changed after version 1: explore.source: service → local" in local.watcher.notes
+    back = go(service, output, "iterations=3", resume=True)
+    changes = [(m["version"], m["changes"]) for m in back.metrics if m["event"] == "change"]
+    assert changes == [
+        (1, {"explore.source": ["service", "local"]}),
+        (2, {"explore.source": ["local", "service"]}),
+    ]
+    assert [m["version"] for m in back.metrics if m["event"] == "iteration"] == [1, 2, 3]
+    assert back.held.versions[-1].version == 3
+
+
 def test_a_resumed_run_pushes_its_versions_to_an_empty_store(half: Run, resumed: Run) -> None:
     assert [(info.version, info.parent) for info in resumed.held.versions] == [(1, None), (2, 1)]
     assert resumed.held.versions[0].digest == half.held.versions[1].digest
