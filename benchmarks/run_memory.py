@@ -15,6 +15,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
+from solrl_client.retries import Wait
 from solrl_core.families.skeleton import materialize
 from solrl_core.precision import fastest_tier
 from solrl_core.rewards import RewardSet
@@ -48,6 +49,9 @@ class Printed:
         """So much of the phase is done."""
 
     def counted(self, iteration: int, part: str, done: int, total: int) -> None:
+        pass
+
+    def waiting(self, server: str, wait: Wait | None) -> None:
         pass
 
     def finished(self, record: IterationRecord) -> None:

@@ -42,7 +42,7 @@ from solrl_proto.status import Activity, IterationReport
 
 from solrl_client.addresses import check_rollout_url
 from solrl_client.answers import AnswerCheck, check_pushed, longest_line
-from solrl_client.retries import Retries
+from solrl_client.retries import OnWait, Retries, ignore
 from solrl_client.tokens import bearer_token
 from solrl_client.transport import (
     HEADERS,
@@ -87,6 +87,7 @@ class RolloutClient:
         patience: seconds to retry.
         pause: seconds before the first retry.
         awaited: additional problem kinds that are temporary and are retried.
+        on_wait: told of each pause before a retry.
 
     Raises:
         ValueError: the URL cannot be used, or the environment has a token that is none.
@@ -102,12 +103,14 @@ class RolloutClient:
         patience: float = 15.0,
         pause: float = 0.5,
         awaited: Collection[str] = (),
+        on_wait: OnWait = ignore,
     ) -> None:
         self.url = check_rollout_url(url)
         token = rollout_token() if token is None else token
         self._patience = patience
         self._pause = pause
         self._awaited = frozenset(awaited)
+        self._on_wait = on_wait
         headers = HEADERS | ({"Authorization": f"Bearer {token}"} if token else {})
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=httpx.Timeout(timeout, connect=10.0))
 
@@ -319,32 +322,34 @@ class RolloutClient:
         progress: Callable[[], int] = lambda: 0,
     ) -> Value:
         """Return the result of `attempt`, retried after temporary failures; progress renews the patience."""
-        retries, restores, reached = Retries(self._patience, self._pause), 0, progress()
-        while True:
-            failure: ProblemError
-            after = None
-            try:
-                return attempt()
-            except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
-                # The request cannot be sent. The error's text may contain the token, so it is not shown.
-                raise self._unreachable(type(error).__name__, retries.tries) from None
-            except httpx.TransportError as error:
-                failure = self._unreachable(f"{type(error).__name__}: {error}", retries.tries)
-            except RefusedError as error:
-                restored = restore is not None and restore(error.problem)
-                if restored and restores < _RESTORES:
-                    restores += 1
-                    continue
-                passes = error.problem.status in _RETRIED or error.problem.kind in self._awaited
-                if not restored and not passes:
-                    raise _with_token_advice(error) from None
-                failure, after = error, error.retry_after
-            if progress() > reached:
-                retries, restores, reached = Retries(self._patience, self._pause), 0, progress()
-            pause = retries.pause(after)
-            if pause is None:
-                raise failure
-            time.sleep(pause)
+        restores, reached = 0, progress()
+        with Retries(self._patience, self._pause, server=self.url, on_wait=self._on_wait) as retries:
+            while True:
+                failure: ProblemError
+                after = None
+                try:
+                    return attempt()
+                except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
+                    # The request cannot be sent. The error's text may contain the token, so it is not shown.
+                    raise self._unreachable(type(error).__name__, retries.tries) from None
+                except httpx.TransportError as error:
+                    failure = self._unreachable(f"{type(error).__name__}: {error}", retries.tries)
+                except RefusedError as error:
+                    restored = restore is not None and restore(error.problem)
+                    if restored and restores < _RESTORES:
+                        restores += 1
+                        continue
+                    passes = error.problem.status in _RETRIED or error.problem.kind in self._awaited
+                    if not restored and not passes:
+                        raise _with_token_advice(error) from None
+                    failure, after = error, error.retry_after
+                if progress() > reached:
+                    retries.renew()
+                    restores, reached = 0, progress()
+                pause = retries.pause(after, failure.problem.detail)
+                if pause is None:
+                    raise failure
+                time.sleep(pause)
 
     def _unreachable(self, reason: str, tries: int) -> ProblemError:
         return ProblemError(

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from solrl_client.addresses import check_url
 from solrl_client.cancellation import current
 from solrl_client.deadline import TimedClient
-from solrl_client.retries import Retries
+from solrl_client.retries import OnWait, Retries, ignore
 from solrl_client.transport import RefusedError, read_document
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.rewards.images import as_uint8
@@ -55,20 +55,23 @@ class NotServedError(ValueError):
     """A reward server does not compute the reward that was asked for."""
 
 
-def connect_reward(name: str, options: Mapping[str, Any], *, patience: float = 0.0) -> "RemoteReward":
+def connect_reward(
+    name: str, options: Mapping[str, Any], *, patience: float = 0.0, on_wait: OnWait = ignore
+) -> "RemoteReward":
     """Connect to the server of a reward.
 
     Args:
         name: the reward's name there.
         options: `at`, and optionally `timeout` and `batch_size`, see `RemoteReward`.
-        patience: seconds to retry when the server does not answer.
+        patience: seconds to retry, see `RemoteReward`.
+        on_wait: told of each pause before a retry.
 
     Raises:
         ValueError: the options are invalid, or the server has no such reward.
         RewardUnavailableError: the server does not answer.
     """
     try:
-        reward = RemoteReward(name, **{"patience": patience, **options})
+        reward = RemoteReward(name, **{"patience": patience, "on_wait": on_wait, **options})
     except TypeError as error:
         raise ValueError(
             f"got options {sorted(options)} for reward {name!r} of a server; expected at, timeout and batch_size: "
@@ -90,10 +93,12 @@ class RemoteReward:
         timeout: seconds within which the server must answer; by default 20, and those for which the server says that
             the reward may wait for another service.
         batch_size: most images in a request.
-        patience: seconds to retry when the server does not answer, or says that it may later.
+        patience: seconds to retry when the server does not answer, or says that it may later; scores also when its
+            answer cannot be used.
         pause: seconds before the first retry.
         digest: digest that the reward must have; None asks the server for it now.
         send_token: whether requests have this program's token for reward servers.
+        on_wait: told of each pause before a retry.
 
     Attributes:
         at: address of the server.
@@ -117,6 +122,7 @@ class RemoteReward:
         pause: float = 0.5,
         digest: str | None = None,
         send_token: bool = True,
+        on_wait: OnWait = ignore,
     ) -> None:
         if timeout is not None and not timeout > 0:
             raise ValueError(f"got timeout {timeout} for reward {name!r}; expected seconds above 0")
@@ -127,6 +133,7 @@ class RemoteReward:
         self._patience = patience
         self._pause = pause
         self._sends_token = send_token
+        self._on_wait = on_wait
         token = TOKEN if send_token else None
         self._source = "as the request says" if digest else "as when this program connected"
         waits = 0.0
@@ -183,8 +190,12 @@ class RemoteReward:
         items = tuple(ScorePrompt(text=t, metadata=dict(m)) for t, m in zip(prompts, metadata, strict=True))
         body = encode_scoring(as_uint8(images), ScoreRequest(rewards=(self._name,), prompts=items))
         headers = {"Content-Type": SCORES_MEDIA_TYPE}
-        answer = self._ask(ScoreAnswer, "POST", "/v1/scores", content=body, headers=headers)
-        return self._checked(answer, len(images))
+
+        def attempt() -> torch.Tensor:
+            answer = self._ask(ScoreAnswer, "POST", "/v1/scores", content=body, headers=headers)
+            return self._checked(answer, len(images))
+
+        return self._patiently(attempt, found=True)
 
     def _checked(self, answer: ScoreAnswer, count: int) -> torch.Tensor:
         """The scores of an answer, all of which can be used."""
@@ -203,7 +214,7 @@ class RemoteReward:
         return scores
 
     def _announced(self) -> RewardInfo:
-        rewards = {reward.name: reward for reward in self._ask(RewardList, "GET", "/v1/rewards").rewards}
+        rewards = {reward.name: reward for reward in self._listed().rewards}
         if self._name not in rewards:
             raise NotServedError(
                 f"the server at {self.at} does not compute reward {self._name!r}{did_you_mean(self._name, rewards)}; "
@@ -211,36 +222,46 @@ class RemoteReward:
             )
         return rewards[self._name]
 
+    def _listed(self) -> RewardList:
+        return self._patiently(lambda: self._ask(RewardList, "GET", "/v1/rewards"))
+
     def _ask(self, model: type[Document], method: str, path: str, **arguments: Any) -> Document:
-        def attempt() -> Document:
-            with self._http.stream(method, path, **arguments) as answer:
-                return read_document(answer, model, _MAX_DOCUMENT)
+        with self._http.stream(method, path, **arguments) as answer:
+            return read_document(answer, model, _MAX_DOCUMENT)
 
-        return self._patiently(attempt)
+    def _patiently(self, attempt: Callable[[], Value], *, found: bool = False) -> Value:
+        """The result of `attempt`, retried with growing pauses after temporary failures.
 
-    def _patiently(self, attempt: Callable[[], Value]) -> Value:
-        """The result of `attempt`, retried with growing pauses after temporary failures."""
-        retries = Retries(self._patience, self._pause)
-        while True:
-            try:
-                return attempt()
-            except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
-                # Its text may contain the token.
-                raise self._unavailable(f"cannot be asked ({type(error).__name__})") from None
-            except httpx.TransportError as error:
-                why = printable(str(error), 400) or "no answer in time"
-                if isinstance(error, httpx.ReadTimeout) and self._sends_token:  # nobody can set it for a run's server
-                    why += "; raise the reward's option timeout if its server needs longer"
-                failure: RewardError = self._unavailable(f"gave no answer ({type(error).__name__}: {why})")
+        Once the server was `found`, every answer that cannot be used is one: the server was started again with other
+        settings, or another program answers in its place.
+        """
+        with Retries(self._patience, self._pause, server=self.at, on_wait=self._on_wait) as retries:
+            while True:
                 after = None
-            except RefusedError as error:
-                failure = self._refused(error)
-                if error.problem.status not in _TEMPORARY:
-                    raise failure from None
-                after = error.retry_after
-            pause = retries.pause(after)
-            if pause is None or current().wait(pause):
-                raise failure
+                try:
+                    return attempt()
+                except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
+                    # Its text may contain the token.
+                    raise self._unavailable(f"cannot be asked ({type(error).__name__})") from None
+                except httpx.TransportError as error:
+                    failure: RewardError = self._silent(error)
+                except RefusedError as error:
+                    failure = self._refused(error)
+                    unusable = found and isinstance(failure, RewardUnavailableError)
+                    if error.problem.status not in _TEMPORARY and not unusable:
+                        raise failure from None
+                    after = error.retry_after
+                except RewardUnavailableError as error:  # of an answer that was read
+                    failure = error
+                pause = retries.pause(after, str(failure))
+                if pause is None or current().wait(pause):
+                    raise failure
+
+    def _silent(self, error: httpx.TransportError) -> RewardUnavailableError:
+        why = printable(str(error), 400) or "no answer in time"
+        if isinstance(error, httpx.ReadTimeout) and self._sends_token:  # nobody can set it for a run's server
+            why += "; raise the reward's option timeout if its server needs longer"
+        return self._unavailable(f"gave no answer ({type(error).__name__}: {why})")
 
     def _refused(self, error: RefusedError) -> RewardError:
         problem = error.problem

@@ -150,6 +150,9 @@ class Misbehaving:
             reward = {"name": NAME, "digest": DIGEST, "parameters": None, "answers_within": self.answers_within}
             await _answer(send, {"rewards": [reward]})
             return
+        if scope["path"] != "/v1/scores":
+            await _send(send, 404, b"no such page", "text/plain")
+            return
         images, _ = decode_scoring(body)
         await self._misbehave(send, [float(image.float().mean() / 255) for image in images])
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import torch
+from solrl_client.retries import Wait
 from solrl_trainer import loop
 from solrl_trainer.policy import CURRENT, OLD
 from solrl_trainer.ranks.process_group import process_group
@@ -40,6 +41,9 @@ class Silent:
         pass
 
     def counted(self, iteration: int, part: str, done: int, total: int) -> None:
+        pass
+
+    def waiting(self, server: str, wait: Wait | None) -> None:
         pass
 
     def finished(self, record: IterationRecord) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from service_helpers import RunningService, running_service
+from solrl_client.retries import Wait
 from solrl_proto.adapters import AdapterList, adapter_digest
 from solrl_trainer.config import RunConfig
 from solrl_trainer.loop import Result, train
@@ -67,6 +68,9 @@ class Watcher:
         self.measured.append(done / total)
 
     def counted(self, iteration: int, part: str, done: int, total: int) -> None:
+        pass
+
+    def waiting(self, server: str, wait: Wait | None) -> None:
         pass
 
     def finished(self, record: IterationRecord) -> None:

@@ -3,10 +3,12 @@ import os
 import pty
 import re
 import select
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from run_folders import LONG_REWARD, RESULT, iteration_record, result_of_sum
+from solrl_client.retries import Wait
 from solrl_trainer.progress import RichReporter, evaluation_table, result_table
 
 
@@ -72,6 +74,46 @@ def test_in_a_terminal_a_line_shows_iteration_phase_and_time_left(monkeypatch):
     assert "regenerate" in text
     assert re.search(r"\d s left", text)
     assert "evaluating" in text
+
+
+WAIT = Wait("no answer (ConnectError)", waited=4.0, left=596.0)
+SERVICE = "http://gpu-node:8100"
+
+
+def test_a_wait_of_seconds_is_a_line_and_so_is_its_end():
+    out = io.StringIO()
+    with RichReporter(3, file=out) as reporter:
+        for wait in (replace(WAIT, waited=0.0), None, replace(WAIT, waited=0.0), WAIT, replace(WAIT, waited=9.0), None):
+            reporter.waiting(SERVICE, wait)
+    began, ended = out.getvalue().splitlines()
+    assert re.fullmatch(rf"waiting for {SERVICE} until \d\d:\d\d:\d\d: no answer \(ConnectError\)", began)
+    assert re.fullmatch(rf"waited \d+\.\d s for {SERVICE}", ended)
+
+
+def test_the_live_line_says_who_is_waited_for_unless_the_run_trains(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def shown(phase, wait):
+        main, other = pty.openpty()
+        with os.fdopen(other, "w") as terminal, RichReporter(40, file=terminal) as reporter:
+            reporter.phase(2, "explore")
+            reporter.counted(2, "explored", 96, 1152)
+            reporter.phase(2, phase)
+            reporter.waiting(SERVICE, replace(WAIT, waited=0.0))
+            if not wait:
+                reporter.waiting(SERVICE, None)
+            with reporter._console.capture() as captured:
+                reporter._console.print(reporter._progress.get_renderable())
+        os.close(main)
+        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", captured.get())
+
+    assert re.search(
+        r"iteration 3 of 40 .* waiting for gpu-node:8100 \S+ until \d\d:\d\d:\d\d\s*$", shown("explore", True)
+    )
+    assert "explore 96/1152" in shown("explore", False)
+    assert "until" not in shown("explore", False)
+    assert "waiting" not in shown("train", True)
 
 
 def test_the_table_shows_the_result():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from service_helpers import RunningService, running_service
+from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.status import THUMBNAIL_SIDE, RunDetail
@@ -43,6 +44,9 @@ class Notes:
         pass
 
     def counted(self, iteration: int, part: str, done: int, total: int) -> None:
+        pass
+
+    def waiting(self, server: str, wait: Wait | None) -> None:
         pass
 
     def finished(self, record: IterationRecord) -> None:

@@ -40,6 +40,7 @@ from solrl_trainer.rollouts.candidates import PlannedCandidates
 from solrl_trainer.rollouts.overlap import SideStream
 from solrl_trainer.rollouts.scoring import Scorer
 from solrl_trainer.time_left import OnProgress, Work
+from solrl_trainer.waits import Waits
 from solrl_trainer.world import pick_device
 
 
@@ -132,7 +133,7 @@ def _maker(
 ) -> Maker:
     """Generation and scoring of the candidates of any plan, with the generator of the plan's precision."""
     options = {name: value for name, value in config.reward_options.items() if name in config.rewards}
-    connect = partial(connect_reward, patience=config.patience)
+    connect = partial(connect_reward, patience=config.patience, on_wait=Waits(note))
     rewards = RewardSet.load(list(config.rewards), backbone, options, connect=connect)
     names = [spec.name for spec in config.trained]
     side = SideStream(backbone.device)

@@ -62,7 +62,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("SOLRL_TRACEBACK"):
             raise
-        print_error("solrl-train", str(error))
+        print_error("solrl-train", "\n".join([str(error), *getattr(error, "__notes__", ())]))
         sys.exit(2)
 
 
@@ -152,14 +152,21 @@ def _run(command: Run, rank_info: RankInfo) -> int:
         processes.set_hint(_resume_hint(config, rank_info))
 
         from rich.console import Console
+        from solrl_core.errors import RewardUnavailableError
         from solrl_proto.printable import printable
+        from solrl_proto.problems import ProblemError
 
         from solrl_trainer.progress import result_table
         from solrl_trainer.run import run
 
-        with interrupt_message(printable(f"solrl-train: stopped; {_resume_hint(config, rank_info)}")):
+        hint = _resume_hint(config, rank_info)
+        with interrupt_message(printable(f"solrl-train: stopped; {hint}")):
             world = processes.world(config.device, config.patience)
-            summary = run(config, resume=resume, version=version, allowed=command.allow_change, world=world)
+            try:
+                summary = run(config, resume=resume, version=version, allowed=command.allow_change, world=world)
+            except (ProblemError, RewardUnavailableError) as error:
+                error.add_note(hint)
+                raise
         console = Console()
         console.print(result_table(summary))
         console.print(f"report: {config.output / 'report.html'}", soft_wrap=True)

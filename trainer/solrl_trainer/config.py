@@ -251,7 +251,7 @@ class RunConfig(Section):
     rollout_url: Annotated[str, AfterValidator(check_rollout_url)] = "http://127.0.0.1:8100"
     """Address of the rollout service, for explore.source=service; without a user or password."""
     patience: Annotated[float, Field(ge=0)] = 600.0
-    """Seconds to retry when the rollout service becomes unreachable during the run."""
+    """Seconds to wait during the run for the rollout service, or for a usable answer of a reward server."""
     run: RunName
     """Name of the run, also at the service. By default model, recipe and trained rewards."""
     output: Path

@@ -28,6 +28,7 @@ from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
 from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.time_left import OnProgress
+from solrl_trainer.waits import Waits
 from solrl_trainer.world import pick_device
 
 CHANGEABLE = ("reward_options", "device")
@@ -95,7 +96,7 @@ def evaluate_run(
     note_long_prompts(backbone, {"held-out": held_out}, note)
     # Drop the run's options for other rewards; options given here must belong to a requested reward.
     options = {name: value for name, value in options.items() if name in names or name in chosen}
-    connect = partial(connect_reward, patience=config.patience)
+    connect = partial(connect_reward, patience=config.patience, on_wait=Waits(note))
     judges = RewardSet.load(names, backbone, options, connect=connect)
     generator = Generator(backbone, "bf16")
     limits = Limits(BatchLimit(note, size=config.batch), BatchLimit(note, size=config.batch, doing="scoring"))

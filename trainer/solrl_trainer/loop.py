@@ -92,7 +92,10 @@ def train(
     if resume:
         own = checkpoints.latest(config.output / "checkpoints", checkpoint) if world.rank == 0 else None
         found = checkpoints.broadcast(own, world)
-    with open_run_log(config, reporter, world, trackers) as log, open_session(config, log.note, world) as session:
+    with (
+        open_run_log(config, reporter, world, trackers) as log,
+        open_session(config, log.note, world, log.waiting) as session,
+    ):
         models, version, changes = session.models, 0, list[Change]()
         if found is not None:
             if world.rank == 0:

@@ -16,6 +16,7 @@ from solrl_trainer.folder import FolderInUseError, check_new, is_locked
 from solrl_trainer.problems import require_precision, require_rewards, run_taken
 from solrl_trainer.prompts import find_prompts, in_both, read_prompts, read_split
 from solrl_trainer.trackers.registry import require_trackers
+from solrl_trainer.waits import Waits
 
 FIRST_PATIENCE = 15.0
 """Seconds to try to reach the service; a wrong address should be reported soon."""
@@ -45,7 +46,7 @@ def check_run(config: RunConfig, note: Note, *, resume: bool) -> RunConfig:
     """
     _check_here(config, note, resume=resume)
     if config.uses_service:
-        with RolloutClient(config.rollout_url, patience=FIRST_PATIENCE) as client:
+        with RolloutClient(config.rollout_url, patience=FIRST_PATIENCE, on_wait=Waits(note)) as client:
             _check_service(client, config, resume=resume)
     return _check_models(config, note)
 

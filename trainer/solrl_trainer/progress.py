@@ -19,6 +19,7 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+from solrl_client.retries import Wait
 from solrl_proto.printable import printable
 
 from solrl_trainer.records import IterationRecord
@@ -34,6 +35,7 @@ from solrl_trainer.report.figures import (
     trained_text,
 )
 from solrl_trainer.time_left import TimeLeft
+from solrl_trainer.waits import Waits
 
 _TIMES = {"explore": 9, "wait": 8, "regenerate": 12, "train": 9, "push": 8}
 """Column → width. Exploration at a service is concurrent; "wait" is the part that the trainer waited for."""
@@ -77,6 +79,8 @@ class RichReporter:
         self._phase, self._phase_left = "", TimeLeft()
         self._counts: dict[str, str] = {}
         self._counted, self._counts_left = -1, TimeLeft()
+        self._waits = Waits(self.note)
+        self._fields: dict[str, Any] = {"phase": "starting", "within": ""}
         if self._console.is_terminal:
             self._progress = Progress(
                 SpinnerColumn(),
@@ -89,7 +93,7 @@ class RichReporter:
                 transient=True,
             )
             self._task = self._progress.add_task(
-                "run", total=iterations, completed=start, current=start, phase="starting", ends=None, within=""
+                "run", total=iterations, completed=start, current=start, ends=None, **self._fields
             )
 
     def __enter__(self) -> "RichReporter":
@@ -112,9 +116,8 @@ class RichReporter:
             in_iteration = name in _TIMES
             current = min(iteration + 1, self._iterations) if in_iteration else iteration
             shown = " ".join(filter(None, (_LIVE_LABELS.get(name, name), self._counts_of(iteration).get(name))))
-            self._progress.update(
-                self._task, completed=iteration, current=current, phase=shown, within="", refresh=True
-            )
+            self._progress.update(self._task, completed=iteration, current=current)
+            self._show(phase=shown, within="")
         elif name in _LABELS:
             self._print(f"{_LABELS[name]} (version {iteration})")
 
@@ -122,7 +125,7 @@ class RichReporter:
         """So much of the phase is done."""
         left = self._phase_left
         if self._progress is not None:
-            self._progress.update(self._task, within=left.text(done, total, brief=True), refresh=True)
+            self._show(within=left.text(done, total, brief=True))
         elif left.line_is_due():
             self._print(f"{_LABELS.get(self._phase, self._phase)}: {left.text(done, total)}")
 
@@ -132,7 +135,7 @@ class RichReporter:
         counts[phase] = f"{done}/{total}"
         if self._progress is not None:
             if self._phase == phase:
-                self._progress.update(self._task, phase=f"{phase} {counts[phase]}")
+                self._show(phase=f"{phase} {counts[phase]}")
         elif self._counts_left.line_is_due():
             parts = ", ".join(f"{name} {counts[at]}" for name, at in _COUNTED_IN.items() if at in counts)
             self._print(f"iteration {iteration + 1} of {self._iterations}: {parts}")
@@ -161,6 +164,21 @@ class RichReporter:
     def note(self, text: str) -> None:
         """Show a line of text."""
         self._print(printable(text))
+
+    def waiting(self, server: str, wait: Wait | None) -> None:
+        """A server is waited for; None: no longer. Any thread."""
+        self._waits(server, wait)
+        self._show()
+
+    def _show(self, **fields: str) -> None:
+        """Change the live line. Whom the run waits for takes the place of its phase, unless it trains meanwhile."""
+        self._fields |= fields
+        shown, awaited = self._fields, self._waits.now
+        if awaited is not None and self._phase != "train":
+            server, until = awaited
+            shown = {"phase": f"waiting for {server.partition('//')[2]}", "within": f"until {until:%H:%M:%S}"}
+        if self._progress is not None:
+            self._progress.update(self._task, **shown, refresh=True)
 
     def _print(self, text: str, style: str | None = None) -> None:
         self._console.print(text, style=style, markup=False, soft_wrap=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
+from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
 
 from solrl_trainer.config import RunConfig
@@ -41,6 +42,9 @@ class Reporter(Protocol):
     def note(self, text: str) -> None:
         """Show a line of text."""
 
+    def waiting(self, server: str, wait: Wait | None) -> None:
+        """A server is waited for; None: no longer. Any thread."""
+
 
 class RunLog:
     """Metrics, progress, reports and trackers of a run. Without these, as on all ranks except 0, it does nothing.
@@ -70,6 +74,11 @@ class RunLog:
         """Show a line of text."""
         if self._reporter is not None:
             self._reporter.note(text)
+
+    def waiting(self, server: str, wait: Wait | None) -> None:
+        """A server is waited for; None: no longer. It is an `OnWait`."""
+        if self._reporter is not None:
+            self._reporter.waiting(server, wait)
 
     def pushed_digests(self) -> set[str]:
         """Digests of the adapter files of all iterations in metrics.jsonl."""

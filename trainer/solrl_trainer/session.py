@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from solrl_client.retries import OnWait, ignore
 from solrl_client.rollouts import Restore, RolloutClient
 from solrl_core.arithmetic import arithmetic
 from solrl_core.families import Backbone, load_backbone
@@ -143,13 +144,16 @@ class Session:
 
 
 @contextmanager
-def open_session(config: RunConfig, note: Callable[[str], None], world: World) -> Iterator[Session]:
+def open_session(
+    config: RunConfig, note: Callable[[str], None], world: World, on_wait: OnWait = ignore
+) -> Iterator[Session]:
     """Load everything, and refuse a service or an exploration plan that differs from what is loaded here.
 
     Args:
         config: the run's settings.
         note: shows a line of text to the user.
         world: ranks that train together.
+        on_wait: told of waits for servers.
 
     Raises:
         ProblemError: the service cannot be reached, or does not host the model.
@@ -168,7 +172,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
         )
     folder = find_prompts(config.prompts)
     train, test = read_prompts(folder, "train"), read_prompts(folder, "test")
-    with _service(config, world) as service:
+    with _service(config, world, on_wait) as service:
         note(f"loading {config.model}" + (f" and comparing digests with {service.url}" if service else ""))
         first = service.with_patience(_FIRST_PATIENCE) if service else None
         if first is not None:
@@ -183,7 +187,7 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
             [*config.rewards, *config.evaluate.rewards],
             backbone,
             config.reward_options,
-            connect=partial(connect_reward, patience=config.patience),
+            connect=partial(connect_reward, patience=config.patience, on_wait=on_wait),
         )
         # Take digests before the policy modifies the backbone's transformer.
         parts = part_digests(backbone.parts, backbone.device)
@@ -224,12 +228,12 @@ def open_session(config: RunConfig, note: Callable[[str], None], world: World) -
         yield session
 
 
-def _service(config: RunConfig, world: World) -> AbstractContextManager[RolloutClient | None]:
+def _service(config: RunConfig, world: World, on_wait: OnWait) -> AbstractContextManager[RolloutClient | None]:
     if not config.uses_service:
         return nullcontext()
     # The other ranks ask again until rank 0 has pushed the versions that the service lost.
     awaited = LOST if world.rank else ()
-    return RolloutClient(config.rollout_url, patience=config.patience, awaited=awaited)
+    return RolloutClient(config.rollout_url, patience=config.patience, awaited=awaited, on_wait=on_wait)
 
 
 def _regeneration(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hostile_service import DIGEST, Answer, HostileService, hostile_service
 from solrl_client.addresses import check_rollout_url
+from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient, rollout_token
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import Numerics
@@ -380,6 +381,23 @@ def problem_body(**more: Any) -> bytes:
     """The answer with a problem document."""
     fields = {"type": "urn:solrl:problem:queue-full", "title": "Queue is full", "status": 429, "detail": "wait"}
     return json.dumps(fields | more).encode()
+
+
+def test_each_pause_and_the_end_of_a_wait_are_told(service: HostileService) -> None:
+    gone, told = problem_body(type="urn:solrl:problem:draining", status=503), list[tuple[str, Wait | None]]()
+    service.answers = [Answer(503, {}, (gone,)), Answer(503, {}, (gone,))]
+    with RolloutClient(
+        service.url, pause=0.01, patience=60, on_wait=lambda server, wait: told.append((server, wait))
+    ) as client:
+        client.rollouts(request_of())
+        client.rollouts(request_of())
+    assert {server for server, _ in told} == {service.url}
+    first, second, end = (wait for _, wait in told)
+    assert first is not None
+    assert second is not None
+    assert (first.fault, end) == ("wait", None)
+    assert first.waited < second.waited
+    assert first.waited + first.left == pytest.approx(60)
 
 
 @pytest.mark.parametrize("after", ["²", "٣", "-1", "1e9", "soon", "Wed, 21 Oct 2015 07:28:00 GMT", ""])

@@ -10,6 +10,7 @@ from fake_backend import REWARD, FakeBackend, chunk, job, started_engine
 from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, dripping_head, pictures, serving
 from service_helpers import problem, rollout_request
 from solrl_client.cancellation import Cancellation
+from solrl_client.retries import Wait
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.families import Backbone
 from solrl_core.model_options import ModelOptions
@@ -112,10 +113,14 @@ def test_a_reward_that_fails_at_the_server_is_not_the_servers_fault(server: tupl
     assert app.asked.count("/v1/scores") == 1
 
 
-@pytest.mark.parametrize("mode", ["busy", "slow", "cut"])
+@pytest.mark.parametrize("mode", ["busy", *FAULTS])
 def test_a_trainer_asks_again(server: tuple[Misbehaving, str], mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     app, address = server
-    reward = RemoteReward(NAME, address, timeout=2.0 if mode == "slow" else 60, patience=600)
+    told: list[tuple[str, Wait | None]] = []
+    timeout = 2.0 if mode in ("slow", "dripping") else 60
+    reward = RemoteReward(
+        NAME, address, timeout=timeout, patience=600, on_wait=lambda server, wait: told.append((server, wait))
+    )
     pauses: list[float] = []
 
     def heal(never: Cancellation, seconds: float) -> bool:
@@ -129,16 +134,28 @@ def test_a_trainer_asks_again(server: tuple[Misbehaving, str], mode: str, monkey
     app.mode = mode
     assert len(score(reward)) == 2
     assert pauses == [0.5, 1.0]
+    first, second, end = told
+    assert {server for server, _ in told} == {address}
+    for wait in (first[1], second[1]):
+        assert wait is not None
+        assert FAULTS.get(mode, "answered 429") in wait.fault
+    assert end[1] is None
 
 
 @pytest.mark.parametrize("mode", ["nan", "short", "digest", "garbage"])
-def test_a_wrong_answer_is_not_asked_for_again(server: tuple[Misbehaving, str], mode: str) -> None:
+def test_a_trainer_is_told_what_was_wrong_when_its_patience_is_over(server: tuple[Misbehaving, str], mode: str) -> None:
     app, address = server
-    reward = RemoteReward(NAME, address, patience=600)
+    reward = RemoteReward(NAME, address, patience=0.1, pause=0.01)
     app.mode = mode
-    with pytest.raises(RewardUnavailableError):
+    with pytest.raises(RewardUnavailableError) as caught:
         score(reward)
-    assert app.asked.count("/v1/scores") == 1
+    assert FAULTS[mode] in str(caught.value)
+    assert app.asked.count("/v1/scores") > 1
+
+
+def test_a_server_that_answers_wrongly_at_the_start_is_an_error_at_once() -> None:
+    with serving(Misbehaving()) as address, pytest.raises(RewardUnavailableError, match="answered 404"):
+        RemoteReward(NAME, f"{address}/elsewhere", patience=600)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from real_runs import SMALL, Service, Watcher
 from safetensors.torch import load_file, save_file
 from solrl_core.errors import MismatchError
 from solrl_minis import catalog
+from solrl_proto.problems import ProblemKind
 from solrl_trainer.loop import train
 from support.ports import free_port
-from training_helpers import tiny_config
+from training_helpers import TINY, tiny_config
 
 PROGRAM = str(Path(sys.executable).parent / "solrl-train")
 
@@ -65,6 +67,25 @@ def test_the_command_refuses_a_folder_with_another_run(taken: subprocess.Popen[s
     files = [path.relative_to(folder / "taken") for path in (folder / "taken").rglob("*") if path.is_file()]
     assert set(files) == {Path("config.json"), Path(".lock")}
     assert (folder / "taken" / "config.json").read_text() == "{}"
+
+
+def test_a_run_says_whom_it_waits_for_and_then_how_to_go_on(folder: Path) -> None:
+    service, output = Service(), folder / "bereft"
+    settings = [word for setting in (*TINY, *SMALL, "patience=12") for word in ("--set", setting)]
+    words = ["--rollout-url", service.url, "--output", str(output), "--iterations", "1000", *settings]
+    command = [PROGRAM, "run", "--preset", "mini-sana/sol_rl/clipscore", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+        metrics = output / "metrics.jsonl"
+        while not (metrics.is_file() and '"iteration"' in metrics.read_text()):
+            assert run.poll() is None, run.communicate()
+            time.sleep(0.1)
+        service.die()
+        _, said = run.communicate(timeout=600)
+    assert run.returncode == 2
+    *lines, last = said.splitlines()
+    assert last == f"continue with: solrl-train run --resume {output}"
+    assert lines[-1].startswith(f"solrl-train: {ProblemKind.SERVICE_UNREACHABLE.title}")
+    assert any(line.startswith(f"waiting for {service.url} until ") for line in lines)
 
 
 def test_an_unreachable_service_is_one_clear_message(unreachable: subprocess.Popen[str], folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from real_runs import SMALL, Run, Service, Watcher, go, same, selected
 from service_helpers import running_service
+from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.adapters import AdapterList
 from solrl_proto.problems import ProblemError
@@ -184,6 +185,9 @@ class Stopping(Watcher):
     """Stops the run after its first iteration."""
 
     def counted(self, iteration: int, part: str, done: int, total: int) -> None:
+        pass
+
+    def waiting(self, server: str, wait: Wait | None) -> None:
         pass
 
     def finished(self, record: IterationRecord) -> None:

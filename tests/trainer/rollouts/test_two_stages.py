@@ -11,18 +11,22 @@ import pytest
 import torch
 import yaml
 from service_helpers import RunningService, running_service
+from solrl_client.retries import Wait
 from solrl_core.early_decoder import fit_early_decoder
 from solrl_core.errors import DecoderError, MismatchError
 from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.generator import Generator
 from solrl_proto.problems import ProblemError, ProblemKind
+from solrl_trainer import loop
 from solrl_trainer import run as command
 from solrl_trainer.loop import Result, train
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.records import IterationRecord
 from solrl_trainer.report.gallery import load_gallery
+from solrl_trainer.rollouts.exploration import ExploredImages
 from solrl_trainer.rollouts.local import LocalExplorer
+from solrl_trainer.rollouts.service import ServiceExplorer
 from training_helpers import tiny_config
 
 SMALL = (
@@ -70,6 +74,8 @@ class Notes:
     def progress(self, done: float, total: float) -> None: ...
 
     def counted(self, iteration: int, part: str, done: int, total: int) -> None: ...
+
+    def waiting(self, server: str, wait: Wait | None) -> None: ...
 
     def finished(self, record: IterationRecord) -> None: ...
 
