@@ -27,6 +27,7 @@ from solrl_trainer.reward_shares import note_shares, reward_shares
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import ScoredGroup, parts_of
 from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.rollouts.overlap import Pending, in_background
 from solrl_trainer.run_log import Reporter, RunLog, open_run_log
 from solrl_trainer.selection import reselect, select
 from solrl_trainer.session import Session, open_session
@@ -113,7 +114,8 @@ def train(
             checkpoints.drop_after(config.output / "checkpoints", version)
 
         before = evaluate_base(session, log, again=resume)
-        samples = pairs = None
+        samples = None
+        pictures: Pending[CandidatePairs | None] | None = None
         for iteration in range(version, config.iterations):
             samples = None  # frees the previous iteration's
             evaluate_along(session, log, iteration, before)
@@ -122,11 +124,10 @@ def train(
             if iteration == version:
                 note_shares(reward_shares(samples.rewards, config.weights), log.note)
             if iteration + 1 == config.iterations:
-                pairs = _pairs(session, log, samples)
-                log.pairs_ready(iteration, samples, pairs)
-                wait_for_rank_zero(session.world)
+                pictures = begin_pairs(session, log, iteration, samples)
             train_iteration(session, log, iteration, samples)
         after = evaluate_average(session, log, config.iterations, before)
+        pairs = pictures() if pictures else None
         note_better_checkpoint(config, log)
         return Result(
             prompts=[prompt.text for prompt in session.test_prompts],
@@ -206,8 +207,33 @@ def train_iteration(session: Session, log: RunLog, iteration: int, samples: Iter
     log.iteration_finished(replace(record, pushed_seconds=log.elapsed("push")))
 
 
+def begin_pairs(
+    session: Session, log: RunLog, iteration: int, samples: IterationSamples
+) -> Pending[CandidatePairs | None]:
+    """Begin to collect images for the report, so that training does not wait for them.
+
+    A service makes them while this device trains. Otherwise this device does, under the explored version, when they are
+    asked for.
+    """
+    models, adapter = session.models, session.adapters[iteration]
+
+    def collect() -> CandidatePairs | None:
+        pairs = _pairs(session, log, samples)
+        log.pairs_ready(iteration, samples, pairs)
+        return pairs
+
+    def return_and_collect() -> CandidatePairs | None:
+        if session.config.two_stage:
+            models.merge_behaviour(adapter, iteration)
+        pairs = collect()
+        wait_for_rank_zero(session.world)
+        return pairs
+
+    return in_background(collect, "solrl-pairs") if session.config.uses_service else return_and_collect
+
+
 def _pairs(session: Session, log: RunLog, samples: IterationSamples) -> CandidatePairs | None:
-    """Explored and regenerated images of some selected seeds, before a newer version replaces the explored one.
+    """Explored and regenerated images of some selected seeds.
 
     None if the service refuses: a training must not fail because of images for its report.
     """

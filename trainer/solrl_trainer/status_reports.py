@@ -184,6 +184,8 @@ class StatusReporter:
             numerics=exploration.numerics,  # type: ignore[arg-type]
             pairs=_pairs(shown),
         )
+        if self._told is not None and self._told.iteration == iteration:  # they come after its report
+            self._tell(self._told)
 
     def _tell(self, record: IterationRecord) -> None:
         if self._arrived:

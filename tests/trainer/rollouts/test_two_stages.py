@@ -1,6 +1,7 @@
 """Both stages in the trainer: equal to a run with a service, bit for bit."""
 
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -199,6 +200,30 @@ def test_a_report_can_omit_the_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     gallery = load_gallery(tmp_path)
     assert (gallery.pairs, gallery.explored) == ([], None)
     assert config.preset in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("at", ["service", "trainer"])
+def test_training_does_not_wait_for_the_images_of_its_report(
+    at: str, service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explorer: Any = ServiceExplorer if at == "service" else LocalExplorer
+    images_of, train_iteration, trained = explorer.images_of, loop.train_iteration, threading.Event()
+
+    def late(*arguments: Any) -> ExploredImages:
+        assert trained.wait(120), "training waits for these images"
+        found: ExploredImages = images_of(*arguments)
+        return found
+
+    def telling(*arguments: Any) -> None:
+        train_iteration(*arguments)
+        trained.set()
+
+    monkeypatch.setattr(explorer, "images_of", late)
+    monkeypatch.setattr(loop, "train_iteration", telling)
+    run = go(tmp_path / f"late-{at}", *ONE, url=service.url if at == "service" else None)
+    pairs = run.result.pairs
+    assert pairs is not None
+    assert len(pairs.pairs) == len(pairs.explored) == 6
 
 
 class Quiet:

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import compress
 
@@ -16,7 +15,7 @@ from solrl_trainer.models import Models
 from solrl_trainer.rollouts.exploration import PromptsOf
 from solrl_trainer.rollouts.groups import GroupSamples, GroupSelection, ScoredSamples
 from solrl_trainer.rollouts.latents import from_base64
-from solrl_trainer.rollouts.overlap import Pending
+from solrl_trainer.rollouts.overlap import Pending, in_background
 from solrl_trainer.rollouts.regenerate import Sampler
 from solrl_trainer.rollouts.scoring import OnTimes
 from solrl_trainer.rollouts.source import RolloutSource
@@ -143,7 +142,7 @@ class ServiceRegenerator:
         decoded = prompt.id in prompts[: self._shown]
 
         def arrived() -> ScoredSamples:
-            samples = arriving.result()
+            samples = arriving()
             self._on_times(samples.times)
             if repeated is not None:
                 self._compare(samples.latents[place], repeated[0].cpu(), selection, place)
@@ -153,19 +152,14 @@ class ServiceRegenerator:
 
         return arrived
 
-    def _request(self, selection: GroupSelection, version: int) -> Future[ServedSamples]:
-        adapter, arriving = self._models.behaviour_digest, Future[ServedSamples]()
+    def _request(self, selection: GroupSelection, version: int) -> Pending[ServedSamples]:
+        adapter = self._models.behaviour_digest
 
-        def run() -> None:
+        def samples() -> ServedSamples:
             with self._slots:
-                try:
-                    arriving.set_result(self._source.samples_of(selection.prompt, selection.seeds, version, adapter))
-                except BaseException as error:
-                    arriving.set_exception(error)
+                return self._source.samples_of(selection.prompt, selection.seeds, version, adapter)
 
-        # A daemon thread, so that a failed run does not wait for samples.
-        threading.Thread(target=run, name="solrl-regenerate", daemon=True).start()
-        return arriving
+        return in_background(samples, "solrl-regenerate")
 
     def _compare(self, served: torch.Tensor, repeated: torch.Tensor, selection: GroupSelection, place: int) -> None:
         if torch.equal(served, repeated):
