@@ -10,6 +10,7 @@ from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import ProblemError
 
 from solrl_trainer import checkpoints, resuming
+from solrl_trainer.algorithms.base import advantages_of
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import Evaluation
@@ -184,7 +185,7 @@ def train_iteration(session: Session, log: RunLog, iteration: int, samples: Iter
     """Train on an iteration's samples, and return the next version of the behaviour policy."""
     config, models = session.config, session.models
     with log.phase(iteration, "train"):
-        advantages = session.algorithm.advantages(samples.scores)
+        advantages = advantages_of(session.algorithm, samples.scores)
         update = session.updater.update(
             training_samples(session, samples, advantages),
             iteration,

@@ -9,6 +9,7 @@ from solrl_proto.status import Estimate as EstimateMessage
 from solrl_proto.status import HeldOut, IterationReport, RunSettings, Samples, ScoringTime
 from solrl_proto.status import Spread as SpreadMessage
 
+from solrl_trainer.algorithms.rounding import without_spread
 from solrl_trainer.evaluation import Evaluation, compare
 from solrl_trainer.report.figures import TRAINED_SUM
 from solrl_trainer.update import UpdateFigures
@@ -34,8 +35,8 @@ class Spread:
 
 
 def share_without_spread(scores: torch.Tensor) -> float:
-    """Share of the prompts whose samples all have the same score, and so no advantage; scores [groups, kept]."""
-    return float((scores.amax(1) == scores.amin(1)).float().mean())
+    """Share of the prompts whose samples all score equally up to rounding, and so have no advantage; [groups, kept]."""
+    return float(without_spread(scores).float().mean())
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class IterationRecord:
         proxy_mean: mean score of all candidates.
         spearman: rank fidelity before the iteration, if it was measured then; a line of its own in metrics.jsonl.
         score: spread of the training samples' scores.
-        without_spread: share of the prompts whose samples all have the same score.
+        without_spread: share of the prompts whose samples all score equally up to rounding.
         rewards: spread of each reward of the training samples.
         shares: share of each trained reward in the spread of the score.
         digest: digest of the new behaviour policy's adapter file.

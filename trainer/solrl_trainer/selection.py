@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from solrl_proto.noise import expand_seeds
-from solrl_proto.selection import best_worst
+from solrl_proto.selection import best_worst, levelled, rounding
 
 from solrl_trainer.config import Explore, Regenerate, SelectionMode
 from solrl_trainer.rollouts.groups import CandidateGroup, GroupSelection, ScoredGroup
@@ -26,7 +26,8 @@ def uniform(scores: Sequence[float], count: int, seed: int) -> list[int]:
 def mean_deviation(scores: Sequence[float], count: int) -> list[int]:
     """Candidates whose scores are furthest from the group's mean."""
     values = torch.as_tensor(scores, dtype=torch.float64)
-    order = torch.argsort((values - values.mean()).abs(), descending=True, stable=True).tolist()
+    deviations = levelled((values - values.mean()).abs().tolist(), rounding(scores))
+    order = sorted(range(len(scores)), key=deviations.__getitem__, reverse=True)
     return _by_score(order[:count], scores)
 
 
@@ -55,7 +56,7 @@ def select(group: CandidateGroup, settings: Explore, seed_root: int) -> GroupSel
     """
     scored = [(index, score) for index, score in enumerate(group.scores) if score is not None]
     seed = expand_seeds(seed_root, f"select/{group.prompt.id}", 1)[0]
-    chosen = MODES[settings.selection]([score for _, score in scored], settings.keep, seed)
+    chosen = choose(settings.selection, [score for _, score in scored], settings.keep, seed)
     index, proxy = zip(*(scored[i] for i in chosen), strict=True)
     samples = group.samples.rows(list(index)) if group.samples is not None else None
     return GroupSelection(group.prompt, [group.seeds[i] for i in index], torch.tensor(proxy), samples)
@@ -69,7 +70,12 @@ def reselect(group: ScoredGroup, settings: Regenerate, seed_root: int) -> Scored
     if settings.keep is None:
         return group
     seed = expand_seeds(seed_root, f"reselect/{group.selection.prompt.id}", 1)[0]
-    return group.rows(MODES[settings.selection](group.samples.scores.tolist(), settings.keep, seed))
+    return group.rows(choose(settings.selection, group.samples.scores.tolist(), settings.keep, seed))
+
+
+def choose(mode: SelectionMode, scores: Sequence[float], count: int, seed: int) -> list[int]:
+    """Indices by a mode; scores that are equal up to rounding count as equal."""
+    return MODES[mode](levelled(scores, rounding(scores)), count, seed)
 
 
 def _shuffled(indices: Sequence[int], seed: int) -> list[int]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Ty
 
 from pydantic import Field
 
+from solrl_trainer.algorithms.rounding import centred, levelled_groups, without_spread
 from solrl_trainer.algorithms.training_data import MicroBatch, TrainingData
 from solrl_trainer.section import Section
 
@@ -128,8 +129,16 @@ def group_advantages(rewards: torch.Tensor, *, global_std: bool = True) -> torch
         global_std: divide by the deviation over all rewards of the iteration, otherwise over each group's.
 
     Returns:
-        [groups, kept], (r − group mean) / (std + 1e-4).
+        [groups, kept], (r − group mean) / (std + 1e-4); 0 for a reward that equals the mean up to rounding.
     """
-    centred = rewards - rewards.mean(1, keepdim=True)
     std = rewards.std(unbiased=False) if global_std else rewards.std(1, keepdim=True, unbiased=False)
-    return centred / (std + 1e-4)
+    return centred(rewards) / (std + 1e-4)
+
+
+def advantages_of(algorithm: Algorithm[Any, Any], rewards: torch.Tensor) -> torch.Tensor:
+    """An algorithm's advantages [groups, kept] of rewards [groups, kept], without what is only rounding.
+
+    The algorithm gets equal rewards for those that are equal up to rounding. A group in which all are has advantage 0.
+    """
+    advantages = algorithm.advantages(levelled_groups(rewards))
+    return advantages.masked_fill(without_spread(rewards)[:, None], 0)

@@ -9,6 +9,7 @@ from solrl_proto.rollouts import Eta, StochasticSteps
 
 from solrl_trainer.algorithms.base import Algorithm, Loss, Velocities
 from solrl_trainer.algorithms.grpo import GrpoSettings, clipped_policy_loss
+from solrl_trainer.algorithms.rounding import centred
 from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrajectoryBatch
 
 if TYPE_CHECKING:
@@ -43,11 +44,11 @@ class DanceGrpo(Algorithm[DanceGrpoSettings, TrajectoryBatch]):
     def advantages(self, rewards: torch.Tensor) -> torch.Tensor:
         """(r − mean of the prompt's kept rewards) / (unbiased standard deviation + 1e-8), [groups, kept].
 
-        In float64, so that equal rewards give 0 and not a rounding error divided by 1e-8.
+        In float64, so that the mean of equal rewards is that reward.
         """
         exact = rewards.double()
         std = exact.std() if self.settings.global_std else exact.std(1, keepdim=True)
-        return ((exact - exact.mean(1, keepdim=True)) / (std + 1e-8)).to(rewards.dtype)
+        return (centred(exact) / (std + 1e-8)).to(rewards.dtype)
 
     def loss(self, batch: TrajectoryBatch, velocity: Velocities) -> Loss:
         """Clipped policy loss."""

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from scipy.stats import rankdata
 
+from solrl_trainer.algorithms.rounding import levelled_groups
 from solrl_trainer.calibration.deciding import Estimate
 from solrl_trainer.evaluation import mean_interval
 
@@ -64,7 +65,7 @@ def group_sizes(
             rows = _subsets(count, size, prompt)
             early = None if halfway is None else _rows(halfway, prompt, rows)
             parts.append(_selections(_rows(final, prompt, rows), early, _rows(true, prompt, rows), survivors, able))
-        scales = np.maximum(true.double().std(1, correction=0).numpy(), np.finfo(np.float64).tiny)
+        scales = np.maximum(levelled_groups(true).double().std(1, correction=0).numpy(), np.finfo(np.float64).tiny)
         for at, end in enumerate(able):
             apart, score = (np.array([part[at][which] for part in parts]) for which in (0, 1))
             found.append(

@@ -1,0 +1,101 @@
+"""Rewards that differ only by rounding: of equal images, whatever the batch, and in every algorithm and mode."""
+
+from typing import Any, get_args
+
+import pytest
+import torch
+from solrl_core.model_options import read_options
+from solrl_core.rewards import RewardSet
+from solrl_core.rewards.base import PlainDefaults
+from solrl_minis import catalog
+from solrl_proto.selection import ROUNDING, levelled, rounding
+from solrl_trainer.algorithms.base import advantages_of
+from solrl_trainer.algorithms.diffusionnft import AdvantageMode, trained_advantages
+from solrl_trainer.algorithms.dpo import DiffusionDpo, DpoSettings, dpo_loss
+from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.algorithms.rounding import without_spread
+from solrl_trainer.records import share_without_spread
+from solrl_trainer.selection import MODES, choose
+
+PROMPT = "a red circle"
+REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
+BATCHES = (1, 7, 16)
+ROUNDED = torch.tensor([[0.25, 0.25 + 3e-8, 0.25 - 3e-8, 0.25]])
+
+
+def in_batches(rewards: RewardSet, name: str, image: torch.Tensor) -> torch.Tensor:
+    """Scores of 24 equal images, made in three batches."""
+    scores = [
+        rewards.score([name], image.expand(size, -1, -1, -1), [PROMPT] * size, [{}] * size)[name] for size in BATCHES
+    ]
+    return torch.cat(scores)[None]
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def rewards(request: pytest.FixtureRequest) -> RewardSet:
+    options = read_options(str(catalog.mini_sana()))
+    return RewardSet.load(REWARDS, PlainDefaults(torch.device("cpu"), options), dtype=request.param)
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_equal_images_differ_by_less_than_what_counts_as_rounding(rewards: RewardSet, name: str) -> None:
+    """The measurement behind `ROUNDING`, here on a CPU: ten times smaller."""
+    images = torch.rand(4, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    scores = torch.cat([in_batches(rewards, name, image) for image in images])
+    assert without_spread(scores).all()
+    off = (scores.amax(1) - scores.amin(1)).max() / scores.abs().max()
+    assert off < ROUNDING / 10
+    assert not without_spread(scores.T.contiguous()).any(), "different images"
+
+
+@pytest.mark.parametrize("global_std", [True, False])
+@pytest.mark.parametrize("name", ALGORITHMS.names())
+def test_no_algorithm_has_an_advantage_for_equal_images(name: str, global_std: bool) -> None:
+    algorithm: Any = ALGORITHMS.find(name)
+    made = algorithm(algorithm.Settings(name=name, global_std=global_std))
+    alone = advantages_of(made, ROUNDED)
+    assert (alone == 0).all()
+    beside = advantages_of(made, torch.cat([ROUNDED, torch.tensor([[0.3, 0.2, 0.1, 0.2]])]))
+    assert (beside[0] == 0).all()
+    assert (beside[1].sign() == torch.tensor([1.0, 0.0, -1.0, 0.0])).all(), "0.2 is the group's mean"
+    for mode in get_args(AdvantageMode):
+        assert (trained_advantages(alone, mode) == 0).all()
+
+
+def test_an_algorithm_of_another_package_does_not_see_rounding() -> None:
+    class Standardised(DiffusionDpo):
+        def advantages(self, rewards: torch.Tensor) -> torch.Tensor:
+            return (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-12)
+
+    assert (advantages_of(Standardised(DpoSettings()), ROUNDED) == 0).all()
+
+
+def test_a_pair_that_differs_by_rounding_is_tied() -> None:
+    rewards = torch.tensor([[0.9, 0.5 + 1e-7, 0.5, 0.1]])
+    algorithm = DiffusionDpo(DpoSettings())
+    advantages = advantages_of(algorithm, rewards)[0]
+    pairs = algorithm.units(advantages, 4).flatten()
+    v = torch.zeros(4, 1, requires_grad=True)
+    loss = dpo_loss(v, v, v.detach(), v.detach(), advantages[pairs], beta=1.0)
+    assert loss.figures["tied"] == 0.5
+
+
+def test_groups_that_differ_by_rounding_are_counted_as_without_spread() -> None:
+    scores = torch.cat([ROUNDED, torch.tensor([[0.1, 0.2, 0.1, 0.1]])])
+    assert without_spread(scores).tolist() == [True, False]
+    assert share_without_spread(scores) == 0.5
+    assert not without_spread(scores * 1e-9)[1], "relative to the rewards' magnitude"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_selection_does_not_depend_on_rounding(mode: Any) -> None:
+    exact = [0.5, 0.7, 0.5, 0.3, 0.7, 0.5, 0.3, 0.5]
+    noise = torch.randn(8, generator=torch.Generator().manual_seed(1)) * 1e-7
+    rounded = (torch.tensor(exact) + noise).tolist()
+    assert choose(mode, rounded, 4, seed=3) == choose(mode, exact, 4, seed=3)
+
+
+def test_only_rewards_within_the_tolerance_become_equal() -> None:
+    assert levelled([1.0, 1.15, 1.3, -2.0, 1.1], 0.2) == [1.0, 1.3, 1.3, -2.0, 1.3]
+    assert rounding([-4.0, 1.0]) == pytest.approx(4 * ROUNDING)
+    assert rounding([]) == 0
