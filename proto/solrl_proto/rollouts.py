@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, StringConstraints, field_validator, 
 
 from solrl_proto.identifiers import Digest, Message, ModelName, RunName, Seed, Tier, Version
 from solrl_proto.models import Numerics
-from solrl_proto.noise import expand_seeds
+from solrl_proto.noise import NOISE_SEED_BITS, expand_seeds
 from solrl_proto.problems import Problem
 from solrl_proto.selection import best_worst
 
@@ -34,8 +34,6 @@ MAX_METADATA_BYTES = 16 * 1024
 """Size of one prompt's metadata as JSON."""
 MAX_METADATA_DEPTH = 16
 """Levels of objects and lists."""
-NOISE_SEED_BITS = 32
-"""torch's CPU generator reads this many low bits of a seed."""
 
 Precision = Literal["auto", Tier]
 Solver = Literal["euler", "dpm2"]

@@ -22,6 +22,7 @@ from solrl_proto.adapters import (
     RunList,
 )
 from solrl_proto.identifiers import Message, Tier
+from solrl_proto.invalid import invalid_request
 from solrl_proto.models import ModelInfo, ModelList, Numerics
 from solrl_proto.printable import printable
 from solrl_proto.problems import Problem, ProblemError, ProblemKind
@@ -71,6 +72,18 @@ Restore = Callable[[Problem], bool]
 def rollout_token() -> str | None:
     """Bearer token for the rollout service, see `bearer_token`."""
     return bearer_token("SOLRL_TOKEN")
+
+
+def rollout_request(**fields: Any) -> RolloutRequest:
+    """The request with these fields.
+
+    Raises:
+        ProblemError: 422 `invalid-request`, as a service would answer.
+    """
+    try:
+        return RolloutRequest(**fields)
+    except ValidationError as error:
+        raise RefusedError(invalid_request(error.errors())) from None
 
 
 class RolloutClient:

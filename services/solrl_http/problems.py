@@ -2,17 +2,17 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from solrl_proto.invalid import SHOWN, invalid_request
 from solrl_proto.problems import PROBLEM_MEDIA_TYPE, Problem, ProblemError, ProblemKind, RetryLaterError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-_SHOWN = 200  # characters of a client's value that a problem repeats
 _CLIENT_LEFT = 499
 _KINDS = {
     400: ProblemKind.BAD_REQUEST,
@@ -51,7 +51,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> Response:
-        return respond(_of_validation(error.errors()))
+        return respond(invalid_request(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
@@ -89,54 +89,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, int | float):
         return value if math.isfinite(value) and abs(value) < 2**63 else str(float(value))
     if isinstance(value, str):
-        return value if len(value) <= _SHOWN * 10 else f"{value[:_SHOWN]}… ({len(value)} characters)"
+        return value if len(value) <= SHOWN * 10 else f"{value[:SHOWN]}… ({len(value)} characters)"
     if isinstance(value, Mapping):
-        return {str(k)[:_SHOWN]: plain(v) for k, v in list(value.items())[:32]}
+        return {str(k)[:SHOWN]: plain(v) for k, v in list(value.items())[:32]}
     if isinstance(value, list | tuple):
         return [plain(v) for v in value[:32]]
-    return str(value)[:_SHOWN]
-
-
-def _of_validation(found: Sequence[Any]) -> Problem:
-    # pydantic also calls a tuple too short whose first item is wrong, because it stops there (`fail_fast`).
-    places = {one["loc"][:depth] for one in found for depth in range(len(one["loc"]))}
-    errors = [one for one in found if one["type"] != "too_short" or one["loc"] not in places]
-    first = errors[0]
-    where = ".".join(str(part) for part in first["loc"])
-    faults = [f"{'.'.join(str(part) for part in e['loc'])}: {_message(e)}"[: _SHOWN * 2] for e in errors[:5]]
-    return ProblemKind.INVALID_REQUEST.problem(
-        "; ".join(faults) + (f"; and {len(errors) - 5} more" if len(errors) > 5 else ""),
-        where=where,
-        got="nothing" if first["type"] in ("missing", "json_invalid") else _summary(first.get("input")),
-        expected=_message(first),
-        action="correct the field; /docs describes the request",
-    )
-
-
-def _message(error: Any) -> str:
-    if error["type"] == "json_invalid":
-        return f"valid JSON ({error['ctx']['error']})"
-    message: str = error["msg"].removeprefix("Value error, ")
-    return message[:1].lower() + message[1:]
-
-
-def _summary(value: Any) -> Any:
-    """An invalid value: itself if it is short, otherwise a description."""
-    if isinstance(value, bytes):
-        return f"{len(value)} bytes"
-    if isinstance(value, list | tuple):
-        return f"a list of {len(value)}" if len(value) > 8 else [_summary(v) for v in value]
-    if isinstance(value, Mapping):
-        return f"an object with {', '.join(map(str, list(value)[:16]))}" if value else "an empty object"
-    if isinstance(value, str) and len(value) > _SHOWN:
-        return f"{value[:_SHOWN]}… ({len(value)} characters)"
-    if isinstance(value, int) and abs(value) >= 2**63:
-        return f"an integer of {value.bit_length()} bits"
-    return value
+    return str(value)[:SHOWN]
 
 
 def _of_http(request: Request, error: HTTPException) -> Problem:
     status = error.status_code
     action = "/docs lists the routes" if status in (404, 405) else "see /docs"
     kind = _KINDS.get(status, ProblemKind.HTTP_ERROR)
-    return kind.problem(f"{request.method} {request.url.path[:_SHOWN]}: {error.detail}", status=status, action=action)
+    return kind.problem(f"{request.method} {request.url.path[:SHOWN]}: {error.detail}", status=status, action=action)

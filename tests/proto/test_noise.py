@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 from solrl_proto import noise
-from solrl_proto.noise import SEED_LIMIT, expand_seeds
+from solrl_proto.noise import NOISE_SEED_BITS, SEED_LIMIT, expand_seeds
 
 
 def test_the_constants_are_those_of_version_1() -> None:
@@ -31,3 +31,12 @@ def test_seeds_are_expanded_as_specified(root: int, prompt_id: str) -> None:
 def test_the_expansion_never_changes() -> None:
     # sha256sum of "7/p0/0" begins 2420bebae8b981d0, which is 1271137839159088 · 2**11 and a rest.
     assert expand_seeds(7, "p0", 3) == [1271137839159088, 8057174869009028, 6763684728102615]
+
+
+def test_seeds_that_would_draw_equal_noise_are_passed_over() -> None:
+    """Numbers 729 and 749 of this root agree in the lower 32 bits."""
+    assert by_hand(17896, "p0", 729) % 2**32 == by_hand(17896, "p0", 749) % 2**32
+    seeds = expand_seeds(17896, "p0", 1000)
+    assert seeds == [by_hand(17896, "p0", index) for index in range(1001) if index != 749]
+    assert len({seed % 2**NOISE_SEED_BITS for seed in seeds}) == 1000
+    assert expand_seeds(17896, "p0", 749) == seeds[:749]

@@ -76,3 +76,18 @@ def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
     with pytest.raises(ConnectionError):
         explorer.whole_groups(PROMPTS, 0, 7, 1)
     assert list(map(explored, client.requests)) == [(1, 2), (0, 1)]
+
+
+def test_a_request_that_a_service_would_refuse_is_a_problem_before_it_is_sent() -> None:
+    client: Any = Asked()
+    source = rollout_source(tiny_config(), client)
+    with pytest.raises(ProblemError) as raised:
+        source.group_of(PROMPTS[0], [5, 5 + 2**32], 0)
+    problem = raised.value.problem
+    assert (problem.kind, problem.status, problem.where) == ("invalid-request", 422, "candidates")
+    assert "equal modulo 2**32" in str(problem.expected)
+    assert "seeds" in str(problem.got)
+    assert "pydantic" not in str(raised.value)
+    with pytest.raises(ProblemError, match=r"at candidates\.seeds\.0\.0; got -1"):
+        source.images_of(PROMPTS, [[-1]], 0, 0)
+    assert not client.requests

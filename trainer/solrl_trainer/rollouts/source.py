@@ -3,21 +3,20 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
-from solrl_client.rollouts import RolloutClient
+from solrl_client.rollouts import RolloutClient, rollout_request
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import Numerics
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import (
     AdapterRef,
-    Candidates,
     Plan,
     PromptItem,
     RewardSpec,
     RolloutAnswer,
     RolloutGroup,
-    RolloutRequest,
 )
 
 from solrl_trainer.config import RunConfig
@@ -80,7 +79,7 @@ class RolloutSource:
         return self._answer(
             prompts,
             version,
-            Candidates(count=self.candidates, seed_root=seed_root),
+            {"count": self.candidates, "seed_root": seed_root},
             self._whole(iteration) if whole else self.plan_of(iteration),
             on_group=on_group,
         )
@@ -93,9 +92,8 @@ class RolloutSource:
         Raises:
             ProblemError: refused or unreachable.
         """
-        explicit = Candidates(seeds=tuple(map(tuple, seeds)))
         plan = self._whole(iteration, early_decoder=None, decoder_precision=None)
-        answer = self._answer(prompts, version, explicit, plan, images=True)
+        answer = self._answer(prompts, version, {"seeds": seeds}, plan, images=True)
         images = [from_png(png) for group in answer.groups for png in group.images or () if png is not None]
         spent = answer.seconds
         return ExploredImages(torch.stack(images), spent.switch + spent.generate + spent.reward)
@@ -105,8 +103,7 @@ class RolloutSource:
 
         Raises as `candidates_of`.
         """
-        explicit = Candidates(seeds=(tuple(seeds),))
-        return self._answer([prompt], version, explicit, self._whole(version), latents=True)
+        return self._answer([prompt], version, {"seeds": [seeds]}, self._whole(version), latents=True)
 
     def _whole(self, iteration: int, **others: None) -> Plan:
         """The plan of an iteration without pruning and without these other settings."""
@@ -116,14 +113,14 @@ class RolloutSource:
         self,
         prompts: Sequence[PromptItem],
         version: int,
-        candidates: Candidates,
+        candidates: Mapping[str, Any],
         plan: Plan,
         *,
         images: bool = False,
         latents: bool = False,
         on_group: Callable[[RolloutGroup], None] = lambda group: None,
     ) -> RolloutAnswer:
-        request = RolloutRequest(
+        request = rollout_request(
             model=self.model,
             adapter=AdapterRef(run=self.run, version=version),
             prompts=tuple(prompts),

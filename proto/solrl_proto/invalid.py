@@ -1,0 +1,48 @@
+"""What is wrong with a request, as a problem document instead of pydantic's errors."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from solrl_proto.problems import Problem, ProblemKind
+
+SHOWN = 200
+"""Characters of a value that a problem repeats."""
+
+
+def invalid_request(found: Sequence[Any]) -> Problem:
+    """The problem of a request for which pydantic found these errors."""
+    # pydantic also calls a tuple too short whose first item is wrong, because it stops there (`fail_fast`).
+    places = {one["loc"][:depth] for one in found for depth in range(len(one["loc"]))}
+    errors = [one for one in found if one["type"] != "too_short" or one["loc"] not in places]
+    first = errors[0]
+    where = ".".join(str(part) for part in first["loc"])
+    faults = [f"{'.'.join(str(part) for part in e['loc'])}: {_message(e)}"[: SHOWN * 2] for e in errors[:5]]
+    return ProblemKind.INVALID_REQUEST.problem(
+        "; ".join(faults) + (f"; and {len(errors) - 5} more" if len(errors) > 5 else ""),
+        where=where,
+        got="nothing" if first["type"] in ("missing", "json_invalid") else _summary(first.get("input")),
+        expected=_message(first),
+        action="correct the field; /docs describes the request",
+    )
+
+
+def _message(error: Any) -> str:
+    if error["type"] == "json_invalid":
+        return f"valid JSON ({error['ctx']['error']})"
+    message: str = error["msg"].removeprefix("Value error, ")
+    return message[:1].lower() + message[1:]
+
+
+def _summary(value: Any) -> Any:
+    """An invalid value: itself if it is short, otherwise a description."""
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}" if len(value) > 8 else [_summary(v) for v in value]
+    if isinstance(value, Mapping):
+        return f"an object with {', '.join(map(str, list(value)[:16]))}" if value else "an empty object"
+    if isinstance(value, str) and len(value) > SHOWN:
+        return f"{value[:SHOWN]}… ({len(value)} characters)"
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return f"an integer of {value.bit_length()} bits"
+    return value
