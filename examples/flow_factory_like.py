@@ -8,10 +8,12 @@ trainer's own; of solrl it needs solrl-client alone. Start the service in this f
 """
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import torch
 from colours import redness
@@ -20,6 +22,7 @@ from peft import LoraConfig
 from solrl_client.adapter_file import adapter_file
 from solrl_client.rollouts import RolloutClient
 from solrl_proto import AdapterRef, Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
+from solrl_proto.problems import ProblemError
 
 RANK, ALPHA = 4, 8.0
 
@@ -171,7 +174,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A loop in the manner of Flow-Factory.")
     parser.add_argument("--model", required=True, help="folder of an SD3 model in diffusers' layout")
     parser.add_argument("--name", help="its name at the service, by default the only one there")
-    parser.add_argument("--run", default="flow-factory-like", help="a new run's name there")
+    parser.add_argument("--run", default=f"flow-factory-like-{uuid4().hex[:8]}", help="a new run's name there")
     parser.add_argument("--url", default="http://127.0.0.1:8100", help="of the service")
     parser.add_argument("--epochs", type=int, default=3)
     given = parser.parse_args()
@@ -181,4 +184,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ProblemError as error:  # such as a run of that name, from an earlier start
+        sys.exit(str(error))

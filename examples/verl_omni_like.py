@@ -11,9 +11,10 @@ the service in this folder, then the loop:
 
 import argparse
 import asyncio
-import uuid
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from solrl_client.adapter_file import adapter_file
 from solrl_client.noise import initial_noise
 from solrl_client.rollouts import RolloutClient
 from solrl_proto import AdapterRef, Candidates, ModelInfo, Plan, PromptItem, RewardSpec, RolloutRequest
+from solrl_proto.problems import ProblemError
 
 RANK, ALPHA = 4, 8.0
 
@@ -96,7 +98,7 @@ class Trainer:
         """Train on batches of prompts."""
         self.update_weights(parent=None)
         for prompts in batches:
-            uids = np.array([str(uuid.uuid4()) for _ in prompts], dtype=object)
+            uids = np.array([str(uuid4()) for _ in prompts], dtype=object)
             rows = self.explored({"uid": uids, "raw_prompt": np.array(prompts, dtype=object)})
             outputs = asyncio.run(self.generate_sequences(rows))
             scores = redness(torch.stack([output["image"] for output in outputs]), list(rows["raw_prompt"]), [])
@@ -168,7 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A loop in the manner of verl-omni.")
     parser.add_argument("--model", required=True, help="folder of an SD3 model in diffusers' layout")
     parser.add_argument("--name", help="its name at the service, by default the only one there")
-    parser.add_argument("--run", default="verl-omni-like", help="a new run's name there")
+    parser.add_argument("--run", default=f"verl-omni-like-{uuid4().hex[:8]}", help="a new run's name there")
     parser.add_argument("--url", default="http://127.0.0.1:8100", help="of the service")
     parser.add_argument("--steps", type=int, default=3, help="of training")
     given = parser.parse_args()
@@ -178,4 +180,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ProblemError as error:  # such as a run of that name, from an earlier start
+        sys.exit(str(error))
