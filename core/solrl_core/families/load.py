@@ -1,7 +1,8 @@
 """Loads a model by name, folder or hub id, through diffusers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from huggingface_hub import errors, try_to_load_from_cache
 from solrl_proto.text_files import read_json
 
 from solrl_core.families.pipeline import PipelineBackbone, is_text_encoder
-from solrl_core.model_options import read_options
+from solrl_core.model_options import ModelOptions, read_options
 from solrl_core.registry import FolderRegistry, Registry
 
 
@@ -98,7 +99,23 @@ def family_of(pipeline: object, where: str) -> type[PipelineBackbone]:
 def pipeline_call(model: str, guidance: float, *, revision: str | None = None) -> dict[str, Any] | None:
     """Arguments of the model's diffusers pipeline with which it generates as here, beside a prompt and the steps.
 
-    Nothing is downloaded: None if the model's files are not on this machine.
+    Raises and None as `described`.
+    """
+    found = described(model, revision)
+    return found and found.family.pipeline_call(found.options, found.config, guidance)
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a model's small files say: its family, its own settings, and the transformer's configuration."""
+
+    family: type[PipelineBackbone]
+    options: ModelOptions
+    config: Mapping[str, Any]
+
+
+def described(model: str, revision: str | None = None) -> Described | None:
+    """The description of a model. Nothing is downloaded: None if its files are not on this machine.
 
     Raises:
         ValueError: unknown model or family.
@@ -115,7 +132,7 @@ def pipeline_call(model: str, guidance: float, *, revision: str | None = None) -
     if index is None or config is None:
         return None
     family = family_of(read_json(index).get("_class_name"), where)
-    return family.pipeline_call(read_options(str(index.parent)), read_json(config), guidance)
+    return Described(family, read_options(str(index.parent)), read_json(config))
 
 
 def advice(error: BaseException, where: str) -> str:

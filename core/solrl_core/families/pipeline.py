@@ -37,12 +37,14 @@ class PipelineBackbone(Backbone):
         keep: of the same policy.
         keep_max_dim: of the same policy.
         max_sequence_length: the family's number of text tokens; the model's options override it.
+        own_schedule: the noise levels are those of the pipeline's scheduler; otherwise evenly spaced.
     """
 
     quantize: tuple[str, ...]
     keep: tuple[str, ...]
     keep_max_dim: int = 0
     max_sequence_length: int
+    own_schedule: bool = True
 
     def __init__(self, pipeline: Any, name: str, options: ModelOptions) -> None:
         self.name = name

@@ -72,4 +72,12 @@ def test_a_family_says_how_its_pipeline_is_called() -> None:
     config = resolve("mini-flux/sol_rl/clipscore").config
     assert "guidance_scale=1.0, height=64, width=64, max_sequence_length=16)" in model_card(config, 1, None, "here")
     config = resolve("mini-sana/sol_rl/clipscore").config
-    assert "complex_human_instruction=None, use_resolution_binning=False)" in model_card(config, 1, None, "here")
+    card = model_card(config, 1, None, "here")
+    assert "complex_human_instruction=None, use_resolution_binning=False, sigmas=[1.0, 0.9, " in card
+
+
+def test_the_card_says_the_layout_of_the_lora() -> None:
+    config = resolve("mini-sd3/sol_rl/clipscore", overrides=["lora.rank=8", "lora.alpha=12"]).config
+    card = model_card(config, 1, None, "here")
+    assert "`transformer.<module>.lora_A.weight` [rank, in]" in card
+    assert "multiplied by alpha / rank = 1.5" in card

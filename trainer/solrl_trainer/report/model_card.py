@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from solrl_core.families.load import MODELS, pipeline_call
+from solrl_core.families.load import MODELS, described
+from solrl_core.sampler import unshifted_sigmas
 from solrl_proto.text_files import read_json, read_text
 
 from solrl_trainer.config import OF_A_MACHINE, RunConfig
@@ -80,8 +81,12 @@ def model_card(config: RunConfig, version: int, measured: HeldOut | None, source
     registered = config.model in MODELS
     on_hub = not registered and not Path(config.model).is_dir()
     base = config.model if registered or on_hub else Path(config.model).name
-    call = pipeline_call(config.model, config.guidance, revision=config.revision)
+    found = described(config.model, config.revision)
+    call = found and found.family.pipeline_call(found.options, found.config, config.guidance)
     arguments = {"num_inference_steps": config.evaluate.steps} | (call or {"guidance_scale": config.guidance})
+    even = found is not None and not found.family.own_schedule
+    if even:
+        arguments["sigmas"] = unshifted_sigmas(config.evaluate.steps)[:-1]
     revision = f", revision={config.revision!r}" if config.revision else ""
     shown = config.model_copy(update={"model": base, "prompts": Path(config.prompts).name})
     page: str = environment.get_template("model_card.md.j2").render(
@@ -96,8 +101,11 @@ def model_card(config: RunConfig, version: int, measured: HeldOut | None, source
         pipeline=(f"locate({base!r})" if registered else repr(base if on_hub else f"path/to/{base}")) + revision,
         source=source,
         lora=LORA,
+        scale=f"{config.lora.alpha / config.lora.rank:g}",
         arguments=", ".join(f"{name}={value!r}" for name, value in arguments.items()),
         arguments_known=call is not None,
+        solver=config.solver,
+        even=even,
         measured=measured,
         rows=_rows(measured, config) if measured else [],
         few=figures.few_prompts_text(measured.prompts) if measured and measured.prompts else "",
