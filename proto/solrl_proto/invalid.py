@@ -1,4 +1,4 @@
-"""What is wrong with a request, as a problem document instead of pydantic's errors."""
+"""The problem document of a request that is not valid, in place of pydantic's errors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -102,12 +102,12 @@ def pipeline_call(model: str, guidance: float, *, revision: str | None = None) -
     Raises and None as `described`.
     """
     found = described(model, revision)
-    return found and found.family.pipeline_call(found.options, found.config, guidance)
+    return None if found is None else found.family.pipeline_call(found.options, found.config, guidance)
 
 
 @dataclass(frozen=True)
 class Described:
-    """What a model's small files say: its family, its own settings, and the transformer's configuration."""
+    """The family of a model, its own settings, and its transformer's configuration."""
 
     family: type[PipelineBackbone]
     options: ModelOptions

@@ -82,7 +82,7 @@ def model_card(config: RunConfig, version: int, measured: HeldOut | None, source
     on_hub = not registered and not Path(config.model).is_dir()
     base = config.model if registered or on_hub else Path(config.model).name
     found = described(config.model, config.revision)
-    call = found and found.family.pipeline_call(found.options, found.config, config.guidance)
+    call = None if found is None else found.family.pipeline_call(found.options, found.config, config.guidance)
     arguments = {"num_inference_steps": config.evaluate.steps} | (call or {"guidance_scale": config.guidance})
     even = found is not None and not found.family.own_schedule
     if even:
