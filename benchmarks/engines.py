@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.generator import CHUNK_SIZE
+from solrl_engine.backend import Backend, GenerationRequest
 from solrl_proto.rollouts import Plan
 from solrl_rollout.engine.backends import load_backend
-from solrl_rollout.engine.backends.base import Backend, GenerationRequest
 from solrl_rollout.engine.work import VersionedAdapter
 from solrl_rollout.settings import Settings
 from true_size import written

@@ -86,7 +86,7 @@ def watched_backend(spec: Any, settings: Any) -> Any:
 def watch_chunks(noted: Witness) -> None:
     """Note each chunk that this process begins, its steps and its end."""
     from solrl_rollout.engine.model_runner import ModelRunner
-    from solrl_rollout.engine.scoring import Scorer
+    from solrl_rollout.engine.scoring import ChunkScorer
     from solrl_rollout.engine.work import Chunk, GeneratedChunk, ScoredChunk
 
     def note(event: str, chunk: Chunk, **more: Any) -> None:
@@ -94,7 +94,7 @@ def watch_chunks(noted: Witness) -> None:
             job = f"{os.getpid()}/{id(chunk.job)}"
             noted.note(event, pid=os.getpid(), job=job, run=chunk.job.run, prompt=chunk.prompt.id, **more)
 
-    generate, score = ModelRunner.generate, Scorer.score_here
+    generate, score = ModelRunner.generate, ChunkScorer.score_here
 
     def watched_generate(self: ModelRunner, chunk: Chunk, between: Callable[[], None], *rest: Any) -> GeneratedChunk:
         note("begun", chunk, seeds=list(chunk.seeds))
@@ -105,13 +105,13 @@ def watch_chunks(noted: Witness) -> None:
 
         return generate(self, chunk, step, *rest)
 
-    def watched_score(self: Scorer, generated: GeneratedChunk) -> ScoredChunk:
+    def watched_score(self: ChunkScorer, generated: GeneratedChunk) -> ScoredChunk:
         scored = score(self, generated)
         note("made", generated.chunk, seeds=list(generated.chunk.seeds))
         return scored
 
     replace(ModelRunner, "generate", watched_generate)
-    replace(Scorer, "score_here", watched_score)
+    replace(ChunkScorer, "score_here", watched_score)
 
 
 def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:

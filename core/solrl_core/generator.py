@@ -55,6 +55,18 @@ class GeneratorOutput:
         assert self.trajectory.clean is not None
         return self.trajectory.clean
 
+    @staticmethod
+    def join(parts: Sequence["GeneratorOutput"]) -> "GeneratorOutput":
+        """The candidates of all parts, in their order."""
+        if len(parts) == 1:
+            return parts[0]
+        recordings = [part.recording for part in parts if part.recording is not None]
+        return GeneratorOutput(
+            Trajectory.join([part.trajectory for part in parts]),
+            torch.cat([part.images for part in parts]),
+            Recording.join(recordings) if recordings else None,
+        )
+
     def pil(self) -> list[Image.Image]:
         """The images, as notebooks show them: 8-bit RGB, rounded to nearest."""
         return as_pil(self.images)

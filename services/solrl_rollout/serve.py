@@ -16,7 +16,7 @@ from solrl_rollout.settings import Settings
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from solrl_rollout.engine.backends.base import BackendLoader
+    from solrl_rollout.engine.backends import BackendLoader
     from solrl_rollout.service import Service
 
 logger = logging.getLogger(__name__)

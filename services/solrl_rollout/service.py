@@ -16,12 +16,12 @@ from solrl_proto.rollouts import RolloutRequest, Served
 
 from solrl_rollout.engine.adapters import Adapters
 from solrl_rollout.engine.admission import MAX_LATENT_BYTES, check_model, check_request, latent_bytes
-from solrl_rollout.engine.backends.base import BackendLoader
+from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.held_adapters import HeldAdapters
 from solrl_rollout.engine.rollout import Rollout
 from solrl_rollout.engine.run_rewards import digests_with, run_rewards_of
-from solrl_rollout.engine.work import HostedModel, Job, RunReward, VersionedAdapter, release
+from solrl_rollout.engine.work import HeldAdapter, HostedModel, Job, RunReward, release
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.curves import OverviewCurves
@@ -114,7 +114,7 @@ class Service:
         tenant: str,
         hosted: HostedModel,
         precision: Tier,
-        adapter: VersionedAdapter | None,
+        adapter: HeldAdapter | None,
         run_rewards: Mapping[str, RunReward],
     ) -> Rollout:
         job = Job(

@@ -16,20 +16,21 @@ import torch
 from safetensors.torch import load, save
 from solrl_core.adapter import decode_adapter, encode_adapter
 from solrl_core.device_events import DeviceEvent, HostEvent
+from solrl_core.generator import GeneratorOutput
+from solrl_engine.backend import (
+    AdapterMergeError,
+    Backend,
+    Capabilities,
+    GenerationRequest,
+    Identity,
+    LayerPrecisionError,
+    VersionedAdapter,
+)
 from solrl_proto import Plan
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import AdapterUse
-from solrl_rollout.engine.backends.base import (
-    AdapterMergeError,
-    Capabilities,
-    Generation,
-    GenerationRequest,
-    Identity,
-    LayerPrecisionError,
-)
-from solrl_rollout.engine.backends.local import LocalBackend
-from solrl_rollout.engine.work import VersionedAdapter
+from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.engine.workers.encoding import pack_trajectory, unpack_trajectory
 from solrl_rollout.engine.workers.messages import Message, Messages
 from solrl_rollout.settings import ModelSpec, Settings
@@ -67,21 +68,28 @@ class ChildBackend:
         digest = adapter and adapter.digest
         self._call({"do": "set_adapter", "precision": precision, "digest": digest, "use": use}, body)
 
-    def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
+    def unread_tokens(self, prompt: str) -> int:
+        return 0
+
+    def generate(
+        self, request: GenerationRequest, batch_size: int, between: Callable[[], None] | None = None
+    ) -> GeneratorOutput:
         start, tensors = pack_trajectory(request.start)
         asked = {
-            "prompt": request.prompt,
+            "prompts": list(request.prompts),
             "seeds": list(request.seeds),
             "precision": request.precision,
             "plan": request.plan.model_dump(mode="json"),
             "until": request.until,
-            "batch_limit": request.batch_limit,
         }
-        self._messages.send({"do": "generate", "request": asked, "start": start}, save(tensors) if tensors else b"")
+        message = {"do": "generate", "request": asked, "batch_size": batch_size, "start": start}
+        self._messages.send(message, save(tensors) if tensors else b"")
         stopped: BaseException | None = None
         while (answer := self._messages.receive()).header.get("step"):
             try:
-                if stopped is None:  # other lanes of the child may have reached their next step, too
+                if (
+                    stopped is None and between is not None
+                ):  # other lanes of the child may have reached their next step, too
                     between()
             except BaseException as error:
                 stopped = error
@@ -90,7 +98,9 @@ class ChildBackend:
             raise stopped
         header, body = self._checked(answer)
         made = load(body)
-        return Generation(made.pop("images"), unpack_trajectory(header["trajectory"], made, request.plan))
+        images, end = made.pop("images"), unpack_trajectory(header["trajectory"], made, request.plan)
+        assert end is not None
+        return GeneratorOutput(end, images)
 
     def record_event(self) -> DeviceEvent:
         return HostEvent()
@@ -122,7 +132,7 @@ class Child:
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
-        self._backend: LocalBackend | None = None
+        self._backend: Backend | None = None
 
     def run(self) -> None:
         """Answer requests until the parent closes the socket."""
@@ -138,7 +148,7 @@ class Child:
             self._messages.send(*answer)
 
     def _load(self, spec: list[Any], settings: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-        self._backend = LocalBackend(ModelSpec(*spec), Settings(**settings))
+        self._backend = load_backend(ModelSpec(*spec), Settings(**settings))
         capabilities = asdict(self._backend.capabilities)
         capabilities["precisions"] = [one.model_dump() for one in self._backend.capabilities.precisions]
         return {"identity": asdict(self._backend.identity), "capabilities": capabilities}, b""
@@ -158,12 +168,12 @@ class Child:
         return {}, b""
 
     def _generate(
-        self, request: dict[str, Any], start: dict[str, Any] | None, body: bytes
+        self, request: dict[str, Any], batch_size: int, start: dict[str, Any] | None, body: bytes
     ) -> tuple[dict[str, Any], bytes]:
         assert self._backend is not None
         plan = Plan.model_validate(request.pop("plan"))
         begin = unpack_trajectory(start, load(body) if body else {}, plan)
-        made = self._backend.generate(GenerationRequest(plan=plan, start=begin, **request), self._between)
+        made = self._backend.generate(GenerationRequest(plan=plan, start=begin, **request), batch_size, self._between)
         place, tensors = pack_trajectory(made.trajectory)
         return {"trajectory": place}, save({"images": made.images.contiguous(), **tensors})
 

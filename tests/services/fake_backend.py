@@ -7,17 +7,18 @@ from typing import Any
 
 import torch
 from solrl_core.device_events import DeviceEvent, HostEvent
+from solrl_core.generator import GeneratorOutput
 from solrl_core.noise import initial_noise
 from solrl_core.sampler import Trajectory
 from solrl_core.solvers import Euler
+from solrl_engine.backend import Capabilities, GenerationRequest, Identity, VersionedAdapter
 from solrl_proto import Plan, PromptItem
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import AdapterUse
-from solrl_rollout.engine.backends import load_backend
-from solrl_rollout.engine.backends.base import BackendLoader, Capabilities, Generation, GenerationRequest, Identity
+from solrl_rollout.engine.backends import BackendLoader, load_backend
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.work import Chunk, Job, VersionedAdapter
+from solrl_rollout.engine.work import Chunk, Job
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.settings import ModelSpec, Settings
 from solrl_rollout.status.metrics import Metrics
@@ -65,11 +66,17 @@ class FakeBackend:
         self.served.append((precision, adapter.digest if adapter else None))
         self.uses.append(use)
 
-    def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
+    def unread_tokens(self, prompt: str) -> int:
+        return 0
+
+    def generate(
+        self, request: GenerationRequest, batch_size: int, between: Callable[[], None] | None = None
+    ) -> GeneratorOutput:
         begin = request.start.index if request.start is not None else 0
         until = request.plan.steps if request.until is None else request.until
         for _ in range(begin, until):
-            between()
+            if between is not None:
+                between()
             self.on_step(request)
         self.batches.append(len(request.seeds))
         if len(request.seeds) > self.room:
@@ -77,7 +84,7 @@ class FakeBackend:
         images = initial_noise(request.seeds, SHAPE)
         solver = Euler()
         solver.history = (images,)
-        return Generation(images, None if request.until is None else Trajectory(images, solver, until))
+        return GeneratorOutput(Trajectory(images, solver, until), images)
 
     def record_event(self) -> DeviceEvent:
         return HostEvent()
@@ -114,10 +121,12 @@ class Observed(FakeBackend):
         self.events = events
         self.fault: Callable[[GenerationRequest], None] = lambda _: None
 
-    def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
+    def generate(
+        self, request: GenerationRequest, batch_size: int, between: Callable[[], None] | None = None
+    ) -> GeneratorOutput:
         self.events.add(f"+{request.prompt}")
         self.fault(request)
-        generation = super().generate(request, between)
+        generation = super().generate(request, batch_size, between)
         self.events.add(f"*{request.prompt}")
         return generation
 

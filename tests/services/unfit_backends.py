@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_backend import FakeBackend
-from solrl_rollout.engine.backends.base import GenerationRequest
+from solrl_engine.backend import GenerationRequest
 
 
 def uneven(*_: Any) -> FakeBackend:

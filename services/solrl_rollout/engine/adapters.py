@@ -11,7 +11,7 @@ from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import AdapterRef
 
 from solrl_rollout.engine.held_adapters import Content, HeldAdapters
-from solrl_rollout.engine.work import HostedModel, VersionedAdapter
+from solrl_rollout.engine.work import HeldAdapter, HostedModel
 from solrl_rollout.store import RunStore
 
 _CACHED_ADAPTERS, _CACHED_BYTES = 16, 2**30
@@ -69,7 +69,7 @@ class Adapters:
         )
         return await self._store.put(tenant, info, body)
 
-    async def fetch(self, tenant: str, ref: AdapterRef, hosted: HostedModel) -> VersionedAdapter:
+    async def fetch(self, tenant: str, ref: AdapterRef, hosted: HostedModel) -> HeldAdapter:
         """A stored version, decoded; its bytes count until the result's hold is released.
 
         Raises:
@@ -79,7 +79,7 @@ class Adapters:
             pass
         return found
 
-    async def _fetch(self, tenant: str, ref: AdapterRef, hosted: HostedModel) -> VersionedAdapter | None:
+    async def _fetch(self, tenant: str, ref: AdapterRef, hosted: HostedModel) -> HeldAdapter | None:
         """As `fetch`; None if the version was replaced meanwhile: deleted, and pushed with other content."""
         info = await self._store.info(tenant, ref.run, ref.version)
         if info.model != hosted.info.name:
@@ -101,7 +101,7 @@ class Adapters:
         except BaseException:
             hold.release()  # now: its error refers to it
             raise
-        return VersionedAdapter(info.digest, adapter, hold)
+        return HeldAdapter(info.digest, adapter, hold)
 
     async def _find(self, tenant: str, ref: AdapterRef, hosted: HostedModel, content: Content) -> Adapter:
         while (adapter := self._known(content)) is None:

@@ -1,19 +1,17 @@
 """The engine's side of one worker: gives it chunks in its turns and takes their results."""
 
-import math
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from solrl_proto.status import WorkerStatus
 
 from solrl_rollout.engine.dispatch import OWN_SERVERS, Dispatch
 from solrl_rollout.engine.fair_queue import Turn
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
-from solrl_rollout.engine.workers.base import Worker
+from solrl_rollout.engine.workers.base import WaitingFeed, Worker
 
 
-class WorkerFeed:
+class WorkerFeed(WaitingFeed):
     """A `Feed` from the fair queue.
 
     Attributes:
@@ -29,6 +27,7 @@ class WorkerFeed:
 
     def __init__(self, worker: Worker, dispatch: Dispatch, *, keeps_run: bool) -> None:
         """`keeps_run`: whether it stays with its run beyond a turn while that is fair."""
+        super().__init__(dispatch.changed)
         self.worker = worker
         self.hosted: list[HostedModel] = []
         self.serving = False
@@ -39,7 +38,6 @@ class WorkerFeed:
         self.chunks: list[Chunk] = []
         self._dispatch = dispatch
         self._turn = Turn(keeps_run=keeps_run)
-        self._woken = False
         self._finishing = threading.Lock()
         """Held while a chunk is accounted for: several threads finish chunks."""
         self._last_end = 0.0
@@ -55,34 +53,17 @@ class WorkerFeed:
             name=name, serving=self.serving, given_up=self.ended, chunks=self._finished, restarts=self.restarts
         )
 
-    def take(self, attend: Callable[[], None]) -> Chunk | None:
-        """Wait for the worker's next chunk; see `Feed`."""
-        while True:
-            attend()
-            with self._dispatch.changed:
-                if self._dispatch.closing:
-                    return None
-                chunk = self._dispatch.take(self._turn, self.chunks, self._servers)
-                if chunk is not None:
-                    self.chunks.append(chunk)
-                    return chunk
-                self._sleep(None)
+    @property
+    def closing(self) -> bool:
+        """Whether the engine closes."""
+        return self._dispatch.closing
 
-    def wait(self, until: Callable[[], bool], attend: Callable[[], None], timeout: float | None = None) -> None:
-        """Wait until `until()`; see `Feed`."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            attend()
-            with self._dispatch.changed:
-                if until():
-                    return
-                self._sleep(None if timeout is None else deadline - time.monotonic())
-
-    def wake(self) -> None:
-        """Wake the worker's thread."""
-        with self._dispatch.changed:
-            self._woken = True
-            self._dispatch.changed.notify_all()
+    def next_chunk(self) -> Chunk | None:
+        """Take the worker's next chunk from the queue, if there is one now."""
+        chunk = self._dispatch.take(self._turn, self.chunks, self._servers)
+        if chunk is not None:
+            self.chunks.append(chunk)
+        return chunk
 
     def finish(self, chunk: Chunk, scored: ScoredChunk) -> None:
         """Resolve a chunk with its result."""
@@ -125,9 +106,3 @@ class WorkerFeed:
     def _drop(self, chunk: Chunk) -> None:
         with self._dispatch.changed:
             self.chunks.remove(chunk)
-
-    def _sleep(self, timeout: float | None) -> None:
-        """Sleep until something changes, unless something has since the last time. The caller holds `changed`."""
-        if not self._woken:
-            self._dispatch.changed.wait(timeout)
-        self._woken = False

@@ -1,125 +1,62 @@
-"""Runs chunks of a hosted model: sets the adapter, generates, scores, and recovers from exhausted memory."""
+"""Runs chunks of a hosted model: sets the adapter, generates in batches that fit, and scores."""
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
-from solrl_core.families.decoder_fp8 import Fp8DecoderError
-from solrl_core.families.early_exit import EarlyDecoderError
-from solrl_core.families.load import locate
-from solrl_core.generator import CHUNK_SIZE
-from solrl_core.rewards.base import AT, REWARDS, Reward
-from solrl_core.sampler import Trajectory
+from solrl_core.generator import CHUNK_SIZE, GeneratorOutput
+from solrl_core.rewards.base import REWARDS
+from solrl_engine.backend import AdapterMergeError, Backend, LayerPrecisionError
+from solrl_engine.batch_size import AdaptiveBatchSize, DoesNotFitError, free_memory
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
-from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
 from solrl_proto.rollouts import AdapterUse, Plan, PromptItem
 
-from solrl_rollout.engine.backends.base import (
-    AdapterMergeError,
-    Backend,
-    BackendLoader,
-    Generation,
-    GenerationRequest,
-    LayerPrecisionError,
-)
-from solrl_rollout.engine.batch_limit import BatchLimit, free_memory
-from solrl_rollout.engine.problems import (
-    adapter_merge,
-    early_decoder_mismatch,
-    fp8_decoder_unsupported,
-    layer_unsupported,
-    out_of_memory,
-)
-from solrl_rollout.engine.scoring import PART, Scorer
+from solrl_rollout.engine.scoring import ChunkScorer
 from solrl_rollout.engine.work import Chunk, GeneratedChunk, HostedModel, Job
-from solrl_rollout.settings import ModelSpec, Settings
 from solrl_rollout.status.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
+SCORING = "rewards"
+"""Name of scoring in batch limits and metrics, where other parts are precisions."""
 _UNKNOWN = "unknown"
 _BASE: tuple[None, AdapterUse] = (None, "merged")
-
-
-def load_models(
-    settings: Settings,
-    metrics: Metrics,
-    load_backend: BackendLoader,
-    weights_read: Callable[[], None] = lambda: None,
-) -> dict[str, "ModelRunner"]:
-    """Load all models of the settings, by name, then warm them up; equal rewards are loaded once.
-
-    Args:
-        settings: models, rewards, and their device.
-        metrics: metrics to update.
-        load_backend: loads each model's backend.
-        weights_read: called once all are loaded.
-
-    Raises:
-        ValueError, OSError, RuntimeError: a model or a reward cannot be loaded or does not fit.
-        ProblemError: `reward-failed`.
-    """
-    _check_names(settings)
-    rewards: dict[str, Reward] = {}
-    runners: dict[str, ModelRunner] = {}
-    try:
-        for spec in settings.models:
-            with _fitting(spec, settings, runners):
-                runners[spec.name] = _load_model(spec, settings, metrics, load_backend, rewards)
-        weights_read()
-        for spec in settings.models:
-            with _fitting(spec, settings, runners):
-                runners[spec.name].warm_up()
-    except BaseException:
-        for runner in runners.values():
-            runner.backend.close()
-        raise
-    return runners
-
-
-@contextmanager
-def _fitting(spec: ModelSpec, settings: Settings, runners: Mapping[str, "ModelRunner"]) -> Iterator[None]:
-    """Say which model does not fit beside which others, if memory runs out within the block."""
-    others = [name for name in runners if name != spec.name]
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise _does_not_fit(spec, settings, others, str(error)) from error
-    except ProblemError as error:
-        if error.problem.kind == ProblemKind.OUT_OF_MEMORY:
-            raise _does_not_fit(spec, settings, others, error.problem.detail) from error
-        raise
-
-
-def _load_model(
-    spec: ModelSpec, settings: Settings, metrics: Metrics, load_backend: BackendLoader, rewards: dict[str, Reward]
-) -> "ModelRunner":
-    backend = load_backend(spec, settings)
-    try:
-        scorer = Scorer.load(spec.name, settings, backend.identity.reward_options, rewards, metrics)
-        default = backend.capabilities.fastest if settings.precision == "auto" else settings.precision
-        return ModelRunner(spec.name, backend, scorer, default, metrics)
-    except BaseException:
-        backend.close()
-        raise
 
 
 class ModelRunner:
     """One hosted model. All calls come from the worker's thread; its scorer may run concurrently on another thread."""
 
-    def __init__(self, name: str, backend: Backend, scorer: Scorer, default_precision: Tier, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        name: str,
+        backend: Backend,
+        scorer: ChunkScorer,
+        default_precision: Tier,
+        reward_dtype: str | None,
+        metrics: Metrics,
+    ) -> None:
+        """Describe a loaded model.
+
+        Args:
+            name: its name in requests.
+            backend: generates its candidates.
+            scorer: scores them.
+            default_precision: precision that `auto` stands for.
+            reward_dtype: number format of the weights of rewards whose options give none; None for each reward's own.
+            metrics: metrics to update.
+        """
         self.backend = backend
         self.scorer = scorer
         self._name = name
         self._default_precision = default_precision
         self._metrics = metrics
-        self._limits: dict[str, BatchLimit] = {PART: scorer.limit}
+        scorer.batch = self._adaptive(SCORING, "scoring")
+        self._batches = {SCORING: scorer.batch}
         self._served: dict[Tier, tuple[str | None, AdapterUse]] = {}
         """Digest of the adapter that each precision serves, None for the base model, and its use."""
-        self.hosted = self._describe()
+        self.hosted = self._describe(reward_dtype)
 
     def generate(
         self, chunk: Chunk, between: Callable[[], None], wait_for_scoring: Callable[[], bool] = lambda: False
@@ -133,39 +70,23 @@ class ModelRunner:
                 one.
 
         Raises:
-            ProblemError: 422 `adapter-merge` (the previous adapter is still served), `precision-unsupported` or
-                `fitted-mismatch`, 503 or 507 `out-of-memory`.
+            AdapterMergeError: the previous adapter is still served.
+            LayerPrecisionError, DecoderError: the model does not run at the precision, or not with the plan's decoder.
+            DoesNotFitError: not even one candidate fits, or the weights do not.
         """
         job, started_at, began = chunk.job, time.monotonic(), self.backend.record_event()
         switched = self._serve_adapter(job, wait_for_scoring)
-        merged = self.backend.record_event()
-        limit = self._limit(job.precision)
+        merged, request = self.backend.record_event(), chunk.request
+        batch = self._batch(job.precision)
 
-        def generate(rows: slice) -> Generation:
-            request = GenerationRequest(
-                prompt=chunk.prompt.text,
-                seeds=chunk.seeds[rows],
-                precision=job.precision,
-                plan=job.plan,
-                start=chunk.start and chunk.start.rows(rows),
-                until=chunk.until,
-                batch_limit=limit.size,
-            )
-            return self.backend.generate(request, between)
+        def generate(rows: slice) -> GeneratorOutput:
+            return self.backend.generate(request.rows(rows), batch.size, between)
 
-        try:
-            parts = limit.run(job, chunk.candidates, generate, wait_for_scoring)
-        except EarlyDecoderError as error:
-            raise early_decoder_mismatch(str(error)) from error
-        except Fp8DecoderError as error:
-            raise fp8_decoder_unsupported(error) from error
-        images = parts[0].images if len(parts) == 1 else torch.cat([part.images for part in parts])
-        trajectories = [part.trajectory for part in parts if part.trajectory is not None]
+        output = GeneratorOutput.join(batch.run(chunk.candidates, generate, wait_for_scoring))
         return GeneratedChunk(
             chunk=chunk,
-            images=images,
-            trajectory=Trajectory.join(trajectories) if trajectories else None,
-            unread_tokens=parts[0].unread_tokens,
+            output=output,
+            unread_tokens=self.backend.unread_tokens(chunk.prompt.text),
             started_at=started_at,
             switched=switched,
             began=began,
@@ -177,10 +98,7 @@ class ModelRunner:
         """Generate and score a chunk, or as many candidates as fit, so that a device that is too small fails here.
 
         Runs every batch size of the backend once, so that no request at the default precision without guidance waits
-        for compilation.
-
-        Raises:
-            ProblemError: 507 `out-of-memory` if not even one candidate fits; `precision-unsupported`.
+        for compilation. Raises as `generate` and the scorer.
         """
         # Without third-party rewards, which may need metadata, and those of servers.
         rewards = tuple(name for name in self.scorer.rewards.computed_here if REWARDS.is_built_in(name))
@@ -188,28 +106,23 @@ class ModelRunner:
 
         def run(count: int) -> None:
             chunk = Chunk(job, PromptItem(id="warm-up", text="a"), range(count))
-            self.scorer.score(self.generate(chunk, lambda: None))
+            self.scorer.score_here(self.generate(chunk, lambda: None))
 
-        while True:
-            try:
-                run(CHUNK_SIZE)
-                for size in self.backend.batch_sizes(self._limit(job.precision).size)[1:]:
-                    run(size)
-                return
-            except RetryLaterError:
-                continue  # with smaller batches
+        run(CHUNK_SIZE)
+        for size in self.backend.batch_sizes(self._batch(job.precision).size)[1:]:
+            run(size)
 
-    def _describe(self) -> HostedModel:
-        identity, capabilities = self.backend.identity, self.backend.capabilities
+    def _describe(self, reward_dtype: str | None) -> HostedModel:
+        identity, capabilities, rewards = self.backend.identity, self.backend.capabilities, self.scorer.rewards
         info = ModelInfo(
             name=self._name,
             family=identity.family,
             height=identity.height,
             width=identity.width,
             latent_shape=identity.latent_shape,
-            digests={**identity.digests, **self.scorer.rewards.digests()},
-            rewards=self.scorer.rewards.names,
-            reward_dtype=self.scorer.dtype,
+            digests={**identity.digests, **rewards.digests()},
+            rewards=rewards.names,
+            reward_dtype=reward_dtype,
             precisions=capabilities.precisions,
             lora_targets=tuple(identity.adapter_layout),
             arithmetic=None if identity.arithmetic is None else dict(identity.arithmetic),
@@ -222,24 +135,24 @@ class ModelRunner:
             prunes=capabilities.prunes,
             device=identity.device,
             batch_limits=self._lowered_limits,
-            served_rewards=frozenset(self.scorer.rewards.names) - frozenset(self.scorer.rewards.computed_here),
+            served_rewards=frozenset(rewards.names) - frozenset(rewards.computed_here),
         )
 
     def _serve_adapter(self, job: Job, wait_for_scoring: Callable[[], bool]) -> bool:
         """Make the backend serve the job's adapter; returns whether another one was served before."""
-        try:
-            return self._set_adapter(job)
-        except torch.OutOfMemoryError as error:
-            logger.warning("%s at %s does not fit into memory: %s", job.model, job.precision, error)
-        waited = wait_for_scoring()
-        free_memory()
-        if waited:
+        fault = ""
+        for attempt in range(2):
             try:
                 return self._set_adapter(job)
             except torch.OutOfMemoryError as error:
-                logger.warning("it does not fit after scoring has finished, either: %s", error)
+                fault = str(error)
+                logger.warning("%s at %s does not fit into memory: %s", job.model, job.precision, error)
+            # Once more after scoring has ended, if there was any.
+            waited = not attempt and wait_for_scoring()
             free_memory()
-        raise out_of_memory(job.model, job.precision, None)
+            if not waited:
+                break
+        raise DoesNotFitError(f"the weights do not fit with everything else that is loaded: {fault}")
 
     def _set_adapter(self, job: Job) -> bool:
         precision, digest = job.precision, job.adapter.digest if job.adapter else None
@@ -252,34 +165,28 @@ class ModelRunner:
         self._served[precision] = _UNKNOWN, use
         try:
             self.backend.set_adapter(precision, job.adapter, use)
-        except AdapterMergeError as error:
+        except AdapterMergeError:
             self._served[precision] = before
-            raise adapter_merge(str(error), digest) from error
-        except LayerPrecisionError as error:
+            raise
+        except LayerPrecisionError:
             del self._served[precision]
-            raise layer_unsupported(str(error), precision) from error
+            raise
         self._served[precision] = wanted
         return wanted != before
 
-    def _limit(self, precision: Tier) -> BatchLimit:
-        return self._limits.setdefault(precision, BatchLimit(self._name, precision, self._metrics))
+    def _batch(self, precision: Tier) -> AdaptiveBatchSize:
+        if precision not in self._batches:
+            self._batches[precision] = self._adaptive(precision, "generating")
+        return self._batches[precision]
+
+    def _adaptive(self, part: str, doing: str) -> AdaptiveBatchSize:
+        """A batch size whose exhausted memory is logged and counted; `part`: a precision, or `SCORING`."""
+
+        def on_exhausted(text: str) -> None:
+            self._metrics.out_of_memory(self._name, part)
+            logger.warning(text, extra={"fields": {"model": self._name, "part": part}})
+
+        return AdaptiveBatchSize(doing=doing, on_exhausted=on_exhausted)
 
     def _lowered_limits(self) -> dict[str, int]:
-        return {part: limit.size for part, limit in list(self._limits.items()) if limit.size < CHUNK_SIZE}
-
-
-def _does_not_fit(spec: ModelSpec, settings: Settings, loaded: list[str], fault: str) -> RuntimeError:
-    others = f" with {', '.join(loaded)} loaded" if loaded else ""
-    return RuntimeError(
-        f"{spec.location} does not fit on {settings.device}{others}: {fault}; `solrl-rollout memory --model "
-        f"{spec.location}` plans what fits; serve fewer models, at a lower precision, or on a larger GPU"
-    )
-
-
-def _check_names(settings: Settings) -> None:
-    """Raise ValueError for a mistyped name before loading a large model."""
-    for spec in settings.models:
-        locate(spec.location)
-    for name in settings.reward_names:
-        if AT not in settings.options_of_rewards.get(name, {}):
-            REWARDS.check(name)
+        return {part: batch.size for part, batch in list(self._batches.items()) if batch.size < CHUNK_SIZE}

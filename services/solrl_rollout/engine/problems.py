@@ -2,8 +2,15 @@
 
 from collections.abc import Collection
 
+import torch
+from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.families.decoder_fp8 import Fp8DecoderError
+from solrl_core.families.early_exit import EarlyDecoderError
+from solrl_engine.backend import AdapterMergeError, LayerPrecisionError
+from solrl_engine.scorer import NonFiniteImagesError
 from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
+
+from solrl_rollout.engine.work import Chunk
 
 
 def queue_full(
@@ -67,30 +74,41 @@ def workers_lost(losses: int) -> ProblemError:
     )
 
 
-def out_of_memory(model: str, precision: str, batch: int | None) -> ProblemError:
-    """Memory ran out: 503 if a smaller batch may fit, otherwise 507.
+def problem_of(error: Exception, chunk: Chunk) -> ProblemError | None:
+    """The problem of a chunk that an error ended; None if the error is of no known kind."""
+    job, prompt = chunk.job, chunk.prompt.id
+    digest = job.adapter.digest if job.adapter else None
+    match error:
+        case ProblemError():
+            return error
+        case torch.OutOfMemoryError():
+            return out_of_memory(job.model, job.precision, str(error))
+        case AdapterMergeError():
+            return adapter_merge(str(error), digest)
+        case LayerPrecisionError():
+            return layer_unsupported(str(error), job.precision)
+        case EarlyDecoderError():
+            return early_decoder_mismatch(str(error))
+        case Fp8DecoderError():
+            return fp8_decoder_unsupported(error)
+        case NonFiniteImagesError():
+            return images_nonfinite(prompt, digest)
+        case RewardUnavailableError():
+            return reward_unavailable(str(error), prompt)
+        case RewardError():
+            return reward_failed(str(error), prompt)
+    return None
 
-    `batch`: candidates in the batch that was too large; None if the weights did not fit.
-    """
-    plan = (
-        f"`solrl-rollout memory --model {model} --precision {precision}` plans what fits: use another precision, "
-        "or serve smaller images, fewer models and rewards, or on a larger GPU"
-    )
-    where = "body.plan.precision"
-    if batch is None:
-        detail = f"{model} at {precision} does not fit into the device's memory with everything else that is loaded"
-        return ProblemError(ProblemKind.OUT_OF_MEMORY, detail, where=where, got=precision, action=plan)
-    detail = f"the device's memory cannot fit {batch} candidate{'s' * (batch > 1)} of {model} at {precision}"
-    if batch == 1:
-        return ProblemError(ProblemKind.OUT_OF_MEMORY, detail, where=where, got=precision, action=plan)
-    return RetryLaterError(
+
+def out_of_memory(model: str, precision: str, fault: str) -> ProblemError:
+    """The 507 for a single candidate, or for weights, that do not fit into memory."""
+    return ProblemError(
         ProblemKind.OUT_OF_MEMORY,
-        detail,
-        status=503,
-        retry_after=1,
-        where=where,
+        f"{model} at {precision}: {fault}",
+        where="body.plan.precision",
         got=precision,
-        action=f"send the same request again, which then runs in smaller batches; {plan}",
+        action=f"`solrl-rollout memory --model {model} --precision {precision}` plans what fits: use another "
+        "precision, or serve smaller images, fewer models and rewards, or on a larger GPU",
     )
 
 

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 
+from solrl_engine.scorer import sum_times
 from solrl_proto.rollouts import (
     EndLine,
     RewardTime,
@@ -17,7 +18,7 @@ from solrl_proto.rollouts import (
 
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.groups import ScoredGroup
-from solrl_rollout.engine.work import Chunk, Job, ScoredChunk, cut_into_chunks, release, sum_times
+from solrl_rollout.engine.work import Chunk, Job, ScoredChunk, cut_into_chunks, release
 
 logger = logging.getLogger(__name__)
 

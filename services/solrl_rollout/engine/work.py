@@ -1,7 +1,7 @@
 """Units of the engine's work: jobs, their chunks, and chunks that are generated and scored."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import torch
 from solrl_client.cancellation import Cancellation
-from solrl_core.adapter import Adapter
 from solrl_core.device_events import DeviceEvent
-from solrl_core.generator import CHUNK_SIZE
+from solrl_core.generator import CHUNK_SIZE, GeneratorOutput
 from solrl_core.sampler import Trajectory
+from solrl_engine.backend import GenerationRequest, VersionedAdapter
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
 from solrl_proto.rollouts import Plan, PromptItem, RewardTime, RolloutRequest
@@ -44,12 +44,10 @@ class HostedModel:
 
 
 @dataclass(frozen=True, eq=False)
-class VersionedAdapter:
-    """A decoded adapter, the digest that names its content, and a request's hold on it."""
+class HeldAdapter(VersionedAdapter):
+    """A decoded adapter with a request's hold on it."""
 
-    digest: str
-    adapter: Adapter
-    hold: Hold | None = None
+    hold: Hold
 
 
 class RunReward(NamedTuple):
@@ -61,7 +59,7 @@ class RunReward(NamedTuple):
 
 def release(adapter: VersionedAdapter | None) -> None:
     """End a request's hold on its adapter, if it has one. Harmless a second time."""
-    if adapter is not None and adapter.hold is not None:
+    if isinstance(adapter, HeldAdapter):
         adapter.hold.release()
 
 
@@ -155,14 +153,24 @@ class Chunk:
         """Candidates × steps."""
         return len(self.seeds) * self.steps
 
+    @property
+    def request(self) -> GenerationRequest:
+        """What its worker's backend generates."""
+        job, texts = self.job, [self.prompt.text] * len(self.seeds)
+        return GenerationRequest(texts, self.seeds, job.plan, job.precision, start=self.start, until=self.until)
+
+    @property
+    def answers_images(self) -> bool:
+        """Whether the answer has its images."""
+        return self.job.images and self.ends
+
 
 @dataclass(frozen=True)
 class GeneratedChunk:
     """A chunk whose candidates are computed, or still being computed on the device.
 
     Attributes:
-        images: float32 [N, 3, H, W] in [0, 1] or uint8 [N, H, W, 3]; complete once `finished` is reached.
-        trajectory: latents, if the candidates may continue or the request asks for them.
+        output: its candidates, complete once `finished` is reached.
         unread_tokens: tokens at the prompt's end that no text encoder read.
         started_at: when the engine took it from the queue, by `time.monotonic`.
         switched: whether another adapter was served before.
@@ -170,8 +178,7 @@ class GeneratedChunk:
     """
 
     chunk: Chunk
-    images: torch.Tensor
-    trajectory: Trajectory | None
+    output: GeneratorOutput
     unread_tokens: int
     started_at: float
     switched: bool
@@ -207,15 +214,6 @@ class ScoredChunk:
     reward: float
     asked: float = 0.0
     times: Mapping[str, RewardTime] = field(default_factory=dict)
-
-
-def sum_times(parts: Iterable[Mapping[str, RewardTime]]) -> dict[str, RewardTime]:
-    """The time of each reward in all parts."""
-    total: dict[str, RewardTime] = {}
-    for name, one in (item for part in parts for item in part.items()):
-        before = total[name].seconds if name in total else 0.0
-        total[name] = RewardTime(seconds=before + one.seconds, server=one.server)
-    return total
 
 
 def last_step(request: RolloutRequest) -> int | None:

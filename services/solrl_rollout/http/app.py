@@ -8,8 +8,7 @@ from solrl_http.app import make_app
 from solrl_proto.rollouts import StreamLine
 from solrl_proto.status import Activity, IterationReport
 
-from solrl_rollout.engine.backends import load_backend
-from solrl_rollout.engine.backends.base import BackendLoader
+from solrl_rollout.engine.backends import BackendLoader, load_backend
 from solrl_rollout.http.routes import adapters, health, models, page, rollouts, runs, status
 from solrl_rollout.service import running_service
 from solrl_rollout.settings import Settings

@@ -15,9 +15,9 @@ from fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, engine_of, job
 from fastapi import FastAPI
 from service_helpers import MODEL, adapter_file, content_digest, problem, rollout_request
 from solrl_core.noise import initial_noise
+from solrl_engine.backend import Capabilities, GenerationRequest
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_proto.problems import ProblemError
-from solrl_rollout.engine.backends.base import Capabilities, GenerationRequest
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.http.app import create_app
 from solrl_rollout.settings import Settings

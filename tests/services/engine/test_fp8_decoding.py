@@ -10,9 +10,9 @@ from solrl_core.families import load_backbone
 from solrl_core.families.decoder_fp8 import Fp8DecoderError
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
+from solrl_engine.backend import GenerationRequest
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import Decoding, Plan, RolloutAnswer
-from solrl_rollout.engine.backends.base import GenerationRequest
 
 COUNT, STEPS = 30, 2
 TEXT = "a red circle and a blue square"

@@ -11,7 +11,7 @@ import small_memory
 import torch
 from fake_backend import REWARD, FakeBackend, chunk, engine_of, job, started_engine
 from prometheus_client.parser import text_string_to_metric_families
-from service_helpers import RunningService, problem, rollout_request, running_service, scores
+from service_helpers import RunningService, rollout_request, running_service, scores
 from solrl_core.generator import CHUNK_SIZE
 from solrl_proto import Plan, PromptItem
 from solrl_proto.problems import ProblemError
@@ -61,7 +61,7 @@ def test_the_warm_up_finds_the_batch_limits_and_reports_them(small: RunningServi
     assert at_once(small, 0) == at_once(small, 1) == {"nvfp4": CHUNK_SIZE // 2, "rewards": CHUNK_SIZE // 4}
     assert times(small, "mini-sana", "rewards") == 2
     log = small.log.read_text()
-    assert "memory ran out with 24 candidates in a batch; the batch limit is now 12" in log
+    assert "memory ran out scoring 24 images at once; the limit is now 12" in log
     assert "there is room for 12" in log
     assert '"part": "nvfp4"' in log
 
@@ -84,24 +84,18 @@ def test_halved_batches_give_the_same_answer(small: RunningService, service: Run
     assert times(small, "other", "bf16") == 1 >= before
 
 
-def test_a_request_whose_halves_fail_is_refused_while_others_are_served(
+def test_a_request_whose_halves_fail_is_made_in_quarters_while_others_are_served(
     small: RunningService, service: RunningService
 ) -> None:
     # Two rows per candidate: not even twelve fit.
     plan = {"precision": "bf16", "guidance": 2.0}
     with ThreadPoolExecutor(2) as pool:
-        refused = pool.submit(ask, small, "mini-sana", plan, count=24)
+        quartered = pool.submit(ask, small, "mini-sana", plan, count=24)
         beside = pool.submit(ask, small, "mini-sana", {}, count=30)
     assert scores(beside.result().json()) == scores(ask(small, "mini-sana", {}, count=30).json())
-    response = refused.result()
-    document = problem(response)
-    assert (response.status_code, document["kind"], document["got"]) == (503, "out-of-memory", "bf16")
-    assert "12 candidates" in document["detail"]
-    assert "solrl-rollout memory --model mini-sana --precision bf16" in document["action"]
-    assert int(response.headers["retry-after"]) >= 1
-    # As the answer says: a repeated request is tried in smaller batches.
-    again, expected = (scores(ask(one, "mini-sana", plan, count=24).json())[0] for one in (small, service))
-    assert again == pytest.approx(expected, abs=1e-4)
+    expected = scores(ask(service, "mini-sana", plan, count=24).json())[0]
+    assert scores(quartered.result().json())[0] == pytest.approx(expected, abs=1e-4)
+    assert at_once(small, 0)["bf16"] == CHUNK_SIZE // 4
     assert small.client.get("/health/live").status_code == 200
 
 
@@ -149,7 +143,9 @@ def test_a_single_candidate_that_does_not_fit_is_507_and_other_requests_are_serv
         patch.setattr(*small_memory.of_transformer(0))
         with pytest.raises(ProblemError) as refused:
             made(running, count=1)
-    assert (refused.value.problem.status, refused.value.problem.kind) == (507, "out-of-memory")
+    problem = refused.value.problem
+    assert (problem.status, problem.kind, problem.got) == (507, "out-of-memory", "bf16")
+    assert "solrl-rollout memory --model mini-sana --precision bf16" in str(problem.action)
     assert len(made(running, "nvfp4")) == CHUNK_SIZE
     assert not running.dead
 
@@ -157,7 +153,7 @@ def test_a_single_candidate_that_does_not_fit_is_507_and_other_requests_are_serv
 @pytest.mark.parametrize(
     ("error", "expected", "said"),
     [
-        (torch.OutOfMemoryError("no room for weights"), (507, "out-of-memory"), "does not fit"),
+        (torch.OutOfMemoryError("no room for weights"), (507, "out-of-memory"), "do not fit"),
         (ValueError("expected multiples of 16: got (8, 32)"), (422, "precision-unsupported"), "got (8, 32)"),
     ],
 )
@@ -173,7 +169,7 @@ def test_a_request_for_a_precision_that_cannot_be_built_gets_the_error(
 
     running = engine()
     with monkeypatch.context() as patch:
-        patch.setattr("solrl_rollout.engine.backends.local.Generator", breaks)
+        patch.setattr("solrl_engine.local_backend.Generator", breaks)
         with pytest.raises(ProblemError) as refused:
             made(running)
     assert (refused.value.problem.status, refused.value.problem.kind) == expected
@@ -195,7 +191,7 @@ def test_a_service_that_cannot_fit_one_candidate_does_not_start(
 def test_a_service_closes_a_backend_that_cannot_fit_one_candidate_and_does_not_start() -> None:
     backend = FakeBackend()
     backend.room = 0
-    said = "mini-sana does not fit on auto: .*cannot fit 1 candidate of .*solrl-rollout memory"
+    said = "mini-sana does not fit on auto: .*cannot fit generating 1 candidate.*solrl-rollout memory"
     with pytest.raises(RuntimeError, match=said):
         started_engine(backend)
     assert backend.closed
@@ -218,17 +214,15 @@ def test_the_batches_of_any_backend_are_halved(count: int) -> None:
     assert backend.batches == {24: [24, 12, 12], 13: [13, 6, 6, 1], 1: [1]}[count]
 
 
-def test_a_repeated_request_is_tried_in_a_smaller_batch() -> None:
+def test_batches_are_halved_until_they_fit() -> None:
     backend = FakeBackend()
     engine = started_engine(backend)
     try:
         backend.room = 6
-        first, again = chunk(job(), count=24), chunk(job(), count=24)
-        engine.submit([first])
-        with pytest.raises(ProblemError) as refused:
-            first.result.result(600)
-        assert (refused.value.problem.status, refused.value.problem.kind) == (503, "out-of-memory")
-        engine.submit([again])
-        assert len(again.result.result(600).rewards[REWARD]) == 24
+        backend.batches.clear()
+        made = chunk(job(), count=24)
+        engine.submit([made])
+        assert len(made.result.result(600).rewards[REWARD]) == 24
     finally:
         engine.close()
+    assert backend.batches == [24, 12, 6, 6, 6, 6]

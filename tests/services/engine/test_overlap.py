@@ -7,9 +7,9 @@ import pytest
 import torch
 from fake_backend import REWARD, Events, FakeBackend, Observed, started_engine
 from faulty_rewards import gate
+from solrl_engine.backend import GenerationRequest
 from solrl_proto import Plan, PromptItem
 from solrl_proto.problems import ProblemError
-from solrl_rollout.engine.backends.base import GenerationRequest
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import Chunk, Job
 

@@ -7,14 +7,14 @@ from importlib import metadata
 import pytest
 import torch
 from service_helpers import make_adapter
+from solrl_engine.backend import Backend, GenerationRequest
 from solrl_proto import Plan
 from solrl_rollout.engine.backends import load_backend
-from solrl_rollout.engine.backends.base import Backend, GenerationRequest
 from solrl_rollout.engine.work import VersionedAdapter
 from solrl_rollout.settings import Settings, parse_model
 
 MODEL = "mini-flux"
-REQUEST = GenerationRequest("a red circle", [3, 1, 4], "bf16", Plan(steps=4), None, None, 24)
+REQUEST = GenerationRequest(["a red circle"] * 3, [3, 1, 4], Plan(steps=4), "bf16")
 SDPA = {"diffusion_attention_config": {"default": "TORCH_SDPA"}}
 """The miniature's heads of 32 values are too small for FlashAttention."""
 CLOSE = 3e-3
@@ -54,7 +54,7 @@ def adapter(local: Backend) -> VersionedAdapter:
 def images(backend: Backend, adapter: VersionedAdapter | None, request: GenerationRequest = REQUEST) -> torch.Tensor:
     """Images of a chunk [N, 3, H, W] in [0, 1], on the CPU."""
     backend.set_adapter("bf16", adapter)
-    made = backend.generate(request, lambda: None).images.cpu()
+    made = backend.generate(request, 24).images.cpu()
     return made / 255 if made.dtype == torch.uint8 else made
 
 
@@ -77,7 +77,7 @@ def test_an_adapter_changes_its_images_as_it_changes_ours(
 
 def test_a_pruned_chunk_continues_where_it_stopped(real: Backend, adapter: VersionedAdapter) -> None:
     whole = images(real, adapter)
-    half = real.generate(replace(REQUEST, until=2), lambda: None).trajectory
+    half = real.generate(replace(REQUEST, until=2), 24).trajectory
     assert half is not None
     kept = images(real, adapter, replace(REQUEST, start=half.rows([2, 0]), seeds=[4, 3]))
     assert mean_difference(kept, whole[[2, 0]]) < CLOSE
@@ -92,6 +92,6 @@ def test_a_cancelled_chunk_stops_between_steps_and_the_next_is_whole(real: Backe
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        real.generate(REQUEST, cancel)
+        real.generate(REQUEST, 24, cancel)
     assert len(steps) == 3
     assert mean_difference(images(real, None), before) < CLOSE

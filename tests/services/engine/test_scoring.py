@@ -8,22 +8,29 @@ import pytest
 import torch
 from fake_backend import REWARD, brightness, chunk, job
 from solrl_core.device_events import HostEvent
+from solrl_core.generator import GeneratorOutput
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_uint8
+from solrl_core.sampler import Trajectory
+from solrl_core.solvers import Euler
+from solrl_engine.scorer import sum_times
 from solrl_proto.rollouts import RewardTime
-from solrl_rollout.engine.batch_limit import BatchLimit
-from solrl_rollout.engine.scoring import Scorer
-from solrl_rollout.engine.work import GeneratedChunk, sum_times
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.engine.scoring import ChunkScorer
+from solrl_rollout.engine.work import Chunk, GeneratedChunk
+
+
+def generated(of: Chunk, images: torch.Tensor) -> GeneratedChunk:
+    """A chunk with these images."""
+    output = GeneratorOutput(Trajectory(torch.zeros(len(images), 1), Euler()), images)
+    return GeneratedChunk(of, output, 0, 0.0, False, HostEvent(), HostEvent(), HostEvent())
 
 
 def test_bytes_get_the_scores_of_the_equivalent_floats() -> None:
-    scorer = Scorer(RewardSet({REWARD: brightness}), torch.device("cpu"), BatchLimit("mini", "rewards", Metrics()))
+    scorer = ChunkScorer(RewardSet({REWARD: brightness}))
     pixels = torch.randint(256, (4, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     scored = []
     for images in (pixels, pixels.permute(0, 3, 1, 2).float() / 255):
-        marks = HostEvent(), HostEvent(), HostEvent()
-        scored.append(scorer.score(GeneratedChunk(chunk(job(images=True)), images, None, 0, 0.0, False, *marks)))
+        scored.append(scorer.score_here(generated(chunk(job(images=True)), images)))
     assert torch.equal(scored[0].rewards[REWARD], scored[1].rewards[REWARD])
     for one in scored:
         assert one.images is not None
@@ -51,13 +58,12 @@ def test_a_server_gets_bytes_and_its_seconds_count(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: clock[0]))
     server = AtServer(clock)
     rewards = RewardSet({"there": server, REWARD: brightness})
-    scorer = Scorer(rewards, torch.device("cpu"), BatchLimit("mini", "rewards", Metrics()))
+    scorer = ChunkScorer(rewards)
     asking, plain = (chunk(job(rewards=names)) for names in (("there", REWARD), (REWARD,)))
     assert scorer.asks_servers(asking.job)
     assert not scorer.asks_servers(plain.job)
     images = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    marks = HostEvent(), HostEvent(), HostEvent()
-    half = scorer.score_here(GeneratedChunk(asking, images, None, 0, 0.0, False, *marks))
+    half = scorer.score_here(generated(asking, images))
     assert server.given == []
     assert list(half.rewards) == [REWARD]
     clock[0] += 1000  # between the two parts

@@ -11,9 +11,9 @@ from fake_backend import REWARD, SHAPE, Events, FakeBackend, Observed, engine_of
 from reward_servers import NAME, Misbehaving, RewardProcess, serving, until
 from solrl_core.noise import initial_noise
 from solrl_core.rewards.images import as_bytes, as_floats, as_uint8
+from solrl_engine.backend import GenerationRequest
 from solrl_proto import Plan, PromptItem
 from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
-from solrl_rollout.engine.backends.base import GenerationRequest
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import Chunk, Job, RunReward
 from solrl_rollout.engine.workers import make_workers, process_workers

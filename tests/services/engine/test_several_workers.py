@@ -12,8 +12,8 @@ import pytest
 import torch
 from fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, job
 from solrl_core.noise import initial_noise
+from solrl_engine.backend import GenerationRequest
 from solrl_proto.problems import ProblemError, RetryLaterError
-from solrl_rollout.engine.backends.base import GenerationRequest
 from solrl_rollout.engine.dispatch import Dispatch
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from solrl_rollout.engine.backends.base import BackendLoader
+from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.workers.base import Worker
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.engine.workers.process import ProcessConnection

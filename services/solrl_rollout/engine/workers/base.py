@@ -5,6 +5,10 @@ thread of this process, in another process, or on another machine. Fairness, lim
 belong to the engine.
 """
 
+import math
+import threading
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
@@ -44,6 +48,57 @@ class Feed(Protocol):
 
     def fail(self, chunk: Chunk, error: Exception) -> None:
         """Resolve a taken chunk with an error of its request; any thread may call this."""
+
+
+class WaitingFeed(ABC, Feed):
+    """A feed whose worker's thread sleeps on a condition until there is a chunk for it."""
+
+    def __init__(self, changed: threading.Condition) -> None:
+        """`changed`: notified when there may be a chunk, or none will come any more."""
+        self._changed = changed
+        self._woken = False
+
+    @property
+    @abstractmethod
+    def closing(self) -> bool:
+        """Whether no more chunks will come. Called with `changed` held."""
+
+    @abstractmethod
+    def next_chunk(self) -> Chunk | None:
+        """Take the worker's next chunk, if there is one now. Called with `changed` held."""
+
+    def take(self, attend: Callable[[], None]) -> Chunk | None:
+        """Wait for the worker's next chunk; see `Feed`."""
+        while True:
+            attend()
+            with self._changed:
+                if self.closing:
+                    return None
+                if (chunk := self.next_chunk()) is not None:
+                    return chunk
+                self._sleep(None)
+
+    def wait(self, until: Callable[[], bool], attend: Callable[[], None], timeout: float | None = None) -> None:
+        """Wait until `until()`; see `Feed`."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            attend()
+            with self._changed:
+                if until():
+                    return
+                self._sleep(None if timeout is None else deadline - time.monotonic())
+
+    def wake(self) -> None:
+        """Wake the worker's thread."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def _sleep(self, timeout: float | None) -> None:
+        """Sleep until something changes, unless something has since the last time. The caller holds `changed`."""
+        if not self._woken:
+            self._changed.wait(timeout)
+        self._woken = False
 
 
 class Worker(Protocol):

@@ -1,6 +1,7 @@
 """A worker process: `python -m solrl_rollout.engine.workers.child FD` serves the front at the other end of a socket.
 
-It runs an engine of its own with one worker in this process. It ends when the front closes the socket, also by dying.
+It runs one worker, which takes the front's chunks in their order. It ends when the front closes the socket, also by
+dying.
 """
 
 import contextlib
@@ -11,17 +12,18 @@ import signal
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from solrl_core.adapter import Adapter
+from solrl_engine.backend import VersionedAdapter
 from solrl_http import logs
 
-from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.problems import engine_dead
-from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk, VersionedAdapter
+from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
+from solrl_rollout.engine.workers.base import WaitingFeed
 from solrl_rollout.engine.workers.encoding import Header, decode_chunk, encode_error, encode_hosted, encode_scored
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.engine.workers.messages import Messages
@@ -54,6 +56,44 @@ class ForwardedMetrics(Metrics):
         self._send({"is": "reward_failed", "reward": reward})
 
 
+class FrontFeed(WaitingFeed):
+    """The front's chunks, as the worker in this process sees them: in the order in which they arrived."""
+
+    def __init__(self) -> None:
+        super().__init__(threading.Condition())
+        self._waiting: deque[Chunk] = deque()
+        self._closing = False
+
+    @property
+    def closing(self) -> bool:
+        """Whether the front has gone."""
+        return self._closing
+
+    def next_chunk(self) -> Chunk | None:
+        """The oldest chunk that waits."""
+        return self._waiting.popleft() if self._waiting else None
+
+    def put(self, chunk: Chunk) -> None:
+        """Add a chunk."""
+        with self._changed:
+            self._waiting.append(chunk)
+            self._changed.notify_all()
+
+    def finish(self, chunk: Chunk, scored: ScoredChunk) -> None:
+        """Resolve a chunk with its result."""
+        chunk.result.set_result(scored)
+
+    def fail(self, chunk: Chunk, error: Exception) -> None:
+        """Resolve a chunk with an error."""
+        chunk.result.set_exception(error)
+
+    def close(self) -> None:
+        """Give out no more chunks."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+
 class Child:
     """Answers the front's messages, whatever carries them."""
 
@@ -66,7 +106,9 @@ class Child:
         """
         self._send = send
         self._find_adapter = find_adapter
-        self._engine: Engine
+        self._worker: LocalWorker
+        self._feed = FrontFeed()
+        self._running: threading.Thread | None = None
         self._hosted: list[HostedModel] = []
         self._chunks: dict[int, Chunk] = {}
         self._finder = ThreadPoolExecutor(1, "solrl-finder")
@@ -79,8 +121,11 @@ class Child:
 
     def close(self) -> None:
         """Stop the work."""
-        if self._hosted:
-            self._engine.close()
+        for chunk in list(self._chunks.values()):
+            self._stop(chunk)
+        self._feed.close()
+        if self._running is not None and self._hosted:
+            self._running.join()
 
     def _load(self, body: bytes, source: Any, settings: dict[str, Any], loader: str, name: str) -> None:
         chosen = Settings(**settings)
@@ -89,17 +134,24 @@ class Child:
         module, _, attribute = loader.partition(":")
         load_backend = getattr(importlib.import_module(module), attribute)
         weights_read = partial(self._send, {"is": "weights_read"})
-        worker = LocalWorker(chosen, metrics, load_backend, name=name, weights_read=weights_read)
-        self._engine = Engine(chosen, metrics, [worker])
-        self._engine.start().add_done_callback(self._loaded)
+        self._worker = LocalWorker(chosen, metrics, load_backend, name=name, weights_read=weights_read)
+        self._running = threading.Thread(target=self._run, name=f"solrl-engine-{name}", daemon=True)
+        self._running.start()
 
-    def _loaded(self, loading: Future[list[HostedModel]]) -> None:
-        error = loading.exception()
-        if error is not None:
+    def _run(self) -> None:
+        """Load and run the worker. If its thread ends with an error, so does the process: its chunks are lost."""
+        try:
+            self._hosted = self._worker.load()
+        except BaseException as error:
             self._send({"is": "unloadable", "error": type(error).__name__, "text": str(error)})
             return
-        self._hosted = loading.result()
-        self._send({"is": "loaded", "hosted": [encode_hosted(one) for one in self._hosted], **self._state()})
+        try:
+            self._send({"is": "loaded", "hosted": [encode_hosted(one) for one in self._hosted], **self._state()})
+            self._worker.run(self._feed)
+        except BaseException:
+            logger.exception("the worker's thread died")
+            os._exit(1)
+        self._worker.close()
 
     def _chunk(self, body: bytes, source: Any, id: int, chunk: dict[str, Any]) -> None:
         made = self._chunks[id] = decode_chunk(chunk, body)
@@ -112,10 +164,7 @@ class Child:
         try:
             if digest is not None:
                 chunk.job.adapter = VersionedAdapter(digest, self._find_adapter(digest, source))
-            if chunk.job.cancelled.is_set():
-                chunk.result.set_exception(engine_dead())
-            else:
-                self._engine.submit([chunk])
+            self._feed.put(chunk)
         except BaseException:
             logger.exception("a chunk cannot be submitted")
             os._exit(1)
@@ -123,10 +172,14 @@ class Child:
     def _cancel(self, body: bytes, source: Any, ids: list[int]) -> None:
         for id in ids:
             if (chunk := self._chunks.get(id)) is not None:
-                self._engine.cancel(chunk.job)
+                self._stop(chunk)
+
+    def _stop(self, chunk: Chunk) -> None:
+        chunk.job.cancelled.set()
+        self._worker.cancel(chunk.job)
 
     def _ping(self, body: bytes, source: Any, id: int) -> None:
-        self._engine.ping().add_done_callback(lambda _: self._send({"is": "pong", "id": id}))
+        self._worker.ping().add_done_callback(lambda _: self._send({"is": "pong", "id": id}))
 
     def _handed_over(self, id: int) -> None:
         with contextlib.suppress(OSError):  # the front has gone, which `main` notices, too
@@ -134,14 +187,11 @@ class Child:
 
     def _done(self, id: int, result: Future[ScoredChunk]) -> None:
         self._chunks.pop(id, None)
-        if self._engine.dead:
-            # The front makes the chunk again elsewhere.
-            os._exit(1)
         self._sender.submit(self._send_result, id, result)
 
     def _send_result(self, id: int, result: Future[ScoredChunk]) -> None:
         try:
-            error = engine_dead() if result.cancelled() else result.exception()
+            error = result.exception()
             if error is not None:
                 self._send({"is": "failed", "id": id, **encode_error(error), **self._state()})
             else:

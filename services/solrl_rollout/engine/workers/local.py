@@ -13,14 +13,16 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 
+import torch
 from solrl_core.errors import RewardError
-from solrl_proto.problems import ProblemError, ProblemKind
+from solrl_engine.side_stream import SideStream
 
-from solrl_rollout.engine.backends.base import BackendLoader
-from solrl_rollout.engine.model_runner import ModelRunner, load_models
-from solrl_rollout.engine.problems import engine_dead, generation_failed
-from solrl_rollout.engine.scoring import Scorer
-from solrl_rollout.engine.scoring_threads import ScoringThreads
+from solrl_rollout.engine.asking_threads import AskingThreads
+from solrl_rollout.engine.backends import BackendLoader
+from solrl_rollout.engine.model_loading import load_models
+from solrl_rollout.engine.model_runner import ModelRunner
+from solrl_rollout.engine.problems import engine_dead, generation_failed, problem_of
+from solrl_rollout.engine.scoring import ChunkScorer
 from solrl_rollout.engine.work import Chunk, GeneratedChunk, HostedModel, Job, ScoredChunk
 from solrl_rollout.engine.workers.base import Feed
 from solrl_rollout.settings import Settings
@@ -63,9 +65,9 @@ class LocalWorker:
         self._overlap = overlap
         self._weights_read = weights_read
         self._runners: dict[str, ModelRunner] = {}
-        self._scoring: ScoringThreads | None = None
-        self._asking: ScoringThreads
-        self._asking_for_runs: ScoringThreads
+        self._scoring: SideStream
+        self._asking: AskingThreads
+        self._asking_for_runs: AskingThreads
         self._asked: dict[Chunk, Future[None]] = {}
         """Chunks with the asking threads, and their tasks."""
         self._tasks_change = threading.Lock()
@@ -83,18 +85,20 @@ class LocalWorker:
         """Generate and score chunks until the engine closes; all that were begun are scored before this returns."""
         self._feed, self._wake = feed, feed.wake
         overlaps = any(runner.backend.capabilities.overlaps for runner in self._runners.values())
-        if overlaps if self._overlap is None else self._overlap:
-            self._scoring = ScoringThreads(1, feed.wake)
+        self._scoring = SideStream(
+            torch.device(self._settings.torch_device),
+            overlaps=overlaps if self._overlap is None else self._overlap,
+            on_end=feed.wake,
+        )
         at_once = self._settings.scoring_in_flight
-        self._asking = ScoringThreads(at_once, feed.wake)
+        self._asking = AskingThreads(at_once, feed.wake)
         # Never full: the feed gives at most this many chunks for each server.
-        self._asking_for_runs = ScoringThreads(at_once * max(1, len(self._settings.reward_hosts)), feed.wake)
+        self._asking_for_runs = AskingThreads(at_once * max(1, len(self._settings.reward_hosts)), feed.wake)
         try:
             while (chunk := feed.take(self._attend)) is not None:
                 self._serve(self._runners[chunk.job.model], chunk)
         finally:
-            if self._scoring is not None:
-                self._scoring.close()
+            self._scoring.close()
             self._asking.close()
             self._asking_for_runs.close()
 
@@ -123,8 +127,7 @@ class LocalWorker:
         self._answer_pings()
         self._asking.check()
         self._asking_for_runs.check()
-        if self._scoring is not None:
-            self._scoring.check()
+        self._scoring.check()
 
     def _serve(self, runner: ModelRunner, chunk: Chunk) -> None:
         """Generate a chunk, then score it here or on the scoring thread."""
@@ -135,20 +138,17 @@ class LocalWorker:
 
         ready = None
         with self._reporting_errors(chunk, runner.backend.check):
+            _stop_if_cancelled(chunk)
             generated = runner.generate(chunk, between_steps, self._wait_for_scoring)
             self._wait_for_scoring()
             ready = generated
-        if ready is None:
-            return
-        if self._scoring is None:
-            self._score(runner.scorer, ready)
-        else:
-            self._scoring.run(partial(self._score, runner.scorer, ready))
+        if ready is not None:
+            self._scoring.start(partial(self._score, runner.scorer, ready))
 
-    def _score(self, scorer: Scorer, generated: GeneratedChunk) -> None:
+    def _score(self, scorer: ChunkScorer, generated: GeneratedChunk) -> None:
         """Compute a chunk's rewards here, and have a thread ask servers for the others."""
         chunk = generated.chunk
-        with self._reporting_errors(chunk, scorer.check):
+        with self._reporting_errors(chunk, self._check_device):
             _stop_if_cancelled(chunk)
             scored = scorer.score_here(generated)
             if scorer.asks_servers(chunk.job):
@@ -162,16 +162,18 @@ class LocalWorker:
             else:
                 self._feed.finish(chunk, scored)
 
-    def _ask_servers(self, scorer: Scorer, chunk: Chunk, scored: ScoredChunk) -> None:
-        with self._reporting_errors(chunk, scorer.check):
+    def _ask_servers(self, scorer: ChunkScorer, chunk: Chunk, scored: ScoredChunk) -> None:
+        with self._reporting_errors(chunk, self._check_device):
             _stop_if_cancelled(chunk)
             self._feed.finish(chunk, chunk.job.cancelled.run(scorer.ask_servers, chunk, scored))
+
+    def _check_device(self) -> None:
+        """Raise if the device no longer works."""
+        torch.ones(1, device=self._settings.torch_device).sum().item()
 
     def _wait_for_scoring(self) -> bool:
         """Wait for the chunk being scored here, and answer pings; returns whether there was one."""
         scoring = self._scoring
-        if scoring is None:
-            return False
         busy = not scoring.idle
         self._feed.wait(lambda: scoring.idle, self._answer_pings)
         scoring.check()
@@ -185,20 +187,18 @@ class LocalWorker:
         """
         try:
             yield
-        except ProblemError as error:
-            cause, job = error.__cause__, chunk.job
-            if isinstance(cause, RewardError) and not (cause.reward in job.run_rewards or job.cancelled.is_set()):
-                self._metrics.reward_failed(cause.reward)
-            if error.problem.kind == ProblemKind.OUT_OF_MEMORY:
-                check()
-            self._feed.fail(chunk, error)
         except Cancelled:
             # Only seen if the service was forced to stop; a client that disconnected reads nothing.
             self._feed.fail(chunk, engine_dead())
-        except Exception:
-            logger.exception("a chunk of run %r of %r failed", chunk.job.run, chunk.tenant)
-            check()
-            self._feed.fail(chunk, generation_failed())
+        except Exception as error:
+            job, problem = chunk.job, problem_of(error, chunk)
+            if isinstance(error, RewardError) and not (error.reward in job.run_rewards or job.cancelled.is_set()):
+                self._metrics.reward_failed(error.reward)
+            if problem is None:
+                logger.exception("a chunk of run %r of %r failed", job.run, job.tenant)
+            if problem is None or isinstance(error, torch.OutOfMemoryError):
+                check()
+            self._feed.fail(chunk, problem or generation_failed())
 
     def _answer_pings(self, error: Exception | None = None) -> None:
         while self._pings:

@@ -1,4 +1,4 @@
-"""A worker as a Ray actor: an engine of its own with one worker, in a process that Ray places and starts.
+"""A worker as a Ray actor, in a process that Ray places and starts.
 
 Its methods take and return bytes, which Ray does not pickle. Errors end the process, so none is pickled either.
 """
@@ -26,7 +26,7 @@ _SIZE = struct.Struct("!Q")
 class WorkerActor:
     """Answers the front's messages. `handle` and `receive` run in two concurrency groups of one thread each.
 
-    Generation runs in a thread of the engine, so that neither call waits for it: a cancelled chunk stops at its next
+    Generation runs in a thread of the worker, so that neither call waits for it: a cancelled chunk stops at its next
     step, whereas `ray.cancel` would wait for a method that generates.
     """
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from solrl_core.adapter import Adapter, encode_adapter
 
-from solrl_rollout.engine.backends.base import BackendLoader
+from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.workers.base import Worker
 from solrl_rollout.engine.workers.encoding import Header
 from solrl_rollout.engine.workers.remote import RemoteWorker

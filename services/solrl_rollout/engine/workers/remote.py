@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from solrl_core.adapter import Adapter
 
-from solrl_rollout.engine.backends.base import BackendLoader
+from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.problems import no_room_for_adapter
 from solrl_rollout.engine.work import Chunk, HostedModel, Job
 from solrl_rollout.engine.workers.base import Feed, WorkerDiedError

@@ -8,23 +8,23 @@ from solrl_core.device_events import DeviceEvent, record_event
 from solrl_core.families.load import load_backbone, model_folder
 from solrl_core.families.skeleton import Meta, load_skeleton
 from solrl_core.fingerprint import checkpoint_digest, part_digests
-from solrl_core.generator import decode_in_batches
+from solrl_core.generator import GeneratorOutput, decode_in_batches
 from solrl_core.lora import adapter_layout
 from solrl_core.precision import numerics
 from solrl_core.sampler import Trajectory
 from solrl_core.solver_specs import make_solver
+from solrl_engine.backend import (
+    AdapterMergeError,
+    Capabilities,
+    GenerationRequest,
+    Identity,
+    LayerPrecisionError,
+    VersionedAdapter,
+)
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import AdapterUse
 
-from solrl_rollout.engine.backends.base import (
-    AdapterMergeError,
-    Capabilities,
-    Generation,
-    GenerationRequest,
-    Identity,
-    LayerPrecisionError,
-)
 from solrl_rollout.engine.backends.vllm_omni.adapters import adapter_number, peft_folder
 from solrl_rollout.engine.backends.vllm_omni.orders import Order, pack
 from solrl_rollout.engine.backends.vllm_omni.support import (
@@ -33,7 +33,6 @@ from solrl_rollout.engine.backends.vllm_omni.support import (
     pipeline_class,
     require_packages,
 )
-from solrl_rollout.engine.work import VersionedAdapter
 from solrl_rollout.settings import ModelSpec, Settings
 
 _FULL_SHARE = 0.9
@@ -124,9 +123,16 @@ class VllmOmniBackend:
             )
         self._adapter = adapter.digest, number
 
-    def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
+    def unread_tokens(self, prompt: str) -> int:
+        """Number of tokens at the prompt's end that every text encoder truncates."""
+        (unread,) = self._backbone.unread_tokens([prompt])
+        return unread
+
+    def generate(
+        self, request: GenerationRequest, batch_size: int, between: Callable[[], None] | None = None
+    ) -> GeneratorOutput:
         """Generate candidates; the images are still being decoded on a GPU when this returns."""
-        plan, start, size = request.plan, request.start, request.batch_limit
+        plan, start, size = request.plan, request.start, batch_size
         solver = plan.solver_spec
         chosen = make_solver(solver) if start is None else start.solver
         sigmas = chosen.schedule(plan.steps, self._backbone.sigmas)
@@ -144,12 +150,11 @@ class VllmOmniBackend:
                 until=plan.steps if request.until is None else request.until,
                 start=None if start is None else pack(start.rows(rows)),
             )
-            ends.append(self._engine.generate(order, self._adapter, between))
+            ends.append(self._engine.generate(order, self._adapter, between or (lambda: None)))
         end = Trajectory.join(ends).to(self._device)
         assert end.clean is not None
         images = decode_in_batches(self._backbone, end.clean, size, plan.decoding_after(request.until))
-        (unread,) = self._backbone.unread_tokens([request.prompt])
-        return Generation(images, end if request.until is not None else None, unread)
+        return GeneratorOutput(end, images)
 
     def record_event(self) -> DeviceEvent:
         """Record an event in this process's work; the engine's is finished whenever `generate` returns."""

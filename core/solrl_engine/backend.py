@@ -1,23 +1,22 @@
-"""The protocol between the engine and the backends that generate candidates.
+"""The protocol between a worker and the backends that generate candidates.
 
 A backend may run in this process, in another process or in another environment, and need not use torch to compute.
 All data between the two can be written as JSON (prompts, plans, identities) and safetensors (latents, images,
-adapters); nothing is pickled. The queue, turns, scoring and recovery from exhausted memory belong to the engine.
+adapters); nothing is pickled. The queue, turns, scoring and recovery from exhausted memory are not the backend's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
 
-import torch
+from solrl_core.adapter import Adapter
 from solrl_core.device_events import DeviceEvent
+from solrl_core.generator import GeneratorOutput
 from solrl_core.sampler import Trajectory
+from solrl_core.solver_specs import SolverSpec
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import PrecisionInfo
-from solrl_proto.rollouts import AdapterUse, Plan
-
-from solrl_rollout.engine.work import VersionedAdapter
-from solrl_rollout.settings import ModelSpec, Settings
+from solrl_proto.rollouts import AdapterUse, Decoding, Plan
 
 
 class AdapterMergeError(ValueError):
@@ -26,6 +25,14 @@ class AdapterMergeError(ValueError):
 
 class LayerPrecisionError(ValueError):
     """A layer of the model cannot run at the requested precision."""
+
+
+@dataclass(frozen=True, eq=False)
+class VersionedAdapter:
+    """A decoded adapter, and the digest that names its content."""
+
+    digest: str
+    adapter: Adapter
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Features of a backend; the service refuses requests that need a missing one.
+    """Features of a backend; a service refuses requests that need a missing one.
 
     Attributes:
         precisions: supported precisions, native or emulated, in order of preference.
@@ -78,40 +85,41 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A request to a backend for candidates of one prompt, over all steps or some.
+    """Candidates to generate together, over all steps or some.
 
     Attributes:
-        prompt: the text.
-        seeds: one seed per candidate, which alone determines its initial noise (`solrl_core.noise`).
+        prompts: one text for each candidate.
+        seeds: one seed for each, which alone determines its noise (`solrl_core.noise`).
+        plan: number of steps, solver, guidance and decoding. Pruning is the caller's.
         precision: precision to run at, with the adapter that was last set for it.
-        plan: solver, number of steps, guidance and, by `Plan.decoding_after`, decoding. The engine handles pruning.
         start: latents to continue from, one row per seed; None for the seeds' noise.
-        until: number of steps that the candidates have completed at the end; None for all, without a trajectory.
-        batch_limit: largest batch.
+        until: number of steps that the candidates have completed at the end; None for all.
+        solver: replaces the plan's, for steps that no plan can name.
+        decoding: how images are decoded; None as the plan says after `until`.
+        decode: whether images are decoded.
+        record: whether every step is recorded.
     """
 
-    prompt: str
+    prompts: Sequence[str]
     seeds: Sequence[int]
-    precision: Tier
     plan: Plan
-    start: Trajectory | None
-    until: int | None
-    batch_limit: int
+    precision: Tier
+    start: Trajectory | None = None
+    until: int | None = None
+    solver: SolverSpec | None = None
+    decoding: Decoding | None = None
+    decode: bool = True
+    record: bool = False
 
+    @property
+    def prompt(self) -> str:
+        """The first candidate's prompt; a service's chunk has only one."""
+        return self.prompts[0]
 
-@dataclass(frozen=True)
-class Generation:
-    """Candidates in the order of their seeds.
-
-    Attributes:
-        images: float32 [N, 3, H, W] in [0, 1], or uint8 [N, H, W, 3]; before the last step, of the predicted latents.
-        trajectory: latents after `until` steps, from which the candidates can continue; None if `until` is.
-        unread_tokens: tokens at the prompt's end that no text encoder read.
-    """
-
-    images: torch.Tensor
-    trajectory: Trajectory | None
-    unread_tokens: int = 0
+    def rows(self, which: slice) -> Self:
+        """Some of the candidates."""
+        start = self.start and self.start.rows(which)
+        return replace(self, prompts=self.prompts[which], seeds=self.seeds[which], start=start)
 
 
 class Backend(Protocol):
@@ -128,6 +136,9 @@ class Backend(Protocol):
     def batch_sizes(self, limit: int) -> Sequence[int]:
         """Batch sizes that it uses if at most `limit` candidates fit; each is warmed up at the start."""
 
+    def unread_tokens(self, prompt: str) -> int:
+        """Number of tokens at the prompt's end that every text encoder truncates."""
+
     def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
         """Switch a precision to an adapter, used so; None is the base model.
 
@@ -137,12 +148,15 @@ class Backend(Protocol):
             torch.OutOfMemoryError: the weights do not fit.
         """
 
-    def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
+    def generate(
+        self, request: GenerationRequest, batch_size: int, between: Callable[[], None] | None = None
+    ) -> GeneratorOutput:
         """Generate candidates. A GPU may still be computing the tensors when this returns; see `record_event`.
 
         Args:
             request: the candidates.
-            between: call it before each step, in this thread; if it raises, stop and raise the same. It cancels chunks
+            batch_size: largest batch.
+            between: called before each step, in this thread; if it raises, stop and raise the same. It cancels chunks
                 and answers health calls, which otherwise wait for the end.
 
         Raises:
@@ -158,7 +172,3 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Close its processes and connections."""
-
-
-BackendLoader = Callable[[ModelSpec, Settings], Backend]
-"""Loads the backend of one model. Raises ValueError, OSError or RuntimeError if it cannot be loaded."""

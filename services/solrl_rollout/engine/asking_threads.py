@@ -1,16 +1,16 @@
-"""Threads that score chunks while their worker generates the next one."""
+"""Threads that wait for reward servers while their worker generates other chunks."""
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 
-class ScoringThreads:
+class AskingThreads:
     """Runs up to `size` tasks at a time, begun in order. Any thread may call its methods."""
 
     def __init__(self, size: int, on_end: Callable[[], None]) -> None:
         """`on_end` is called, on the task's thread, whenever a task has ended."""
-        self._pool = ThreadPoolExecutor(size, "solrl-scoring")
+        self._pool = ThreadPoolExecutor(size, "solrl-asking")
         self._lock = threading.Lock()
         self._tasks: list[Future[None]] = []
         """Tasks that have not ended, and those that an exception ended."""

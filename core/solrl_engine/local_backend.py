@@ -6,42 +6,50 @@ import torch
 from solrl_core.arithmetic import arithmetic
 from solrl_core.batches import gpu_batch_sizes
 from solrl_core.device_events import DeviceEvent, RunAheadLimit, record_event
-from solrl_core.families import load_backbone
+from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import part_digests
-from solrl_core.generator import Generator
+from solrl_core.generator import Generator, GeneratorOutput
 from solrl_core.lora import adapter_layout
 from solrl_core.precision import numerics, probe, supported_tiers
-from solrl_core.precision.fp8 import require_fp8
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import AdapterUse
 
-from solrl_rollout.engine.backends.base import (
+from solrl_engine.backend import (
     AdapterMergeError,
     Capabilities,
-    Generation,
     GenerationRequest,
     Identity,
     LayerPrecisionError,
+    VersionedAdapter,
 )
-from solrl_rollout.engine.work import VersionedAdapter
-from solrl_rollout.settings import ModelSpec, Settings
+
+
+def generate(
+    generator: Generator, request: GenerationRequest, batch_size: int, between: Callable[[], None] | None = None
+) -> GeneratorOutput:
+    """Generate candidates with a generator, whatever its precision; see `Backend.generate`."""
+    plan = request.plan
+    return generator.generate(
+        request.prompts,
+        request.seeds,
+        steps=plan.steps,
+        solver=request.solver or plan.solver_spec,
+        guidance=plan.guidance,
+        start=request.start,
+        until=request.until,
+        between=between,
+        batch_limit=batch_size,
+        decode=request.decode,
+        decoding=request.decoding or plan.decoding_after(request.until),
+        record=request.record,
+    )
 
 
 class LocalBackend:
     """A backbone with one generator per precision, each built when it is first needed."""
 
-    def __init__(self, spec: ModelSpec, settings: Settings) -> None:
-        """Load the model.
-
-        Raises:
-            ValueError, OSError: the model cannot be loaded, or the device does not support the precision.
-            torch.OutOfMemoryError: it does not fit.
-        """
-        device = torch.device(settings.torch_device)
-        if settings.precision == "fp8":
-            require_fp8(device)  # before a large model is loaded
-        backbone = load_backbone(spec.location, device=str(device), revision=spec.revision)
+    def __init__(self, backbone: PipelineBackbone) -> None:
         self._backbone = backbone
         self._device = backbone.device
         self._generators: dict[Tier, Generator] = {}
@@ -76,6 +84,11 @@ class LocalBackend:
         """Two sizes on a GPU, since each is compiled; `limit` on a CPU."""
         return (limit,) if self._device.type == "cpu" else gpu_batch_sizes(limit)
 
+    def unread_tokens(self, prompt: str) -> int:
+        """Number of tokens at the prompt's end that every text encoder truncates."""
+        (unread,) = self._backbone.unread_tokens([prompt])
+        return unread
+
     def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
         """Merge an adapter in place, or keep it unmerged; on an error the previous one is still served."""
         generator = self._generators.get(precision)
@@ -91,28 +104,17 @@ class LocalBackend:
         except ValueError as error:
             raise AdapterMergeError(str(error)) from error
 
-    def generate(self, request: GenerationRequest, between: Callable[[], None]) -> Generation:
+    def generate(
+        self, request: GenerationRequest, batch_size: int, between: Callable[[], None] | None = None
+    ) -> GeneratorOutput:
         """Generate candidates; on a GPU they are only queued when this returns, except for the last step."""
 
         def step() -> None:
             self._run_ahead.step()
-            between()
+            if between is not None:
+                between()
 
-        plan = request.plan
-        generated = self._generators[request.precision].generate(
-            request.prompt,
-            request.seeds,
-            steps=plan.steps,
-            solver=plan.solver_spec,
-            guidance=plan.guidance,
-            start=request.start,
-            until=request.until,
-            between=step,
-            batch_limit=request.batch_limit,
-            decoding=plan.decoding_after(request.until),
-        )
-        (unread,) = self._backbone.unread_tokens([request.prompt])
-        return Generation(generated.images, generated.trajectory if request.until is not None else None, unread)
+        return generate(self._generators[request.precision], request, batch_size, step)
 
     def record_event(self) -> DeviceEvent:
         """Record an event that the device reaches when it has finished all work of this thread so far."""

@@ -1,0 +1,97 @@
+"""Scoring of generated images with loaded rewards, in batches that fit into memory."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from solrl_core.rewards import RewardSet
+from solrl_core.rewards.images import as_floats
+from solrl_proto.rollouts import PromptItem, RewardTime
+
+from solrl_engine.batch_size import AdaptiveBatchSize
+
+
+class NonFiniteImagesError(FloatingPointError):
+    """A model generates images that are not finite; `prompt` is the first one's."""
+
+    def __init__(self, prompt: PromptItem) -> None:
+        super().__init__(f"the images of prompt {prompt.id!r} are not finite")
+        self.prompt = prompt
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Rewards of images.
+
+    Attributes:
+        rewards: name → float32 [N], on the CPU.
+        times: time of each reward, by name.
+    """
+
+    rewards: dict[str, torch.Tensor]
+    times: Mapping[str, RewardTime] = field(default_factory=dict)
+
+
+class Scorer:
+    """Scores images with loaded rewards.
+
+    Attributes:
+        rewards: the rewards.
+        batch: largest number of images that are scored at once.
+    """
+
+    def __init__(self, rewards: RewardSet, batch: AdaptiveBatchSize | None = None) -> None:
+        self.rewards = rewards
+        self.batch = batch or AdaptiveBatchSize(doing="scoring")
+
+    def score(self, names: Sequence[str], images: torch.Tensor, prompts: Sequence[PromptItem]) -> Scores:
+        """Score images with the named rewards.
+
+        Args:
+            names: rewards to apply.
+            images: float32 [N, 3, H, W] in [0, 1], or uint8 [N, H, W, 3].
+            prompts: one for each image.
+
+        Raises:
+            NonFiniteImagesError: an image is not finite. Rewards that round images to bytes would give it a score.
+            RewardError: a reward failed, or its scores cannot be used.
+            DoesNotFitError: not even one image fits.
+        """
+
+        def score(rows: slice) -> Scores:
+            part = float_images(images[rows])
+            finite = torch.isfinite(part).flatten(1).all(1)
+            if not finite.all():
+                raise NonFiniteImagesError(prompts[rows][int((~finite).nonzero()[0])])
+            return scores_of(self.rewards, names, part, prompts[rows])
+
+        parts = self.batch.run(len(images), score)
+        return Scores(
+            {name: torch.cat([part.rewards[name] for part in parts]) for name in names},
+            sum_times(part.times for part in parts),
+        )
+
+
+def scores_of(rewards: RewardSet, names: Sequence[str], images: torch.Tensor, prompts: Sequence[PromptItem]) -> Scores:
+    """Scores of images [N, 3, H, W], all at once, with the time of each reward; raises as `RewardSet.score`."""
+    times: dict[str, RewardTime] = {}
+
+    def on_scored(name: str, seconds: float) -> None:
+        times[name] = RewardTime(seconds=seconds, server=rewards.server(name))
+
+    texts, metadata = [prompt.text for prompt in prompts], [prompt.metadata for prompt in prompts]
+    return Scores(rewards.score(names, images, texts, metadata, on_scored), times)
+
+
+def sum_times(parts: Iterable[Mapping[str, RewardTime]]) -> dict[str, RewardTime]:
+    """The time of each reward in all parts."""
+    total: dict[str, RewardTime] = {}
+    for name, one in (item for part in parts for item in part.items()):
+        before = total[name].seconds if name in total else 0.0
+        total[name] = RewardTime(seconds=before + one.seconds, server=one.server)
+    return total
+
+
+def float_images(images: torch.Tensor) -> torch.Tensor:
+    """Images as float32 [N, 3, H, W] in [0, 1], also from uint8 [N, H, W, 3]."""
+    return as_floats(images.permute(0, 3, 1, 2)) if images.dtype == torch.uint8 else images

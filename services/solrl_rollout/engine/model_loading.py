@@ -1,0 +1,103 @@
+"""Loading of all hosted models and their rewards onto one device, and the warm-up that shows whether they fit."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from solrl_core.families.load import locate
+from solrl_core.model_options import ModelOptions
+from solrl_core.rewards import RewardSet
+from solrl_core.rewards.base import AT, REWARDS, PlainDefaults, Reward
+from solrl_engine.backend import Backend
+from solrl_remote.remote_reward import connect_reward
+
+from solrl_rollout.engine.backends import BackendLoader
+from solrl_rollout.engine.model_runner import ModelRunner
+from solrl_rollout.engine.scoring import ChunkScorer
+from solrl_rollout.settings import ModelSpec, Settings
+from solrl_rollout.status.metrics import Metrics
+
+
+def load_models(
+    settings: Settings,
+    metrics: Metrics,
+    load_backend: BackendLoader,
+    weights_read: Callable[[], None] = lambda: None,
+) -> dict[str, ModelRunner]:
+    """Load all models of the settings, by name, then warm them up; equal rewards are loaded once.
+
+    Args:
+        settings: models, rewards, and their device.
+        metrics: metrics to update.
+        load_backend: loads each model's backend.
+        weights_read: called once all are loaded.
+
+    Raises:
+        ValueError, OSError, RuntimeError: a model or a reward cannot be loaded or does not fit.
+        RewardError: a reward fails in the warm-up.
+    """
+    _check_names(settings)
+    rewards: dict[str, Reward] = {}
+    runners: dict[str, ModelRunner] = {}
+    try:
+        for spec in settings.models:
+            with _fitting(spec, settings, runners):
+                runners[spec.name] = _load_model(spec, settings, metrics, load_backend, rewards)
+        weights_read()
+        for spec in settings.models:
+            with _fitting(spec, settings, runners):
+                runners[spec.name].warm_up()
+    except BaseException:
+        for runner in runners.values():
+            runner.backend.close()
+        raise
+    return runners
+
+
+@contextmanager
+def _fitting(spec: ModelSpec, settings: Settings, runners: Mapping[str, ModelRunner]) -> Iterator[None]:
+    """Say which model does not fit beside which others, if memory runs out within the block."""
+    others = [name for name in runners if name != spec.name]
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        beside = f" with {', '.join(others)} loaded" if others else ""
+        raise RuntimeError(
+            f"{spec.location} does not fit on {settings.device}{beside}: {error}; `solrl-rollout memory --model "
+            f"{spec.location}` plans what fits; serve fewer models, at a lower precision, or on a larger GPU"
+        ) from error
+
+
+def _load_model(
+    spec: ModelSpec, settings: Settings, metrics: Metrics, load_backend: BackendLoader, rewards: dict[str, Reward]
+) -> ModelRunner:
+    backend = load_backend(spec, settings)
+    try:
+        scorer = ChunkScorer(_load_rewards(settings, backend, rewards))
+        default = backend.capabilities.fastest if settings.precision == "auto" else settings.precision
+        return ModelRunner(spec.name, backend, scorer, default, settings.dtype_of_rewards, metrics)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def _load_rewards(settings: Settings, backend: Backend, loaded: dict[str, Reward]) -> RewardSet:
+    """The rewards of the settings for a model; those with equal options are shared among models."""
+    options = ModelOptions(rewards=backend.identity.reward_options)
+    return RewardSet.load(
+        settings.reward_names,
+        PlainDefaults(torch.device(settings.torch_device), options),
+        settings.options_of_rewards,
+        loaded=loaded,
+        connect=connect_reward,
+        dtype=settings.dtype_of_rewards,
+    )
+
+
+def _check_names(settings: Settings) -> None:
+    """Raise ValueError for a mistyped name before loading a large model."""
+    for spec in settings.models:
+        locate(spec.location)
+    for name in settings.reward_names:
+        if AT not in settings.options_of_rewards.get(name, {}):
+            REWARDS.check(name)
