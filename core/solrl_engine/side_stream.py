@@ -1,5 +1,6 @@
-"""Work on a second CUDA stream, while the first one generates."""
+"""Work beside what follows it: in a thread, or on a second CUDA stream, while the first one generates."""
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -10,6 +11,20 @@ from solrl_core.device_events import record_event
 Result = TypeVar("Result")
 Pending = Callable[[], Result]
 """Waits for the result of work that has begun, and raises its error."""
+
+
+def in_background(work: Callable[[], Result], name: str) -> Pending[Result]:
+    """Begin `work` in a thread of this name, for which a failed run does not wait."""
+    future = Future[Result]()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future.result
 
 
 class SideStream:

@@ -11,6 +11,10 @@ from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import model_digest, part_digests
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
+from solrl_engine.batch_size import AdaptiveBatchSize
+from solrl_engine.sampler import Sampler
+from solrl_engine.scorer import Scorer
+from solrl_engine.side_stream import SideStream
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import ModelBinding, Plan
 from solrl_remote.remote_reward import connect_reward
@@ -35,10 +39,8 @@ from solrl_trainer.preflight import require_judges
 from solrl_trainer.ranks.process_group import SINGLE_PROCESS, ProcessGroup
 from solrl_trainer.report.figures import few_prompts_text, sum_text
 from solrl_trainer.rollouts.agreement import check_decoder_precision
-from solrl_trainer.rollouts.batch_limit import BatchLimit
-from solrl_trainer.rollouts.candidates import PlannedCandidates
-from solrl_trainer.rollouts.overlap import SideStream
-from solrl_trainer.rollouts.scoring import Scorer
+from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.scoring import SampleScorer
 from solrl_trainer.time_left import OnProgress, Work
 from solrl_trainer.waits import Waits
 from solrl_trainer.world import pick_device
@@ -136,13 +138,13 @@ def _maker(
     connect = partial(connect_reward, patience=config.patience, on_wait=Waits(note))
     rewards = RewardSet.load(list(config.rewards), backbone, options, connect=connect)
     names = [spec.name for spec in config.trained]
-    side = SideStream(backbone.device)
-    scorer = Scorer(rewards, names, config.trained, side, BatchLimit(note, size=config.batch, doing="scoring"))
-    largest: dict[str, BatchLimit] = {}
+    images = Scorer(rewards, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=note))
+    scorer = SampleScorer(images, names, config.trained, SideStream(backbone.device))
+    batches = {precision: AdaptiveBatchSize(config.batch, on_exhausted=note) for precision in generators}
 
-    def maker(plan: Plan) -> PlannedCandidates:
-        limit = largest.setdefault(plan.precision, BatchLimit(note, size=config.batch))
-        return PlannedCandidates(generators[plan.precision], lambda: plan, scorer, limit)
+    def maker(plan: Plan) -> CandidateMaker:
+        precision = plan.precision
+        return CandidateMaker(Sampler(generators[precision], lambda: plan, batch=batches[precision]), scorer)
 
     return maker
 

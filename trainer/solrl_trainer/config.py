@@ -32,7 +32,7 @@ from solrl_trainer.algorithms.base import AlgorithmSettings
 from solrl_trainer.algorithms.diffusionnft import DiffusionNftSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingData
-from solrl_trainer.section import Positive, Section
+from solrl_trainer.section import Positive, Section, Steps
 
 SelectionMode = Literal["best_worst", "random", "mean_deviation", "extremes_random"]
 ExplorationSampler = Literal["ode", "training"]
@@ -52,7 +52,7 @@ class Explore(Section):
     selection: SelectionMode = "best_worst"
     """best_worst: the best and the worst, half of each. random: drawn at random. mean_deviation: those furthest from
     the group's mean. extremes_random: the best one, the worst one, and others drawn at random."""
-    steps: Positive = 6
+    steps: Steps = 6
     """Solver steps of a candidate."""
     precision: Precision = "auto"
     """auto: the fastest precision that the exploring device supports natively, and BF16 with regenerate.at=none.
@@ -121,7 +121,7 @@ class Regenerate(Section):
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of each rank's prompts that the service regenerates with at=service; the trainer's device regenerates the
     others meanwhile."""
-    steps: Positive = 10
+    steps: Steps = 10
     """Solver steps of a sample."""
     keep: Annotated[int, Field(ge=2)] | None = None
     """Number of a prompt's regenerated samples to train on, selected by their rewards; null: all of them."""
@@ -201,7 +201,7 @@ class Evaluate(Section):
     """Held-out prompts, the first of the set."""
     seeds: Positive = 4
     """Images per prompt."""
-    steps: Positive = 40
+    steps: Steps = 40
     """Solver steps of an image."""
     every: Annotated[int, Field(ge=0)] = 10
     """Iterations between evaluations along the run, for the held-out curve; 0: only before and after the run."""
@@ -267,7 +267,7 @@ class RunConfig(Section):
     batch: Positive = 24
     """Largest number of images that this device generates or scores at once. Small models on a GPU run faster with
     more. It changes results by rounding only."""
-    guidance: Annotated[float, Field(ge=1)] = 1.0
+    guidance: Annotated[float, Field(ge=1, le=30)] = 1.0
     """Guidance scale of every phase: classifier-free, or an input of a guidance-distilled model; 1 is none."""
     solver: Solver = "euler"
     """Solver of every phase: Euler, or DPM-Solver++ of second order."""

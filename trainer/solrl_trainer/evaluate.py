@@ -10,12 +10,15 @@ from pydantic import ValidationError
 from solrl_core.families import load_backbone
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
-from solrl_proto.rollouts import PromptItem
+from solrl_engine.batch_size import AdaptiveBatchSize
+from solrl_engine.sampler import Sampler
+from solrl_engine.scorer import Scorer
+from solrl_proto.rollouts import Plan, PromptItem
 from solrl_remote.remote_reward import connect_reward
 
 from solrl_trainer import checkpoints
 from solrl_trainer.config import RunConfig
-from solrl_trainer.evaluation import Evaluation, Limits, compare, evaluate_together, verdicts
+from solrl_trainer.evaluation import Evaluation, compare, evaluate_together, verdicts
 from solrl_trainer.folder import saved_settings
 from solrl_trainer.long_prompts import note_long_prompts
 from solrl_trainer.output_files import write_file
@@ -26,7 +29,6 @@ from solrl_trainer.ranks.process_group import SINGLE_PROCESS, ProcessGroup
 from solrl_trainer.report.figures import trained_text
 from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
-from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.time_left import OnProgress
 from solrl_trainer.waits import Waits
 from solrl_trainer.world import pick_device
@@ -99,19 +101,17 @@ def evaluate_run(
     connect = partial(connect_reward, patience=config.patience, on_wait=Waits(note))
     judges = RewardSet.load(names, backbone, options, connect=connect)
     generator = Generator(backbone, "bf16")
-    limits = Limits(BatchLimit(note, size=config.batch), BatchLimit(note, size=config.batch, doing="scoring"))
+    plan = Plan(steps=steps or settings.steps, solver=config.solver, guidance=config.guidance)
+    sampler = Sampler(generator, lambda: plan, batch=AdaptiveBatchSize(config.batch, on_exhausted=note))
+    scorer = Scorer(judges, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=note))
 
     def look(name: str, earlier: int) -> Evaluation:
         result = evaluate_together(
-            generator,
-            judges,
+            sampler,
+            scorer,
             held_out,
             world,
-            limits,
             seeds=seeds or settings.seeds,
-            steps=steps or settings.steps,
-            solver=config.solver,
-            guidance=config.guidance,
             progress=lambda done, total: progress(earlier + done / total, 2),
         )
         note(f"{name}: " + ", ".join(f"{reward} {result.mean(reward):.4f}" for reward in result.scores))

@@ -1,20 +1,19 @@
 """Evaluation on held-out prompts with fixed seeds, and paired comparison of two evaluations."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from solrl_core.generator import Generator
-from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import weighted_sum
+from solrl_engine.sampler import Sampler
+from solrl_engine.scorer import Scorer
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.report.figures import TRAINED_SUM
-from solrl_trainer.rollouts.batch_limit import BatchLimit
-from solrl_trainer.rollouts.scoring import score_within
+from solrl_trainer.rollouts.scoring import score_images
 from solrl_trainer.time_left import OnProgress
 from solrl_trainer.world import World, gather_rows, share
 
@@ -49,24 +48,12 @@ class Evaluation:
         return Evaluation({name: scores[:, :seeds] for name, scores in self.scores.items()}, self.images)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Largest batches of an evaluation, for its generator and for its rewards."""
-
-    generating: BatchLimit = field(default_factory=BatchLimit)
-    scoring: BatchLimit = field(default_factory=lambda: BatchLimit(doing="scoring"))
-
-
 def evaluate(
-    generator: Generator,
-    rewards: RewardSet,
+    sampler: Sampler,
+    scorer: Scorer,
     prompts: Sequence[PromptItem],
-    limits: Limits,
     *,
     seeds: int,
-    steps: int,
-    solver: str = "euler",
-    guidance: float = 1.0,
     encode: Callable[[Sequence[str], float], None] = lambda texts, guidance: None,
     progress: OnProgress = lambda done, total: None,
 ) -> Evaluation:
@@ -75,61 +62,38 @@ def evaluate(
     `encode` is called with the texts of the next few batches, and the guidance; `progress` with the numbers of images
     made and wanted.
     """
+    names = scorer.rewards.names
     if not prompts:
-        height, width = generator.backbone.height, generator.backbone.width
-        none = {name: torch.empty(0, seeds) for name in rewards.names}
-        return Evaluation(scores=none, images=torch.empty(0, 3, height, width))
+        backbone = sampler.generator.backbone
+        none = {name: torch.empty(0, seeds) for name in names}
+        return Evaluation(scores=none, images=torch.empty(0, 3, backbone.height, backbone.width))
     pairs = [(prompt, seed) for prompt in prompts for seed in expand_seeds(SEED_ROOT, prompt.id, seeds)]
-    scores: dict[str, list[torch.Tensor]] = {name: [] for name in rewards.names}
+    scores: dict[str, list[torch.Tensor]] = {name: [] for name in names}
     images = []
     progress(0, len(pairs))
-    size = limits.generating.size
+    size = sampler.batch.size
     for start in range(0, len(pairs), size):
         if start % (_AHEAD * size) == 0:
-            encode([prompt.text for prompt, _ in pairs[start : start + _AHEAD * size]], guidance)
-        chunk = pairs[start : start + size]
-        texts = [prompt.text for prompt, _ in chunk]
-        made = _images(generator, texts, [seed for _, seed in chunk], limits.generating, steps, solver, guidance)
-        metadata = [prompt.metadata for prompt, _ in chunk]
-        for name, values in score_within(limits.scoring, rewards, rewards.names, made, texts, metadata).items():
+            encode([prompt.text for prompt, _ in pairs[start : start + _AHEAD * size]], sampler.plan().guidance)
+        own, own_seeds = zip(*pairs[start : start + size], strict=True)
+        made = sampler.sample(own, own_seeds).images
+        for name, values in score_images(scorer, names, made, own).rewards.items():
             scores[name].append(values)
         images.append(made.cpu())
-        progress(start + len(chunk), len(pairs))
+        progress(start + len(own), len(pairs))
     return Evaluation(
         scores={name: torch.cat(parts).view(len(prompts), seeds) for name, parts in scores.items()},
         images=torch.cat(images)[::seeds],
     )
 
 
-def _images(
-    generator: Generator,
-    texts: Sequence[str],
-    seeds: Sequence[int],
-    limit: BatchLimit,
-    steps: int,
-    solver: str,
-    guidance: float,
-) -> torch.Tensor:
-    """Images of these seeds, in batches that fit into memory."""
-    return limit.run(
-        len(seeds),
-        lambda size: (
-            generator.generate(texts, seeds, steps=steps, solver=solver, guidance=guidance, batch_limit=size).images
-        ),
-    )
-
-
 def evaluate_together(
-    generator: Generator,
-    rewards: RewardSet,
+    sampler: Sampler,
+    scorer: Scorer,
     prompts: Sequence[PromptItem],
     world: World,
-    limits: Limits,
     *,
     seeds: int,
-    steps: int,
-    solver: str = "euler",
-    guidance: float = 1.0,
     encode: Callable[[Sequence[str], float], None] = lambda texts, guidance: None,
     progress: OnProgress = lambda done, total: None,
 ) -> Evaluation:
@@ -137,18 +101,7 @@ def evaluate_together(
 
     `encode` and `progress` are called as by `evaluate`, for this rank.
     """
-    own = evaluate(
-        generator,
-        rewards,
-        share(prompts, world),
-        limits,
-        seeds=seeds,
-        steps=steps,
-        solver=solver,
-        guidance=guidance,
-        encode=encode,
-        progress=progress,
-    )
+    own = evaluate(sampler, scorer, share(prompts, world), seeds=seeds, encode=encode, progress=progress)
     scores = {name: gather_rows(values, world) for name, values in own.scores.items()}
     return Evaluation(scores, gather_rows(own.images, world))
 

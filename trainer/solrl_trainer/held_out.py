@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 import torch
 from solrl_core.fidelity import Fidelity, rank_fidelity
-from solrl_proto.rollouts import PromptItem
+from solrl_engine.sampler import Sampler
+from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_trainer.checkpoints import best_kept
 from solrl_trainer.config import RunConfig
-from solrl_trainer.evaluation import Evaluation, Limits, evaluate_together
+from solrl_trainer.evaluation import Evaluation, evaluate_together
 from solrl_trainer.records import HeldOutRecord
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, flattened, parts_of
@@ -36,18 +37,14 @@ def evaluate_average(
     """
     config, settings, policy = session.config, session.config.evaluate, session.models.policy
     average = policy.average_adapter() if version else None
-    limits = Limits(session.sampler.limit, session.scorer.limit)
     with log.measuring(version, "evaluate"), session.models.serving(average) as generator:
+        plan = Plan(steps=settings.steps, solver=config.solver, guidance=config.guidance)
         found = evaluate_together(
-            generator,
-            session.rewards,
+            Sampler(generator, lambda: plan, batch=session.sampler.batch),
+            session.images,
             session.test_prompts,
             session.world,
-            limits,
             seeds=seeds or settings.seeds,
-            steps=settings.steps,
-            solver=config.solver,
-            guidance=config.guidance,
             encode=session.models.encoders.encode,
             progress=log.progress,
         )
@@ -160,13 +157,13 @@ def _fidelity(session: Session, prompts: Sequence[PromptItem], version: int) -> 
         explored = max(0, version - config.explore.lag)
         groups = session.explorer.whole_groups(own, explored, seed_root(config.seed, -1), version)
         proxy = torch.tensor([group.scores for group in groups])
-        together = session.sampler.limit.groups(config.explore.candidates, session.models.backbone.device)
-        true = torch.cat([_true_scores(session, part) for part in parts_of(groups, together)])
+        per_batch = session.sampler.batch.groups(config.explore.candidates, session.models.backbone.device)
+        true = torch.cat([_true_scores(session, part) for part in parts_of(groups, per_batch)])
     return rank_fidelity(gather_rows(proxy, world), gather_rows(true, world), config.explore.keep)
 
 
 def _true_scores(session: Session, groups: Sequence[CandidateGroup]) -> torch.Tensor:
     """Scores [groups, N] of the regenerated candidates of these groups, which are made together."""
     prompts, seeds = flattened([group.prompt for group in groups], [group.seeds for group in groups])
-    samples = session.sampler.sample([prompt.text for prompt in prompts], seeds)
+    samples = session.sampler.sample(prompts, seeds)
     return session.scorer.score(prompts, samples)().scores.view(len(groups), -1)

@@ -156,14 +156,13 @@ def roll_out(session: Session, log: RunLog, iteration: int) -> IterationSamples:
     session.clock.restart()
     exploration = session.explorer.explore(iteration)
     own, explore, arrived = len(share(prompts, session.world)), config.explore, 0
-    for part in parts_of(log.candidates(iteration, exploration), session.regenerator.together(explore.keep)):
+    for part in parts_of(log.candidates(iteration, exploration), session.regenerator.groups_per_batch(explore.keep)):
         arrived += len(part)
         groups_done = round(len(prompts) * arrived / own)  # the other ranks are taken to be as far
         log.counted(iteration, "explored", groups_done * explore.candidates, len(prompts) * explore.candidates)
         selections = [select(group, config.explore, root) for group in part]
         with log.phase(iteration, "regenerate"):
-            regenerated = session.regenerator.regenerate(selections, iteration)
-            scored = session.scorer.score([one.prompt for one in selections for _ in one.seeds], regenerated)
+            scored = session.regenerator.regenerate(selections, iteration)
         if config.two_stage:
             log.counted(iteration, "regenerated", groups_done * explore.keep, len(prompts) * explore.keep)
         selected.append((selections, scored))

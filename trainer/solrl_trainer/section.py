@@ -3,8 +3,10 @@
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
+from solrl_proto.rollouts import MAX_STEPS
 
 Positive = Annotated[int, Field(ge=1)]
+Steps = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 
 
 class Section(BaseModel):

@@ -18,6 +18,10 @@ from solrl_core.precision import numerics, supported_tiers
 from solrl_core.precision.fp8 import require_fp8
 from solrl_core.rewards import RewardSet
 from solrl_core.solver_specs import SolverSpec
+from solrl_engine.batch_size import AdaptiveBatchSize
+from solrl_engine.sampler import Sampler
+from solrl_engine.scorer import Scorer
+from solrl_engine.side_stream import SideStream
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import Plan, PromptItem
@@ -41,18 +45,16 @@ from solrl_trainer.rollouts.agreement import (
     note_arithmetic,
     note_emulation,
 )
-from solrl_trainer.rollouts.batch_limit import BatchLimit
 from solrl_trainer.rollouts.brought_rewards import as_requested
-from solrl_trainer.rollouts.candidates import CandidateMaker, PlannedCandidates, TrainedCandidates
+from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.exploration import Explorer
 from solrl_trainer.rollouts.local import LocalExplorer
-from solrl_trainer.rollouts.overlap import SideStream
-from solrl_trainer.rollouts.regenerate import LocalRegenerator, Regenerator, Sampler
+from solrl_trainer.rollouts.regenerate import LocalRegenerator, Regenerator
 from solrl_trainer.rollouts.reward_clock import RewardClock
-from solrl_trainer.rollouts.scoring import Scorer
+from solrl_trainer.rollouts.scoring import SampleScorer
 from solrl_trainer.rollouts.served import RegenerationSource, ServiceRegenerator
 from solrl_trainer.rollouts.service import ServiceExplorer
-from solrl_trainer.rollouts.source import RolloutSource, exploration_plan, regeneration_plan, rollout_source
+from solrl_trainer.rollouts.source import RolloutSource, exploration_plan, rollout_source, training_plan
 from solrl_trainer.sharding import InStepWorld
 from solrl_trainer.update import Updater
 from solrl_trainer.world import World, pick_device, share, wait_for_rank_zero
@@ -72,7 +74,9 @@ class Session:
         rewards: loaded rewards, trained or only logged.
         algorithm: computes advantages and loss.
         supply: pushes adapters to the service; only on rank 0, and if a service explores.
-        explorer, regenerator, scorer: produce an iteration's samples.
+        explorer, regenerator: produce an iteration's samples.
+        images: scores images with every reward.
+        scorer: scores samples on this device.
         clock: times of the rewards in this iteration, of this rank's share.
         sampler: draws samples as regeneration does, on this device.
         optimizer: optimiser of the current policy.
@@ -90,7 +94,8 @@ class Session:
     supply: AdapterSupply | None
     explorer: Explorer
     regenerator: Regenerator
-    scorer: Scorer
+    images: Scorer
+    scorer: SampleScorer
     clock: RewardClock
     sampler: Sampler
     optimizer: torch.optim.Optimizer
@@ -242,7 +247,7 @@ def _regeneration(
     rewards = as_requested(config.served_rewards, config, served, digests)
     asked = replace(
         source,
-        plan_of=lambda iteration: regeneration_plan(config),
+        plan_of=lambda iteration: training_plan(config, config.regenerate.steps),
         rewards=rewards,
         fingerprint=fingerprint(digests, [spec.name for spec in rewards]),
     )
@@ -299,48 +304,46 @@ def connect(
     algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)
     data = algorithm.trains_on
 
-    def limit(generator: Generator) -> BatchLimit:
-        sharded = isinstance(world, InStepWorld) and generator is models.generator
-        return BatchLimit(note, size=config.batch, retries=not sharded)
-
-    def sampler(generator: Generator, steps: int) -> Sampler:
+    def sampler(generator: Generator, plan: Callable[[], Plan], *, trains: bool) -> Sampler:
         def solver() -> SolverSpec:
-            return data.solver(config.solver, steps, models.version, config.seed)
+            return data.solver(config.solver, plan().steps, models.version, config.seed)
 
-        return Sampler(generator, steps, solver, config.guidance, data.recorded, limit(generator))
+        sharded = isinstance(world, InStepWorld) and generator is models.generator
+        batch = AdaptiveBatchSize(config.batch, on_exhausted=note, retries=not sharded)
+        if not trains:
+            return Sampler(generator, plan, batch=batch)
+        return Sampler(generator, plan, solver, data.recorded, batch)
 
-    side = SideStream(backbone.device)
-    scoring = BatchLimit(note, size=config.batch, doing="scoring")
-    clock = RewardClock()
-    scorer = Scorer(
-        rewards, tuple(config.rewards), config.trained, side, scoring, partial(clock.add, "samples", "trainer")
-    )
+    side, clock = SideStream(backbone.device), RewardClock()
+    images = Scorer(rewards, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=note))
+    scorer = SampleScorer(images, tuple(config.rewards), config.trained, side, partial(clock.add, "samples", "trainer"))
 
     def own_prompts(iteration: int) -> Sequence[PromptItem]:
         return share(prompts_of_iteration(train, explore.prompts, config.seed, iteration), world)
+
+    def plan() -> Plan:
+        return exploration_plan(config, models.version)
 
     explorer: Explorer
     if source is not None:
         explorer = ServiceExplorer(source, own_prompts, seed=config.seed, lag=explore.lag, iterations=config.iterations)
     else:
-        maker: CandidateMaker
         if config.two_stage:
             trained, on_times = [spec.name for spec in config.trained], partial(clock.add, "candidates", "trainer")
-            proxy = Scorer(rewards, trained, config.trained, side, scoring, on_times)
-
-            def plan() -> Plan:
-                return exploration_plan(config, models.version)
-
-            maker = PlannedCandidates(models.explorer, plan, proxy, limit(models.explorer))
+            proxy = SampleScorer(images, trained, config.trained, side, on_times)
+            maker = CandidateMaker(sampler(models.explorer, plan, trains=False), proxy)
         else:
-            maker = TrainedCandidates(sampler(models.explorer, explore.steps), scorer)
+            maker = CandidateMaker(
+                sampler(models.explorer, lambda: training_plan(config, explore.steps), trains=True), scorer, keep=True
+            )
         explorer = LocalExplorer(maker, own_prompts, candidates=explore.candidates, seed=config.seed)
-    regenerated = sampler(models.generator, config.regenerate.steps)
-    regenerator: Regenerator = LocalRegenerator(regenerated)
+    regenerated = sampler(models.generator, lambda: training_plan(config, config.regenerate.steps), trains=True)
+    local = LocalRegenerator(regenerated, scorer)
+    regenerator: Regenerator = local
     if regeneration is not None:
         regenerator = ServiceRegenerator(
             regeneration,
-            regenerated,
+            local,
             models,
             own_prompts,
             seed=config.seed,
@@ -359,6 +362,7 @@ def connect(
         supply=supply,
         explorer=explorer,
         regenerator=regenerator,
+        images=images,
         scorer=scorer,
         clock=clock,
         sampler=regenerated,

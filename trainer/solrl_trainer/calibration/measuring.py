@@ -14,10 +14,10 @@ import torch
 from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_trainer.calibration.plans import solver_steps
-from solrl_trainer.rollouts.candidates import PlannedCandidates
+from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.world import World, gather_rows, share
 
-Maker = Callable[[Plan], PlannedCandidates]
+Maker = Callable[[Plan], CandidateMaker]
 """Returns the generation and scoring of candidates by a plan, at its precision."""
 
 
@@ -62,7 +62,7 @@ class Bench:
 
     def scores(self, plan: Plan) -> torch.Tensor:
         """Scores [prompts, N] of a plan without pruning."""
-        rows = [self._maker(plan).scores(prompt, self._seeds[prompt.id]) for prompt in self._progress(plan)]
+        rows = [self._maker(plan).scores(*self._group_of(prompt)) for prompt in self._progress(plan)]
         return gather_rows(torch.stack(rows) if rows else torch.empty(0, self._candidates), self._world)
 
     def measure(self, plans: Sequence[Plan]) -> list[Observed]:
@@ -87,6 +87,10 @@ class Bench:
         turn = sum(shared_steps([plan for _, plan in way], self._candidates) for way in shared_beginnings(plans))
         return len(self._own) * solver_steps(true, self._candidates) + (1 + len(self._own)) * turn
 
+    def _group_of(self, prompt: PromptItem) -> tuple[list[PromptItem], Sequence[int]]:
+        """The prompt of each candidate, and their seeds."""
+        return [prompt] * self._candidates, self._seeds[prompt.id]
+
     def _progress(self, plan: Plan) -> Iterator[PromptItem]:
         for prompt in self._own:
             yield prompt
@@ -106,18 +110,18 @@ class Bench:
 
     def _group(self, plans: Sequence[Plan], prompt: PromptItem) -> list[tuple[torch.Tensor, torch.Tensor, float]]:
         """A group under plans that share their beginning: scores, scores halfway and seconds of each."""
-        maker, seeds = self._maker(plans[0]), self._seeds[prompt.id]
+        maker, (prompts, seeds) = self._maker(plans[0]), self._group_of(prompt)
         began = time.perf_counter()
         if plans[0].prune is None:
-            scores = maker.scores(prompt, seeds)
+            scores = maker.scores(prompts, seeds)
             return [(scores, torch.full_like(scores, torch.nan), time.perf_counter() - began)]
-        halfway = maker.halfway(prompt, seeds, plans[0].prune.after)
+        halfway = maker.halfway(prompts, seeds, plans[0].prune.after)
         shared = time.perf_counter() - began
         found = []
         for plan in plans:
             assert plan.prune is not None
             began = time.perf_counter()
-            scores = maker.finished(prompt, seeds, halfway, plan.prune.keep)
+            scores = maker.finished(prompts, seeds, halfway, plan.prune.keep)
             found.append((scores, halfway.scores, shared + time.perf_counter() - began))
         return found
 

@@ -10,13 +10,6 @@ from solrl_core.sampler import Recording
 from solrl_proto.rollouts import PromptItem
 
 Item = TypeVar("Item")
-Prompts = PromptItem | Sequence[PromptItem]
-"""The prompt of all samples, or one for each."""
-
-
-def one_each(prompt: Prompts, count: int) -> Sequence[PromptItem]:
-    """One prompt for each of `count` samples."""
-    return [prompt] * count if isinstance(prompt, PromptItem) else prompt
 
 
 def flattened(prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]]) -> tuple[list[PromptItem], list[int]]:
@@ -33,29 +26,20 @@ def parts_of(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 
 @dataclass(frozen=True)
-class GroupSamples:
-    """Full-length samples of seeds, in their order: of one group, or of several that are generated together.
+class ScoredSamples:
+    """Full-length samples of seeds with their rewards, in the seeds' order: of one group, or of several made together.
 
     Attributes:
         latents: clean latents x0, float32 [n, ...].
-        images: float32 [n, 3, H, W] in [0, 1].
+        images: float32 [n, 3, H, W] in [0, 1], on the CPU; empty if nobody will see them.
         recording: every step, if the algorithm trains on trajectories.
+        scores: weighted sum of the trained rewards [n].
+        rewards: each reward by name, trained or only logged [n].
     """
 
     latents: torch.Tensor
     images: torch.Tensor
     recording: Recording | None
-
-
-@dataclass(frozen=True)
-class ScoredSamples(GroupSamples):
-    """Samples with their rewards; their images are on the CPU, and empty if nobody will see them.
-
-    Attributes:
-        scores: weighted sum of the trained rewards [n].
-        rewards: each reward by name, trained or only logged [n].
-    """
-
     scores: torch.Tensor
     rewards: dict[str, torch.Tensor]
 

@@ -20,7 +20,7 @@ class LocalExplorer:
         """Set up an explorer.
 
         Args:
-            maker: generator and scorer of candidates.
+            maker: generates and scores candidates.
             prompts_of: prompts of an iteration.
             candidates: number of candidates per prompt.
             seed: seed of the run.
@@ -36,13 +36,13 @@ class LocalExplorer:
     def explore(self, iteration: int) -> "LocalExploration":
         """The candidates of an iteration."""
         groups = self._groups(self._prompts_of(iteration), seed_root(self._seed, iteration))
-        return LocalExploration(groups, iteration, self._maker.generator)
+        return LocalExploration(groups, iteration, self._maker.sampler.generator)
 
     def whole_groups(
         self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int
     ) -> list[CandidateGroup]:
         """Explore the groups of these prompts without pruning; `root` is the root of their seeds."""
-        return list(self._groups(prompts, root, whole=True))
+        return list(self._groups(prompts, root, prune=False))
 
     def images_of(
         self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
@@ -52,11 +52,12 @@ class LocalExplorer:
         parts = [self._maker.images(prompt, own) for prompt, own in zip(prompts, seeds, strict=True)]
         return ExploredImages(torch.cat(parts), time.perf_counter() - started)
 
-    def _groups(self, prompts: Sequence[PromptItem], root: int, *, whole: bool = False) -> Iterator[CandidateGroup]:
-        together = self._maker.limit.groups(self._candidates, self._maker.generator.backbone.device)
-        for part in parts_of(prompts, together):
+    def _groups(self, prompts: Sequence[PromptItem], root: int, *, prune: bool = True) -> Iterator[CandidateGroup]:
+        sampler = self._maker.sampler
+        per_batch = sampler.batch.groups(self._candidates, sampler.generator.backbone.device)
+        for part in parts_of(prompts, per_batch):
             seeds = [expand_seeds(root, prompt.id, self._candidates) for prompt in part]
-            yield from self._maker.groups(part, seeds, whole=whole)
+            yield from self._maker.groups(part, seeds, prune=prune)
 
 
 class LocalExploration:

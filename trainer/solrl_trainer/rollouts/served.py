@@ -7,16 +7,16 @@ from itertools import compress
 
 import torch
 from solrl_core.rewards.base import weighted_sum
+from solrl_engine.side_stream import Pending, in_background
 from solrl_proto.noise import expand_seeds
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import PromptItem, RewardTime
 
 from solrl_trainer.models import Models
 from solrl_trainer.rollouts.exploration import PromptsOf
-from solrl_trainer.rollouts.groups import GroupSamples, GroupSelection, ScoredSamples
+from solrl_trainer.rollouts.groups import GroupSelection, ScoredSamples
 from solrl_trainer.rollouts.latents import from_base64
-from solrl_trainer.rollouts.overlap import Pending, in_background
-from solrl_trainer.rollouts.regenerate import Sampler
+from solrl_trainer.rollouts.regenerate import LocalRegenerator
 from solrl_trainer.rollouts.scoring import OnTimes
 from solrl_trainer.rollouts.source import RolloutSource
 
@@ -85,7 +85,7 @@ class ServiceRegenerator:
     def __init__(
         self,
         source: RegenerationSource,
-        sampler: Sampler,
+        local: LocalRegenerator,
         models: Models,
         prompts_of: PromptsOf,
         *,
@@ -100,7 +100,7 @@ class ServiceRegenerator:
 
         Args:
             source: the service.
-            sampler: draws the same samples on this device.
+            local: regenerates the others on this device.
             models: with the behaviour policy merged.
             prompts_of: this rank's prompts of an iteration.
             seed: seed of the run.
@@ -111,7 +111,7 @@ class ServiceRegenerator:
             on_times: called with the times of the rewards of each arrived group.
         """
         self._source = source
-        self._sampler = sampler
+        self._local = local
         self._models = models
         self._prompts_of = prompts_of
         self._seed = seed
@@ -123,22 +123,24 @@ class ServiceRegenerator:
         self._largest = 0.0
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
 
-    def together(self, kept: int) -> int:
+    def groups_per_batch(self, kept: int) -> int:
         """A selection at a time: each is this device's or the service's."""
         return 1
 
-    def regenerate(self, selections: Sequence[GroupSelection], iteration: int) -> GroupSamples | Pending[ScoredSamples]:
+    def regenerate(self, selections: Sequence[GroupSelection], iteration: int) -> Pending[ScoredSamples]:
         """Samples of the selected seeds under the behaviour policy; those of the service arrive later."""
         (selection,) = selections
         prompts = [prompt.id for prompt in self._prompts_of(iteration)]
         served = spread(prompts, self._share)
         prompt, seeds = selection.prompt, selection.seeds
         if prompt.id not in served:
-            return self._sampler.sample(prompt.text, seeds)
+            return self._local.regenerate(selections, iteration)
         arriving = self._request(selection, iteration)
         which, place = expand_seeds(self._seed, f"repeat/{iteration}", 2)
         repeats, place = prompt.id == served[which % len(served)], place % len(seeds)
-        repeated = self._sampler.latents(prompt.text, [seeds[place]]) if repeats else None
+        repeated = None
+        if repeats:
+            repeated = self._local.sampler.sample([prompt], [seeds[place]], decode=False).latents
         decoded = prompt.id in prompts[: self._shown]
 
         def arrived() -> ScoredSamples:

@@ -162,9 +162,9 @@ def rollout_source(
     )
 
 
-def regeneration_plan(config: RunConfig) -> Plan:
-    """The plan by which a service regenerates the run's samples."""
-    return Plan(steps=config.regenerate.steps, solver=config.solver, guidance=config.guidance, precision="bf16")
+def training_plan(config: RunConfig, steps: int) -> Plan:
+    """The plan of the samples that are trained on, with this number of steps."""
+    return Plan(steps=steps, solver=config.solver, guidance=config.guidance, precision="bf16")
 
 
 def exploration_plan(config: RunConfig, iteration: int) -> Plan:

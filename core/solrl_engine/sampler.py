@@ -1,0 +1,77 @@
+"""Sampler: candidates of any prompts by a plan, in batches that fit into memory."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from solrl_core.generator import Generator, GeneratorOutput
+from solrl_core.sampler import Trajectory
+from solrl_core.solver_specs import SolverSpec
+from solrl_proto.rollouts import Decoding, Plan, PromptItem
+from solrl_proto.selection import best_worst
+
+from solrl_engine.backend import GenerationRequest
+from solrl_engine.batch_size import AdaptiveBatchSize
+from solrl_engine.local_backend import generate
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Draws samples from a generator under the adapter that is merged into it.
+
+    Attributes:
+        generator: generator with a policy merged.
+        plan: returns the plan under the merged version; the generator sets the precision.
+        solver: returns what replaces the plan's solver, for steps that no plan can name.
+        record: record every step.
+        batch: largest number of samples in a batch.
+    """
+
+    generator: Generator
+    plan: Callable[[], Plan]
+    solver: Callable[[], SolverSpec | None] = lambda: None
+    record: bool = False
+    batch: AdaptiveBatchSize = field(default_factory=AdaptiveBatchSize)
+
+    def sample(
+        self,
+        prompts: Sequence[PromptItem],
+        seeds: Sequence[int],
+        *,
+        start: Trajectory | None = None,
+        until: int | None = None,
+        decoding: Decoding | None = None,
+        decode: bool = True,
+    ) -> GeneratorOutput:
+        """Generate the samples of these seeds, over all steps or some.
+
+        Args:
+            prompts: one for each seed.
+            seeds: one for each sample.
+            start: latents to continue from, one row per seed; None for the seeds' noise.
+            until: number of steps completed at the end; None for all.
+            decoding: how images are decoded; None as the plan says.
+            decode: whether images are decoded.
+
+        Raises:
+            torch.OutOfMemoryError: not even one sample fits.
+        """
+        request = GenerationRequest(
+            prompts=[prompt.text for prompt in prompts],
+            seeds=seeds,
+            plan=self.plan(),
+            precision=self.generator.precision,
+            start=start,
+            until=until,
+            solver=self.solver(),
+            decoding=decoding,
+            decode=decode,
+            record=self.record,
+        )
+        parts = self.batch.run(len(seeds), lambda rows: generate(self.generator, request.rows(rows), self.batch.size))
+        return GeneratorOutput.join(parts)
+
+
+def survivors(scores: torch.Tensor, keep: int) -> list[int]:
+    """Places of the `keep` best and worst of a group's candidates after the first steps, in their order."""
+    return sorted(best_worst(scores, min(keep, len(scores))))
