@@ -23,7 +23,7 @@ from solrl_trainer.presets import ConfigError, resolve
 from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.report.frontier import Point, frontier
 from solrl_trainer.rollouts.agreement import check_bindings, check_early_decoder
-from solrl_trainer.rollouts.candidates import PlannedCandidates
+from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.source import exploration_plan
 
 PRESET = "mini-sana/sol_rl/clipscore"
@@ -184,8 +184,8 @@ def test_it_measures_on_training_prompts_that_are_not_used_for_fitting(
     (prompts / "test.txt").write_text("a white star\n")
     config = small("explore.precision=bf16", f"prompts={prompts}")
     scored: list[str] = []
-    scores = PlannedCandidates.scores
-    monkeypatch.setattr(PlannedCandidates, "scores", lambda own, p, s: (scored.append(p.text), scores(own, p, s))[1])
+    scores = CandidateMaker.scores
+    monkeypatch.setattr(CandidateMaker, "scores", lambda own, p, s: (scored.append(p[0].text), scores(own, p, s))[1])
     notes: list[str] = []
     calibrate(config, tmp_path, notes.append, prompts=1, requirement=Requirement(0), limits=ONE_PLAN)
     assert set(scored) == {"a green triangle"}

@@ -14,9 +14,14 @@ from fake_backend import SHAPE, FakeBackend
 from reward_servers import serving
 from service_helpers import rollout_request
 from solrl_core.errors import RewardError, RewardUnavailableError
+from solrl_core.generator import GeneratorOutput
 from solrl_core.noise import initial_noise
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import PlainDefaults
+from solrl_core.sampler import Trajectory
+from solrl_core.solvers import Euler
+from solrl_engine.scorer import Scorer
+from solrl_engine.side_stream import SideStream
 from solrl_proto.problems import ProblemKind
 from solrl_proto.rollouts import PromptItem, RewardSpec
 from solrl_remote.remote_reward import connect_reward
@@ -24,9 +29,7 @@ from solrl_reward.app import create_app
 from solrl_reward.settings import Settings
 from solrl_rollout.http.app import create_app as create_rollout_app
 from solrl_rollout.settings import Settings as RolloutSettings
-from solrl_trainer.rollouts.groups import GroupSamples
-from solrl_trainer.rollouts.overlap import SideStream
-from solrl_trainer.rollouts.scoring import Scorer
+from solrl_trainer.rollouts.scoring import SampleScorer
 
 NAMES = ("picky", "twice", "few", "leave", "end", "listed", "complex_numbers", "evil")
 WANT, TWICE, FEW, LEAVE, END, LISTED, COMPLEX, EVIL = (f"faulty_rewards:{name}" for name in NAMES)
@@ -63,13 +66,20 @@ def in_service(client: httpx.Client, weights: Mapping[str, float], metadata: Map
     return faults[kind], found["detail"]
 
 
+def made(images: torch.Tensor) -> GeneratorOutput:
+    """Samples with these images."""
+    solver = Euler()
+    solver.history = (images,)
+    return GeneratorOutput(Trajectory(images, solver), images)
+
+
 def in_trainer(loaded: RewardSet, weights: Mapping[str, float], metadata: Mapping[str, Any]) -> Outcome:
     trained = [RewardSpec(name=name, weight=weight) for name, weight in weights.items() if weight]
     images = initial_noise(SEEDS, SHAPE)
     prompt = PromptItem(id="p", text=TEXT, metadata=dict(metadata))
-    scorer = Scorer(loaded, list(weights), trained, SideStream(CPU))
+    scorer = SampleScorer(Scorer(loaded), list(weights), trained, SideStream(CPU))
     try:
-        found = scorer.score(prompt, GroupSamples(images, images, None))()
+        found = scorer.score([prompt] * len(images), made(images))()
     except RewardError as error:
         return "away" if isinstance(error, RewardUnavailableError) else "fails", str(error)
     except OverflowError as error:
@@ -182,9 +192,9 @@ def test_images_that_are_not_finite_are_not_scored() -> None:
 
     images = initial_noise(SEEDS, SHAPE)
     images[1, 0, 0, 0] = torch.nan
-    scorer = Scorer(RewardSet({"a": reward}), ["a"], [RewardSpec(name="a")], SideStream(CPU))
+    scorer = SampleScorer(Scorer(RewardSet({"a": reward})), ["a"], [RewardSpec(name="a")], SideStream(CPU))
     with pytest.raises(FloatingPointError, match="images that are not finite"):
-        scorer.score(PromptItem(id="p", text=TEXT), GroupSamples(images, images, None))
+        scorer.score([PromptItem(id="p", text=TEXT)] * len(images), made(images))
     assert seen == []
 
 

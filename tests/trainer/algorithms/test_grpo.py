@@ -5,7 +5,8 @@ import torch
 from solrl_core.families import Backbone
 from solrl_core.generator import Generator
 from solrl_core.sde import FlowSde
-from solrl_proto.rollouts import PromptItem
+from solrl_engine.sampler import Sampler
+from solrl_proto.rollouts import Plan, PromptItem
 from solrl_trainer.algorithms.base import Velocities
 from solrl_trainer.algorithms.dancegrpo import DanceGrpo, DanceGrpoSettings
 from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings, kl_divergence, released_kl
@@ -15,8 +16,6 @@ from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrainingS
 from solrl_trainer.algorithms.windows import Window
 from solrl_trainer.config import RunConfig
 from solrl_trainer.presets import ConfigError, resolve
-from solrl_trainer.rollouts.groups import GroupSelection
-from solrl_trainer.rollouts.regenerate import LocalRegenerator, Sampler
 from training_helpers import TINY, make_policy, updater
 
 STEPS = 4
@@ -34,8 +33,8 @@ def recorded(backbone: Backbone, config: RunConfig) -> TrainingSamples:
     """Four seeds of one prompt under the base, with their steps."""
     data = ALGORITHMS.find(config.algorithm.name)(config.algorithm).trains_on
     generator = Generator(backbone, "bf16")
-    sampler = Sampler(generator, STEPS, lambda: data.solver("euler", STEPS, 0, 42), 1.0, data.recorded)
-    found = LocalRegenerator(sampler).regenerate([GroupSelection(PROMPT, [3, 1, 4, 15], torch.zeros(4))], 0)
+    sampler = Sampler(generator, lambda: Plan(steps=STEPS), lambda: data.solver("euler", STEPS, 0, 42), data.recorded)
+    found = sampler.sample([PROMPT] * 4, [3, 1, 4, 15])
     conditioning, prompts = backbone.conditioning(PROMPT.text), torch.zeros(4, dtype=torch.long)
     return TrainingSamples(found.latents, torch.tensor(ADVANTAGES), conditioning, prompts, found.recording)
 

@@ -10,7 +10,8 @@ from pydantic import Field
 from solrl_core.families import Backbone
 from solrl_core.generator import Generator
 from solrl_core.sde import FlowSde
-from solrl_proto.rollouts import PromptItem
+from solrl_engine.sampler import Sampler
+from solrl_proto.rollouts import Plan, PromptItem
 from solrl_trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Velocities
 from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrainingData, TrainingSamples, TrajectoryBatch
 from solrl_trainer.config import RunConfig
@@ -19,8 +20,7 @@ from solrl_trainer.metrics import read_metrics
 from solrl_trainer.policy import CURRENT
 from solrl_trainer.presets import ConfigError, resolve
 from solrl_trainer.progress import RichReporter
-from solrl_trainer.rollouts.groups import GroupSelection, recording_rows
-from solrl_trainer.rollouts.regenerate import LocalRegenerator, Sampler
+from solrl_trainer.rollouts.groups import recording_rows
 from solrl_trainer.update import training_pairs
 from training_helpers import TINY, make_policy, updater
 
@@ -70,8 +70,13 @@ def test_a_plan_cannot_name_a_solver_of_ones_own() -> None:
 def samples(loaded: Backbone) -> TrainingSamples:
     """Four seeds of one prompt, regenerated with recordings."""
     data = ClippedRatio(ClippedSettings()).trains_on
-    sampler = Sampler(Generator(loaded, "bf16"), STEPS, lambda: data.solver("euler", STEPS, 0, 42), 1.0, data.recorded)
-    found = LocalRegenerator(sampler).regenerate([GroupSelection(PROMPT, [3, 1, 4, 15], torch.zeros(4))], 0)
+    sampler = Sampler(
+        Generator(loaded, "bf16"),
+        lambda: Plan(steps=STEPS),
+        lambda: data.solver("euler", STEPS, 0, 42),
+        data.recorded,
+    )
+    found = sampler.sample([PROMPT] * 4, [3, 1, 4, 15])
     assert found.recording is not None
     conditioning, prompts = loaded.conditioning(PROMPT.text), torch.zeros(4, dtype=torch.long)
     return TrainingSamples(found.latents, torch.tensor(ADVANTAGES), conditioning, prompts, found.recording)

@@ -5,11 +5,13 @@ import torch
 from solrl_core.families import load_backbone
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
+from solrl_engine.sampler import Sampler
+from solrl_engine.scorer import Scorer
+from solrl_engine.side_stream import SideStream
 from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
 from solrl_trainer.calibration.measuring import Bench
-from solrl_trainer.rollouts.candidates import PlannedCandidates
-from solrl_trainer.rollouts.overlap import SideStream
-from solrl_trainer.rollouts.scoring import Scorer
+from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.scoring import SampleScorer
 from solrl_trainer.world import SoloWorld
 
 SEEDS = list(range(8))
@@ -23,19 +25,21 @@ PLANS = [
 
 
 @pytest.fixture(scope="module")
-def scorer() -> tuple[Generator, Scorer]:
+def scorer() -> tuple[Generator, SampleScorer]:
     backbone = load_backbone("mini-sana")
     rewards, trained = RewardSet.load(["clipscore"], backbone), [RewardSpec(name="clipscore", weight=1)]
-    return Generator(backbone, "bf16"), Scorer(rewards, ["clipscore"], trained, SideStream(backbone.device))
+    return Generator(backbone, "bf16"), SampleScorer(
+        Scorer(rewards), ["clipscore"], trained, SideStream(backbone.device)
+    )
 
 
-def test_every_plan_has_its_turn_on_each_prompt(scorer: tuple[Generator, Scorer]) -> None:
+def test_every_plan_has_its_turn_on_each_prompt(scorer: tuple[Generator, SampleScorer]) -> None:
     generator, scores = scorer
     asked: list[Plan] = []
 
-    def maker(plan: Plan) -> PlannedCandidates:
+    def maker(plan: Plan) -> CandidateMaker:
         asked.append(plan)
-        return PlannedCandidates(generator, lambda: plan, scores)
+        return CandidateMaker(Sampler(generator, lambda: plan), scores)
 
     finished: list[float] = []
     bench = Bench(maker, PROMPTS, {prompt.id: SEEDS for prompt in PROMPTS}, SoloWorld(), finished.append)
@@ -50,15 +54,15 @@ def test_every_plan_has_its_turn_on_each_prompt(scorer: tuple[Generator, Scorer]
     assert sum(finished) == bench.steps(PLANS, PLANS[3])
 
 
-def test_sharing_steps_changes_no_score(scorer: tuple[Generator, Scorer]) -> None:
+def test_sharing_steps_changes_no_score(scorer: tuple[Generator, SampleScorer]) -> None:
     generator, scores = scorer
 
-    def maker(plan: Plan) -> PlannedCandidates:
-        return PlannedCandidates(generator, lambda: plan, scores)
+    def maker(plan: Plan) -> CandidateMaker:
+        return CandidateMaker(Sampler(generator, lambda: plan), scores)
 
     bench = Bench(maker, PROMPTS, {prompt.id: SEEDS for prompt in PROMPTS}, SoloWorld(), lambda part: None)
     for one in bench.measure(PLANS):
-        alone = torch.stack([maker(one.plan).scores(prompt, SEEDS) for prompt in PROMPTS])
+        alone = torch.stack([maker(one.plan).scores([prompt] * len(SEEDS), SEEDS) for prompt in PROMPTS])
         assert torch.equal(one.scores.nan_to_num(-1e9), alone.nan_to_num(-1e9))
         assert int(alone.isnan().sum()) == 3 * (8 - one.plan.prune.keep if one.plan.prune else 0)
         assert int(one.halfway.isnan().sum()) == (0 if one.plan.prune else 3 * 8)

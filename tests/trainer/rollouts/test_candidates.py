@@ -10,19 +10,28 @@ from solrl_core.families import Backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.generator import CHUNK_SIZE, Generator, GeneratorOutput
 from solrl_core.rewards import RewardSet
+from solrl_engine.batch_size import AdaptiveBatchSize
+from solrl_engine.sampler import Sampler
+from solrl_engine.scorer import Scorer
+from solrl_engine.side_stream import SideStream
 from solrl_proto.rollouts import Decoding, Plan, PromptItem, Prune, RewardSpec
 from solrl_proto.selection import best_worst
 from solrl_trainer.config import RunConfig
-from solrl_trainer.rollouts.batch_limit import BatchLimit
-from solrl_trainer.rollouts.candidates import PlannedCandidates
-from solrl_trainer.rollouts.overlap import SideStream
-from solrl_trainer.rollouts.regenerate import Sampler
-from solrl_trainer.rollouts.scoring import Scorer
+from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.scoring import SampleScorer
 
 PROMPT = PromptItem(id="p", text="a red circle")
 OTHER = PromptItem(id="q", text="two blue squares")
 SEEDS = range(CHUNK_SIZE + 6)
+EACH, OTHERS = [PROMPT] * len(SEEDS), [OTHER] * len(SEEDS)
 PRUNED = Plan(steps=4, prune=Prune(after=2, keep=8))
+
+
+def maker_of(
+    generator: Any, plan: Plan, scorer: SampleScorer, batch: AdaptiveBatchSize | None = None
+) -> CandidateMaker:
+    sampler = Sampler(generator, lambda: plan, batch=batch or AdaptiveBatchSize())
+    return CandidateMaker(sampler, scorer)
 
 
 @pytest.fixture(scope="module")
@@ -31,18 +40,18 @@ def generator(loaded: Backbone) -> Generator:
 
 
 @pytest.fixture(scope="module")
-def scorer(loaded: Backbone) -> Scorer:
-    return Scorer(
-        RewardSet.load(["clipscore"], loaded),
+def scorer(loaded: Backbone) -> SampleScorer:
+    return SampleScorer(
+        Scorer(RewardSet.load(["clipscore"], loaded)),
         ["clipscore"],
         [RewardSpec(name="clipscore")],
         SideStream(torch.device("cpu")),
     )
 
 
-def test_survivors_have_the_scores_of_the_whole_group(generator: Generator, scorer: Scorer) -> None:
-    maker = PlannedCandidates(generator, lambda: PRUNED, scorer)
-    whole, pruned = maker.scores(PROMPT, SEEDS, whole=True), maker.scores(PROMPT, SEEDS)
+def test_survivors_have_the_scores_of_the_whole_group(generator: Generator, scorer: SampleScorer) -> None:
+    maker = maker_of(generator, PRUNED, scorer)
+    whole, pruned = maker.scores(EACH, SEEDS, prune=False), maker.scores(EACH, SEEDS)
     made = ~pruned.isnan()
     assert int(made.sum()) == 8
     assert not whole.isnan().any()
@@ -50,38 +59,40 @@ def test_survivors_have_the_scores_of_the_whole_group(generator: Generator, scor
     group, other = maker.groups([PROMPT, OTHER], [SEEDS, SEEDS])
     assert [score is not None for score in group.scores] == made.tolist()
     assert (group.prompt, list(group.seeds), group.samples) == (PROMPT, list(SEEDS), None)
-    again = maker.scores(OTHER, SEEDS)
+    again = maker.scores(OTHERS, SEEDS)
     assert other.scores == [None if score.isnan() else float(score) for score in again]
 
 
-def test_images_are_those_that_were_scored(generator: Generator, scorer: Scorer) -> None:
-    maker = PlannedCandidates(generator, lambda: PRUNED, scorer)
-    scores = maker.scores(PROMPT, SEEDS, whole=True)
-    again = scorer.scores(PROMPT, maker.images(PROMPT, SEEDS[3:9]))()
+def test_images_are_those_that_were_scored(generator: Generator, scorer: SampleScorer) -> None:
+    maker = maker_of(generator, PRUNED, scorer)
+    scores = maker.scores(EACH, SEEDS, prune=False)
+    again = scorer.scores(EACH[3:9], maker.images(PROMPT, SEEDS[3:9]))()
     assert torch.allclose(again, scores[3:9], atol=1e-4)
 
 
-def test_images_are_scored_early_and_shown_whole(generator: Generator, scorer: Scorer, loaded: Backbone) -> None:
+def test_images_are_scored_early_and_shown_whole(generator: Generator, scorer: SampleScorer, loaded: Backbone) -> None:
     assert isinstance(loaded, PipelineBackbone)
     latents = generator.generate(PROMPT.text, range(100, 112), steps=4, decode=False).latents
     early = fit_early_decoder(loaded, latents, least=32)
     maker, whole = (
-        PlannedCandidates(generator, lambda plan=plan: plan, scorer)  # type: ignore[misc]
+        maker_of(generator, plan, scorer)
         for plan in (PRUNED.model_copy(update={"early_decoder": early, "decoder_precision": "fp8"}), PRUNED)
     )
     halfway = generator.generate(PROMPT.text, SEEDS, steps=4, until=2, decoding=Decoding(early, "fp8"))
-    survivors = set(best_worst(scorer.scores(PROMPT, halfway.images)(), 8))
+    survivors = set(best_worst(scorer.scores(EACH, halfway.images)(), 8))
     made = generator.generate(PROMPT.text, SEEDS, steps=4, decoding=Decoding(early, "fp8"))
-    scores = maker.scores(PROMPT, SEEDS)
+    scores = maker.scores(EACH, SEEDS)
     assert {place for place in range(len(SEEDS)) if not scores[place].isnan()} == survivors
-    expected = scorer.scores(PROMPT, made.images)()
+    expected = scorer.scores(EACH, made.images)()
     assert torch.allclose(scores[sorted(survivors)], expected[sorted(survivors)], atol=1e-4)
-    assert not torch.allclose(expected, whole.scores(PROMPT, SEEDS, whole=True), atol=1e-2)
+    assert not torch.allclose(expected, whole.scores(EACH, SEEDS, prune=False), atol=1e-2)
     assert torch.equal(maker.images(PROMPT, SEEDS[:3]), whole.images(PROMPT, SEEDS[:3]))
 
 
 class Small:
     """A generator on a device with memory for only so many candidates."""
+
+    precision = "bf16"
 
     def __init__(self, generator: Generator, most: int) -> None:
         self.generator = generator
@@ -95,40 +106,38 @@ class Small:
         return self.generator.generate(prompt, seeds, batch_limit=batch_limit, **settings)
 
 
-def test_batches_are_halved_if_memory_runs_out(generator: Generator, scorer: Scorer) -> None:
+def test_batches_are_halved_if_memory_runs_out(generator: Generator, scorer: SampleScorer) -> None:
     notes: list[str] = []
     small = Small(generator, 7)
-    maker = PlannedCandidates(small, lambda: PRUNED, scorer, BatchLimit(notes.append))  # type: ignore[arg-type]
-    found = maker.scores(PROMPT, SEEDS)
-    expected = PlannedCandidates(generator, lambda: PRUNED, scorer).scores(PROMPT, SEEDS)
+    maker = maker_of(small, PRUNED, scorer, AdaptiveBatchSize(on_exhausted=notes.append))
+    found = maker.scores(EACH, SEEDS)
+    expected = maker_of(generator, PRUNED, scorer).scores(EACH, SEEDS)
     assert torch.allclose(found, expected, atol=1e-5, equal_nan=True)
-    assert small.batches == [24, 12, *[6] * 4]
-    assert notes == [
+    assert small.batches == [24, 12, *[6] * 7]
+    assert [note.partition(":")[0] for note in notes] == [
         "memory ran out generating 24 images at once; the limit is now 12",
         "memory ran out generating 12 images at once; the limit is now 6",
     ]
-    sampler = Sampler(Small(generator, 0), 2, lambda: "euler", 1.0)  # type: ignore[arg-type]
+    sampler = Sampler(Small(generator, 0), lambda: Plan(steps=2))  # type: ignore[arg-type]
     with pytest.raises(torch.OutOfMemoryError):
-        sampler.sample("a red circle", [1, 2])
-    assert sampler.limit.size == 1
+        sampler.sample([PROMPT] * 2, [1, 2])
+    assert sampler.batch.size == 1
 
 
-def test_no_batch_is_larger_than_the_setting(generator: Generator, scorer: Scorer) -> None:
+def test_no_batch_is_larger_than_the_setting(generator: Generator, scorer: SampleScorer) -> None:
     small = Small(generator, 100)
-    maker = PlannedCandidates(small, lambda: PRUNED, scorer, BatchLimit(size=16))  # type: ignore[arg-type]
-    found = maker.scores(PROMPT, SEEDS)
-    assert torch.allclose(
-        found, PlannedCandidates(generator, lambda: PRUNED, scorer).scores(PROMPT, SEEDS), equal_nan=True
-    )
+    maker = maker_of(small, PRUNED, scorer, AdaptiveBatchSize(size=16))
+    found = maker.scores(EACH, SEEDS)
+    assert torch.allclose(found, maker_of(generator, PRUNED, scorer).scores(EACH, SEEDS), equal_nan=True)
     assert small.batches == [16, 16, 16]
     assert RunConfig.model_fields["batch"].default == CHUNK_SIZE  # a service's
 
 
 def test_a_sharded_generator_does_not_try_a_smaller_batch() -> None:
-    def work(size: int) -> None:
+    def work(rows: slice) -> None:
         raise torch.OutOfMemoryError
 
-    limit = BatchLimit(retries=False)
+    limit = AdaptiveBatchSize(retries=False)
     with pytest.raises(torch.OutOfMemoryError):
         limit.run(CHUNK_SIZE, work)
     assert limit.size == CHUNK_SIZE

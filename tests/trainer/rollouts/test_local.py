@@ -9,18 +9,21 @@ import torch
 from solrl_core.families import load_backbone
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
+from solrl_engine.batch_size import AdaptiveBatchSize
+from solrl_engine.sampler import Sampler
+from solrl_engine.scorer import Scorer
+from solrl_engine.side_stream import SideStream
 from solrl_proto.noise import expand_seeds
+from solrl_proto.rollouts import Plan
 from solrl_trainer.config import RunConfig
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.presets import resolve
 from solrl_trainer.prompts import find_prompts, read_prompts
-from solrl_trainer.rollouts.batch_limit import BatchLimit
-from solrl_trainer.rollouts.candidates import TrainedCandidates
+from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.local import LocalExplorer
-from solrl_trainer.rollouts.overlap import SideStream
-from solrl_trainer.rollouts.regenerate import LocalRegenerator, Sampler
-from solrl_trainer.rollouts.scoring import Scorer
+from solrl_trainer.rollouts.regenerate import LocalRegenerator
+from solrl_trainer.rollouts.scoring import SampleScorer
 from solrl_trainer.run import run
 from solrl_trainer.selection import best_worst, select
 from training_helpers import TINY
@@ -63,7 +66,7 @@ def test_groups_made_together_are_those_made_alone(
     config = resolve(f"mini-sana/{recipe}/clipscore", overrides=SMALL, arguments=changes).config
     config = config.model_copy(update={"output": tmp_path / "alone"})
     alone = run(config)
-    monkeypatch.setattr(BatchLimit, "groups", lambda *_: 2)
+    monkeypatch.setattr(AdaptiveBatchSize, "groups", lambda *_: 2)
     together = run(config.model_copy(update={"output": tmp_path / "together"}))
     # Rewards round by the size of their batch.
     assert together["rewards"]["clipscore"] == pytest.approx(alone["rewards"]["clipscore"], rel=1e-3, abs=1e-5)
@@ -79,16 +82,17 @@ def test_training_uses_the_selected_candidates_themselves(precision: str, tmp_pa
     backbone = load_backbone("mini-sana")
     rewards = RewardSet.load(["clipscore"], backbone)
     generator = Generator(backbone, precision)
-    scorer = Scorer(rewards, ["clipscore"], config.trained, SideStream(torch.device("cpu")))
+    side = SideStream(torch.device("cpu"))
+    scorer = SampleScorer(Scorer(rewards), ["clipscore"], config.trained, side)
     prompt = read_prompts(find_prompts("shapes"), "train")[0]
-    sampler = Sampler(generator, 2, lambda: "euler", 1.0)
-    maker = TrainedCandidates(sampler, scorer)
+    sampler = Sampler(generator, lambda: Plan(steps=2))
+    maker = CandidateMaker(sampler, scorer, keep=True)
     explorer = LocalExplorer(maker, lambda iteration: [prompt], candidates=12, seed=config.seed)
     exploration = explorer.explore(3)
     (group,) = exploration
     root = seed_root(config.seed, 3)
     selection = select(group, config.explore, root)
-    kept = scorer.score(prompt, LocalRegenerator(sampler).regenerate([selection], 0))()
+    kept = LocalRegenerator(sampler, scorer).regenerate([selection], 0)()
     assert kept is selection.samples
     summary = exploration.summary
     assert (summary.version, summary.precision, summary.score_count) == (3, precision, 12)

@@ -8,12 +8,11 @@ import torch
 from solrl_core.families import Backbone
 from solrl_core.generator import Generator, GeneratorOutput
 from solrl_core.rewards import RewardSet
-from solrl_proto.rollouts import PromptItem, RewardSpec
-from solrl_trainer.evaluation import Limits, evaluate
-from solrl_trainer.rollouts.batch_limit import BatchLimit
-from solrl_trainer.rollouts.groups import GroupSamples
-from solrl_trainer.rollouts.overlap import SideStream
-from solrl_trainer.rollouts.scoring import Scorer
+from solrl_engine.batch_size import AdaptiveBatchSize
+from solrl_engine.sampler import Sampler
+from solrl_engine.scorer import Scorer
+from solrl_proto.rollouts import Plan, PromptItem
+from solrl_trainer.evaluation import evaluate
 
 PROMPTS = [PromptItem(id=str(number), text=f"{number} circles", metadata={"number": number}) for number in range(3)]
 
@@ -49,46 +48,45 @@ class Small(Generator):
         return super().generate(prompt, seeds, batch_limit=batch_limit, **rest)
 
 
-def scorer(reward: Brightness, limit: BatchLimit | None = None) -> Scorer:
-    side = SideStream(torch.device("cpu"))
-    return Scorer(RewardSet({"brightness": reward}), ["brightness"], [RewardSpec(name="brightness")], side, limit)
+def scorer(reward: Brightness, batch: AdaptiveBatchSize | None = None) -> Scorer:
+    return Scorer(RewardSet({"brightness": reward}), batch)
 
 
 def test_scoring_is_repeated_with_fewer_images() -> None:
     images = torch.rand(12, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     notes: list[str] = []
     small, large = Brightness(5), Brightness(24)
-    frugal = scorer(small, BatchLimit(notes.append, doing="scoring"))
-    expected = scorer(large).scores(PROMPTS[2], images)()
-    assert torch.equal(frugal.scores(PROMPTS[2], images)(), expected)
+    frugal = scorer(small, AdaptiveBatchSize(doing="scoring", on_exhausted=notes.append))
+    prompts = [PROMPTS[2]] * 12
+    expected = scorer(large).score(["brightness"], images, prompts).rewards["brightness"]
+    assert torch.equal(frugal.score(["brightness"], images, prompts).rewards["brightness"], expected)
     assert (small.batches, large.batches) == ([12, 6, 3, 3, 3, 3], [12])
-    assert notes == [
+    assert [note.partition(":")[0] for note in notes] == [
         "memory ran out scoring 12 images at once; the limit is now 6",
         "memory ran out scoring 6 images at once; the limit is now 3",
     ]
     small.batches.clear()
-    samples = frugal.score(PROMPTS[2], GroupSamples(torch.zeros(12, 1), images, None))()
-    assert torch.equal(samples.scores, expected)
+    frugal.score(["brightness"], images, prompts)
     assert small.batches == [3] * 4
     with pytest.raises(torch.OutOfMemoryError):
-        scorer(Brightness(0)).scores(PROMPTS[2], images)
+        scorer(Brightness(0)).score(["brightness"], images, prompts)
 
 
 def test_an_evaluation_fits_its_batches_into_memory(loaded: Backbone) -> None:
-    def evaluated(generator: Generator, reward: Brightness, limits: Limits) -> torch.Tensor:
-        rewards = RewardSet({"brightness": reward})
-        return evaluate(generator, rewards, PROMPTS, limits, seeds=2, steps=2).scores["brightness"]
+    def evaluated(generator: Generator, reward: Brightness, **noted: Any) -> torch.Tensor:
+        sampler = Sampler(generator, lambda: Plan(steps=2), batch=AdaptiveBatchSize(**noted))
+        scores = scorer(reward, AdaptiveBatchSize(doing="scoring", **noted))
+        return evaluate(sampler, scores, PROMPTS, seeds=2).scores["brightness"]
 
     notes: list[str] = []
     small = Small(loaded, "bf16")
     small.batches = []
     reward = Brightness(1)
-    limits = Limits(BatchLimit(notes.append), BatchLimit(notes.append, doing="scoring"))
-    found = evaluated(small, reward, limits)
-    expected = evaluated(Generator(loaded, "bf16"), Brightness(24), Limits())
+    found = evaluated(small, reward, on_exhausted=notes.append)
+    expected = evaluated(Generator(loaded, "bf16"), Brightness(24))
     assert torch.allclose(found, expected, atol=1e-5)
     assert found.unique().numel() == found.numel()
-    assert small.batches == [24, 3, 1]
+    assert small.batches == [24, 3, *[1] * 6]
     assert reward.batches == [6, 3, *[1] * 6]
     assert [note.partition(" images")[0] for note in notes] == [
         "memory ran out generating 6",
