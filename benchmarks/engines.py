@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.generator import CHUNK_SIZE
-from solrl_engine.backend import Backend, GenerationRequest
+from solrl_engine.backend import Backend, GenerationRequest, VersionedAdapter
 from solrl_proto.rollouts import Plan
 from solrl_rollout.engine.backends import load_backend
-from solrl_rollout.engine.work import VersionedAdapter
 from solrl_rollout.settings import Settings
 from true_size import written
 
@@ -109,8 +108,8 @@ def generate(backend: Backend, settings: Settings) -> torch.Tensor:
     precision: Any = settings.precision
     plan = Plan(steps=STEPS, precision=precision)
     prompt, seeds = "a red circle and a blue square", range(CHUNK_SIZE)
-    request = GenerationRequest(prompt, seeds, precision, plan, None, None, CHUNK_SIZE)
-    images = backend.generate(request, lambda: None).images.cpu()
+    request = GenerationRequest([prompt] * len(seeds), seeds, plan, precision)
+    images = backend.generate(request, CHUNK_SIZE).images.cpu()
     return images / 255 if images.dtype == torch.uint8 else images
 
 

@@ -39,6 +39,9 @@ from solrl_core.fitting import SCHEDULES
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_core.solver_specs import SOLVERS
+from solrl_engine.sampler import Sampler
+from solrl_engine.scorer import Scorer
+from solrl_engine.side_stream import SideStream
 from solrl_minis.world import sample_prompts
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import Decoding, EarlyDecoder, FittedSolver, Plan, PromptItem, Prune
@@ -48,9 +51,8 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.evaluation import paired_gain
 from solrl_trainer.presets import resolve
 from solrl_trainer.prompts import find_prompts, read_prompts
-from solrl_trainer.rollouts.candidates import PlannedCandidates
-from solrl_trainer.rollouts.overlap import SideStream
-from solrl_trainer.rollouts.scoring import Scorer
+from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.scoring import SampleScorer
 from support.precisions import OF_PRESET, PRECISIONS, generator_at, solver_of
 
 NAME = "plan_fidelity"
@@ -311,11 +313,11 @@ def really_pruned(
     """
     found, config, proxy = [], models.config, models.proxies[precision]
     side = SideStream(proxy.backbone.device)
-    scorer = Scorer(models.rewards, [spec.name for spec in config.trained], config.trained, side)
+    scorer = SampleScorer(Scorer(models.rewards), [spec.name for spec in config.trained], config.trained, side)
     for steps, after, keep in grid(len(seeds)):
         by = None if steps == STEPS else solver
         plan = Plan(steps=steps, solver=config.solver, fitted=by, prune=Prune(after=after, keep=keep))
-        product = PlannedCandidates(proxy, lambda plan=plan: plan, scorer).scores(prompt, seeds)
+        product = CandidateMaker(Sampler(proxy, lambda plan=plan: plan), scorer).scores([prompt] * len(seeds), seeds)
         halfway, final = (scores[state(precision, steps, until)][0] for until in (after, steps))
         ours = pruned(halfway, final, keep)
         same = bool((product.isnan() == ours.isnan()).all())

@@ -92,7 +92,7 @@ def empty_caches() -> Iterator[None]:
 def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
     """Yield each part of a model, some of them again with more values."""
     import torch
-    from rollout_path import ServedWay, shares
+    from rollout_path import Explorer, shares
     from solrl_core.families.skeleton import materialize
     from solrl_core.generator import CHUNK_SIZE, Generator
     from solrl_core.rewards import RewardSet
@@ -106,7 +106,7 @@ def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         backbone = materialize(skeleton(model, Path(folder), args.device), args.device)
     rewards = RewardSet({"hpsv2": random_hps(args.device, args.reward_dtype)})
-    cheap = ServedWay(Generator(backbone, "fp8" if on_gpu else "nvfp4"), rewards)
+    cheap = Explorer(Generator(backbone, "fp8" if on_gpu else "nvfp4"), rewards)
     device = torch.cuda.get_device_name() if on_gpu else "CPU, the miniature"
     setting = {"device": device, "reward": args.reward_dtype, "size": backbone.width}
     yield row("setting", setting | {"precision": cheap.generator.precision, "baseline": "diffusers' modules"})
@@ -118,10 +118,10 @@ def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
     if "phase" not in args.parts:
         return
     plans, full = explored(backbone, args.parts), Plan(steps=REGENERATE_STEPS)
-    true = ServedWay(Generator(backbone, "bf16"), rewards)
+    true = Explorer(Generator(backbone, "bf16"), rewards)
     true.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1))
     with diffusers_modules(backbone):
-        baseline = ServedWay(Generator(backbone, "bf16"), rewards)
+        baseline = Explorer(Generator(backbone, "bf16"), rewards)
         baseline.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1))
 
     def generate_all(text: str) -> None:

@@ -15,10 +15,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "solrl_proto": ROOT / "proto",
     "solrl_core": ROOT / "core",
+    "solrl_engine": ROOT / "core",
     "solrl_minis": ROOT / "minis",
-    "solrl_client": ROOT / "services",
+    "solrl_client": ROOT / "clients",
     "solrl_http": ROOT / "services",
-    "solrl_remote": ROOT / "services",
+    "solrl_remote": ROOT / "clients",
     "solrl_reward": ROOT / "services",
     "solrl_rollout": ROOT / "services",
     "solrl_trainer": ROOT / "trainer",
@@ -27,13 +28,14 @@ SCRIPTS = ("benchmarks", "scripts")
 ALLOWED = {
     "solrl_proto": set(),
     "solrl_core": {"solrl_proto"},
+    "solrl_engine": {"solrl_core", "solrl_proto"},
     "solrl_minis": {"solrl_core", "solrl_proto"},
     "solrl_client": {"solrl_proto"},
     "solrl_http": {"solrl_proto"},
     "solrl_remote": {"solrl_client", "solrl_core", "solrl_proto"},
     "solrl_reward": {"solrl_client", "solrl_core", "solrl_http", "solrl_proto", "solrl_remote"},
-    "solrl_rollout": {"solrl_client", "solrl_core", "solrl_http", "solrl_proto", "solrl_remote"},
-    "solrl_trainer": {"solrl_client", "solrl_core", "solrl_proto", "solrl_remote"},
+    "solrl_rollout": {"solrl_client", "solrl_core", "solrl_engine", "solrl_http", "solrl_proto", "solrl_remote"},
+    "solrl_trainer": {"solrl_client", "solrl_core", "solrl_engine", "solrl_proto", "solrl_remote"},
 }
 HEAVY = {
     "torch",
@@ -275,7 +277,9 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
             yield node.body[0].lineno, text
 
 
-@pytest.mark.parametrize("folder", ["proto", "core", "minis", "services", "trainer", "benchmarks", "scripts"])
+@pytest.mark.parametrize(
+    "folder", ["proto", "core", "clients", "minis", "services", "trainer", "benchmarks", "scripts"]
+)
 def test_a_docstring_says_what_the_thing_is(folder: str) -> None:
     """It opens with a noun or a verb, not with a question word."""
     found = [

@@ -114,7 +114,7 @@ def test_the_build_context_has_the_files_of_the_images() -> None:
     assert all((ROOT / path).exists() for path in allowed)
     copied = {"pyproject.toml", "deploy/install-dependencies.py", "deploy/vllm-omni.lock"}
     copied |= {f"deploy/rewards/imagereward/{name}" for name in ("requirements.lock", "reward.py")}
-    packages = {"proto", "core", "minis", "services", "trainer"}
+    packages = {"proto", "core", "clients", "minis", "services", "trainer"}
     assert allowed == copied | packages | {"LICENSE", "README.md"}
 
 

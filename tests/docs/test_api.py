@@ -141,7 +141,7 @@ def test_the_code_of_noise_is_the_client_s(title: str, module: str) -> None:
     """Tests of the client compare it with the service's."""
     (block,) = [block for block in blocks(PAGE, "python") if block.title == title]
     assert callable(code(title)[title.removesuffix(".py")])
-    source = (ROOT / f"services/solrl_client/{module}.py").read_text()
+    source = (ROOT / f"clients/solrl_client/{module}.py").read_text()
     assert source.endswith(block.text[block.text.index("def ") :])
 
 

@@ -17,7 +17,7 @@ PAGES = [*BESIDE, *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("doc
 REFERENCE = [entry for page in sorted(ROOT.glob("docs/reference/*.md")) for entry in ENTRY.findall(page.read_text())]
 SEVERAL = re.compile(r"^ {4}[a-z]\w*(, \w+)+: ")
 """A line on several parameters or attributes."""
-FOLDERS = {"solrl_client": "services", "solrl_core": "core", "solrl_proto": "proto", "solrl_trainer": "trainer"}
+FOLDERS = {"solrl_client": "clients", "solrl_core": "core", "solrl_proto": "proto", "solrl_trainer": "trainer"}
 
 
 class Loader(yaml.SafeLoader):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from solrl_core.adapter import encode_adapter
 from solrl_core.families.base import stack
+from solrl_engine.side_stream import Pending, in_background
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import ProblemError
 
@@ -28,7 +29,6 @@ from solrl_trainer.reward_shares import note_shares, reward_shares
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import ScoredGroup, parts_of
 from solrl_trainer.rollouts.iteration import IterationSamples
-from solrl_trainer.rollouts.overlap import Pending, in_background
 from solrl_trainer.run_log import Reporter, RunLog, open_run_log
 from solrl_trainer.selection import reselect, select
 from solrl_trainer.session import Session, open_session
