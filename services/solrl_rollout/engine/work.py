@@ -155,7 +155,7 @@ class Chunk:
 
     @property
     def request(self) -> GenerationRequest:
-        """What its worker's backend generates."""
+        """The candidates that its worker's backend generates."""
         job, texts = self.job, [self.prompt.text] * len(self.seeds)
         return GenerationRequest(texts, self.seeds, job.plan, job.precision, start=self.start, until=self.until)
 
