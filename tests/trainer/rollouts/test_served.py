@@ -380,4 +380,5 @@ def test_a_service_without_the_precision_is_refused_before_anything_is_loaded(
 def test_a_service_with_the_precision_is_accepted(service: RunningService, tmp_path: Path) -> None:
     words = [word for one in (*TINY, *SMALL, AT_SERVICE) for word in ("--set", one)]
     done = typed(main, "run", *words, "--rollout-url", service.url, "--output", str(tmp_path / "run"), "--dry-run")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert all("prompts read from" in line for line in done.stderr.splitlines())
