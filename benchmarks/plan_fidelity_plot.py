@@ -6,12 +6,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from plan_fidelity_table import ALLOWED, WHOLE, decoded
-from solrl_trainer.report.labels import Label, place_labels
+from solrl_trainer.report import style
 
 RESULTS = Path("docs/results")
 
@@ -23,43 +19,30 @@ Plan = tuple[float, int]
 def write_plot(rows: Sequence[Row], path: Path) -> None:
     """Plot the loss of selection quality over the steps spent, one panel per precision and model.
 
-    Pale dots are single rewards; lines are their means, labelled with the candidates kept. Only plans decoded whole.
+    Pale dots are single rewards; lines are their means, marked with the candidates kept. Only plans decoded whole.
     """
     rows = [row for row in rows if decoded(row) == WHOLE]
     most = max(row["steps"] for row in rows)
     precisions = list(dict.fromkeys(row["precision"] for row in rows))
     models = list(dict.fromkeys(row["model"] for row in rows))
-    figure, panels = plt.subplots(
-        len(precisions),
-        len(models),
-        figsize=(5.2 * len(models), 0.4 + 5 * len(precisions)),
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
-    labels = []
-    for (precision, model), axes in zip(product(precisions, models), panels.flat, strict=True):
-        own = [row for row in rows if (row["precision"], row["model"]) == (precision, model) and row["cost"] < 1]
-        labels.append(_draw(axes, own, most))
-        axes.axhline(ALLOWED, color="0.6", linestyle="--", zorder=0, label="allowed")
-        axes.axhline(0, color="0.85", zorder=0)
-        axes.set(title=f"{model}, {precision.upper()}", xlabel=f"candidate steps spent, of {most} steps unpruned")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.margins(y=0.06)
-    for axes in panels[:, 0]:
-        axes.set_ylabel("increase in mean true rank of the best or worst 12")
-    handles, names = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, names, frameon=False, loc="outside lower center", ncols=min(len(names), 2 * len(models)))
-    for axes, its_labels in zip(panels.flat, labels, strict=True):
-        place_labels(axes, its_labels)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    with style.figure(374 * len(models), 29 + 360 * len(precisions)) as figure:
+        panels = figure.subplots(len(precisions), len(models), sharey=True, squeeze=False)
+        for (precision, model), axes in zip(product(precisions, models), panels.flat, strict=True):
+            own = [row for row in rows if (row["precision"], row["model"]) == (precision, model) and row["cost"] < 1]
+            _draw(axes, own, most)
+            axes.axhline(ALLOWED, color="0.6", linestyle="--", zorder=1, label="allowed")
+            axes.set(title=f"{model}, {precision.upper()}", xlabel=f"candidate steps spent, of {most} steps unpruned")
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+            axes.margins(y=0.06)
+        for axes in panels[:, 0]:
+            axes.set_ylabel("increase in mean true rank of the best or worst 12")
+        handles, names = panels[0][0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 2 * len(models)))
+        figure.savefig(path, dpi=120)
 
 
-def _draw(axes: Any, rows: Sequence[Row], most: int) -> list[Label]:
-    """Draw the plans of one model, a line for each way to prune; returns the labels of their means."""
-    labels = []
+def _draw(axes: Any, rows: Sequence[Row], most: int) -> None:
+    """Draw the plans of one model, a line for each way to prune."""
     for at, (steps, after) in enumerate(dict.fromkeys((row["steps"], row["after"]) for row in rows)):
         colour = f"C{at}"
         plans: dict[Plan, list[float]] = {}
@@ -72,10 +55,10 @@ def _draw(axes: Any, rows: Sequence[Row], most: int) -> list[Label]:
             axes.plot([cost] * len(each), each, ".", color=colour, alpha=0.4)
         kind = f"{steps} steps" if steps == most else f"{steps} fitted steps"
         name = f"{kind}, after {after} keep …" if after < steps else f"{kind}, all kept"
-        axes.plot([cost for cost, _ in means], list(means.values()), "o-", color=colour, label=name, markersize=4)
-        style = {"fontsize": 8, "color": colour}
-        labels += [Label(cost, mean, str(keep), style) for (cost, keep), mean in means.items()]
-    return labels
+        axes.plot([cost for cost, _ in means], list(means.values()), "-", color=colour, label=name, linewidth=1)
+        for (cost, keep), mean in means.items():
+            around = {"boxstyle": "circle,pad=0.12", "facecolor": "white", "edgecolor": colour, "linewidth": 0.8}
+            axes.text(cost, mean, str(keep), fontsize=7, color=colour, ha="center", va="center", bbox=around)
 
 
 if __name__ == "__main__":

@@ -1,48 +1,91 @@
+"""Charts as SVG: a tooltip per position, nothing outside the drawing, and the page's colours."""
+
 import re
+from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from solrl_trainer.report.axes import nice_ticks
-from solrl_trainer.report.charts import Series, line_chart, running_mean, stacked_chart
+from solrl_trainer.report import style
+from solrl_trainer.report.charts import COUNTS, TIMES, Chart, Series, line_chart, running_mean, stacked_chart, unit_of
 
 VALUES = st.floats(-1e6, 1e6, allow_nan=False).map(lambda value: round(value, 6))
 
 
-@given(VALUES, VALUES)
-def test_ticks_span_the_values_in_even_steps(one, other):
-    low, high = sorted((one, other))
-    ticks = nice_ticks(low, high)
-    step = ticks[1] - ticks[0]
-    assert 2 <= len(ticks) <= 7
-    assert ticks[0] <= low + step * 1e-6
-    assert ticks[-1] >= high - step * 1e-6
+def tips(chart: Chart) -> list[str]:
+    return re.findall("<title>(.*?)</title>", chart.drawings["small"])
 
 
+def labels(chart: Chart) -> list[str]:
+    """Texts of both axes."""
+    return re.findall(r"<text[^>]*>(.*?)</text>", chart.drawings["small"])
+
+
+@settings(max_examples=20, deadline=None)
 @given(st.lists(VALUES, min_size=1, max_size=40))
-def test_a_line_stays_within_its_plot(values):
-    chart = line_chart("x", range(len(values)), [Series("a", "best", values)])
-    points = re.findall(r"(-?[\d.]+) (-?[\d.]+)", chart.lines[0].path)
-    assert len(points) == len(values)
-    assert all(-0.1 <= float(x) <= 1000.1 and -0.1 <= float(y) <= 400.1 for x, y in points)
-    assert len(chart.spots) == len(values)
+def test_a_line_stays_within_its_drawing(values: list[float]) -> None:
+    chart = line_chart("x", [Series("a", 0, range(len(values)), values, dots=True)])
+    (svg,) = chart.drawings.values()
+    root = ElementTree.fromstring(svg.replace("<svg", '<svg xmlns:xlink="http://www.w3.org/1999/xlink"', 1))
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    marks = [(float(one.attrib["x"]), float(one.attrib["y"])) for one in root.iter("use")]
+    assert len(marks) == len(values)
+    assert all(0 <= x <= width and 0 <= y <= height for x, y in marks)
+    assert len(tips(chart)) == len(values)
 
 
-def test_values_are_placed_by_their_size():
-    chart = line_chart("x", [0, 10, 20], [Series("a", "best", [0.0, 5.0, 10.0])])
-    assert chart.lines[0].path.replace("-0.0", "0.0") == "M0.0 400.0L500.0 200.0L1000.0 0.0"
-    assert [(tick.at, tick.text) for tick in chart.x_ticks][-1] == (100.0, "20")
+def test_drawings_are_equal_small_and_in_the_pages_colours() -> None:
+    def draw() -> Chart:
+        return line_chart("a & b", [Series("<a>", 0, [0, 10, 20], [0.0, 5.0, 10.0])], large=True)
+
+    chart, drawings = draw(), draw().drawings
+    assert chart.drawings == drawings
+    assert set(drawings) == {"large", "small"}
+    for svg in drawings.values():
+        assert len(svg) < 6000
+        assert svg.startswith('<svg role="img" aria-label="a &amp; b" viewBox="0 0 ')
+        assert set(re.findall("var\\(--(.*?)\\)", svg)) == {"c0", "dim", "grid"}
+        assert not re.search(r"#[0-9a-f]{6}|url\(|<style|<metadata| id=", svg)
+    assert labels(chart) == ["0", "5", "10", "15", "20", *("0", "2", "4", "6", "8", "10")]
+    assert tips(chart) == ["0: &lt;a&gt; 0", "10: &lt;a&gt; 5", "20: &lt;a&gt; 10"]
 
 
-def test_a_running_mean_looks_back_only():
+def test_a_running_mean_looks_back_only() -> None:
     assert running_mean([1, 2, 3, 4, 5, 6], window=3) == [1, 1.5, 2, 3, 4, 5]
 
 
-def test_stacked_bars_add_up_and_bins_keep_the_mean():
-    chart = stacked_chart("x", range(1, 241), {"explore": [2.0] * 240, "train": [3.0] * 240}, "s")
-    assert len(chart.bars) == 2 * 120
-    lower, upper = chart.bars[:2]
-    assert upper.y + upper.height == pytest.approx(lower.y)
-    assert lower.y + lower.height == pytest.approx(400)
-    assert upper.height / lower.height == pytest.approx(1.5)
-    assert chart.spots[0].text == "1–2, mean: explore 2.0 s, train 3.0 s"
+def test_stacked_steps_have_each_layers_values() -> None:
+    chart = stacked_chart("x", range(1, 241), {"explore": (2, [2.0] * 240), "train": (4, [3.0] * 240)}, "s")
+    assert len(tips(chart)) == 120
+    assert tips(chart)[-1] == "240: explore 2.0 s, train 3.0 s"
+    assert {"var(--c2)", "var(--c4)"} <= set(re.findall(r"fill: (var\(--c\d\))", chart.drawings["small"]))
+    assert labels(chart)[-1] == "5"
+
+
+def test_units_suit_the_largest_position() -> None:
+    assert [unit_of(seconds, TIMES).name for seconds in (100, 200, 9000, 11000)] == ["s", "min", "min", "h"]
+    assert [unit_of(count, COUNTS).name for count in (30, 5000, 2_000_000, 6_000_000)] == ["", "k", "k", "M"]
+
+
+def test_one_value_is_a_dot_and_long_curves_are_smoothed() -> None:
+    curves = [Series("a", 0, [3.0], [1.0]), Series("b", 1, list(range(1, 31)), [0.0, 1.0] * 15)]
+    chart = line_chart("a chart", curves, start=0.0, smooth=True)
+    svg = chart.drawings["small"]
+    assert chart.smoothed
+    assert svg.count("<use ") == 1
+    assert len(re.findall("stroke: var\\(--c1\\)", svg)) == 2
+    assert labels(chart)[:4] == ["0", "10", "20", "30"]
+    assert tips(chart)[2] == "3: a 1, b 0"
+    assert not line_chart("a chart", curves).smoothed
+
+
+@pytest.mark.parametrize("interval", [None, ([0.5, 0.5], [1.5, 2.5])])
+def test_an_interval_is_filled_and_told(interval: tuple[list[float], list[float]] | None) -> None:
+    chart = line_chart("x", [Series("a", 0, [0, 1], [1.0, 2.0], interval=interval)])
+    assert chart.banded == (interval is not None)
+    assert ("opacity: 0.1" in chart.drawings["small"]) == chart.banded
+    assert tips(chart)[1] == "1: a 2" + (" [0.5, 2.5]" if interval else "")
+
+
+def test_colours_of_the_style_are_told_apart() -> None:
+    assert len({light for light, _ in style.COLOURS.values()}) == len(style.COLOURS) == 10

@@ -1,158 +1,147 @@
-"""Geometry of the report's charts: figures in, SVG path data and tick positions out.
+"""Charts of the report and of comparisons: figures in, SVG with a tooltip per position out."""
 
-Colours and HTML are left to the template. The plot is 1000 × 400 units, stretched to the page's width, so ticks and
-labels are positioned outside it in per cent.
-"""
-
+import html
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
-from solrl_trainer.report.axes import HEIGHT, WIDTH, Tick, nice_ticks, scale, x_ticks, y_ticks
+from solrl_trainer.report import style
 
-MOST_BARS = 120
 SMOOTHED_FROM = 12
 """Shorter series are drawn without a running mean."""
 WINDOW = 5
+_SMALL, _LARGE = (330, 190), (860, 240)
+"""Width and height in pixels: beside other charts or on a phone, and across the page."""
+_MOST_TOOLTIPS = 120
 
-
-@dataclass(frozen=True)
-class Line:
-    """A series as path data; `raw` is drawn faintly behind when `path` is a running mean."""
-
-    name: str
-    style: str
-    path: str
-    raw: str = ""
-    dots: tuple[tuple[float, float], ...] = ()
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A segment of a stacked bar."""
-
-    style: str
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-@dataclass(frozen=True)
-class Spot:
-    """A column of the plot with a tooltip."""
-
-    x: float
-    width: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Geometry and texts of one chart, for the template."""
-
-    label: str
-    x_ticks: list[Tick]
-    y_ticks: list[Tick]
-    legend: list[tuple[str, str]]
-    lines: list[Line] = field(default_factory=list)
-    bars: list[Bar] = field(default_factory=list)
-    spots: list[Spot] = field(default_factory=list)
-    band: str = ""
+Tooltip = tuple[float, float, str]
+"""Left and right end of a column of the plot, and its text."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line: name in the legend, style, one value per x, and whether each value is marked by a dot."""
+    """Values over increasing positions.
+
+    Attributes:
+        name: in legend and tooltips.
+        colour: number in the house style.
+        xs, values: as many.
+        dots: mark each value.
+        dashed: draw a broken line.
+        interval: low and high values around the line.
+    """
 
     name: str
-    style: str
+    colour: int
+    xs: Sequence[float]
     values: Sequence[float]
     dots: bool = False
+    dashed: bool = False
+    interval: tuple[Sequence[float], Sequence[float]] | None = None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit of the x axis: one of it is `size`, and `name` follows its numbers."""
+
+    size: float
+    name: str
+
+    def text(self, position: float) -> str:
+        """Format a position."""
+        return f"{position / self.size:.4g} {self.name}".strip()
+
+
+COUNTS = (Unit(1.0, ""), Unit(1e3, "k"), Unit(1e6, "M"))
+TIMES = (Unit(1.0, "s"), Unit(60.0, "min"), Unit(3600.0, "h"))
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawn chart.
+
+    Attributes:
+        label: description, for screen readers.
+        legend: names with their colours.
+        drawings: class in the page → SVG.
+        smoothed: whether lines are running means, with the values faintly behind.
+        banded: whether a line has its interval.
+    """
+
+    label: str
+    legend: list[tuple[str, int]]
+    drawings: dict[str, str]
+    smoothed: bool = False
+    banded: bool = False
+
+
+def unit_of(largest: float, units: Sequence[Unit]) -> Unit:
+    """Unit for positions up to `largest`."""
+    return next((unit for unit in reversed(units) if largest >= 3 * unit.size), units[0])
 
 
 def line_chart(
     label: str,
-    xs: Sequence[int],
     series: Sequence[Series],
     *,
+    units: Sequence[Unit] = COUNTS,
+    start: float | None = None,
+    smooth: bool = False,
     band: bool = False,
-    interval: tuple[Sequence[float], Sequence[float]] | None = None,
-    smooth: bool = True,
+    large: bool = False,
 ) -> Chart:
-    """Line chart over `xs`; long series are drawn as a running mean, with the raw values faintly behind.
+    """Chart of lines.
 
     Args:
         label: description of the chart, for screen readers.
-        xs: increasing whole numbers.
-        series: at least one.
+        series: at least one, none of them empty.
+        units: choice of units of the x axis.
+        start: of the x axis; by default the first position.
+        smooth: draw long series as a running mean, with the values faintly behind.
         band: fill the area between the first two lines.
-        interval: low and high values around the first line, whose area is filled instead.
-        smooth: allow the running mean.
+        large: also draw it across the page.
     """
-    values = [value for one in series for value in one.values] + [value for end in interval or () for value in end]
-    ticks = nice_ticks(min(values), max(values))
-    low, high = min(ticks[0], *values), max(ticks[-1], *values)
-    place_x, place_y = scale(xs[0], xs[-1], WIDTH), scale(high, low, HEIGHT)
-    points = [place_x(x) for x in xs]
-    smoothing = smooth and len(xs) >= SMOOTHED_FROM
-    lines, means = [], []
-    for one in series:
-        mean = running_mean(one.values) if smoothing else list(one.values)
-        means.append([place_y(value) for value in mean])
-        raw = path_data(points, [place_y(value) for value in one.values]) if smoothing else ""
-        marks = tuple(zip(points, means[-1], strict=True)) if one.dots or len(xs) == 1 else ()
-        lines.append(Line(one.name, one.style, path_data(points, means[-1]), raw, marks))
-    filled = ""
-    edges = means[:2] if band else [[place_y(value) for value in end] for end in interval or ()]
-    if edges and len(xs) > 1:
-        filled = path_data(points, edges[0]) + path_data(points[::-1], edges[1][::-1]).replace("M", "L", 1) + "Z"
-    texts = [f"{x}: " + ", ".join(f"{one.name} {one.values[i]:.4g}" for one in series) for i, x in enumerate(xs)]
-    if interval is not None:
-        texts = [f"{text} [{low:.4g}, {high:.4g}]" for text, low, high in zip(texts, *interval, strict=True)]
+    unit = unit_of(max(one.xs[-1] for one in series), units)
+    places = sorted({x for one in series for x in one.xs})
+    tooltips = _tooltips(places, lambda place: f"{unit.text(place)}: {_values_at(series, place)}")
+
+    def draw(axes: Any) -> None:
+        drawn = [_draw_line(axes, one, unit, smooth) for one in series]
+        if band:
+            xs, (high, low) = [x / unit.size for x in series[0].xs], drawn[:2]
+            axes.fill_between(xs, low, high, color=f"C{series[0].colour}", alpha=0.1, linewidth=0, clip_on=False)
+        if start is not None:
+            axes.set_xlim(left=start / unit.size)
+
     return Chart(
         label=label,
-        x_ticks=x_ticks(xs, place_x),
-        y_ticks=y_ticks(ticks, place_y),
-        legend=[(one.name, one.style) for one in series],
-        lines=lines,
-        spots=_spots(points, texts),
-        band=filled,
+        legend=[(one.name, one.colour) for one in series],
+        drawings=_drawings(label, draw, tooltips, unit, large=large),
+        smoothed=any(_smoothed(one, smooth) for one in series),
+        banded=any(one.interval is not None for one in series),
     )
 
 
-def stacked_chart(label: str, xs: Sequence[int], layers: Mapping[str, Sequence[float]], unit: str) -> Chart:
-    """Stacked bar chart of `layers` (name and style → one value per x); if there are many, neighbours share a bar."""
-    group = math.ceil(len(xs) / MOST_BARS)
-    starts = range(0, len(xs), group)
-    means = {
-        name: [sum(part) / len(part) for part in (values[i : i + group] for i in starts)]
-        for name, values in layers.items()
-    }
-    top = max(sum(values) for values in zip(*means.values(), strict=True)) or 1.0
-    ticks = nice_ticks(0.0, top)
-    high = max(ticks[-1], top)
-    place_y = scale(high, 0.0, HEIGHT)
-    slot = WIDTH / len(starts)
-    bars, texts = [], []
-    for index, start in enumerate(starts):
-        under = 0.0
-        for name, values in means.items():
-            over = under + values[index]
-            bars.append(Bar(name, index * slot + 0.1 * slot, place_y(over), 0.8 * slot, place_y(under) - place_y(over)))
-            under = over
-        last = xs[min(start + group, len(xs)) - 1]
-        span = f"{xs[start]}" if group == 1 else f"{xs[start]}–{last}, mean"
-        texts.append(f"{span}: " + ", ".join(f"{n} {v[index]:.1f} {unit}" for n, v in means.items()))
-    centres = [(index + 0.5) * slot for index in range(len(starts))]
+def stacked_chart(label: str, xs: Sequence[int], layers: Mapping[str, tuple[int, Sequence[float]]], unit: str) -> Chart:
+    """Chart of stacked steps across the page: `layers` is name → colour and one value per x, in `unit`."""
+    edges = [xs[0] - 0.5, *(x + 0.5 for x in xs)]
+    steps = [[*values, values[-1]] for _, values in layers.values()]
+
+    def draw(axes: Any) -> None:
+        colours = [f"C{colour}" for colour, _ in layers.values()]
+        axes.stackplot(edges, steps, step="post", colors=colours, linewidth=0, clip_on=False)
+
+    def told(x: float) -> str:
+        values = {name: values[bisect_left(xs, x)] for name, (_, values) in layers.items()}
+        return f"{x}: " + ", ".join(f"{name} {value:.1f} {unit}" for name, value in values.items())
+
     return Chart(
         label=label,
-        x_ticks=x_ticks(xs, scale(xs[0] - 0.5, xs[-1] + 0.5, WIDTH)),
-        y_ticks=y_ticks(ticks, place_y),
-        legend=[(name, name) for name in layers],
-        bars=bars,
-        spots=[Spot(centre - slot / 2, slot, text) for centre, text in zip(centres, texts, strict=True)],
+        legend=[(name, colour) for name, (colour, _) in layers.items()],
+        drawings=_drawings(label, draw, _tooltips(xs, told), COUNTS[0], large=True),
     )
 
 
@@ -161,11 +150,77 @@ def running_mean(values: Sequence[float], window: int = WINDOW) -> list[float]:
     return [sum(part) / len(part) for part in (values[max(0, i + 1 - window) : i + 1] for i in range(len(values)))]
 
 
-def path_data(xs: Sequence[float], ys: Sequence[float]) -> str:
-    """SVG path through points."""
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in zip(xs, ys, strict=True))
+def _smoothed(one: Series, smooth: bool) -> bool:
+    return smooth and len(one.xs) >= SMOOTHED_FROM
 
 
-def _spots(points: Sequence[float], texts: Sequence[str]) -> list[Spot]:
-    edges = [0.0, *((a + b) / 2 for a, b in pairwise(points)), WIDTH]
-    return [Spot(a, b - a, text) for (a, b), text in zip(pairwise(edges), texts, strict=True)]
+def _draw_line(axes: Any, one: Series, unit: Unit, smooth: bool) -> Sequence[float]:
+    """Draw a series; returns the values of its line."""
+    # Not clipped: a clipping path would be lost with the drawing that defines it, if a page hides that one.
+    look: dict[str, Any] = {"color": f"C{one.colour}", "clip_on": False}
+    xs, ys = [x / unit.size for x in one.xs], one.values
+    if _smoothed(one, smooth):
+        axes.plot(xs, ys, linewidth=1, alpha=0.35, **look)
+        ys = running_mean(ys)
+    marker = "o" if one.dots or len(xs) == 1 else None
+    axes.plot(xs, ys, "--" if one.dashed else "-", marker=marker, markersize=5, **look)
+    if one.interval is not None:
+        axes.fill_between(xs, *one.interval, alpha=0.1, linewidth=0, **look)
+    return ys
+
+
+def _values_at(series: Sequence[Series], place: float) -> str:
+    """Each line's last value up to a position."""
+    passed = [(one, bisect_right(one.xs, place) - 1) for one in series]
+    return ", ".join(f"{one.name} {one.values[i]:.4g}{_interval_text(one, i)}" for one, i in passed if i >= 0)
+
+
+def _interval_text(one: Series, i: int) -> str:
+    return "" if one.interval is None else f" [{one.interval[0][i]:.4g}, {one.interval[1][i]:.4g}]"
+
+
+def _tooltips(places: Sequence[float], told: Callable[[float], str]) -> list[Tooltip]:
+    """A column around each position, with its text; of many positions, some with the last."""
+    every = math.ceil(len(places) / _MOST_TOOLTIPS)
+    places = places[(len(places) - 1) % every :: every]
+    edges = [places[0] - 0.5, *((a + b) / 2 for a, b in pairwise(places)), places[-1] + 0.5]
+    return [(a, b, told(place)) for (a, b), place in zip(pairwise(edges), places, strict=True)]
+
+
+def _drawings(
+    label: str, draw: Callable[[Any], None], tooltips: Sequence[Tooltip], unit: Unit, *, large: bool
+) -> dict[str, str]:
+    sizes = {"large": _LARGE, "small": _SMALL} if large else {"small": _SMALL}
+    return {name: _svg(label, size, draw, tooltips, unit) for name, size in sizes.items()}
+
+
+def _svg(
+    label: str, size: tuple[int, int], draw: Callable[[Any], None], tooltips: Sequence[Tooltip], unit: Unit
+) -> str:
+    from matplotlib.ticker import MaxNLocator
+
+    width, height = size
+    with style.figure(width, height) as figure:
+        axes = figure.subplots()
+        draw(axes)
+        axes.margins(x=0)
+        axes.grid(visible=False, axis="x")
+        axes.grid(clip_on=False, axis="y")
+        axes.spines[["left", "bottom"]].set_visible(False)
+        axes.tick_params(length=0, pad=7, labelsize=12)
+        axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_locator(MaxNLocator(width // 60, steps=[1, 2, 5, 10], integer=unit == COUNTS[0]))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g} {unit.name}".strip())
+        text = style.svg(figure)
+        box = axes.get_window_extent()
+        pixels = [
+            axes.transData.transform([(end / unit.size, 0) for end in column])[:, 0].clip(box.x0, box.x1)
+            for *column, _ in tooltips
+        ]
+    columns = "".join(
+        f'<rect class="tip" x="{a:.1f}" y="{height - box.y1:.1f}" width="{b - a:.1f}" height="{box.height:.1f}">'
+        f"<title>{html.escape(tip)}</title></rect>"
+        for (a, b), (_, _, tip) in zip(pixels, tooltips, strict=True)
+    )
+    named = text.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1)
+    return named.replace("</svg>", f"{columns}</svg>")

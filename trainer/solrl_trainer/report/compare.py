@@ -8,8 +8,7 @@ from typing import Any
 
 from solrl_trainer.metrics import own_time
 from solrl_trainer.report import figures
-from solrl_trainer.report.charts import Chart
-from solrl_trainer.report.overlays import Curve, Unit, count_unit, overlay, time_unit
+from solrl_trainer.report.charts import COUNTS, TIMES, Chart, Series, Unit, line_chart
 from solrl_trainer.report.page import reward_card, write_page
 from solrl_trainer.report.run_files import RunFiles, setting_text
 
@@ -34,13 +33,13 @@ class Axis:
     Attributes:
         key, title: name in the page, and as shown.
         positions: run → position of each version, from 0.
-        unit_of: largest position → unit.
+        units: choice of units.
     """
 
     key: str
     title: str
     positions: Callable[[RunFiles], list[float]]
-    unit_of: Callable[[float], Unit]
+    units: Sequence[Unit]
 
 
 def _versions(run: RunFiles) -> list[float]:
@@ -60,9 +59,9 @@ def _candidates(run: RunFiles) -> list[float]:
 
 
 AXES = (
-    Axis("iterations", "by iteration", _versions, count_unit),
-    Axis("seconds", "by time", _seconds, time_unit),
-    Axis("candidates", "by candidates", _candidates, count_unit),
+    Axis("iterations", "by iteration", _versions, COUNTS),
+    Axis("seconds", "by time", _seconds, TIMES),
+    Axis("candidates", "by candidates", _candidates, COUNTS),
 )
 
 
@@ -108,7 +107,7 @@ def _described(run: RunFiles, name: str, index: int) -> dict[str, Any]:
     about = figures.trained_text(facts["model"], facts["preset"], run.weights) if facts else ""
     return {
         "name": name,
-        "style": f"run{index}",
+        "colour": index,
         "about": about,
         "finished": run.result is not None,
         "done": iterations[-1]["version"] if iterations else 0,
@@ -172,6 +171,7 @@ def _charts(
 ) -> list[tuple[str, dict[str, Chart]]]:
     """Title of each figure and its chart over each axis, for each kind; only of figures that change in some run."""
     charts = []
+    smooth = event == "iteration"
     for figure in compared:
         found = [[(line["version"], figure.value(line)) for line in run.latest(event)] for run in runs]
         known = [[(version, value) for version, value in points if value is not None] for points in found]
@@ -185,8 +185,9 @@ def _charts(
                 for index in drawn:
                     positions = axis.positions(runs[index])
                     xs = [positions[version] for version, _ in known[index]]
-                    curves.append(Curve(names[index], f"run{index}", xs, [value for _, value in known[index]]))
-                by_axis[axis.key] = overlay(title, curves, axis.unit_of, smooth=event == "iteration")
+                    values = [value for _, value in known[index]]
+                    curves.append(Series(names[index], index, xs, values, dots=not smooth))
+                by_axis[axis.key] = line_chart(title, curves, units=axis.units, start=0.0, smooth=smooth)
             charts.append((title, by_axis))
     return charts
 
@@ -207,7 +208,7 @@ def _rewards(runs: Sequence[RunFiles], names: Sequence[str]) -> list[dict[str, A
             shown = [
                 {
                     "name": names[index],
-                    "style": f"run{index}",
+                    "colour": index,
                     "card": reward_card(reward, rows[index], runs[index].weights, reach) if rows[index] else None,
                     "so_far": _so_far(runs[index], reward),
                     "few": figures.few_prompts_text(runs[index].prompts),

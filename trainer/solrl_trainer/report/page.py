@@ -15,7 +15,7 @@ from PIL import Image
 
 from solrl_trainer.metrics import own_time
 from solrl_trainer.output_files import write_file
-from solrl_trainer.report import figures, rendering
+from solrl_trainer.report import figures, rendering, style
 from solrl_trainer.report.fidelity import describe_fidelity
 from solrl_trainer.report.gallery import Gallery, load_gallery
 from solrl_trainer.report.model_card import how_to_load
@@ -52,8 +52,8 @@ def write_page(template: str, content: dict[str, Any], path: Path) -> Path:
         "label": figures.reward_label,
         "setting": setting_text,
     }
-    page, unfinished = environment.get_template(template).render(content), path.with_name(f"{path.name}.part")
-    write_file(unfinished, page)
+    unfinished = path.with_name(f"{path.name}.part")
+    write_file(unfinished, environment.get_template(template).render(content, colours=style.COLOURS))
     os.replace(unfinished, path)
     return path
 
@@ -97,7 +97,7 @@ def _content(run: RunFiles) -> dict[str, Any]:
         "rewards": [reward_card(name, row, weights) for name, row in (result or {}).get("rewards", {}).items()],
         "shares": shares_text(shares),
         "small": ", ".join(name for name, share in shares.items() if share < SMALL),
-        "reward_chart": reward_chart(iterations),
+        "reward_chart": reward_chart(iterations) if iterations else None,
         "scoring": _scoring(iterations),
         "evaluation_charts": evaluation_charts(evaluations, weights),
         "evaluated_images": evaluations[-1].get("images") if evaluations else None,
@@ -105,8 +105,9 @@ def _content(run: RunFiles) -> dict[str, Any]:
         "latest": evaluations[-1] if evaluations else None,
         "totals": {phase: seconds for phase, seconds in totals.items() if seconds},
         "explored": sum(line["seconds"].get("explore", 0.0) for line in iterations) if totals["wait"] else None,
-        "time_chart": time_chart(iterations),
-        "optimisation_charts": optimisation_charts(iterations),
+        "time_chart": time_chart(iterations) if iterations else None,
+        "optimisation_charts": optimisation_charts(iterations) if iterations else [],
+        "phases": PHASES,
         "fidelity": describe_fidelity(measured[-1], config) if measured else None,
         "fidelity_chart": fidelity_chart(measured, (config or {}).get("evaluate", {}).get("fidelity_wanted")),
         "measured": measured,

@@ -8,20 +8,20 @@ from solrl_trainer.report import figures
 from solrl_trainer.report.charts import Chart, Series, line_chart, stacked_chart
 from solrl_trainer.report.figures import TRAINED_SUM
 
-PHASES = ("explore", "wait", "regenerate", "train", "push")
+PHASES = {"explore": 2, "wait": 2, "regenerate": 0, "train": 4, "push": 3, "evaluate": 7}
+"""Phases of an iteration, and held-out evaluations beside them → colour."""
 
 
-def reward_chart(iterations: Sequence[dict[str, Any]]) -> Chart | None:
-    """Chart of mean rewards: best, mean and worst of the selected, all candidates; None before the first iteration."""
-    if not iterations:
-        return None
+def reward_chart(iterations: Sequence[dict[str, Any]]) -> Chart:
+    """Chart of mean rewards: best, mean and worst of the selected, all candidates."""
+    xs = _versions(iterations)
     series = [
-        Series("selected best", "best", [line["reward_best"] for line in iterations]),
-        Series("selected worst", "worst", [line["reward_worst"] for line in iterations]),
-        Series("mean of the selected", "mean", [_mean(line) for line in iterations]),
-        Series("all candidates", "proxy", [line["proxy_mean"] for line in iterations]),
+        Series("selected best", 0, xs, [line["reward_best"] for line in iterations]),
+        Series("selected worst", 1, xs, [line["reward_worst"] for line in iterations]),
+        Series("mean of the selected", 2, xs, [_mean(line) for line in iterations]),
+        Series("all candidates", 7, xs, [line["proxy_mean"] for line in iterations], dashed=True),
     ]
-    return line_chart("Mean reward per iteration", _numbers(iterations), series, band=True)
+    return line_chart("Mean reward per iteration", series, smooth=True, band=True, large=True)
 
 
 def evaluation_charts(evaluations: Sequence[dict[str, Any]], weights: Mapping[str, float]) -> list[Chart]:
@@ -31,7 +31,6 @@ def evaluation_charts(evaluations: Sequence[dict[str, Any]], weights: Mapping[st
     """
     if len(evaluations) < 2:
         return []
-    versions = [line["version"] for line in evaluations]
     means: list[dict[str, float]] = [line["rewards"] for line in evaluations]
     if len(weights) > 1 and all(weights.keys() <= row.keys() for row in means):
         sums = [{TRAINED_SUM: sum(weights[name] * row[name] for name in weights)} for row in means]
@@ -39,14 +38,14 @@ def evaluation_charts(evaluations: Sequence[dict[str, Any]], weights: Mapping[st
     charts = []
     for name in means[-1]:
         values = [row[name] for row in means if name in row]
-        if len(values) == len(versions):
+        if len(values) == len(means):
             label, scale = figures.reward_axis(name)
-            shown = [Series(label, "best", [value * scale for value in values], dots=True)]
             found = [_interval(line, name, value) for line, value in zip(evaluations, values, strict=True)]
             ends = [[value * scale for value in end] for end in zip(*found, strict=True)] if None not in found else None
-            title = f"{label}: {figures.sum_text(weights)}" if name == TRAINED_SUM else label
             interval = (ends[0], ends[1]) if ends else None
-            charts.append(line_chart(title, versions, shown, interval=interval, smooth=False))
+            shown = [value * scale for value in values]
+            line = Series(label, 0, _versions(evaluations), shown, dots=True, interval=interval)
+            charts.append(line_chart(f"{label}: {figures.sum_text(weights)}" if name == TRAINED_SUM else label, [line]))
     return charts
 
 
@@ -62,37 +61,35 @@ def _mean(line: Mapping[str, Any]) -> float:
     return float(line.get("reward_mean", (line["reward_best"] + line["reward_worst"]) / 2))
 
 
-def time_chart(iterations: Sequence[dict[str, Any]]) -> Chart | None:
-    """Chart of the seconds of each phase; None before the first iteration."""
-    if not iterations:
-        return None
+def time_chart(iterations: Sequence[dict[str, Any]]) -> Chart:
+    """Chart of the seconds of each phase."""
     times = [own_time(line["seconds"]) for line in iterations]
     spent = [phase for phase in PHASES if any(phase in seconds for seconds in times)]
-    layers = {phase: [seconds.get(phase, 0.0) for seconds in times] for phase in spent}
-    return stacked_chart("Seconds per iteration and phase", _numbers(iterations), layers, "s")
+    layers = {phase: (PHASES[phase], [seconds.get(phase, 0.0) for seconds in times]) for phase in spent}
+    return stacked_chart("Seconds per iteration and phase", _versions(iterations), layers, "s")
 
 
 def fidelity_chart(measured: Sequence[dict[str, Any]], wanted: float | None) -> Chart | None:
     """Chart of the Spearman of each `fidelity` event, and of the wanted one; None with fewer than two events."""
     if len(measured) < 2:
         return None
-    series = [Series("Spearman", "best", [line["spearman"] for line in measured], dots=True)]
+    xs = _versions(measured)
+    series = [Series("Spearman", 0, xs, [line["spearman"] for line in measured], dots=True)]
     if wanted is not None:
-        series.append(Series("wanted at least", "proxy", [wanted] * len(measured)))
-    return line_chart("Rank fidelity by version", _numbers(measured), series, smooth=False)
+        series.append(Series("wanted at least", 7, xs, [wanted] * len(xs), dashed=True))
+    return line_chart("Rank fidelity by version", series, large=True)
 
 
 def optimisation_charts(iterations: Sequence[dict[str, Any]]) -> list[Chart]:
     """Charts of loss and gradient norm."""
-    if not iterations:
-        return []
+    xs = _versions(iterations)
     loss, mean, largest = ([line[key] for line in iterations] for key in ("loss", "grad_norm", "grad_norm_max"))
-    norms = [Series("largest", "worst", largest), Series("mean", "best", mean)]
+    norms = [Series("largest", 1, xs, largest), Series("mean", 0, xs, mean)]
     return [
-        line_chart("Loss", _numbers(iterations), [Series("loss", "best", loss)]),
-        line_chart("Gradient norm before clipping", _numbers(iterations), norms, smooth=False),
+        line_chart("Loss", [Series("loss", 0, xs, loss)], smooth=True),
+        line_chart("Gradient norm before clipping", norms),
     ]
 
 
-def _numbers(lines: Sequence[dict[str, Any]]) -> list[int]:
+def _versions(lines: Sequence[dict[str, Any]]) -> list[int]:
     return [line["version"] for line in lines]
