@@ -51,6 +51,7 @@ def rows() -> dict[str, Row]:
         ray_worker_killed,
         redis_killed,
         redis_restarted,
+        reward_raises,
         reward_stalled,
         service_killed,
         trainer_killed,
@@ -62,7 +63,7 @@ def rows() -> dict[str, Row]:
 
     modules = (
         *(races, two_fronts, redis_killed, redis_restarted, corrupted, abandoned),
-        *(judge_secret, judge_answers, odd_images, reward_stalled, nested_json),
+        *(judge_secret, judge_answers, odd_images, reward_stalled, reward_raises, nested_json),
         *(service_killed, worker_killed, worker_stopped, workers_killed, ray_worker_killed, trainer_killed),
         rank_killed,
     )

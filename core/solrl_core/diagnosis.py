@@ -185,7 +185,9 @@ def _on_hub(where: str, revision: str | None) -> Finding:
     return Finding("model", *_to_download(where, _INDEX, fault, revision))
 
 
-def _to_download(where: str, file: str, fault: str, revision: str | None = None) -> tuple[State, str, str]:
+def _to_download(
+    where: str, file: str, fault: str, revision: str | None = None, command: str = ""
+) -> tuple[State, str, str]:
     """State, finding and remedy of something that is not on this machine but may be on the hub."""
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
 
@@ -201,7 +203,7 @@ def _to_download(where: str, file: str, fault: str, revision: str | None = None)
         return "missing", found, advice(error, where)
     except Exception as error:  # of the HTTP library, which depends on the version of huggingface_hub
         return "missing", found, advice(errors.LocalEntryNotFoundError(str(error)), where)
-    return "warn", found, f"the start downloads it; `hf download {where}` does so now"
+    return "warn", found, f"the start downloads it; `{command or f'hf download {where}'}` does so now"
 
 
 def _fault_of_folder(folder: Path) -> str:
@@ -249,8 +251,12 @@ def rewards(
         options: win over those of the model.
         ask: returns the findings about a reward that a server computes; without it, no server is asked.
     """
-    from solrl_core.rewards.base import AT, REWARDS
+    from solrl_core.rewards.base import AT, REWARDS, check_named, check_reward
 
+    try:
+        check_named(options or {}, names)
+    except ValueError as error:
+        yield Finding("options of rewards", "missing", str(error), "correct them, or load that reward, too")
     defaults = _reward_options(model, revision)
     others = (name for name in REWARDS.names() if REWARDS.is_built_in(name) and name not in names)
     for name in (*names, *others):
@@ -258,13 +264,13 @@ def rewards(
             not_asked = Finding(f"reward {name}", "n/a", f"computed by the server at {at}, which was not asked")
             yield from ask(name) if ask else [not_asked]
             continue
+        given = {**defaults.get(name, {}), **(options or {}).get(name, {})}
         try:
-            found = REWARDS.find(name)
+            check_reward(name, given)
         except ValueError as error:
             yield Finding(f"reward {name}", "missing", str(error))
         else:
-            given = {**defaults.get(name, {}), **(options or {}).get(name, {})}
-            yield Finding(f"reward {name}", *_of_reward(found, given, needed=name in names))
+            yield Finding(f"reward {name}", *_of_reward(REWARDS.find(name), given, needed=name in names))
 
 
 def _reward_options(model: str, revision: str | None) -> Options:
@@ -297,9 +303,11 @@ def _of_reward(reward: Any, options: Mapping[str, Any], *, needed: bool) -> tupl
         if fault and not needed:
             return "n/a", f"{source.where}: {fault}", ""
         if downloadable:
-            return _to_download(source.where, source.file, fault)
+            state, said, action = _to_download(source.where, source.file, fault, command=source.download)
+            copied = f" of `{source.download}`" if state == "missing" else ""
+            return state, said, f"{action}; or give the place of a copy{copied} by its option {source.option!r}"
         if fault:
-            return "missing", f"{source.where}: {fault}", "give its place by the reward's options"
+            return "missing", f"{source.where}: {fault}", f"give its place by the reward's option {source.option!r}"
     if not sources:
         return "ok", f"in {getattr(reward, '__module__', type(reward).__module__)}", ""
     return "ok", ", ".join(dict.fromkeys(source.where for source in sources)), ""

@@ -167,5 +167,16 @@ def check_digests(theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
                 where=part,
                 got=theirs.get(part, "nothing"),
                 expected=digest,
-                action=f"load the same {part} on both sides (same model, revision and reward)",
+                action=_same(part),
             )
+
+
+def _same(part: str) -> str:
+    """Advice on a part that differs: how both sides come to load the same."""
+    kind, _, name = part.partition(":")
+    if kind != "reward":
+        return f"load the same {part} on both sides (same model and revision)"
+    return (
+        f"restart the service if {name} was edited since it started: it computes what it loaded then; otherwise load "
+        f"the same {name} on both sides (same code, weights and options)"
+    )

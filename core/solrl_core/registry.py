@@ -6,8 +6,9 @@ before anything large is loaded.
 """
 
 import importlib
+import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from solrl_core.suggestions import did_you_mean
 
 T = TypeVar("T")
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class Registry(Generic[T]):
@@ -89,17 +91,43 @@ class Registry(Generic[T]):
             raise ValueError(f"{place} is {found!r}; expected {expected}")
         return found
 
+    def check_options(self, name: str, options: Iterable[str], *, all_given: bool = True) -> None:
+        """Import `name`, and check that it takes options of these names.
+
+        Args:
+            name: see `find`.
+            options: names of options.
+            all_given: whether those without a default must be among them.
+
+        Raises:
+            ValueError: as `find`, or an option is unknown or lacking.
+        """
+        found: Any = self.find(name)
+        given = set(options)
+        if not isinstance(found, type):
+            if given:
+                raise ValueError(f"got options {sorted(given)} for {self.noun} {name!r}; only a class takes options")
+            return
+        parameters = inspect.signature(found).parameters.values()
+        known = [one.name for one in parameters if one.kind in _BY_NAME]
+        unknown = sorted(given - set(known))
+        if unknown and not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+            hint = did_you_mean(unknown[0], known)
+            raise ValueError(f"got option {unknown[0]!r} of {self.noun} {name!r}{hint}; expected some of {known}")
+        needed = [one.name for one in parameters if one.kind in _BY_NAME and one.default is one.empty]
+        if all_given and (lacking := [option for option in needed if option not in given]):
+            raise ValueError(f"{self.noun} {name!r} lacks its options {lacking}; got {sorted(given)}")
+
     def make(self, name: str, options: Mapping[str, Any]) -> Any:
         """Find `name`; construct it with `options` if it is a class. Other objects take no options.
 
         Raises:
-            ValueError: as `find`, or the options are invalid.
+            ValueError: as `check_options`, or an option's value is invalid.
             OSError: files named in the options are missing.
         """
+        self.check_options(name, options)
         found: Any = self.find(name)
         if not isinstance(found, type):
-            if options:
-                raise ValueError(f"got options {sorted(options)} for {self.noun} {name!r}; only a class takes options")
             return found
         try:
             return found(**options)

@@ -144,8 +144,8 @@ class Settings(HttpSettings, Hosting):
     """Number of adapter versions kept per run."""
 
     live_timeout: Annotated[float, Field(gt=0)] = 30.0
-    """Seconds within which each worker must respond to /health/live; it responds between two steps. One of several
-    workers that takes twice as long is replaced."""
+    """Seconds within which each worker must respond to /health/live; it responds between two steps.
+    One of several workers that takes twice as long is replaced."""
 
     drain_timeout: Annotated[int, Field(ge=0)] = 50
     """Seconds after a SIGTERM to finish accepted work; groups streamed by then are not lost."""

@@ -14,6 +14,7 @@ from fault_trials import (
     races,
     redis_killed,
     redis_restarted,
+    reward_raises,
     reward_stalled,
     service_killed,
     trainer_killed,
@@ -23,7 +24,7 @@ from fault_trials.findings import Findings, Row
 
 MODULES = (
     *(races, two_fronts, redis_killed, redis_restarted, corrupted, abandoned),
-    *(judge_secret, judge_answers, odd_images, reward_stalled, nested_json),
+    *(judge_secret, judge_answers, odd_images, reward_stalled, reward_raises, nested_json),
     *(service_killed, trainer_killed),
 )
 ROWS = [module.ROW for module in MODULES]

@@ -205,7 +205,7 @@ def test_a_folder_of_a_reward_that_is_not_whole_is_not_ok(tmp_path: Path, lost: 
 def test_a_checkpoint_of_a_reward_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "HPS.pt"
     assert reward("hpsv2", checkpoint=str(path)) == Finding(
-        "reward hpsv2", "missing", f"{path}: not a file", "give its place by the reward's options"
+        "reward hpsv2", "missing", f"{path}: not a file", "give its place by the reward's option 'checkpoint'"
     )
     path.touch()
     assert reward("hpsv2", checkpoint=str(path), processor=str(MINI_CLIP)).state == "ok"

@@ -171,6 +171,7 @@ def test_a_missing_or_other_part_is_named(digests: dict[str, str], part: str) ->
         with pytest.raises(MismatchError) as raised:
             check_digests(theirs, digests)
         assert raised.value.where == part
+        assert raised.value.action.startswith("restart the service if" if "reward:" in part else "load the same")
 
 
 def test_functions_of_different_source_have_different_digests() -> None:

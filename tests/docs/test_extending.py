@@ -17,6 +17,7 @@ from solrl_core.generator import Generator
 from solrl_core.noise import initial_noise
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import REWARDS, prompt_fault
+from solrl_core.rewards.loading import CONFIG, TOKENIZER
 from solrl_remote.vlm_judge import TEMPLATE, VlmJudge
 from solrl_trainer.algorithms.training_data import ForwardBatch, TrajectoryBatch
 from solrl_trainer.metrics import read_metrics
@@ -79,6 +80,21 @@ def test_the_judge_takes_the_page_s_options() -> None:
         (options,) = json.loads(text).values()
         signature(VlmJudge).bind(**options)
         assert "{prompt}" in options.get("template", TEMPLATE)
+
+
+def test_the_page_says_what_to_download_for_each_option() -> None:
+    table = (ROOT / REWARD).read_text().partition("### Without a network")[2]
+    said: dict[str, set[tuple[str, str]]] = {}
+    name = ""
+    for line in table.splitlines():
+        if found := re.match(r"\| (?:`(\w+)`)? ?\| `(\w+)` \| .* \| `(.*)` \|$", line):
+            name = found[1] or name
+            said.setdefault(name, set()).add((found[2], found[3]))
+    for name in filter(REWARDS.is_built_in, REWARDS.names()):
+        loaded = getattr(REWARDS.find(name), "sources", lambda options: ())({})
+        whole = {source.where for source in loaded if source.file == CONFIG}
+        needed = [source for source in loaded if source.file != TOKENIZER or source.where not in whole]
+        assert said.get(name, set()) == {(source.option, source.download) for source in needed}, name
 
 
 def test_the_page_lists_the_rewards_that_are_there() -> None:

@@ -236,6 +236,31 @@ def test_the_doctor_names_missing_parts() -> None:
     assert "mini-sana" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("rewards", "options", "said"),
+    [
+        (
+            "clipscore",
+            {"clipscore": {"modle": "a"}},
+            "option 'modle' of reward 'clipscore' (did you mean 'model'?)",
+        ),
+        ("clipscore", {"clipscor": {"model": "a"}}, "got options for reward 'clipscor' (did you mean 'clipscore'?)"),
+        ("clipscore", {"clipscore": {"dtype": "float8"}}, "cannot load reward 'clipscore': got dtype 'float8'"),
+        ("clipscore", {"clipscore": {"batch_size": 0}}, "cannot load reward 'clipscore': got batch_size 0"),
+        ("hpsv2", {"hpsv2": {"model": "a", "checkpoint": "b"}}, "got model 'a' and checkpoint 'b'; expected one"),
+        ("judge", {"judge": {"modle": "a"}}, "got option 'modle' of reward 'judge'"),
+    ],
+)
+def test_the_doctor_refuses_the_reward_options_that_a_start_refuses(
+    rewards: str, options: dict[str, dict[str, object]], said: str
+) -> None:
+    words = ["--port", "0", "--device", "cpu", "--rewards", rewards, "--reward-options", json.dumps(options)]
+    found, start = typed(main, "doctor", *words), typed(main, "serve", *words)
+    assert (found.returncode, start.returncode) == (1, 2)
+    assert said in found.stdout
+    assert said in start.stderr
+
+
 def test_the_doctor_says_how_many_workers_start() -> None:
     assert "3 processes, on cpu" in here("doctor", "--port", "0", "--device", "cpu", "--workers", "3").stdout
     done = here("doctor", "--port", "0", "--gpus", "4096")

@@ -51,8 +51,8 @@ class Run:
     checkpoint: Annotated[int | None, _shown("N", "the newest")] = None
     """With --resume: version of the checkpoint to continue from instead of the newest. Later ones are deleted."""
     allow_change: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME")] = ()
-    """With --resume: a setting, or prompts, model, rewards or libraries, that may differ from the run's. May be given
-    more than once. The settings page says which settings need it."""
+    """With --resume: a setting, or prompts, model, rewards or libraries, that may differ from the run's.
+    May be given more than once. The settings page says which settings need it."""
     dry_run: bool = False
     """Print all settings with their sources as YAML for --config, check what needs no model, and stop."""
 

@@ -122,7 +122,7 @@ def unsuitable_prompt(name: str, prompts: Sequence[PromptItem], note: Note, opti
 
 
 def _check_here(config: RunConfig, note: Note, *, resume: bool) -> None:
-    """Check folder, prompts, and names of the rewards."""
+    """Check folder, prompts, and the rewards' names and options."""
     if not resume:
         check_new(config.output)
     require_trackers(config.track)
@@ -133,17 +133,16 @@ def _check_here(config: RunConfig, note: Note, *, resume: bool) -> None:
             f"explore.prompts is {config.explore.prompts}, but {folder} has {most} train prompts; "
             f"expected at most {most}: --set explore.prompts={most}"
         )
-    for said in filter(None, (train.text, test.text, in_both(train, test))):
-        note(said)
     named = {*config.rewards, *config.evaluate.rewards}
     unknown = sorted(config.reward_options.keys() - named)
     if unknown:
         raise ValueError(f"got reward_options of {', '.join(unknown)}; expected some of the run's: {sorted(named)}")
-    from solrl_core.rewards.base import AT, REWARDS  # imports torch, so it follows the fast checks
+    from solrl_core.rewards.base import check_reward  # imports torch, so it follows the fast checks
 
     for name in sorted(named):
-        if AT not in config.reward_options.get(name, {}):
-            REWARDS.check(name)
+        check_reward(name, config.reward_options.get(name, {}), all_given=False)
+    for said in filter(None, (train.text, test.text, in_both(train, test))):
+        note(said)
 
 
 def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from solrl_client.addresses import origin
+from solrl_core.suggestions import did_you_mean
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo, ModelList
 from solrl_proto.problems import ProblemError, ProblemKind
@@ -28,7 +29,7 @@ def require_rewards(url: str, service: ModelList, hosted: ModelInfo, rewards: Se
     if missing:
         raise ProblemError(
             ProblemKind.REWARD_NOT_LOADED,
-            f"the service at {url} does not score {', '.join(missing)}",
+            f"the service at {url} does not score {', '.join(missing)}{did_you_mean(missing[0], hosted.rewards)}",
             got=wanted,
             expected=sorted(hosted.rewards),
             action=f"start the service with --rewards {' '.join(sorted({*hosted.rewards, *missing}))}",

@@ -50,7 +50,7 @@ class Aesthetic:
     def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
         checkpoint = options.get("checkpoint")
-        head = Source(checkpoint) if checkpoint else Source(REPOSITORY, CHECKPOINT)
+        head = Source(checkpoint or REPOSITORY, "" if checkpoint else CHECKPOINT, "checkpoint")
         return Source(options.get("model", DEFAULT_MODEL), CONFIG), head
 
     def __init__(

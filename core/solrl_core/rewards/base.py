@@ -17,6 +17,8 @@ from solrl_core.errors import RewardError, described
 from solrl_core.fingerprint import source_digest
 from solrl_core.model_options import ModelOptions
 from solrl_core.registry import Registry
+from solrl_core.rewards.loading import check_values
+from solrl_core.suggestions import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -145,12 +147,44 @@ def load_reward(
         return _connected(name, dict(options or {}), connect)
     _require_no_address(name, model.options.rewards.get(name, {}))
     given = _options(name, model, options)
+    check_reward(name, given)
     found = REWARDS.find(name)
     if isinstance(found, type):
         takes_dtype = dtype is not None and "dtype" in inspect.signature(found).parameters
         given = {"device": str(model.device), **({"dtype": dtype} if takes_dtype else {}), **given}
     loaded: Reward = REWARDS.make(name, given)
     return loaded
+
+
+def check_reward(name: str, options: Mapping[str, Any], *, all_given: bool = True) -> None:
+    """Import a reward, and refuse options with which `load_reward` would not load it, as far as that shows before.
+
+    Args:
+        name: registered name or `package.module:attribute`.
+        options: its options; those with `at` are its server's to check.
+        all_given: whether these are all, with those of the model's `solrl.json`.
+
+    Raises:
+        ValueError: no such reward, or an option is unknown, lacking or invalid.
+    """
+    if AT in options:
+        return
+    found = REWARDS.find(name)
+    REWARDS.check_options(name, {"device", *options} if isinstance(found, type) else options, all_given=all_given)
+    if REWARDS.is_built_in(name):
+        try:
+            check_values(options)
+            getattr(found, "sources", tuple)(options)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"cannot load reward {name!r}: {error}") from error
+
+
+def check_named(options: Iterable[str], names: Iterable[str]) -> None:
+    """Refuse options of rewards that are not among those to load."""
+    wanted = list(names)
+    if unknown := sorted(set(options) - set(wanted)):
+        hint = did_you_mean(unknown[0], wanted)
+        raise ValueError(f"got options for reward {unknown[0]!r}{hint}; expected some of those loaded: {wanted}")
 
 
 def _connected(name: str, options: dict[str, Any], connect: RewardConnector | None) -> Reward:
@@ -206,8 +240,7 @@ class RewardSet:
             ValueError, OSError: as `load_reward`; ValueError also for options of a reward that is not named.
         """
         wanted, given = list(dict.fromkeys(names)), dict(options or {})
-        if not given.keys() <= set(wanted):
-            raise ValueError(f"got options for rewards {sorted(given)}; expected some of those loaded: {wanted}")
+        check_named(given, wanted)
         shared = {} if loaded is None else loaded
         rewards = {}
         for name in wanted:

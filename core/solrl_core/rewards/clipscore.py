@@ -40,7 +40,7 @@ class ClipScore(ClipReward):
     def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
         model = options.get("model", DEFAULT_MODEL)
-        return Source(model, CONFIG), Source(options.get("processor") or model, TOKENIZER)
+        return Source(model, CONFIG), Source(options.get("processor") or model, TOKENIZER, "processor")
 
     def __init__(
         self,

@@ -53,7 +53,11 @@ class GenEval:
     def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
         clip = options.get("clip", DEFAULT_CLIP)
-        return Source(options.get("model", DEFAULT_MODEL), CONFIG), Source(clip, CONFIG), Source(clip, TOKENIZER)
+        return (
+            Source(options.get("model", DEFAULT_MODEL), CONFIG),
+            Source(clip, CONFIG, "clip"),
+            Source(clip, TOKENIZER, "clip"),
+        )
 
     def __init__(
         self,

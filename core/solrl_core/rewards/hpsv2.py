@@ -11,7 +11,16 @@ import torch
 from solrl_core.rewards.clip import ClipReward
 from solrl_core.rewards.convert import open_clip_model
 from solrl_core.rewards.images import Normalize, long_side_then_pad
-from solrl_core.rewards.loading import CONFIG, TOKENIZER, Source, dtype_named, hub_file, pretrained, tokenizer_at
+from solrl_core.rewards.loading import (
+    CONFIG,
+    TOKENIZER,
+    Source,
+    dtype_named,
+    hub_file,
+    pretrained,
+    require_one,
+    tokenizer_at,
+)
 
 REPOSITORY, CHECKPOINT = "xswu/HPSv2", "HPS_v2.1_compressed.pt"
 DEFAULT_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
@@ -49,9 +58,10 @@ class HpsV2(ClipReward):
     def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
         model, checkpoint = options.get("model"), options.get("checkpoint")
-        published = Source(checkpoint) if checkpoint else Source(REPOSITORY, CHECKPOINT)
+        require_one(model, checkpoint)
+        published = Source(checkpoint or REPOSITORY, "" if checkpoint else CHECKPOINT, "checkpoint")
         weights = Source(model, CONFIG) if model else published
-        return weights, Source(_processor_of(model, options.get("processor")), TOKENIZER)
+        return weights, Source(_processor_of(model, options.get("processor")), TOKENIZER, "processor")
 
     def __init__(
         self,
@@ -67,8 +77,7 @@ class HpsV2(ClipReward):
     ) -> None:
         from transformers import CLIPModel
 
-        if model and checkpoint:
-            raise ValueError(f"got model {model!r} and checkpoint {checkpoint!r}; expected one of them")
+        require_one(model, checkpoint)
         processor = _processor_of(model, processor)
         if model:
             clip = pretrained(CLIPModel, model, dtype_named(dtype))

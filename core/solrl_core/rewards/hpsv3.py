@@ -53,8 +53,8 @@ class HpsV3:
     def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
         checkpoint = options.get("checkpoint")
-        weights = Source(checkpoint) if checkpoint else Source(REPOSITORY, CHECKPOINT)
-        return weights, Source(options.get("processor", DEFAULT_PROCESSOR), TOKENIZER)
+        weights = Source(checkpoint or REPOSITORY, "" if checkpoint else CHECKPOINT, "checkpoint")
+        return weights, Source(options.get("processor", DEFAULT_PROCESSOR), TOKENIZER, "processor")
 
     def __init__(
         self,

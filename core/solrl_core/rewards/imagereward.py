@@ -17,6 +17,7 @@ from solrl_core.rewards.loading import (
     dtype_named,
     hub_file,
     pretrained,
+    require_one,
     tokenizer_at,
 )
 
@@ -51,13 +52,18 @@ class ImageReward:
     def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
         model, checkpoint = options.get("model"), options.get("checkpoint")
-        tokenizer = Source(_tokenizer_of(model, options.get("processor")), TOKENIZER)
+        require_one(model, checkpoint)
+        tokenizer = Source(_tokenizer_of(model, options.get("processor")), TOKENIZER, "processor")
         if model:
             return Source(model, CONFIG), tokenizer
         if checkpoint:
             med_config = options.get("med_config") or str(Path(checkpoint).parent / MED_CONFIG)
-            return Source(checkpoint), Source(med_config), tokenizer
-        return Source(REPOSITORY, CHECKPOINT), Source(REPOSITORY, MED_CONFIG), tokenizer
+            return Source(checkpoint, option="checkpoint"), Source(med_config, option="med_config"), tokenizer
+        return (
+            Source(REPOSITORY, CHECKPOINT, "checkpoint"),
+            Source(REPOSITORY, MED_CONFIG, "med_config"),
+            tokenizer,
+        )
 
     def __init__(
         self,
@@ -74,8 +80,7 @@ class ImageReward:
         from solrl_core.rewards.blip import ImageRewardModel
         from solrl_core.rewards.convert import image_reward_model
 
-        if model and checkpoint:
-            raise ValueError(f"got model {model!r} and checkpoint {checkpoint!r}; expected one of them")
+        require_one(model, checkpoint)
         batches(0, batch_size)
         if model:
             network = pretrained(ImageRewardModel, model, dtype_named(dtype))

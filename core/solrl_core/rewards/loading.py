@@ -14,11 +14,18 @@ CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 class Source(NamedTuple):
     """A file that a reward loads, of a folder or hub repository `where`, or the local file `where` itself.
 
-    `CONFIG` stands for a model with its weights, `TOKENIZER` for a tokenizer.
+    `CONFIG` stands for a model with its weights, `TOKENIZER` for a tokenizer. `option` takes the place of a copy.
     """
 
     where: str
     file: str = ""
+    option: str = "model"
+
+    @property
+    def download(self) -> str:
+        """Command that downloads what is loaded."""
+        files = {CONFIG: "", TOKENIZER: " --include '*.json' --include '*.txt'"}.get(self.file, f" {self.file}")
+        return f"hf download {self.where}{files}"
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -33,6 +40,18 @@ def dtype_named(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise ValueError(f"got dtype {name!r}; expected one of {sorted(DTYPES)}")
     return DTYPES[name]
+
+
+def check_values(options: Mapping[str, Any]) -> None:
+    """Raise ValueError if values of options that built-in rewards share are invalid."""
+    dtype_named(options.get("dtype", "float32"))
+    batches(0, options.get("batch_size", 1))
+
+
+def require_one(model: str | None, checkpoint: str | None) -> None:
+    """Raise ValueError if both places of the same weights are given."""
+    if model and checkpoint:
+        raise ValueError(f"got model {model!r} and checkpoint {checkpoint!r}; expected one of them")
 
 
 def batches(count: int, size: int) -> Iterator[slice]:

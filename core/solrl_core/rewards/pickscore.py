@@ -44,7 +44,7 @@ class PickScore(ClipReward):
     def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
         model = options.get("model", DEFAULT_MODEL)
-        return Source(model, CONFIG), Source(_processor_of(model, options.get("processor")), TOKENIZER)
+        return Source(model, CONFIG), Source(_processor_of(model, options.get("processor")), TOKENIZER, "processor")
 
     def __init__(
         self,

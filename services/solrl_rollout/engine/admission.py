@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from solrl_core.fingerprint import model_digest
+from solrl_core.suggestions import did_you_mean
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
@@ -72,7 +73,7 @@ def _check_rewards(rewards: Sequence[RewardSpec], hosted: ModelInfo) -> None:
         if reward.at is None and reward.name not in hosted.rewards:
             raise ProblemError(
                 ProblemKind.REWARD_UNKNOWN,
-                f"this service has not loaded the reward {reward.name!r}",
+                f"this service has not loaded the reward {reward.name!r}{did_you_mean(reward.name, hosted.rewards)}",
                 where=f"body.rewards.{i}.name",
                 got=reward.name,
                 expected=list(hosted.rewards),

@@ -7,7 +7,7 @@ import torch
 from solrl_core.families.load import locate
 from solrl_core.model_options import ModelOptions
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import AT, REWARDS, PlainDefaults, Reward
+from solrl_core.rewards.base import PlainDefaults, Reward, check_named, check_reward
 from solrl_engine.backend import Backend
 from solrl_remote.remote_reward import connect_reward
 
@@ -95,9 +95,10 @@ def _load_rewards(settings: Settings, backend: Backend, loaded: dict[str, Reward
 
 
 def _check_names(settings: Settings) -> None:
-    """Raise ValueError for a mistyped name before loading a large model."""
+    """Raise ValueError for a mistyped name or option before loading a large model."""
     for spec in settings.models:
         locate(spec.location)
+    given = settings.options_of_rewards
+    check_named(given, settings.reward_names)
     for name in settings.reward_names:
-        if AT not in settings.options_of_rewards.get(name, {}):
-            REWARDS.check(name)
+        check_reward(name, given.get(name, {}), all_given=False)

@@ -88,8 +88,11 @@ def test_missing_files_and_invalid_options_are_refused(tmp_path: Path, monkeypat
 def test_sources_and_size_are_those_of_the_published_models() -> None:
     from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
-    assert Aesthetic.sources({}) == (Source(DEFAULT_MODEL, CONFIG), Source(REPOSITORY, CHECKPOINT))
-    assert Aesthetic.sources({"model": "a", "checkpoint": "b.pth"}) == (Source("a", CONFIG), Source("b.pth"))
+    assert Aesthetic.sources({}) == (Source(DEFAULT_MODEL, CONFIG), Source(REPOSITORY, CHECKPOINT, "checkpoint"))
+    assert Aesthetic.sources({"model": "a", "checkpoint": "b.pth"}) == (
+        Source("a", CONFIG),
+        Source("b.pth", option="checkpoint"),
+    )
     large = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
     with torch.device("meta"):
         clip = CLIPVisionModelWithProjection(CLIPVisionConfig(**large, patch_size=14, projection_dim=768))

@@ -175,7 +175,7 @@ def test_invalid_options_are_refused(folder: Path, tmp_path: Path) -> None:
 def test_sources_and_size_are_those_of_the_published_models() -> None:
     from transformers import RTDetrConfig, RTDetrForObjectDetection
 
-    sources = (Source(DEFAULT_MODEL, CONFIG), Source(DEFAULT_CLIP, CONFIG), Source(DEFAULT_CLIP, TOKENIZER))
+    sources = (Source(DEFAULT_MODEL, CONFIG), *(Source(DEFAULT_CLIP, file, "clip") for file in (CONFIG, TOKENIZER)))
     assert GenEval.sources({}) == sources
     with torch.device("meta"):
         detector = RTDetrForObjectDetection(RTDetrConfig(num_labels=80))

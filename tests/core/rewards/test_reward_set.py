@@ -257,7 +257,7 @@ def test_weights_have_the_given_dtype_unless_options_name_one(backbone: Backbone
 @pytest.mark.parametrize(
     ("options", "kind", "said"),
     [
-        ({"modle": CLIP}, ValueError, "cannot load reward 'pickscore'.*modle"),
+        ({"modle": CLIP}, ValueError, "got option 'modle' of reward 'pickscore' .did you mean 'model'"),
         ({"model": CLIP, "dtype": "float8"}, ValueError, "cannot load reward 'pickscore': got dtype 'float8'"),
         ({"model": "./no/such/folder"}, OSError, "cannot load reward 'pickscore'"),
     ],

@@ -339,6 +339,11 @@ def test_a_service_must_score_the_logged_rewards_too(tmp_path: Path) -> None:
         go(tmp_path, plain.url, AT_SERVICE, "run=rewards")
 
 
+def test_a_misspelt_reward_is_said_to_be_so_and_not_to_be_served(tmp_path: Path) -> None:
+    with running_service() as plain, pytest.raises(ValueError, match=r"'Juge' \(did you mean 'Judge'\?\)"):
+        go(tmp_path, plain.url, "rewards={solrl_minis.judge:Juge: 1}", "run=misspelt")
+
+
 @pytest.mark.parametrize("dry", [True, False])
 @pytest.mark.parametrize(
     ("settings", "setting", "instead"),
