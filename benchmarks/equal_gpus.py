@@ -81,9 +81,10 @@ class Bench:
     def session(self, world: World, settings: dict[str, Any]) -> Session:
         """A session of a recipe, at version 0."""
         config = with_settings(self.config, settings)
-        models = self.models if config.two_stage else replace(self.models, explorer=self.models.generator)
+        explorer = self.models.explorer if config.two_stage else self.models.generator
+        models = replace(self.models, explorer=explorer, world=world)
         prompts = [PromptItem(id=str(number), text=f"{number + 2} red circles") for number in range(64)]
-        session = connect(config, world, print, models, self.rewards, None, None, prompts, prompts)
+        session = connect(config, models, self.rewards, None, prompts, prompts, print)
         session.start({0: encode_adapter(models.policy.behaviour())}, ())
         return session
 

@@ -2,29 +2,21 @@
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from solrl_client.retries import OnWait, ignore
-from solrl_client.rollouts import Restore, RolloutClient
-from solrl_core.arithmetic import arithmetic
-from solrl_core.families import Backbone, load_backbone
-from solrl_core.fingerprint import fingerprint, model_digest, part_digests
-from solrl_core.generator import Generator
+from solrl_core.families import load_backbone
+from solrl_core.fingerprint import model_digest, part_digests
 from solrl_core.precision import numerics, supported_tiers
 from solrl_core.precision.fp8 import require_fp8
 from solrl_core.rewards import RewardSet
-from solrl_core.solver_specs import SolverSpec
-from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
-from solrl_engine.side_stream import SideStream
-from solrl_proto.models import ModelInfo
-from solrl_proto.problems import Problem
-from solrl_proto.rollouts import Plan, PromptItem
+from solrl_proto.rollouts import PromptItem
 from solrl_remote.remote_reward import connect_reward
 
 from solrl_trainer import checkpoints
@@ -36,31 +28,30 @@ from solrl_trainer.models import Models
 from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
 from solrl_trainer.report.pairs import SHOWN_PROMPTS
 from solrl_trainer.resuming import parts_when_loaded
-from solrl_trainer.rollouts.adapter_supply import LOST, AdapterSupply
+from solrl_trainer.rollouts.adapter_supply import AdapterSupply
 from solrl_trainer.rollouts.agreement import (
     check_bindings,
     check_decoder_precision,
     check_early_decoder,
-    check_service,
-    note_arithmetic,
     note_emulation,
 )
-from solrl_trainer.rollouts.brought_rewards import as_requested
-from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.connection import (
+    FIRST_PATIENCE,
+    ServiceConnection,
+    connect_service,
+    rollout_client,
+)
 from solrl_trainer.rollouts.exploration import Explorer
 from solrl_trainer.rollouts.local import LocalExplorer
-from solrl_trainer.rollouts.regenerate import LocalRegenerator, Regenerator
+from solrl_trainer.rollouts.on_device import DeviceSampling
+from solrl_trainer.rollouts.regenerate import Regenerator
 from solrl_trainer.rollouts.reward_clock import RewardClock
 from solrl_trainer.rollouts.scoring import SampleScorer
-from solrl_trainer.rollouts.served import RegenerationSource, ServiceRegenerator
+from solrl_trainer.rollouts.served import ServiceRegenerator
 from solrl_trainer.rollouts.service import ServiceExplorer
-from solrl_trainer.rollouts.source import RolloutSource, exploration_plan, rollout_source, training_plan
 from solrl_trainer.sharding import InStepWorld
 from solrl_trainer.update import Updater
 from solrl_trainer.world import World, pick_device, share, wait_for_rank_zero
-
-_FIRST_PATIENCE = 15.0
-"""Seconds to try to reach the service before anything is loaded; a wrong address should be reported soon."""
 
 
 @dataclass
@@ -177,16 +168,15 @@ def open_session(
         )
     folder = find_prompts(config.prompts)
     train, test = read_prompts(folder, "train"), read_prompts(folder, "test")
-    with _service(config, world, on_wait) as service:
-        note(f"loading {config.model}" + (f" and comparing digests with {service.url}" if service else ""))
-        first = service.with_patience(_FIRST_PATIENCE) if service else None
-        if first is not None:
-            first.model(config.model_name)  # before anything large is loaded
+    with rollout_client(config, world, on_wait) as client:
+        note(f"loading {config.model}" + (f" and comparing digests with {client.url}" if client else ""))
+        if client is not None:
+            client.with_patience(FIRST_PATIENCE).model(config.model_name)  # before anything large is loaded
         device = pick_device(config.device, world)
-        if service is None and config.explore.precision == "fp8":
+        if client is None and config.explore.precision == "fp8":
             require_fp8(torch.device(device))
         backbone = load_backbone(config.model, device=device, revision=config.revision, waiting=True)
-        check_decoder_precision(config.explore.decoder_precision, backbone, note if service is None else None)
+        check_decoder_precision(config.explore.decoder_precision, backbone, note if client is None else None)
         note_long_prompts(backbone, {"training": train, "held-out": test[: config.evaluate.prompts]}, note)
         rewards = RewardSet.load(
             [*config.rewards, *config.evaluate.rewards],
@@ -199,101 +189,39 @@ def open_session(
         check_bindings(config.bindings, model_digest(parts), config.model)
         check_early_decoder(config.explore.early_decoder, parts.get("vae"), config.model)
         digests = parts | rewards.digests()
-        source = supply = regeneration = None
-        if service is None:
+        service = None
+        if client is not None:
+            service = connect_service(config, client, backbone, digests, world, note)
+        else:
             tiers = supported_tiers(backbone.device)
             emulated = [tier for tier in tiers if numerics(tier, backbone.device) == "emulated"]
             note_emulation(emulated, config.explore.precision, note)
-        if service is not None and first is not None:
-            served = first.model(config.model_name)
-            check_service(
-                first, config.model_name, as_requested(config.served_rewards, config, served, digests), digests
-            )
-            emulated = [tier.precision for tier in served.precisions if tier.numerics == "emulated"]
-            note_emulation(emulated, config.explore.precision, note)
-            note_arithmetic(served, arithmetic(backbone.device), note)
-            own = fingerprint(digests, [spec.name for spec in config.trained])
-            if world.rank == 0:
-                supply = AdapterSupply(
-                    service, run=config.run, model=config.model_name, lag=config.explore.lag, note=note
-                )
-            source = rollout_source(
-                config,
-                service,
-                rewards=as_requested(config.trained, config, served, digests),
-                fingerprint=own,
-                numerics={tier.precision: tier.numerics for tier in served.precisions},
-                restore=_restore(supply, world),
-            )
-            if config.regenerate.at == "service":
-                regeneration = _regeneration(config, source, backbone, digests, served)
         models = Models.build(backbone, config, note, world)
-        session = connect(config, models.world, note, models, rewards, source, supply, train, test, regeneration)
+        session = connect(config, models, rewards, service, train, test, note)
         session.parts = parts_when_loaded(config, parts, backbone.options, rewards.digests())
         yield session
 
 
-def _service(config: RunConfig, world: World, on_wait: OnWait) -> AbstractContextManager[RolloutClient | None]:
-    if not config.uses_service:
-        return nullcontext()
-    # The other ranks ask again until rank 0 has pushed the versions that the service lost.
-    awaited = LOST if world.rank else ()
-    return RolloutClient(config.rollout_url, patience=config.patience, awaited=awaited, on_wait=on_wait)
-
-
-def _regeneration(
-    config: RunConfig, source: RolloutSource, backbone: Backbone, digests: Mapping[str, str], served: ModelInfo
-) -> RegenerationSource:
-    rewards = as_requested(config.served_rewards, config, served, digests)
-    asked = replace(
-        source,
-        plan_of=lambda iteration: training_plan(config, config.regenerate.steps),
-        rewards=rewards,
-        fingerprint=fingerprint(digests, [spec.name for spec in rewards]),
-    )
-    exact = backbone.device.type == "cpu" and served.arithmetic == arithmetic(backbone.device)
-    return RegenerationSource(asked, backbone.latent_shape, exact)
-
-
-def _restore(supply: AdapterSupply | None, world: World) -> Restore:
-    """Push versions that the service lost again, on rank 0; another rank notifies rank 0, whatever that is doing."""
-    if supply is not None:
-        world.on_notice(lambda text: supply.restore(Problem.model_validate_json(text)))
-        return supply.restore
-
-    def notify(problem: Problem) -> bool:
-        if problem.kind in LOST:
-            world.notify(problem.model_dump_json())
-        return False
-
-    return notify
-
-
 def connect(
     config: RunConfig,
-    world: World,
-    note: Callable[[str], None],
     models: Models,
     rewards: RewardSet,
-    source: RolloutSource | None,
-    supply: AdapterSupply | None,
+    service: ServiceConnection | None,
     train: list[PromptItem],
     test: list[PromptItem],
-    regeneration: RegenerationSource | None = None,
+    note: Callable[[str], None],
 ) -> Session:
     """Connect loaded parts to a session. Sessions may share models, one after the other; each has its own optimiser.
 
     Args:
         config: the run's settings.
-        world: ranks that train together.
-        note: shows a line of text to the user.
         models: built with these settings.
         rewards: all rewards of the settings.
-        source, supply: of the service; None if the trainer's device explores.
+        service: the run's service; None if this device explores.
         train, test: training and held-out prompts.
-        regeneration: the service, if it regenerates.
+        note: shows a line of text to the user.
     """
-    explore, optimizer, backbone = config.explore, config.optimizer, models.backbone
+    world, optimizer, backbone = models.world, config.optimizer, models.backbone
     adamw = torch.optim.AdamW(
         models.policy.parameters,
         lr=optimizer.learning_rate,
@@ -302,70 +230,46 @@ def connect(
         eps=optimizer.eps,
     )
     algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)
-    data = algorithm.trains_on
-
-    def sampler(generator: Generator, plan: Callable[[], Plan], *, trains: bool) -> Sampler:
-        def solver() -> SolverSpec:
-            return data.solver(config.solver, plan().steps, models.version, config.seed)
-
-        sharded = isinstance(world, InStepWorld) and generator is models.generator
-        batch = AdaptiveBatchSize(config.batch, on_exhausted=note, retries=not sharded)
-        if not trains:
-            return Sampler(generator, plan, batch=batch)
-        return Sampler(generator, plan, solver, data.recorded, batch)
-
-    side, clock = SideStream(backbone.device), RewardClock()
-    images = Scorer(rewards, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=note))
-    scorer = SampleScorer(images, tuple(config.rewards), config.trained, side, partial(clock.add, "samples", "trainer"))
+    here = DeviceSampling(config, models, rewards, algorithm.trains_on, note)
+    local = here.regenerator()
 
     def own_prompts(iteration: int) -> Sequence[PromptItem]:
-        return share(prompts_of_iteration(train, explore.prompts, config.seed, iteration), world)
-
-    def plan() -> Plan:
-        return exploration_plan(config, models.version)
+        return share(prompts_of_iteration(train, config.explore.prompts, config.seed, iteration), world)
 
     explorer: Explorer
-    if source is not None:
-        explorer = ServiceExplorer(source, own_prompts, seed=config.seed, lag=explore.lag, iterations=config.iterations)
-    else:
-        if config.two_stage:
-            trained, on_times = [spec.name for spec in config.trained], partial(clock.add, "candidates", "trainer")
-            proxy = SampleScorer(images, trained, config.trained, side, on_times)
-            maker = CandidateMaker(sampler(models.explorer, plan, trains=False), proxy)
-        else:
-            maker = CandidateMaker(
-                sampler(models.explorer, lambda: training_plan(config, explore.steps), trains=True), scorer, keep=True
-            )
-        explorer = LocalExplorer(maker, own_prompts, candidates=explore.candidates, seed=config.seed)
-    regenerated = sampler(models.generator, lambda: training_plan(config, config.regenerate.steps), trains=True)
-    local = LocalRegenerator(regenerated, scorer)
     regenerator: Regenerator = local
-    if regeneration is not None:
-        regenerator = ServiceRegenerator(
-            regeneration,
-            local,
-            models,
-            own_prompts,
-            seed=config.seed,
-            share=config.regenerate.share,
-            weights=config.weights,
-            shown=0 if world.rank else SHOWN_PROMPTS,
-            note=note,
-            on_times=partial(clock.add, "samples", "service"),
+    if service is None:
+        explorer = LocalExplorer(here.candidates(), own_prompts, candidates=config.explore.candidates, seed=config.seed)
+    else:
+        explorer = ServiceExplorer(
+            service.source, own_prompts, seed=config.seed, lag=config.explore.lag, iterations=config.iterations
         )
+        if service.regeneration is not None:
+            regenerator = ServiceRegenerator(
+                service.regeneration,
+                local,
+                models,
+                own_prompts,
+                seed=config.seed,
+                share=config.regenerate.share,
+                weights=config.weights,
+                shown=0 if world.rank else SHOWN_PROMPTS,
+                note=note,
+                on_times=partial(here.clock.add, "samples", "service"),
+            )
     return Session(
         config=config,
         world=world,
         models=models,
         rewards=rewards,
         algorithm=algorithm,
-        supply=supply,
+        supply=service.supply if service else None,
         explorer=explorer,
         regenerator=regenerator,
-        images=images,
-        scorer=scorer,
-        clock=clock,
-        sampler=regenerated,
+        images=here.images,
+        scorer=here.scorer,
+        clock=here.clock,
+        sampler=local.sampler,
         optimizer=adamw,
         updater=Updater(
             backbone=backbone,
