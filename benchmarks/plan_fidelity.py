@@ -2,13 +2,12 @@
 
 Compares NVFP4 and FP8 with BF16 at 10 steps, over held-out prompts × 96 candidates, scoring all rewards on the same
 images. The plans use six steps of the solver that the preset of the model's family uses, or four steps fitted to the
-model, with and without pruning; those without pruning are also decoded early, and in FP8. The schedule of the fitted
-steps is chosen, and the early decoder fitted, on training prompts. One pass over all candidates, also scored after
-some of its steps, evaluates every plan. On a GPU this is an approximation, because a value near a rounding boundary
-may round differently in a batch of another size. A few groups are therefore really pruned, and the largest difference
-is printed. Without FP8 units, FP8 is emulated. Scores are kept in runs/plan_fidelity, from which the same command
-resumes. A miniature leaves most of a GPU idle: `--jobs` processes share its prompts, best under NVIDIA's MPS. Writes
-docs/results/plan_fidelity.{json,md,png}.
+model, with and without pruning; those without pruning are also decoded in FP8. The schedule of the fitted steps is
+chosen on training prompts. One pass over all candidates, also scored after some of its steps, evaluates every plan. On
+a GPU this is an approximation, because a value near a rounding boundary may round differently in a batch of another
+size. A few groups are therefore really pruned, and the largest difference is printed. Without FP8 units, FP8 is
+emulated. Scores are kept in runs/plan_fidelity, from which the same command resumes. A miniature leaves most of a GPU
+idle: `--jobs` processes share its prompts, best under NVIDIA's MPS. Writes docs/results/plan_fidelity.{json,md,png}.
 """
 
 import argparse
@@ -26,14 +25,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 from plan_fidelity_parts import measure_in_parts
 from plan_fidelity_plot import write_plot
-from plan_fidelity_table import ALLOWED, CHECKED, EARLY, FITTED, FP8, SMALLER, STEPS, TRUE_STEPS, WHOLE, table
+from plan_fidelity_table import ALLOWED, CHECKED, FITTED, FP8, STEPS, TRUE_STEPS, WHOLE, table
 from rank_tables import MODELS, REWARDS, command
 from rich.console import Console
 from rich.progress import track
 from safetensors.torch import load_file, save_file
-from solrl_core.early_decoder import fit_early_decoder, scaled_by_area
 from solrl_core.families import load_backbone
-from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fidelity import rank_fidelity
 from solrl_core.fitting import SCHEDULES
 from solrl_core.generator import Generator
@@ -44,7 +41,7 @@ from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
 from solrl_minis.world import sample_prompts
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import Decoding, EarlyDecoder, FittedSolver, Plan, PromptItem, Prune
+from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
 from solrl_proto.selection import best_worst
 from solrl_trainer.calibration.fitting import fit_solvers, recipe_examples
 from solrl_trainer.config import RunConfig
@@ -65,8 +62,7 @@ SAVED_EVERY = 16
 
 Scores = dict[str, torch.Tensor]
 """float32 [prompts, rewards, candidates]: "true"; "fp8/6/2" for scores of the images predicted after 2 of 6 steps at
-FP8, "fp8/6/6" at the end; "fp8/6/6/early" if decoded early, "fp8/6/6/fp8" if in FP8. "fp8/off"
-[prompts checked, plans]: see `really_pruned`."""
+FP8, "fp8/6/6" at the end; "fp8/6/6/fp8" if decoded in FP8. "fp8/off" [prompts checked, plans]: see `really_pruned`."""
 Way = tuple[int, int, int]
 """A plan: (steps, steps before pruning, candidates kept). Pruning after all steps means no pruning."""
 
@@ -183,20 +179,17 @@ def measure(
     models = Models(config, Generator(backbone, "bf16"), proxies, RewardSet.load(REWARDS, backbone))
     numerics: dict[str, str] = {precision: generator.numerics for precision, generator in proxies.items()}
     args.scores.mkdir(parents=True, exist_ok=True)
-    solver_file, early_file, file = files(model, solver, args)
+    solver_file, file = files(model, solver, args)
     if not solver_file.is_file():
         solver_file.write_text(choose_solver(models, args.candidates, args.chosen_on).model_dump_json(indent=1) + "\n")
     fitted = FittedSolver.model_validate_json(solver_file.read_text())
-    if not early_file.is_file():
-        early_file.write_text(fit_early(backbone, models.true, config).model_dump_json(indent=1) + "\n")
-    early = EarlyDecoder.model_validate_json(early_file.read_text())
     scores: Scores = load_file(file) if file.is_file() else {}
     begun = len(scores["true"]) if scores else 0
     bar = track(prompts[begun:], f"{model}, groups", console=Console(stderr=True), disable=said)
     for index, prompt in enumerate(bar, begun + 1):
         seeds = expand_seeds(0, prompt.id, args.candidates)
         new = {"true": true_scores(prompt, seeds, models)}
-        new |= proxy_scores(prompt, seeds, models, {STEPS: solver, FITTED: fitted}, early)
+        new |= proxy_scores(prompt, seeds, models, {STEPS: solver, FITTED: fitted}, fp8=True)
         if before + index <= CHECKED:
             for precision in proxies:
                 off = really_pruned(precision, prompt, seeds, new, models, fitted)
@@ -212,14 +205,11 @@ def measure(
     return scores, fitted, solver, numerics
 
 
-def files(model: str, solver: str, args: argparse.Namespace) -> tuple[Path, Path, Path]:
-    """Files of a model's fitted solver, early decoder and scores."""
+def files(model: str, solver: str, args: argparse.Namespace) -> tuple[Path, Path]:
+    """Files of a model's fitted solver and scores."""
     name = "-".join((model, solver, *args.precisions))
-    # Scores of older versions, without all decodings, are in files of other names.
-    solver_file, early_file, file = (
-        args.scores / f"{name}.{part}" for part in ("solver.json", "early.json", "whole-early-fp8.safetensors")
-    )
-    return solver_file, early_file, file
+    # Scores of older versions, with other decodings, are in files of other names.
+    return args.scores / f"{name}.solver.json", args.scores / f"{name}.whole-fp8.safetensors"
 
 
 def choose_solver(models: Models, candidates: int, prompts: int) -> FittedSolver:
@@ -243,12 +233,6 @@ def choose_solver(models: Models, candidates: int, prompts: int) -> FittedSolver
     return solvers[int(parted.flatten(1).min(1).values.argmax())]
 
 
-def fit_early(backbone: PipelineBackbone, generator: Generator, config: RunConfig) -> EarlyDecoder:
-    """Fit an early decoder of images of half the size to training prompts; `generator` must be BF16."""
-    latents = recipe_examples(config, generator).latents[-1].to(backbone.device)
-    return fit_early_decoder(backbone, latents, least=backbone.height // 2)
-
-
 def true_scores(prompt: PromptItem, seeds: Sequence[int], models: Models) -> torch.Tensor:
     """True scores of one group [rewards, candidates]."""
     made = models.true.generate(prompt.text, seeds, steps=TRUE_STEPS, solver=models.config.solver)
@@ -260,27 +244,23 @@ def proxy_scores(
     seeds: Sequence[int],
     models: Models,
     solvers: Mapping[int, str | FittedSolver],
-    early: EarlyDecoder | None = None,
+    *,
+    fp8: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Scores of one group [rewards, candidates] for each number of steps and its solver, by the keys of `Scores`.
 
-    With an early decoder, the images after the last step are also decoded early and in FP8, and those after `STEPS`
-    steps also scaled down to the size of the early ones.
+    With `fp8`, the images after the last step are also decoded in FP8.
     """
     found = {}
     for (precision, proxy), (steps, solver) in itertools.product(models.proxies.items(), solvers.items()):
-        trajectory, images = None, {}
+        trajectory = None
         for until in (*AFTER[steps], steps):
             made = proxy.generate(prompt.text, seeds, steps=steps, solver=solver, start=trajectory, until=until)
             trajectory = made.trajectory
             found[state(precision, steps, until)] = scored(prompt, made.images, models)
-        if early is not None:
-            for how, decoding in ((EARLY, Decoding(early)), (FP8, Decoding(precision="fp8"))):
-                images[how] = proxy.decode(made.latents, decoding=decoding)
-                found[state(precision, steps, steps, how)] = scored(prompt, images[how], models)
-            if steps == STEPS:
-                smaller = scaled_by_area(made.images, *images[EARLY].shape[-2:])
-                found[state(precision, steps, steps, SMALLER)] = scored(prompt, smaller, models)
+        if fp8:
+            images = proxy.decode(made.latents, precision="fp8")
+            found[state(precision, steps, steps, FP8)] = scored(prompt, images, models)
     return found
 
 
@@ -341,15 +321,7 @@ def judge(model: str, precision: str, scores: Scores) -> list[dict[str, Any]]:
     All are compared with six steps without pruning, decoded whole.
     """
     candidates = scores["true"].shape[2]
-    unpruned = [
-        (STEPS, WHOLE),
-        (FITTED, WHOLE),
-        (STEPS, FP8),
-        (FITTED, FP8),
-        (STEPS, EARLY),
-        (FITTED, EARLY),
-        (STEPS, SMALLER),
-    ]
+    unpruned = [(STEPS, WHOLE), (FITTED, WHOLE), (STEPS, FP8), (FITTED, FP8)]
     rows = []
     for at, reward in enumerate(REWARDS):
         true = scores["true"][:, at]

@@ -24,9 +24,7 @@ def stretches(begun: int, prompts: int, jobs: int) -> list[tuple[int, int]]:
     return [(first, last) for first, last in pairwise(edges) if first < last]
 
 
-def measure_in_parts(
-    model: str, prompts: int, args: argparse.Namespace, solver_file: Path, early_file: Path, file: Path
-) -> None:
+def measure_in_parts(model: str, prompts: int, args: argparse.Namespace, solver_file: Path, file: Path) -> None:
     """Score the groups that `file` lacks, and add them to it.
 
     A process keeps its scores in a folder of its own, from which the same command resumes; the folders go at the end.
@@ -35,7 +33,7 @@ def measure_in_parts(
         model: its name.
         prompts: number of groups.
         args: see `plan_fidelity.options`.
-        solver_file, early_file: what all processes share.
+        solver_file: the fitted solver, which all processes share.
         file: scores of all groups.
     """
     begun = len(load_file(file)["true"]) if file.is_file() else 0
@@ -49,8 +47,7 @@ def measure_in_parts(
 
         def run(stretch: tuple[int, int], folder: Path) -> int:
             folder.mkdir(exist_ok=True)
-            for shared in (solver_file, early_file):
-                shutil.copyfile(shared, folder / shared.name)
+            shutil.copyfile(solver_file, folder / solver_file.name)
             command = [sys.executable, str(SCRIPT), "--models", model, *given]
             command += ["--precisions", *args.precisions, "--scores", str(folder), "--stretch", *map(str, stretch)]
             with (folder / "log").open("w") as log:

@@ -13,8 +13,8 @@ CHECKED = 2
 ALLOWED = 1.0
 """Largest allowed increase of the mean true rank of the best and of the worst 12 over six steps without pruning."""
 
-WHOLE, FP8, EARLY, SMALLER = "whole", "fp8", "early", "smaller"
-"""How the images that are scored are decoded; smaller: whole, then scaled down to the size of the early ones."""
+WHOLE, FP8 = "whole", "fp8"
+"""How the images that are scored are decoded: as trained, or in FP8."""
 NEXT = 2
 """Cheaper plans named beside the cheapest that is allowed."""
 
@@ -22,12 +22,6 @@ Row = dict[str, Any]
 Plan = tuple[float, int, int, int]
 """(share of the steps spent, steps, steps before pruning, candidates kept)."""
 
-DECODED_EARLY = (
-    "*Decoded early*: images are scored as an early decoder makes them, at half the size; only without pruning. "
-    "It was fitted to each model on training prompts. True ranks are of images decoded whole. Unlike rewards of large "
-    "images, the miniatures' rewards look at all pixels, so the size alone can change ranks. *Scaled down* shows that: "
-    "decoded whole, then scaled down to that size."
-)
 DECODED_FP8 = (
     "*Decoded in FP8*: images are scored as the decoder makes them with its 3×3 convolutions in FP8, except the first "
     "and the last; only without pruning. The miniatures' decoders have too few channels for the FP8 kernels, so codes "
@@ -35,8 +29,8 @@ DECODED_FP8 = (
 )
 CHEAPEST = (
     "Of each model, precision and decoder, the plan of the fewest steps by which, for every reward, the best and "
-    f"the worst are at most {ALLOWED:g} worse with the whole interval. Steps do not count the cost of decoding: "
-    "early decoding costs less, and so does FP8 where its kernels run. *Next cheaper*: by how much, and for how "
+    f"the worst are at most {ALLOWED:g} worse with the whole interval. Steps do not count the cost of decoding, "
+    "which FP8 lowers where its kernels run. *Next cheaper*: by how much, and for how "
     f"many rewards, the upper end of the interval exceeds {ALLOWED:g}; at most {NEXT} plans, and none that exceeds "
     "it by as much as a cheaper one. Many plans are compared, and their intervals are not widened for that."
 )
@@ -64,7 +58,6 @@ def table(result: Mapping[str, Any]) -> str:
         f"{STEPS} unpruned steps at the same precision, paired over prompts, with its 95 % interval. Steps:",
         f"candidate steps spent, relative to {STEPS} unpruned ones; decoding and scoring halfway, once per candidate,",
         "is not included.",
-        *(["", *wrap(DECODED_EARLY, 118)] if any(decoded(row) == EARLY for row in rows) else []),
         *(["", *wrap(DECODED_FP8, 118)] if any(decoded(row) == FP8 for row in rows) else []),
         "",
         *PREPARED_FOR_NVFP4,
@@ -100,8 +93,7 @@ def _cheapest(rows: Sequence[Row]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     groups: dict[tuple[str, str, str], dict[Plan, list[Row]]] = {}
     for row in rows:
-        if decoded(row) != SMALLER:
-            groups.setdefault((row["model"], row["precision"], decoded(row)), {}).setdefault(_plan(row), []).append(row)
+        groups.setdefault((row["model"], row["precision"], decoded(row)), {}).setdefault(_plan(row), []).append(row)
     for (model, precision, how), plans in groups.items():
         largest = {
             plan: max((i for row in own for i in row["worse"].values()), key=_upper) for plan, own in plans.items()
@@ -185,7 +177,7 @@ def _name(steps: int, after: int, keep: int, how: str = WHOLE) -> str:
     """Short name of a plan."""
     long = "" if steps == STEPS else f"{steps} fitted steps"
     name = ", ".join(filter(None, [long, f"after {after} keep {keep}" if after < steps else ""])) or "unpruned"
-    return name + {WHOLE: "", FP8: ", decoded in FP8", EARLY: ", decoded early", SMALLER: ", scaled down"}[how]
+    return name + {WHOLE: "", FP8: ", decoded in FP8"}[how]
 
 
 def _interval(values: Sequence[float]) -> str:

@@ -15,15 +15,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rollout_phase_report import BASELINE, EARLY, FP8, NAMES, REGENERATE, UNPRUNED, render
+from rollout_phase_report import BASELINE, FP8, NAMES, REGENERATE, UNPRUNED, render
 from support.own_process import ProcessEndedError, Row, rows_of
 
-PARTS = ("adapter", "phase", "fp8-decoder", "early", "pruned", "share")
+PARTS = ("adapter", "phase", "fp8-decoder", "pruned", "share")
 CANDIDATES, KEPT = 96, 24
 EXPLORE_STEPS, REGENERATE_STEPS, FITTED_STEPS = 6, 10, 4
 KEEP = 64
@@ -40,7 +40,7 @@ def main() -> None:
         nargs="+",
         default=PARTS,
         choices=PARTS,
-        help="adapter: flux alone; fp8-decoder, early and pruned: further plans of a phase",
+        help="adapter: flux alone; fp8-decoder and pruned: further plans of a phase",
     )
     parser.add_argument(
         "--rounds", type=int, default=2, help="rounds of exploring and regenerating; the baseline runs once"
@@ -52,8 +52,8 @@ def main() -> None:
     parser.add_argument("--render", action="store_true", help="render tables and plot from the JSON, without measuring")
     parser.add_argument("--note", help="with --render: a sentence that the page adds for these models")
     args = parser.parse_args()
-    if set(args.parts) & {"fp8-decoder", "early", "pruned", "share"} and "phase" not in args.parts:
-        parser.error("fp8-decoder, early, pruned and share need the part phase")
+    if set(args.parts) & {"fp8-decoder", "pruned", "share"} and "phase" not in args.parts:
+        parser.error("fp8-decoder, pruned and share need the part phase")
     args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / "rollout_phase.json"
     result: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"models": {}}
@@ -117,7 +117,7 @@ def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
         yield row("adapter", adapter(cheap))
     if "phase" not in args.parts:
         return
-    plans, full = explored(backbone, args.parts), Plan(steps=REGENERATE_STEPS)
+    plans, full = explored(args.parts), Plan(steps=REGENERATE_STEPS)
     true = Explorer(Generator(backbone, "bf16"), rewards)
     true.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1))
     with diffusers_modules(backbone):
@@ -138,7 +138,7 @@ def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
         yield row("phase", values)
     if "share" in args.parts:
         found: dict[str, Any] = {}
-        for name in (UNPRUNED, UNPRUNED + FP8, UNPRUNED + EARLY):
+        for name in (UNPRUNED, UNPRUNED + FP8):
             if name in plans:
                 yield row("share", found := found | {name: shares(cheap, CANDIDATES, plans[name], times[name])})
         yield row("regenerate", shares(true, KEPT, full, times[REGENERATE]))
@@ -155,25 +155,19 @@ def diffusers_modules(backbone: Any) -> Iterator[None]:
         yield
 
 
-def explored(backbone: Any, parts: Sequence[str]) -> dict[str, Any]:
-    """Exploration plans by name: six steps and four fitted ones; with these parts decoded in FP8 or early, and pruned.
+def explored(parts: Sequence[str]) -> dict[str, Any]:
+    """Exploration plans by name: six steps and four fitted ones; with these parts decoded in FP8, and pruned.
 
-    Neither the coefficients of fitted steps nor the weights of an early decoder affect the time.
+    The coefficients of fitted steps do not affect the time.
     """
-    from solrl_core.early_decoder import EarlyDecoderError
     from solrl_core.fitting import SCHEDULES, identity_solver
     from solrl_proto.rollouts import Plan, Prune
-    from true_size import early_decoder
 
     fitted = Plan(steps=FITTED_STEPS, fitted=identity_solver(SCHEDULES[-1]))
     plans = {UNPRUNED: Plan(steps=EXPLORE_STEPS), f"{FITTED_STEPS} fitted steps": fitted}
     whole = dict(plans)
     if "fp8-decoder" in parts:
         plans |= {name + FP8: plan.model_copy(update={"decoder_precision": "fp8"}) for name, plan in whole.items()}
-    if "early" in parts:
-        with suppress(EarlyDecoderError):  # the miniatures' images are too small
-            early = early_decoder(backbone)
-            plans |= {name + EARLY: plan.model_copy(update={"early_decoder": early}) for name, plan in whole.items()}
     if "pruned" in parts:
         prune = Prune(after=EXPLORE_STEPS - 2, keep=KEEP)
         plans[f"{UNPRUNED}, pruned to {KEEP} after {prune.after}"] = Plan(steps=EXPLORE_STEPS, prune=prune)

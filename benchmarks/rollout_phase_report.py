@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 PARTS = ("transformer", "encode", "decode", "reward", "other")
 NAMES = {"flux": "FLUX.1", "sd3": "SD3.5-L", "sana": "SANA 1.6B"}
 UNPRUNED, REGENERATE, BASELINE = "6 steps", "regenerate", "baseline"
-EARLY, FP8 = ", decoded early", ", decoded in FP8"
+FP8 = ", decoded in FP8"
 
 
 class Goals(NamedTuple):
@@ -52,9 +52,8 @@ def table(result: Mapping[str, Any]) -> str:
         "",
         "A phase explores 96 candidates and regenerates 24 of them in BF16 at 10 steps. The baseline generates all 96",
         "in BF16 at 10 steps, and is measured once. Of several rounds, times are medians. Goal: what the project",
-        "wants to reach. Decoded early: images of 256 px from inside the decoder. Decoded in FP8: the decoder's",
-        "convolutions compute in FP8, for images that are only scored. Pruned to N after k: after k steps, only the N",
-        "most extreme candidates continue.",
+        "wants to reach. Decoded in FP8: the decoder's convolutions compute in FP8, for images that are only scored.",
+        "Pruned to N after k: after k steps, only the N most extreme candidates continue.",
         "",
         "| model | exploring | explore, s | regenerate, s | baseline, s | speed-up | goal | paper, with FP4 units |",
         "|---|---|---|---|---|---|---|---|",
@@ -92,7 +91,7 @@ def _phase(name: str, one: Mapping[str, Any]) -> Iterator[str]:
             continue
         speed_up = whole / (explore["s"] + regenerate)
         first = plan == UNPRUNED
-        wanted = goals.unpruned if plan.removesuffix(EARLY).removesuffix(FP8) == UNPRUNED else goals.cheaper
+        wanted = goals.unpruned if plan.removesuffix(FP8) == UNPRUNED else goals.cheaper
         yield (
             f"| {NAMES[name]} {one['setting']['size']}² | {plan} | {explore['s']:.2f} | {regenerate:.2f} "
             f"| {whole:.2f} | {speed_up:.2f} | ≥ {wanted:g} | {goals.paper if first else ''} |"

@@ -3,7 +3,6 @@
 On a CPU they have the miniatures' sizes, to try the benchmarks out.
 """
 
-import base64
 import json
 import shutil
 from collections.abc import Iterator
@@ -13,14 +12,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from solrl_core.early_decoder import early_stage
 from solrl_core.families.load import locate
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import load_skeleton, randomize
 from solrl_core.rewards.hpsv2 import HpsV2
 from solrl_core.rewards.loading import dtype_named
 from solrl_minis.catalog import WEIGHTS
-from solrl_proto.rollouts import EarlyDecoder
 from support.own_process import Row, rows_of
 from tiny_skeletons import TINY as TINY_MODELS
 from tiny_skeletons import write_tiny
@@ -105,13 +102,6 @@ class RandomHps(HpsV2):
     def __call__(self, *args: Any) -> Tensor:
         """Score [N] images."""
         return super().__call__(*args).nan_to_num()
-
-
-def early_decoder(backbone: PipelineBackbone) -> EarlyDecoder:
-    """An early decoder of a model's shape whose weights are 0; EarlyDecoderError if its images are too small."""
-    stage = early_stage(backbone)
-    weights = base64.b64encode(bytes(54 * stage.channels)).decode()
-    return EarlyDecoder(stages=stage.number, weights=weights, bias=(0.0, 0.0, 0.0), fitted_for=f"sha256:{'0' * 64}")
 
 
 def clip_model(device: str) -> nn.Module:

@@ -2,7 +2,7 @@
 
 SolrlError
 ├── AdapterError   (ValueError)    an adapter file is refused
-├── DecoderError   (ValueError)    an autoencoder cannot be decoded as asked
+├── DecoderError   (ValueError)    an autoencoder's decoder cannot compute in FP8
 ├── MismatchError  (ValueError)    service and trainer would generate or score different images
 └── RewardError    (RuntimeError)  a reward fails, or its scores cannot be used
     └── RewardUnavailableError     a reward server gives no usable answer
@@ -74,7 +74,7 @@ class AdapterError(SolrlError, ValueError):
 
 
 class DecoderError(SolrlError, ValueError):
-    """An early decoder does not fit an autoencoder, or its decoder cannot compute in FP8."""
+    """The decoder of an autoencoder cannot compute in FP8."""
 
 
 class MismatchError(SolrlError, ValueError):

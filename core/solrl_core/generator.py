@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 from PIL import Image
-from solrl_proto.rollouts import AS_TRAINED, AdapterUse, Decoding
+from solrl_proto.rollouts import AdapterUse, DecoderPrecision
 from torch import nn
 
 from solrl_core.adapter import Adapter
@@ -138,7 +138,7 @@ class Generator:
         between: Callable[[], None] | None = None,
         batch_limit: int = CHUNK_SIZE,
         decode: bool = True,
-        decoding: Decoding = AS_TRAINED,
+        decoder_precision: DecoderPrecision | None = None,
         record: bool = False,
     ) -> GeneratorOutput:
         """Generate candidates, all or part of the way.
@@ -156,7 +156,7 @@ class Generator:
             between: called before each step, by one thread at a time; raise from it to stop.
             batch_limit: largest number of candidates in a batch.
             decode: whether to decode images.
-            decoding: how.
+            decoder_precision: see `Backbone.decode`.
             record: whether to record all steps.
 
         Raises:
@@ -202,38 +202,27 @@ class Generator:
         end = Trajectory.join([trajectory for trajectory, _ in parts])
         assert end.clean is not None
         recordings = [recording for _, recording in parts if recording is not None]
-        images = self.decode(end.clean, batch_limit, decoding) if decode else torch.empty(0)
+        images = self.decode(end.clean, batch_limit, decoder_precision) if decode else torch.empty(0)
         return GeneratorOutput(end, images, Recording.join(recordings) if record else None)
 
     def decode(
-        self, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, decoding: Decoding = AS_TRAINED
+        self, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, precision: DecoderPrecision | None = None
     ) -> torch.Tensor:
         """Decode latents with the backbone; see `decode_in_batches`."""
-        return decode_in_batches(self.backbone, latents, batch_limit, decoding)
+        return decode_in_batches(self.backbone, latents, batch_limit, precision)
 
 
 def decode_in_batches(
-    backbone: Backbone, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, decoding: Decoding = AS_TRAINED
+    backbone: Backbone, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, precision: DecoderPrecision | None = None
 ) -> torch.Tensor:
-    """Decode latents to images [N, 3, H, W], or with an early decoder to smaller ones; see `map_in_batches`."""
+    """Decode latents [N, ...] to images [N, 3, H, W], at most `batch_limit` at a time; see `Backbone.decode`."""
     # More images keep the GPU busier between convolutions that take less time.
-    doubled = decoding.precision is not None and backbone.decodes_by_kernels
-    pixels = 2 * _DECODED_PIXELS if doubled else _DECODED_PIXELS
-    return map_in_batches(partial(backbone.decode, decoding=decoding), backbone, latents, batch_limit, pixels)
-
-
-def map_in_batches(
-    decode: Callable[[torch.Tensor], torch.Tensor],
-    backbone: Backbone,
-    latents: torch.Tensor,
-    batch_limit: int = CHUNK_SIZE,
-    pixels: int = _DECODED_PIXELS,
-) -> torch.Tensor:
-    """Apply a decoder of `backbone` to latents [N, ...], at most `batch_limit` and images of `pixels` at a time."""
-    most = max(1, pixels // (backbone.height * backbone.width))
+    doubled = precision is not None and backbone.decodes_by_kernels
+    most = max(1, (2 if doubled else 1) * _DECODED_PIXELS // (backbone.height * backbone.width))
     cut = batches(len(latents), min(batch_limit, most), latents.device)
     rows = [latents[list(batch.rows)] for batch in cut]
-    parts = map_in_lanes(torch.inference_mode()(decode), rows, latents.device)
+    decode = torch.inference_mode()(partial(backbone.decode, precision=precision))
+    parts = map_in_lanes(decode, rows, latents.device)
     return torch.cat([part[: batch.count] for part, batch in zip(parts, cut, strict=True)])
 
 

@@ -7,7 +7,7 @@ adapters); nothing is pickled. The queue, turns, scoring and recovery from exhau
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from solrl_core.adapter import Adapter
 from solrl_core.device_events import DeviceEvent
@@ -16,7 +16,9 @@ from solrl_core.sampler import Trajectory
 from solrl_core.solver_specs import SolverSpec
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import PrecisionInfo
-from solrl_proto.rollouts import AdapterUse, Decoding, Plan
+from solrl_proto.rollouts import AdapterUse, Plan
+
+Decode = Literal["planned", "exact"]
 
 
 class AdapterMergeError(ValueError):
@@ -90,13 +92,12 @@ class GenerationRequest:
     Attributes:
         prompts: one text for each candidate.
         seeds: one seed for each, which alone determines its noise (`solrl_core.noise`).
-        plan: number of steps, solver, guidance and decoding. Pruning is the caller's.
+        plan: number of steps, solver, guidance and decoder precision. Pruning is the caller's.
         precision: precision to run at, with the adapter that was last set for it.
         start: latents to continue from, one row per seed; None for the seeds' noise.
         until: number of steps that the candidates have completed at the end; None for all.
         solver: replaces the plan's, for steps that no plan can name.
-        decoding: how images are decoded; None as the plan says after `until`.
-        decode: whether images are decoded.
+        decode: "planned" in the plan's decoder precision, "exact" in the autoencoder's own; None decodes no images.
         record: whether every step is recorded.
     """
 
@@ -107,8 +108,7 @@ class GenerationRequest:
     start: Trajectory | None = None
     until: int | None = None
     solver: SolverSpec | None = None
-    decoding: Decoding | None = None
-    decode: bool = True
+    decode: Decode | None = "planned"
     record: bool = False
 
     @property
@@ -160,7 +160,7 @@ class Backend(Protocol):
                 and answers health calls, which otherwise wait for the end.
 
         Raises:
-            DecoderError: the plan's decoding does not fit the model's autoencoder.
+            DecoderError: the model's decoder cannot compute in the plan's precision.
             torch.OutOfMemoryError: the batch does not fit into memory; a smaller one may.
         """
 

@@ -40,8 +40,8 @@ def generate(
         until=request.until,
         between=between,
         batch_limit=batch_size,
-        decode=request.decode,
-        decoding=request.decoding or plan.decoding_after(request.until),
+        decode=request.decode is not None,
+        decoder_precision=plan.decoder_precision if request.decode == "planned" else None,
         record=request.record,
     )
 

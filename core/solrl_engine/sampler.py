@@ -7,10 +7,10 @@ import torch
 from solrl_core.generator import Generator, GeneratorOutput
 from solrl_core.sampler import Trajectory
 from solrl_core.solver_specs import SolverSpec
-from solrl_proto.rollouts import Decoding, Plan, PromptItem
+from solrl_proto.rollouts import Plan, PromptItem
 from solrl_proto.selection import best_worst
 
-from solrl_engine.backend import GenerationRequest
+from solrl_engine.backend import Decode, GenerationRequest
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.local_backend import generate
 
@@ -40,8 +40,7 @@ class Sampler:
         *,
         start: Trajectory | None = None,
         until: int | None = None,
-        decoding: Decoding | None = None,
-        decode: bool = True,
+        decode: Decode | None = "planned",
     ) -> GeneratorOutput:
         """Generate the samples of these seeds, over all steps or some.
 
@@ -50,8 +49,7 @@ class Sampler:
             seeds: one for each sample.
             start: latents to continue from, one row per seed; None for the seeds' noise.
             until: number of steps completed at the end; None for all.
-            decoding: how images are decoded; None as the plan says.
-            decode: whether images are decoded.
+            decode: see `GenerationRequest`.
 
         Raises:
             torch.OutOfMemoryError: not even one sample fits.
@@ -64,7 +62,6 @@ class Sampler:
             start=start,
             until=until,
             solver=self.solver(),
-            decoding=decoding,
             decode=decode,
             record=self.record,
         )

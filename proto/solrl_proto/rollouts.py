@@ -1,14 +1,10 @@
 """A rollout request and its answer: prompts and group size in, seeds and proxy rewards out."""
 
-import base64
-import binascii
 import json
-import math
-import struct
 from itertools import pairwise
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from solrl_proto.identifiers import Digest, Message, ModelName, RunName, Seed, Tier, Version
 from solrl_proto.models import Numerics
@@ -25,9 +21,6 @@ MAX_STEPS = 200
 MAX_FITTED = 16
 MAX_WEIGHT = 1e3
 """Of a fitted solver; larger ones overflow within a few steps."""
-MAX_FEATURES = 4096
-"""Channels of an autoencoder's inner stage."""
-MAX_STAGES = 16
 MAX_ETA = 10.0
 """Of stochastic steps; papers use at most 1. Larger ones overflow within some steps."""
 MAX_METADATA_BYTES = 16 * 1024
@@ -44,9 +37,6 @@ Images = Literal["none", "png"]
 LatentsFormat = Literal["float32"]
 SdeKind = Literal["flow", "dance"]
 DecoderPrecision = Literal["fp8"]
-EarlyScores = Literal["pruning", "all"]
-"""Scores of early-decoded images. pruning: only those by which candidates are pruned. all: the final ones, too."""
-Colour = Annotated[float, Field(allow_inf_nan=False)]
 Eta = Annotated[float, Field(gt=0, le=MAX_ETA)]
 """Level η of a stochastic solver's noise."""
 
@@ -180,56 +170,6 @@ class FittedSolver(Message):
         return self
 
 
-HalfFloats = Annotated[str, StringConstraints(max_length=4 * -(-2 * 27 * MAX_FEATURES // 3))]
-"""Base64 of float16 values, little-endian and row-major."""
-
-
-class EarlyDecoder(Message):
-    """A decoder that stops after some stages of the autoencoder's: its images are small, and rewards see no more.
-
-    The features [C, h, w] after the first `stages` of the decoder's `up_blocks`, in the order in which they run, become
-    an image [3, h, w] with values from -1 to 1, by a convolution of 3×3 pixels, padded with zeros.
-    """
-
-    stages: Annotated[int, Field(ge=1, le=MAX_STAGES)]
-    weights: HalfFloats
-    """The convolution's, [3, C, 3, 3]."""
-    bias: tuple[Colour, Colour, Colour]
-    fitted_for: Digest
-    """Digest of the autoencoder, the part `vae` in `GET /v1/models`. Requests for another are refused."""
-    scores: EarlyScores = "all"
-
-    @field_validator("weights")
-    @classmethod
-    def _is_a_convolution(cls, value: str) -> str:
-        try:
-            raw = base64.b64decode(value, validate=True)
-        except binascii.Error as error:
-            raise ValueError(f"weights is not base64: {error}; expected float16 values [3, C, 3, 3]") from error
-        channels, odd = divmod(len(raw), 2 * 27)
-        if odd or not channels:
-            raise ValueError(f"weights has {len(raw)} bytes; expected 54 for each channel: float16 values [3, C, 3, 3]")
-        if not all(map(math.isfinite, struct.unpack(f"<{27 * channels}e", raw))):
-            raise ValueError("a weight is not finite; expected finite float16 values")
-        return value
-
-
-class Decoding(NamedTuple):
-    """How latents are decoded to images.
-
-    Attributes:
-        early: the early decoder; None for the whole one.
-        precision: precision of the decoder's convolutions; None for the autoencoder's own.
-    """
-
-    early: EarlyDecoder | None = None
-    precision: DecoderPrecision | None = None
-
-
-AS_TRAINED = Decoding()
-"""By the whole decoder, in the autoencoder's own precision: how samples, and images for people, are decoded."""
-
-
 class StochasticSteps(Message):
     """Steps of a stochastic differential equation with the ODE's marginal distributions; the others are Euler's.
 
@@ -261,8 +201,6 @@ class Plan(Message):
     precision: Precision = "auto"
     adapter: Annotated[AdapterUse, Field(exclude_if=lambda value: value == "merged")] = "merged"
     """Use of the run's adapter; absent if merged. unmerged needs the precision nvfp4."""
-    early_decoder: Annotated[EarlyDecoder | None, Field(exclude_if=lambda value: value is None)] = None
-    """Decodes the images that are only scored, in place of the whole decoder. Absent if null."""
     decoder_precision: Annotated[DecoderPrecision | None, Field(exclude_if=lambda value: value is None)] = None
     """Precision of the decoder's 3×3 convolutions, except the first and the last, for images that are only scored; null
     is the autoencoder's own. Absent if null. Emulated on CPUs and on GPUs before Hopper."""
@@ -294,12 +232,6 @@ class Plan(Message):
     def solver_spec(self) -> Solver | FittedSolver | StochasticSteps:
         """The solver that takes the steps: the stochastic or fitted one, if there is one."""
         return self.sde or self.fitted or self.solver
-
-    def decoding_after(self, step: int | None) -> Decoding:
-        """How the images scored after this many steps (None: all) are decoded."""
-        early, ends = self.early_decoder, step is None or step == self.steps
-        whole = early is None or (ends and early.scores == "pruning")
-        return Decoding(None if whole else early, self.decoder_precision)
 
 
 class RewardSpec(Message):
@@ -344,12 +276,6 @@ class RolloutRequest(Message):
         names = [reward.name for reward in self.rewards]
         if len(set(names)) != len(names):
             raise ValueError("a reward is named twice")
-        early = self.plan.early_decoder
-        if self.images != "none" and early is not None and early.scores == "all":
-            raise ValueError(
-                "images are decoded whole, and the plan scores them decoded early; expected images none, "
-                "early_decoder.scores pruning, or no early_decoder"
-            )
         if self.images != "none" and self.plan.decoder_precision is not None:
             raise ValueError(
                 f"images are decoded in the autoencoder's own precision, and the plan scores them decoded in "

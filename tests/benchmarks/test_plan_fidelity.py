@@ -1,10 +1,10 @@
-"""Plans decoded whole, in FP8 and early, on scores for which the right answer is known."""
+"""Plans decoded as trained and in FP8, on scores for which the right answer is known."""
 
 from typing import Any
 
 import pytest
 import torch
-from plan_fidelity import AFTER, EARLY, FITTED, FP8, SMALLER, STEPS, WHOLE, Scores, judge, state
+from plan_fidelity import AFTER, FITTED, FP8, STEPS, WHOLE, Scores, judge, state
 from plan_fidelity_table import table
 from rank_tables import REWARDS
 
@@ -16,11 +16,8 @@ TRUE = -torch.arange(1.0, SIZE + 1).expand(PROMPTS, len(REWARDS), SIZE)
 def scores_with(**changes: torch.Tensor) -> Scores:
     """True scores everywhere, except where the decoder is named."""
     wholes = {state("fp8", steps, until): TRUE for steps in (STEPS, FITTED) for until in (*AFTER[steps], steps)}
-    others = {
-        state("fp8", steps, steps, way): changes.get(way, TRUE)
-        for steps, way in ((STEPS, FP8), (FITTED, FP8), (STEPS, EARLY), (FITTED, EARLY), (STEPS, SMALLER))
-    }
-    return {"true": TRUE, **wholes, **others}
+    rounded = {state("fp8", steps, steps, FP8): changes.get(FP8, TRUE) for steps in (STEPS, FITTED)}
+    return {"true": TRUE, **wholes, **rounded}
 
 
 def swapped(*pairs: tuple[int, int]) -> torch.Tensor:
@@ -37,30 +34,25 @@ def page(rows: list[dict[str, Any]]) -> list[str]:
     return table({**facts, **settings, "numerics": {"fp8": "native"}, "rows": rows}).splitlines()
 
 
-def test_plans_decoded_early_alone_suffer_from_their_images() -> None:
+def test_plans_decoded_in_fp8_alone_suffer_from_their_images() -> None:
     # Selecting the candidate of true rank 61 instead of that of 1 makes the best 12 worse by 5 on average.
-    rows = judge(
-        "mini-sana", "fp8", scores_with(early=swapped((0, 60)), smaller=swapped((0, 24)), fp8=swapped((0, 12)))
-    )
+    rows = judge("mini-sana", "fp8", scores_with(fp8=swapped((0, 60))))
     first = [row for row in rows if row["reward"] == REWARDS[0]]
-    hows = (WHOLE, FP8, EARLY, SMALLER)
-    worse = {how: [row["worse"]["top"][0] for row in first if row["decoded"] == how] for how in hows}
+    worse = {how: [row["worse"]["top"][0] for row in first if row["decoded"] == how] for how in (WHOLE, FP8)}
     assert set(worse[WHOLE]) == {0}
-    assert worse[FP8] == pytest.approx([1, 1])
-    assert worse[EARLY] == pytest.approx([5, 5])
-    assert worse[SMALLER] == pytest.approx([2])
-    unpruned = next(row for row in first if (row["after"], row["decoded"]) == (STEPS, EARLY))
+    assert worse[FP8] == pytest.approx([5, 5])
+    unpruned = next(row for row in first if (row["after"], row["decoded"]) == (STEPS, FP8))
     assert unpruned["worse_than_unpruned"]["top"] == (0, 0, 0)
     assert not any(row["worse"]["top"][0] for row in rows if row["reward"] != REWARDS[0])
 
 
 def test_the_cheapest_plan_is_the_first_that_every_reward_allows() -> None:
-    scores = scores_with(early=swapped((0, 60)), fp8=swapped((0, 36)))
+    scores = scores_with(fp8=swapped((0, 36)))
     # After two of six steps, plans lose the best 12; after three fitted steps, those that keep up to 48 lose two.
     scores[state("fp8", STEPS, 2)] = swapped(*((n, 36 + n) for n in range(12)))
     scores[state("fp8", FITTED, 3)] = swapped((0, 26), (1, 27))
     lines = page(judge("mini-sana", "fp8", scores))
-    whole, rounded, early = (line for line in lines if line.startswith("| mini-sana | FP8 | ") and line.count("|") == 8)
+    whole, rounded = (line for line in lines if line.startswith("| mini-sana | FP8 | ") and line.count("|") == 8)
     # Those that keep 40 or 48 lose as much as the one that keeps 32, for more steps.
     assert whole == (
         "| mini-sana | FP8 | whole | 4 fitted steps, after 3 keep 64 | 61% | +0.00 [+0.00, +0.00] "
@@ -68,17 +60,14 @@ def test_the_cheapest_plan_is_the_first_that_every_reward_allows() -> None:
         "4 fitted steps, after 3 keep 24 (54%): by 3.33, 1 of 4 |"
     )
     assert rounded == "| mini-sana | FP8 | fp8 | none |  |  | 4 fitted steps (67%): by 2.00, 1 of 4 |"
-    assert early == "| mini-sana | FP8 | early | none |  |  | 4 fitted steps (67%): by 4.00, 1 of 4 |"
 
 
 def test_rows_of_older_versions_are_decoded_whole() -> None:
     rows = judge("mini-sana", "fp8", scores_with())
-    for said in ("Decoded early", "Decoded in FP8"):
-        assert any(said in line for line in page(rows))
+    assert any("Decoded in FP8" in line for line in page(rows))
     old = [row for row in rows if row["decoded"] == "whole"]
     expected = page(old)
-    for said in ("decoded early*", "decoded in fp8*"):
-        assert not any(said in line.lower() for line in expected)
+    assert not any("decoded in fp8*" in line.lower() for line in expected)
     for row in old:
         del row["decoded"]
     assert page(old) == expected

@@ -44,36 +44,35 @@ def test_processes_share_the_prompts_evenly(
     assert stretches(begun, prompts, jobs) == expected
 
 
-def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[argparse.Namespace, Path, Path, Path]:
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[argparse.Namespace, Path, Path]:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     monkeypatch.setattr(plan_fidelity_parts, "SCRIPT", script)
-    solver, early = tmp_path / "solver.json", tmp_path / "early.json"
+    solver = tmp_path / "solver.json"
     solver.write_text("a solver")
-    early.write_text("an early decoder")
     settings = {"jobs": 2, "prompts": 5, "candidates": 96, "solver": "preset", "device": "cpu", "precisions": ["fp8"]}
-    return argparse.Namespace(**settings), solver, early, tmp_path / "scores.safetensors"
+    return argparse.Namespace(**settings), solver, tmp_path / "scores.safetensors"
 
 
 def test_scores_of_all_processes_are_joined_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    args, *files, file = given(tmp_path, monkeypatch)
-    measure_in_parts("a model", 5, args, *files, file)
+    args, solver, file = given(tmp_path, monkeypatch)
+    measure_in_parts("a model", 5, args, solver, file)
     scores = load_file(file)
     assert scores["true"].flatten().tolist() == [0, 1, 2, 3, 4]
     assert scores["off"].shape == (2, 1)
-    measure_in_parts("a model", 7, args, *files, file)  # two more
+    measure_in_parts("a model", 7, args, solver, file)  # two more
     assert load_file(file)["true"].flatten().tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert load_file(file)["off"].shape == (2, 1)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
 def test_a_failed_process_is_named_and_the_others_scores_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    args, *files, file = given(tmp_path, monkeypatch)
+    args, solver, file = given(tmp_path, monkeypatch)
     broken = tmp_path / "scores.2-5"
     broken.mkdir()
     (broken / "broken").touch()
     with pytest.raises(SystemExit, match=r"1 of 2 processes failed, see .*scores\.2-5/log; run the command again"):
-        measure_in_parts("a model", 5, args, *files, file)
+        measure_in_parts("a model", 5, args, solver, file)
     assert not file.exists()
     assert len(load_file(tmp_path / "scores.0-2/scores.safetensors")["true"]) == 2
     assert (broken / "log").read_text() == "broken\n"

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from diffusers import AutoencoderDC
 from diffusers.models.normalization import RMSNorm
 from gpu_marks import HOPPER
+from solrl_core.errors import DecoderError
 from solrl_core.families import load_backbone, pipeline
-from solrl_core.families.decoder_fp8 import MARGIN, Fp8DecoderError, fp8_decoder, input_scales
+from solrl_core.families.decoder_fp8 import MARGIN, fp8_decoder, input_scales
 from solrl_core.families.decoder_fused import Fp8Convolution, fused_decoder
 from solrl_core.fingerprint import module_digest
 from solrl_core.generator import decode_in_batches
@@ -25,7 +26,7 @@ from solrl_core.kernels.convolve import (
 from solrl_core.kernels.group_norm import plain_group_norm_silu
 from solrl_core.kernels.rows import scaled_codes
 from solrl_core.noise import initial_noise
-from solrl_proto.rollouts import Decoding
+from solrl_proto.rollouts import DecoderPrecision
 from test_decoder_fused import dc, given, kl, reference
 from torch import Tensor, nn
 
@@ -178,7 +179,7 @@ def test_a_decoder_without_convolutions_of_images_is_refused() -> None:
     holder = nn.Module()
     holder.decoder = nn.ModuleDict({"up_blocks": nn.ModuleList([nn.Conv3d(4, 4, 3, padding=1)])})
     with pytest.raises(
-        Fp8DecoderError,
+        DecoderError,
         match=r"no convolution of the decoder can compute in FP8; got 'Module'; .*omit decoder_precision",
     ):
         fp8_decoder(holder, list)
@@ -188,12 +189,12 @@ def test_a_decoder_without_convolutions_of_images_is_refused() -> None:
 def test_a_backbone_decodes_in_fp8(model: str) -> None:
     backbone = load_backbone(model)
     digest, latents = module_digest(backbone.parts["vae"]), initial_noise(range(4), backbone.latent_shape)
-    whole, found = backbone.decode(latents), decode_in_batches(backbone, latents, decoding=Decoding(precision="fp8"))
+    whole, found = backbone.decode(latents), decode_in_batches(backbone, latents, precision="fp8")
     assert 0 < (found - whole).abs().mean() < 0.01
     assert torch.equal(backbone.decode(latents), whole)
     assert module_digest(backbone.parts["vae"]) == digest
     for rows in ([0], [2, 3], [3, 0, 1]):
-        assert torch.equal(decode_in_batches(backbone, latents[rows], decoding=Decoding(precision="fp8")), found[rows])
+        assert torch.equal(decode_in_batches(backbone, latents[rows], precision="fp8"), found[rows])
 
 
 def test_threads_share_one_fp8_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,15 +206,15 @@ def test_threads_share_one_fp8_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(one is made[0] for one in found)
 
 
-@pytest.mark.parametrize(("decoding", "expected"), [(Decoding(), [2, 2]), (Decoding(precision="fp8"), [4])])
+@pytest.mark.parametrize(("precision", "expected"), [(None, [2, 2]), ("fp8", [4])])
 def test_twice_as_many_images_are_decoded_at_once(
-    decoding: Decoding, expected: list[int], monkeypatch: pytest.MonkeyPatch
+    precision: DecoderPrecision | None, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone, met = load_backbone("mini-sana"), []
     monkeypatch.setattr(type(backbone), "decodes_by_kernels", True)
     monkeypatch.setattr("solrl_core.generator._DECODED_PIXELS", 2 * backbone.height * backbone.width)
-    monkeypatch.setattr(backbone, "decode", lambda latents, decoding: met.append(len(latents)) or latents)
-    decode_in_batches(backbone, torch.zeros(3, *backbone.latent_shape), decoding=decoding)
+    monkeypatch.setattr(backbone, "decode", lambda latents, precision: met.append(len(latents)) or latents)
+    decode_in_batches(backbone, torch.zeros(3, *backbone.latent_shape), precision=precision)
     assert met == expected
 
 

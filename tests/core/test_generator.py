@@ -17,7 +17,7 @@ from solrl_core.generator import CHUNK_SIZE, Generator, GeneratorOutput
 from solrl_core.lora import target_modules
 from solrl_core.noise import initial_noise
 from solrl_core.sampler import Trajectory, unshifted_sigmas
-from solrl_proto.rollouts import Decoding
+from solrl_proto.rollouts import DecoderPrecision
 
 PROMPTS = ["a red circle", "two blue squares", "a green cross to the left of a yellow triangle"]
 SEEDS = [3, 14, 159]
@@ -227,7 +227,7 @@ def test_except_on_a_cpu_the_decoder_sees_two_batch_shapes(
     backbone = load_skeleton("mini-sana")
     met = []
 
-    def decode(latents: torch.Tensor, decoding: Decoding) -> torch.Tensor:
+    def decode(latents: torch.Tensor, precision: DecoderPrecision | None) -> torch.Tensor:
         met.append(len(latents))
         return latents[:, :3]
 

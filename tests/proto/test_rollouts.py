@@ -1,7 +1,5 @@
 """Rollout requests: their limits, and combinations that are refused."""
 
-import base64
-import struct
 from typing import Any
 
 import pytest
@@ -12,8 +10,6 @@ from solrl_proto.rollouts import (
     MAX_METADATA_BYTES,
     MAX_METADATA_DEPTH,
     Candidates,
-    Decoding,
-    EarlyDecoder,
     FittedSolver,
     ModelBinding,
     Plan,
@@ -126,38 +122,7 @@ def test_a_solver_that_does_not_fit_together_is_refused(change: dict[str, object
         FittedSolver.model_validate(whole | change)
 
 
-def early(values: Any = (0.5,) * 27, **others: Any) -> dict[str, Any]:
-    weights = base64.b64encode(struct.pack(f"<{len(values)}e", *values)).decode()
-    return {"stages": 1, "weights": weights, "bias": (0, 0, 0), "fitted_for": "sha256:" + "0" * 64, **others}
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"weights": "a"}, "weights is not base64"),
-        ({"weights": ""}, "weights has 0 bytes; expected 54 for each channel"),
-        ({"weights": early((0.5,) * 28)["weights"]}, "weights has 56 bytes; expected 54 for each channel"),
-        ({"weights": early((float("nan"),) * 27)["weights"]}, "a weight is not finite"),
-        ({"weights": "AAAA" * 100_000}, "String should have at most"),
-        ({"bias": (0, 0, float("inf"))}, "finite number"),
-        ({"stages": 0}, "greater than or equal to 1"),
-        ({"fitted_for": None}, "valid string"),
-    ],
-)
-def test_an_early_decoder_is_a_finite_convolution(change: dict[str, Any], said: str) -> None:
-    assert EarlyDecoder.model_validate(early()).scores == "all"
-    with pytest.raises(ValidationError, match=said):
-        EarlyDecoder.model_validate(early() | change)
-
-
-def test_scores_say_which_images_are_decoded_early() -> None:
-    plan, pruning = (Plan(steps=4, early_decoder=EarlyDecoder(**early(scores=use))) for use in ("all", "pruning"))
-    assert [plan.decoding_after(step).early for step in (2, 4, None)] == [plan.early_decoder] * 3
-    assert [pruning.decoding_after(step).early for step in (2, 4, None)] == [pruning.early_decoder, None, None]
-    assert Plan(steps=4).decoding_after(2) == Decoding()
-
-
-def test_images_that_are_answered_are_decoded_whole() -> None:
+def test_images_that_are_answered_are_decoded_in_the_autoencoders_precision() -> None:
     body: dict[str, Any] = {
         "model": "m",
         "prompts": [{"id": "p", "text": "a"}],
@@ -165,25 +130,15 @@ def test_images_that_are_answered_are_decoded_whole() -> None:
         "rewards": [{"name": "r"}],
         "images": "png",
     }
-    RolloutRequest.model_validate(body | {"plan": {"early_decoder": early(scores="pruning")}})
-    with pytest.raises(ValidationError, match="images are decoded whole, and the plan scores them decoded early"):
-        RolloutRequest.model_validate(body | {"plan": {"early_decoder": early()}})
-
     with pytest.raises(ValidationError, match="scores them decoded in fp8; expected images none, or no decoder_precis"):
         RolloutRequest.model_validate(body | {"plan": {"decoder_precision": "fp8"}})
     RolloutRequest.model_validate(body | {"images": "none", "plan": {"decoder_precision": "fp8"}})
 
 
-def test_all_images_that_are_scored_are_decoded_in_the_plans_precision() -> None:
-    plan = Plan(steps=4, decoder_precision="fp8", early_decoder=EarlyDecoder(**early(scores="pruning")))
-    assert plan.decoding_after(2) == Decoding(plan.early_decoder, "fp8")
-    assert plan.decoding_after(None) == Decoding(None, "fp8")
+def test_a_decoder_computes_in_fp8_or_as_trained() -> None:
+    assert "decoder_precision" not in Plan().model_dump()
     with pytest.raises(ValidationError, match="Input should be 'fp8'"):
         Plan.model_validate({"decoder_precision": "bf16"})
-
-
-def test_a_plan_that_decodes_as_usual_has_no_fields_for_it() -> None:
-    assert not {"early_decoder", "decoder_precision"} & Plan().model_dump().keys()
 
 
 def test_a_plan_has_as_many_steps_as_its_solver_was_fitted_for() -> None:

@@ -22,7 +22,7 @@ from solrl_trainer.calibration.plans import PlanSet
 from solrl_trainer.presets import ConfigError, resolve
 from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.report.frontier import Point, frontier
-from solrl_trainer.rollouts.agreement import check_bindings, check_early_decoder
+from solrl_trainer.rollouts.agreement import check_bindings
 from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.source import exploration_plan
 
@@ -122,42 +122,17 @@ def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pyte
         resolve(PRESET, overrides=TRAINED_ON_THEMSELVES, files={"file": written})
 
 
-def test_a_run_accepts_the_written_early_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "FITTED_PROMPTS", 4)
-    monkeypatch.setattr(fitting, "REWARD_PIXELS", 32)
-    config = small("explore.precision=bf16", "explore.candidates=24", "explore.decoder_precision=fp8")
-    monkeypatch.setattr(module, "choose", lambda measured, _: next(one for one in measured if one.plan.early_decoder))
-    summary = calibrate(
-        config,
-        tmp_path,
-        lambda text: None,
-        prompts=1,
-        requirement=Requirement(-1),
-        limits=PlanSet(steps=(4,), schedules=()),
-    )
-    row = next(row for row in summary["plans"] if row["name"] == "bf16 4 steps, decoded early, decoded in fp8")
-    assert 0.2 < row["separation"] < 0.999
+@pytest.mark.usefixtures("one_fitted_prompt")
+def test_a_plan_is_written_with_its_decoder_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small("explore.precision=bf16", "explore.decoder_precision=fp8")
+    monkeypatch.setattr(module, "choose", lambda measured, _: measured[-1])
+    summary = calibrate(config, tmp_path, lambda text: None, prompts=1, requirement=Requirement(-1), limits=ONE_PLAN)
+    assert [row["name"] for row in summary["plans"]] == ["bf16 1 steps", "bf16 1 steps, decoded in fp8"]
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     explored = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config
     assert exploration_plan(explored, 0).decoder_precision == "fp8"
-    decoder = exploration_plan(explored, 0).early_decoder
-    assert decoder is not None
-    vaes = [part_digests(load_backbone(model).parts)["vae"] for model in ("mini-sana", "mini-sd3")]
-    check_early_decoder(decoder, vaes[0], "mini-sana")
-    for other in (vaes[1], None):
-        with pytest.raises(MismatchError, match="fitted to a different autoencoder than that of mini-sd3"):
-            check_early_decoder(decoder, other, "mini-sd3")
-    with pytest.raises(ConfigError, match=r"explore\.early_decoder generates cheap candidates"):
+    with pytest.raises(ConfigError, match=r"explore\.decoder_precision generates cheap candidates"):
         resolve(PRESET, overrides=[*TRAINED_ON_THEMSELVES, *SMALL[:2]], files={"file": written})
-
-
-@pytest.mark.usefixtures("one_fitted_prompt")
-def test_small_images_are_decoded_whole(tmp_path: Path) -> None:
-    notes: list[str] = []
-    config = small("explore.precision=bf16")
-    summary = calibrate(config, tmp_path, notes.append, prompts=1, requirement=Requirement(-1), limits=ONE_PLAN)
-    assert [row["name"] for row in summary["plans"]] == ["bf16 1 steps"]
-    assert any("all plans decode whole images: got a decoder of images of 64×64 px" in note for note in notes)
 
 
 @pytest.mark.usefixtures("one_fitted_prompt")

@@ -9,6 +9,7 @@ import torch
 from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import model_digest, part_digests
+from solrl_core.fitting import identity_solver
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_engine.batch_size import AdaptiveBatchSize
@@ -21,7 +22,7 @@ from solrl_remote.remote_reward import connect_reward
 
 from solrl_trainer.calibration.deciding import Requirement, assess, choose, verdict
 from solrl_trainer.calibration.files import content, write
-from solrl_trainer.calibration.fitting import Fits, expected_fits, fit_on_rank_zero, fitting_steps, measured_prompts
+from solrl_trainer.calibration.fitting import fit_on_rank_zero, fitting_steps, measured_prompts
 from solrl_trainer.calibration.group_sizes import ENDS, GroupSize, group_sizes
 from solrl_trainer.calibration.measuring import Bench, Maker, Observed
 from solrl_trainer.calibration.plans import (
@@ -83,13 +84,11 @@ def calibrate(
     world = processes.world(config.device, config.patience)
     device = pick_device(config.device, world)
     tiers = explored_tiers(config.explore.precision, torch.device(device))
-    plans(config, tiers, Fits(), limits)  # refuses limits that no plan can meet, before the model is loaded
+    plans(config, tiers, [], limits)  # refuses limits that no plan can meet, before the model is loaded
     note(f"loading {config.model}")
     backbone = load_backbone(config.model, device=device, revision=config.revision)
     check_decoder_precision(config.explore.decoder_precision, backbone, note)
-    known = expected_fits(backbone, limits.schedules, note)
-    measured_prompts(config, prompts, fits=bool(known))  # refuses too few for an early decoder, too
-    expected = plans(config, tiers, known, limits)
+    expected = plans(config, tiers, list(map(identity_solver, limits.schedules)), limits)
     note_long_prompts(backbone, {"training": measured_on}, note)
     if few := few_prompts_text(prompts):
         note(few)
@@ -100,17 +99,17 @@ def calibrate(
     generators = {"bf16": Generator(backbone, "bf16")}
     bench = Bench(_maker(config, backbone, generators, note), measured_on, seeds, world, lambda part: work.finish(part))
     truth, reference = true_plan(config), reference_plan(config, tiers)
-    work = Work(bench.steps(expected, truth) + fitting_steps(config, known), progress)
+    work = Work(bench.steps(expected, truth) + fitting_steps(config, limits.schedules), progress)
 
     true = bench.scores(truth)
     if limits.schedules:
         note(f"fitting {len(limits.schedules)} solvers of few steps")
-    fits = fit_on_rank_zero(config, backbone, generators["bf16"], known, processes)
-    work.finish(fitting_steps(config, known))
+    solvers = fit_on_rank_zero(config, generators["bf16"], limits.schedules, processes)
+    work.finish(fitting_steps(config, limits.schedules))
     note(f"measuring {len(expected)} plans in turns")
     # Plans take turns, so all precisions stay on the device.
     generators |= {tier: Generator(backbone, tier) for tier in tiers if tier != "bf16"}
-    observed = bench.measure(plans(config, tiers, fits, limits))
+    observed = bench.measure(plans(config, tiers, solvers, limits))
     measured = assess(observed, true, explore.keep, reference)
     for one in measured:
         note(

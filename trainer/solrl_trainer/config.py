@@ -18,7 +18,6 @@ from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
 from solrl_proto.rollouts import (
     AdapterUse,
     DecoderPrecision,
-    EarlyDecoder,
     FittedSolver,
     ModelBinding,
     Precision,
@@ -65,10 +64,6 @@ class Explore(Section):
     """After step `after`, only the `keep` most extreme candidates of a group continue."""
     fitted: FittedSolver | None = None
     """Steps fitted to the model by `solrl-train calibrate`; null selects the run's solver."""
-    early_decoder: EarlyDecoder | None = None
-    """Decoder fitted by `solrl-train calibrate` that stops at an inner stage, for images that are only scored; with
-    scores=pruning only for the scores by which candidates are pruned. Images of a report and regenerated samples are
-    decoded whole; null: all are."""
     decoder_precision: DecoderPrecision | None = None
     """Precision of the decoder's 3×3 convolutions, except the first and the last, for images that are only scored;
     null: the autoencoder's own. fp8 takes less time on GPUs from Hopper on, and is emulated elsewhere, which is slower.
@@ -375,7 +370,7 @@ class RunConfig(Section):
                     "a service answers with scores, not with candidates to train on; "
                     "expected at=trainer, at=service or explore.source=local"
                 )
-            for name in ("prune", "fitted", "early_decoder", "decoder_precision"):
+            for name in ("prune", "fitted", "decoder_precision"):
                 if getattr(explore, name) is not None:
                     raise ValueError(
                         f"explore.{name} generates cheap candidates, and with at=none they are trained on; "

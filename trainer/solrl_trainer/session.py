@@ -32,7 +32,6 @@ from solrl_trainer.rollouts.adapter_supply import AdapterSupply
 from solrl_trainer.rollouts.agreement import (
     check_bindings,
     check_decoder_precision,
-    check_early_decoder,
     note_emulation,
 )
 from solrl_trainer.rollouts.connection import (
@@ -187,7 +186,6 @@ def open_session(
         # Take digests before the policy modifies the backbone's transformer.
         parts = part_digests(backbone.parts, backbone.device)
         check_bindings(config.bindings, model_digest(parts), config.model)
-        check_early_decoder(config.explore.early_decoder, parts.get("vae"), config.model)
         digests = parts | rewards.digests()
         service = None
         if client is not None:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from solrl_proto.rollouts import AS_TRAINED, Decoding
+from solrl_proto.rollouts import DecoderPrecision
 from torch import nn
 
 from solrl_core.model_options import ModelOptions
@@ -150,11 +150,15 @@ class Backbone(ABC):
         return False
 
     @abstractmethod
-    def decode(self, latents: torch.Tensor, decoding: Decoding = AS_TRAINED) -> torch.Tensor:
-        """Decode latents [B, ...] to images [B, 3, H, W], with an early decoder to smaller ones; float32 in [0, 1].
+    def decode(self, latents: torch.Tensor, precision: DecoderPrecision | None = None) -> torch.Tensor:
+        """Decode latents [B, ...] to images [B, 3, H, W], float32 in [0, 1].
+
+        Args:
+            latents: of B images.
+            precision: of the decoder's convolutions; None for the autoencoder's own.
 
         Raises:
-            DecoderError: the autoencoder cannot be decoded so.
+            DecoderError: the decoder cannot compute in this precision.
         """
 
     def compile(self, transformer: nn.Module) -> None:

@@ -28,10 +28,6 @@ _PARTS = ("up_blocks.", "mid_block.")
 """Parts of a decoder between its first and its last convolution."""
 
 
-class Fp8DecoderError(DecoderError):
-    """An autoencoder has no FP8 decoder."""
-
-
 def fp8_decoder(vae: Any, decode: Callable[[Any], object]) -> nn.Module:
     """A copy of an autoencoder whose decoder computes in FP8; it shares all other weights. Not differentiable.
 
@@ -40,7 +36,7 @@ def fp8_decoder(vae: Any, decode: Callable[[Any], object]) -> nn.Module:
         decode: decodes latents with the autoencoder that it is given, by which scales are measured.
 
     Raises:
-        Fp8DecoderError: the decoder has no 3×3 convolutions of images.
+        DecoderError: the decoder has no 3×3 convolutions of images.
     """
     scales = input_scales(vae, decode)
     if has_decoder_kernels(vae):
@@ -55,7 +51,7 @@ def input_scales(vae: Any, decode: Callable[[Any], object]) -> dict[str, float]:
     the relative error.
 
     Raises:
-        Fp8DecoderError: the decoder has no 3×3 convolutions of images.
+        DecoderError: the decoder has no 3×3 convolutions of images.
     """
     own = weight_sharing_copy(vae)  # other threads may decode with `vae` meanwhile
     largest: dict[str, Tensor] = {}
@@ -73,12 +69,12 @@ def fp8_convolutions(vae: Any) -> dict[str, nn.Module]:
     """The convolutions that compute in FP8, by their names in the decoder.
 
     Raises:
-        Fp8DecoderError: there are none.
+        DecoderError: there are none.
     """
     named = getattr(vae, "decoder", nn.Identity()).named_modules()
     found = {name: part for name, part in named if name.startswith(_PARTS) and is_plain_convolution(part)}
     if not found or not decodes_images(vae):
-        raise Fp8DecoderError(
+        raise DecoderError(
             "no convolution of the decoder can compute in FP8",
             got=type(vae).__name__,
             expected="an autoencoder of images, with 3×3 convolutions in its decoder's blocks",

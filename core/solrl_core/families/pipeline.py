@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from solrl_proto.rollouts import AS_TRAINED, Decoding
+from solrl_proto.rollouts import DecoderPrecision
 from torch import nn
 
 from solrl_core.families.base import Backbone, Conditioning, raise_recompile_limit
 from solrl_core.families.decoder_fp8 import decodes_images, fp8_decoder, has_decoder_kernels
 from solrl_core.families.decoder_fused import fused_decoder
-from solrl_core.families.early_exit import RgbHead, truncated
 from solrl_core.model_options import ModelOptions
 from solrl_core.noise import initial_noise
 from solrl_core.precision import LayerPolicy
@@ -155,16 +154,9 @@ class PipelineBackbone(Backbone):
         channels: int = self._pipeline.vae.config.latent_channels
         return channels, self.height // self._scale, self.width // self._scale
 
-    def decode(self, latents: torch.Tensor, decoding: Decoding = AS_TRAINED) -> torch.Tensor:
-        """Decode latents with the autoencoder, or with an early decoder up to an inner stage of it."""
-        vae, early = self._vae if decoding.precision is None else self._fp8_vae(), decoding.early
-        if early is not None:
-            vae = truncated(vae, early.stages, RgbHead(early, latents.device))
-        return _as_images(self._decoded(vae, latents))
-
-    def features(self, latents: torch.Tensor, stages: int) -> torch.Tensor:
-        """Features [B, C, h, w] of latents after the first stages of the autoencoder's decoder."""
-        return self._decoded(truncated(self._vae, stages, nn.Identity()), latents)
+    def decode(self, latents: torch.Tensor, precision: DecoderPrecision | None = None) -> torch.Tensor:
+        """Decode latents with the autoencoder."""
+        return _as_images(self._decoded(self._vae if precision is None else self._fp8_vae(), latents))
 
     @torch.no_grad()
     def _decoded(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:

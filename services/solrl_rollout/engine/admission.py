@@ -8,9 +8,8 @@ from solrl_core.suggestions import did_you_mean
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
-from solrl_proto.rollouts import EarlyDecoder, FittedSolver, RewardSpec, RolloutRequest
+from solrl_proto.rollouts import FittedSolver, RewardSpec, RolloutRequest
 
-from solrl_rollout.engine.problems import early_decoder_mismatch
 from solrl_rollout.engine.work import HostedModel
 
 MAX_ANSWER_PIXELS = 2**28
@@ -38,7 +37,6 @@ def check_request(request: RolloutRequest, hosted: HostedModel, queue_limit: int
     precision = hosted.default_precision if request.plan.precision == "auto" else request.plan.precision
     _check_precision(precision, hosted.info)
     _check_fitted(request.plan.fitted, hosted.info)
-    _check_early_decoder(request.plan.early_decoder, hosted.info)
     if request.plan.prune is not None and not hosted.prunes:
         raise ProblemError(
             ProblemKind.INVALID_REQUEST,
@@ -105,15 +103,6 @@ def _check_fitted(fitted: FittedSolver | None, hosted: ModelInfo) -> None:
             got=target.model,
             expected=digest,
             action="fit one for this model with `solrl-train calibrate`, or omit plan.fitted",
-        )
-
-
-def _check_early_decoder(early: EarlyDecoder | None, hosted: ModelInfo) -> None:
-    if early is not None and early.fitted_for != hosted.digests.get("vae"):
-        raise early_decoder_mismatch(
-            f"the plan's early decoder was fitted to a different autoencoder than that of {hosted.name}",
-            early.fitted_for,
-            hosted.digests.get("vae"),
         )
 
 

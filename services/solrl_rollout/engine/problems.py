@@ -3,9 +3,7 @@
 from collections.abc import Collection
 
 import torch
-from solrl_core.errors import RewardError, RewardUnavailableError
-from solrl_core.families.decoder_fp8 import Fp8DecoderError
-from solrl_core.families.early_exit import EarlyDecoderError
+from solrl_core.errors import DecoderError, RewardError, RewardUnavailableError
 from solrl_engine.backend import AdapterMergeError, LayerPrecisionError
 from solrl_engine.scorer import NonFiniteImagesError
 from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
@@ -87,9 +85,7 @@ def problem_of(error: Exception, chunk: Chunk) -> ProblemError | None:
             return adapter_merge(str(error), digest)
         case LayerPrecisionError():
             return layer_unsupported(str(error), job.precision)
-        case EarlyDecoderError():
-            return early_decoder_mismatch(str(error))
-        case Fp8DecoderError():
+        case DecoderError():
             return fp8_decoder_unsupported(error)
         case NonFiniteImagesError():
             return images_nonfinite(prompt, digest)
@@ -136,19 +132,7 @@ def adapter_merge(fault: str, digest: str | None) -> ProblemError:
     )
 
 
-def early_decoder_mismatch(fault: str, got: str | None = None, expected: str | None = None) -> ProblemError:
-    """The 422 for an early decoder that was fitted to another autoencoder, by its digest or by its shape."""
-    return ProblemError(
-        ProblemKind.FITTED_MISMATCH,
-        fault,
-        where="body.plan.early_decoder" + (".fitted_for" if got else ""),
-        got=got,
-        expected=expected,
-        action="fit one for this model with `solrl-train calibrate`, or omit plan.early_decoder",
-    )
-
-
-def fp8_decoder_unsupported(error: Fp8DecoderError) -> ProblemError:
+def fp8_decoder_unsupported(error: DecoderError) -> ProblemError:
     """The 422 for a decoder that has no convolutions to compute in FP8."""
     said = error.fields | {"where": "body.plan.decoder_precision", "action": "omit plan.decoder_precision"}
     return ProblemError(ProblemKind.PRECISION_UNSUPPORTED, error.detail, **said)

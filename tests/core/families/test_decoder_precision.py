@@ -1,16 +1,15 @@
 """Every family either decodes in FP8, or refuses it because its autoencoder is one of videos."""
 
 import pytest
-from solrl_core.families.decoder_fp8 import Fp8DecoderError
+from solrl_core.errors import DecoderError
 from solrl_core.noise import initial_noise
-from solrl_proto.rollouts import Decoding
 from tiny_models import ONE_EACH, Tiny
 
 
 @pytest.mark.parametrize("tiny", [name for name in ONE_EACH if not name.startswith("qwen")], indirect=True)
 def test_a_family_decodes_in_fp8(tiny: Tiny) -> None:
     latents = initial_noise([1, 2], tiny.backbone.latent_shape)
-    whole, found = (tiny.backbone.decode(latents, decoding) for decoding in (Decoding(), Decoding(precision="fp8")))
+    whole, found = tiny.backbone.decode(latents), tiny.backbone.decode(latents, "fp8")
     assert found.shape == whole.shape
     assert 0 < (found - whole).abs().mean() < 0.05
 
@@ -18,5 +17,5 @@ def test_a_family_decodes_in_fp8(tiny: Tiny) -> None:
 @pytest.mark.parametrize("tiny", ["qwen-image/base"], indirect=True)
 def test_a_decoder_of_videos_is_refused(tiny: Tiny) -> None:
     latents = initial_noise([1], tiny.backbone.latent_shape)
-    with pytest.raises(Fp8DecoderError, match=r"got 'AutoencoderKLQwenImage'; expected .an autoencoder of images"):
-        tiny.backbone.decode(latents, Decoding(precision="fp8"))
+    with pytest.raises(DecoderError, match=r"got 'AutoencoderKLQwenImage'; expected .an autoencoder of images"):
+        tiny.backbone.decode(latents, "fp8")

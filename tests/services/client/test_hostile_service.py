@@ -1,6 +1,5 @@
 """The client with a service that gives wrong answers: no part of such an answer is used."""
 
-import base64
 import gzip
 import json
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from solrl_client.rollouts import RolloutClient, rollout_token
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import Numerics
 from solrl_proto.problems import ProblemError
-from solrl_proto.rollouts import MAX_FEATURES, RolloutGroup, RolloutRequest
+from solrl_proto.rollouts import RolloutGroup, RolloutRequest
 from solrl_trainer.older_settings import read_settings
 from solrl_trainer.presets import ConfigError, resolve
 
@@ -93,27 +92,6 @@ def test_a_correct_answer_is_accepted(service: HostileService, more: dict[str, A
         )
     assert tuple(used) == answer.groups
     assert [group.prompt_id for group in answer.groups] == ["p0", "p1"]
-
-
-def test_the_largest_early_decoder_is_accepted_and_named_once(service: HostileService) -> None:
-    decoder = {
-        "stages": 1,
-        "weights": base64.b64encode(bytes(2 * 27 * MAX_FEATURES)).decode(),
-        "bias": [0.0, 0.0, 0.0],
-        "fitted_for": DIGEST,
-    }
-    answered: list[bytes] = []
-
-    def keep(lines: list[bytes]) -> list[bytes]:
-        answered.extend(lines)
-        return lines
-
-    service.change_lines = keep
-    request = request_of(plan={"steps": 6, "precision": "bf16", "early_decoder": decoder})
-    with RolloutClient(service.url) as client:
-        answer = client.rollouts(request)
-    assert answer.plan == request.plan
-    assert [b"early_decoder" in line for line in answered] == [True, False, False, False]
 
 
 def change(**fields: Callable[[Any], Any]) -> Callable[[Line], None]:

@@ -6,13 +6,13 @@ import pytest
 import torch
 from fake_backend import FakeBackend, chunk, job, started_engine
 from service_helpers import RunningService, problem, rollout_request
+from solrl_core.errors import DecoderError
 from solrl_core.families import load_backbone
-from solrl_core.families.decoder_fp8 import Fp8DecoderError
 from solrl_core.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_engine.backend import GenerationRequest
 from solrl_proto.problems import ProblemError
-from solrl_proto.rollouts import Decoding, Plan, RolloutAnswer
+from solrl_proto.rollouts import Plan, RolloutAnswer
 
 COUNT, STEPS = 30, 2
 TEXT = "a red circle and a blue square"
@@ -28,8 +28,8 @@ def test_scores_are_those_of_images_decoded_in_fp8(service: RunningService) -> N
     latents = Generator(backbone, "bf16").generate(TEXT, group.seeds, steps=STEPS, decode=False).latents
     rewards = RewardSet.load(["clipscore"], backbone)
     rounded, whole = (
-        rewards.score(["clipscore"], backbone.decode(latents, decoding), [TEXT] * COUNT, [{}] * COUNT)["clipscore"]
-        for decoding in (Decoding(precision="fp8"), Decoding())
+        rewards.score(["clipscore"], backbone.decode(latents, precision), [TEXT] * COUNT, [{}] * COUNT)["clipscore"]
+        for precision in ("fp8", None)
     )
     assert list(group.scores) == pytest.approx(rounded.tolist(), abs=1e-4)
     assert list(group.scores) != pytest.approx(whole.tolist(), abs=1e-4)
@@ -47,7 +47,7 @@ def test_images_are_not_answered_in_fp8(service: RunningService) -> None:
 def test_a_decoder_that_cannot_compute_in_fp8_is_a_422() -> None:
     def refuse(request: GenerationRequest) -> None:
         if request.plan.decoder_precision:
-            raise Fp8DecoderError("no convolution can compute in FP8", got="AutoencoderTiny", action="omit it")
+            raise DecoderError("no convolution can compute in FP8", got="AutoencoderTiny", action="omit it")
 
     engine = started_engine(FakeBackend(on_step=refuse))
     try:

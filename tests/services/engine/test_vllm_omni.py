@@ -14,8 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from service_helpers import make_adapter
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
-from solrl_core.early_decoder import fit_early_decoder
-from solrl_core.families import load_backbone
 from solrl_core.generator import GeneratorOutput
 from solrl_engine.backend import (
     AdapterMergeError,
@@ -109,16 +107,6 @@ def test_images_are_the_local_ones(local: Backend, omni: Backend, plan: Plan) ->
     assert off(theirs.images, ours.images) < CLOSE
     assert off(theirs.images[1], theirs.images[0]) > 0.1
     assert torch.equal(theirs.images[1], theirs.images[3])  # of one seed
-
-
-def test_images_are_decoded_early_as_locally(local: Backend, omni: Backend) -> None:
-    latents = torch.randn(12, *local.identity.latent_shape, generator=torch.Generator().manual_seed(0))
-    early = fit_early_decoder(load_backbone(MODEL), latents, least=32)
-    plan = Plan(steps=4, early_decoder=early.model_copy(update={"scores": "pruning"}))
-    ours, theirs = (generate(backend, plan=plan, until=2).images for backend in (local, omni))
-    assert theirs.shape == ours.shape == (len(ours), 3, 32, 32)
-    assert off(theirs, ours) < CLOSE
-    assert generate(omni, plan=plan).images.shape[-1] == 64
 
 
 def test_a_batch_size_cuts_the_chunk(omni: Backend) -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 from solrl_core.fitting import SCHEDULES, identity_solver
-from solrl_proto.rollouts import EarlyDecoder, Plan, Prune
-from solrl_trainer.calibration.fitting import Fits
+from solrl_proto.rollouts import Plan, Prune
 from solrl_trainer.calibration.measuring import shared_beginnings, shared_steps
 from solrl_trainer.calibration.plans import PlanSet, name, plans, reference_plan, solver_steps, unpruned
 from solrl_trainer.presets import resolve
@@ -14,7 +13,7 @@ SOLVER = identity_solver(SCHEDULES[0])
 
 def test_every_precision_is_tried_with_all_step_counts_with_and_without_pruning() -> None:
     config = resolve(PRESET, overrides=["solver=dpm2"]).config
-    found = plans(config, ("nvfp4", "bf16"), Fits(solvers=(SOLVER,)), PlanSet())
+    found = plans(config, ("nvfp4", "bf16"), [SOLVER], PlanSet())
     # 2, 3, 4, 6 and 8 steps and fitted ones; those of at least 4 also pruned to a third, half and two thirds.
     assert len(found) == 2 * (5 + 1 + 3 * (3 + 1))
     assert {plan.prune.keep for plan in found if plan.prune} == {32, 48, 64}
@@ -25,7 +24,7 @@ def test_every_precision_is_tried_with_all_step_counts_with_and_without_pruning(
 
 def test_no_plan_keeps_fewer_than_are_selected() -> None:
     few = resolve(PRESET, overrides=["explore.candidates=48"]).config
-    assert {plan.prune.keep for plan in plans(few, ("bf16",), Fits(solvers=(SOLVER,)), PlanSet()) if plan.prune} == {
+    assert {plan.prune.keep for plan in plans(few, ("bf16",), [SOLVER], PlanSet()) if plan.prune} == {
         24,
         32,
     }
@@ -33,27 +32,14 @@ def test_no_plan_keeps_fewer_than_are_selected() -> None:
 
 def test_the_set_can_be_limited_but_has_the_reference() -> None:
     config = resolve(PRESET).config
-    found = plans(config, ("nvfp4",), Fits(), PlanSet(steps=(4,), keep=(40,)))
+    found = plans(config, ("nvfp4",), [], PlanSet(steps=(4,), keep=(40,)))
     assert [(plan.steps, plan.prune and plan.prune.keep) for plan in found] == [(4, None), (4, 40), (6, None), (6, 40)]
     assert reference_plan(config, ("nvfp4", "bf16")) == found[2]
 
 
-def test_early_decoding_is_measured_for_all_scores_and_for_pruning() -> None:
-    early = Fits.model_construct(early_decoder=EarlyDecoder.model_construct(scores="all"))
-    found = plans(resolve(PRESET).config, ("bf16",), early, PlanSet(keep=(48,)))
-    uses = [(plan.steps, plan.prune is not None, plan.early_decoder and plan.early_decoder.scores) for plan in found]
-    assert uses[:2] == [(2, False, None), (2, False, "all")]
-    assert uses[-5:] == [(8, False, None), (8, True, None), (8, False, "all"), (8, True, "all"), (8, True, "pruning")]
-    assert len({name(plan) for plan in found}) == len(found)
-    # The final scores of a plan without pruning exist for each plan that prunes.
-    assert {name(unpruned(plan)) for plan in found} <= {name(plan) for plan in found}
-    assert unpruned(found[-2]).early_decoder is not None
-    assert unpruned(found[-1]).early_decoder is None
-
-
 def test_plans_decode_in_the_runs_precision_and_the_reference_in_the_autoencoders() -> None:
     config = resolve(PRESET, overrides=["explore.decoder_precision=fp8"]).config
-    found = plans(config, ("nvfp4",), Fits(), PlanSet(steps=(4,), keep=(40,)))
+    found = plans(config, ("nvfp4",), [], PlanSet(steps=(4,), keep=(40,)))
     assert [plan.decoder_precision for plan in found] == [None, "fp8", "fp8", "fp8", "fp8"]
     assert found[0] == reference_plan(config, ("nvfp4",))
     assert {name(unpruned(plan)) for plan in found} <= {name(plan) for plan in found}
@@ -63,7 +49,7 @@ def test_plans_decode_in_the_runs_precision_and_the_reference_in_the_autoencoder
 @pytest.mark.parametrize("keep", [23, 96])
 def test_a_number_to_keep_that_no_plan_can_have_is_refused(keep: int) -> None:
     with pytest.raises(ValueError, match=rf"got --keep {keep}; expected at least the 24 .* fewer than the 96"):
-        plans(resolve(PRESET).config, ("bf16",), Fits(), PlanSet(keep=(keep,)))
+        plans(resolve(PRESET).config, ("bf16",), [], PlanSet(keep=(keep,)))
 
 
 def test_pruned_candidates_take_no_more_steps() -> None:

@@ -5,16 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from solrl_core.early_decoder import fit_early_decoder
 from solrl_core.families import Backbone
-from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.generator import CHUNK_SIZE, Generator, GeneratorOutput
 from solrl_core.rewards import RewardSet
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
-from solrl_proto.rollouts import Decoding, Plan, PromptItem, Prune, RewardSpec
+from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
 from solrl_proto.selection import best_worst
 from solrl_trainer.config import RunConfig
 from solrl_trainer.rollouts.candidates import CandidateMaker
@@ -70,22 +68,23 @@ def test_images_are_those_that_were_scored(generator: Generator, scorer: SampleS
     assert torch.allclose(again, scores[3:9], atol=1e-4)
 
 
-def test_images_are_scored_early_and_shown_whole(generator: Generator, scorer: SampleScorer, loaded: Backbone) -> None:
-    assert isinstance(loaded, PipelineBackbone)
-    latents = generator.generate(PROMPT.text, range(100, 112), steps=4, decode=False).latents
-    early = fit_early_decoder(loaded, latents, least=32)
+def test_images_are_scored_in_the_decoder_precision_and_shown_as_trained(
+    generator: Generator, scorer: SampleScorer
+) -> None:
     maker, whole = (
-        maker_of(generator, plan, scorer)
-        for plan in (PRUNED.model_copy(update={"early_decoder": early, "decoder_precision": "fp8"}), PRUNED)
+        maker_of(generator, plan, scorer) for plan in (PRUNED.model_copy(update={"decoder_precision": "fp8"}), PRUNED)
     )
-    halfway = generator.generate(PROMPT.text, SEEDS, steps=4, until=2, decoding=Decoding(early, "fp8"))
-    survivors = set(best_worst(scorer.scores(EACH, halfway.images)(), 8))
-    made = generator.generate(PROMPT.text, SEEDS, steps=4, decoding=Decoding(early, "fp8"))
+    halfway, made = (
+        scorer.scores(
+            EACH, generator.generate(PROMPT.text, SEEDS, steps=4, until=until, decoder_precision="fp8").images
+        )()
+        for until in (2, 4)
+    )
+    survivors = sorted(best_worst(halfway, 8))
     scores = maker.scores(EACH, SEEDS)
-    assert {place for place in range(len(SEEDS)) if not scores[place].isnan()} == survivors
-    expected = scorer.scores(EACH, made.images)()
-    assert torch.allclose(scores[sorted(survivors)], expected[sorted(survivors)], atol=1e-4)
-    assert not torch.allclose(expected, whole.scores(EACH, SEEDS, prune=False), atol=1e-2)
+    assert [place for place in range(len(SEEDS)) if not scores[place].isnan()] == survivors
+    assert torch.allclose(scores[survivors], made[survivors], atol=1e-4)
+    assert not torch.allclose(made, whole.scores(EACH, SEEDS, prune=False), atol=1e-4)
     assert torch.equal(maker.images(PROMPT, SEEDS[:3]), whole.images(PROMPT, SEEDS[:3]))
 
 

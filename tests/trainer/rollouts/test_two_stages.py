@@ -1,6 +1,5 @@
 """Both stages in the trainer: equal to a run with a service, bit for bit."""
 
-import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,11 +12,9 @@ import torch
 import yaml
 from service_helpers import RunningService, running_service
 from solrl_client.retries import Wait
-from solrl_core.early_decoder import fit_early_decoder
 from solrl_core.errors import DecoderError, MismatchError
 from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_core.generator import Generator
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_trainer import loop
 from solrl_trainer import run as command
@@ -51,17 +48,8 @@ PLANS = {
     "whole": ("iterations=2",),
     "unmerged": ("explore.adapter=unmerged", "iterations=2"),
     "pruned": ("explore.prune={after: 1, keep: 8}", "explore.decoder_precision=fp8"),
-    "early": ("explore.prune={after: 1, keep: 8}", "iterations=1"),
     "fitted": (f"explore.fitted={FITTED}", "explore.prune={after: 2, keep: 8}", "iterations=1"),
 }
-
-
-def early_decoder(**others: Any) -> str:
-    """The setting of an early decoder that is fitted to the miniature."""
-    backbone = load_backbone("mini-sana")
-    latents = Generator(backbone, "bf16").generate("a red circle", range(12), steps=3, decode=False).latents
-    fitted = fit_early_decoder(backbone, latents, least=32).model_dump(mode="json")
-    return f"explore.early_decoder={json.dumps(fitted | others)}"
 
 
 class Notes:
@@ -130,8 +118,6 @@ def both(
 ) -> tuple[Run, Run]:
     """A run with a service, and the same run with local exploration."""
     settings, folder = PLANS[request.param], tmp_path_factory.mktemp(request.param)
-    if request.param == "early":
-        settings = (*settings, early_decoder())
     served = go(folder / request.param, *settings, url=service.url)
     return served, go(folder / "local", *settings)
 
@@ -244,13 +230,6 @@ def test_a_plan_for_a_different_model_is_refused(tmp_path: Path) -> None:
         go(tmp_path, *ONE, bound)
 
 
-@pytest.mark.parametrize("served", [False, True])
-def test_an_early_decoder_of_another_model_is_refused(service: RunningService, tmp_path: Path, served: bool) -> None:
-    other = early_decoder(fitted_for="sha256:" + "0" * 64)
-    with pytest.raises(MismatchError, match="fitted to a different autoencoder than that of mini-sana"):
-        go(tmp_path, *ONE, other, "rewards=clipscore", url=service.url if served else None)
-
-
 @pytest.fixture
 def without_autoencoder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs load their model without its autoencoder."""
@@ -261,15 +240,6 @@ def without_autoencoder(monkeypatch: pytest.MonkeyPatch) -> None:
         return backbone
 
     monkeypatch.setattr("solrl_trainer.session.load_backbone", bare)
-
-
-@pytest.mark.parametrize("served", [False, True])
-@pytest.mark.usefixtures("without_autoencoder")
-def test_an_early_decoder_of_a_model_without_an_autoencoder_is_refused(
-    service: RunningService, tmp_path: Path, served: bool
-) -> None:
-    with pytest.raises(MismatchError, match="fitted to a different autoencoder than that of mini-sana"):
-        go(tmp_path, *ONE, early_decoder(), "rewards=clipscore", url=service.url if served else None)
 
 
 @pytest.mark.parametrize("served", [False, True])

@@ -56,7 +56,7 @@ def content(
 def _row(one: Measured) -> dict[str, Any]:
     return {
         "name": name(one.plan),
-        "plan": one.plan.model_dump(mode="json", exclude={"early_decoder": {"weights"}}),
+        "plan": one.plan.model_dump(mode="json"),
         "seconds": one.seconds,
         "seconds_quartiles": list(one.quartiles),
         "cost": one.cost.value,
@@ -95,7 +95,7 @@ def write(folder: Path, summary: Mapping[str, Any], chosen: Measured | None, bin
     points = [Point(row["name"], row["seconds"], row["separation"], *row["interval"]) for row in summary["plans"]]
     write_frontier(points, summary["wanted"], summary["chosen"], about, folder)
     if chosen is not None:
-        kept = {"steps", "precision", "prune", "fitted", "early_decoder", "decoder_precision"}
+        kept = {"steps", "precision", "prune", "fitted", "decoder_precision"}
         plan = chosen.plan.model_dump(mode="json", include=kept)
         plan["calibrated_for"] = binding.model_dump(mode="json")
         write_file(folder / "plan.yaml", yaml.safe_dump({"explore": plan}, sort_keys=False))

@@ -8,9 +8,8 @@ import torch
 from solrl_core.fitting import SCHEDULES
 from solrl_core.precision import numerics, supported_tiers
 from solrl_proto.identifiers import Tier
-from solrl_proto.rollouts import EarlyDecoder, FittedSolver, Plan, Precision, Prune
+from solrl_proto.rollouts import FittedSolver, Plan, Precision, Prune
 
-from solrl_trainer.calibration.fitting import Fits
 from solrl_trainer.config import RunConfig
 from solrl_trainer.defaults import CALIBRATED_STEPS
 
@@ -33,19 +32,18 @@ class PlanSet:
     schedules: tuple[tuple[float, ...], ...] = SCHEDULES
 
 
-def plans(config: RunConfig, tiers: Sequence[Tier], fits: Fits, limits: PlanSet) -> list[Plan]:
+def plans(config: RunConfig, tiers: Sequence[Tier], solvers: Sequence[FittedSolver], limits: PlanSet) -> list[Plan]:
     """Plans to measure: each precision at each number of steps and with fitted steps, with and without pruning.
 
     Pruning begins after half of the steps. Fitted steps prune before the last step, because their early predictions
-    are better than another solver's. With an early decoder, each plan is measured with it, too. All decode in the
-    precision that the run explores with, except the reference. Plans that prune after the same step of the same solver
-    and decode alike follow each other.
+    are better than another solver's. All decode in the precision that the run explores with, except the reference.
+    Plans that prune after the same step of the same solver follow each other.
     """
     kept = _kept(config, limits)
     found = [] if config.explore.decoder_precision is None else [reference_plan(config, tiers)]
     counts = sorted({*limits.steps, config.explore.steps})
     ways: list[tuple[int, FittedSolver | None, int]] = [(steps, None, steps // 2) for steps in counts]
-    ways += [(len(solver.sigmas), solver, len(solver.sigmas) - 1) for solver in fits.solvers]
+    ways += [(len(solver.sigmas), solver, len(solver.sigmas) - 1) for solver in solvers]
     for tier, (steps, by, after) in itertools.product(tiers, ways):
         whole = Plan(
             steps=steps,
@@ -58,15 +56,7 @@ def plans(config: RunConfig, tiers: Sequence[Tier], fits: Fits, limits: PlanSet)
         keeps = kept if steps >= _LEAST_PRUNED else []
         pruned = [whole.model_copy(update={"prune": Prune(after=after, keep=keep)}) for keep in keeps]
         found += [whole, *pruned]
-        if (early := fits.early_decoder) is not None:
-            everywhere, halfway = (early.model_copy(update={"scores": use}) for use in ("all", "pruning"))
-            found += [_decoded_early(plan, everywhere) for plan in (whole, *pruned)]
-            found += [_decoded_early(plan, halfway) for plan in pruned]
     return found
-
-
-def _decoded_early(plan: Plan, early: EarlyDecoder) -> Plan:
-    return plan.model_copy(update={"early_decoder": early})
 
 
 def _kept(config: RunConfig, limits: PlanSet) -> list[int]:
@@ -87,7 +77,7 @@ def _kept(config: RunConfig, limits: PlanSet) -> list[int]:
 def reference_plan(config: RunConfig, tiers: Sequence[Tier]) -> Plan:
     """The run's own number of steps without pruning, at the fastest measured precision: all plans are compared with it.
 
-    Its images are decoded whole, in the autoencoder's own precision.
+    Its images are decoded in the autoencoder's own precision.
 
     Args:
         config: the run's settings.
@@ -102,8 +92,8 @@ def true_plan(config: RunConfig) -> Plan:
 
 
 def unpruned(plan: Plan) -> Plan:
-    """The same steps without pruning, decoded as the images of the final scores are."""
-    return plan.model_copy(update={"prune": None, "early_decoder": plan.decoding_after(None).early})
+    """The same steps without pruning."""
+    return plan.model_copy(update={"prune": None})
 
 
 def explored_tiers(precision: Precision, device: torch.device) -> list[Tier]:
@@ -127,7 +117,5 @@ def name(plan: Plan) -> str:
     by = plan.fitted
     steps = "steps" if by is None else f"fitted steps ({', '.join(f'{s:g}' for s in by.sigmas)})"
     pruned = f", pruned to {plan.prune.keep} after {plan.prune.after}" if plan.prune else ""
-    early = {"pruning": ", decoded early for pruning", "all": ", decoded early"}
-    decoded = early[plan.early_decoder.scores] if plan.early_decoder else ""
     rounded = f", decoded in {plan.decoder_precision}" if plan.decoder_precision else ""
-    return f"{plan.precision} {plan.steps} {steps}{pruned}{decoded}{rounded}"
+    return f"{plan.precision} {plan.steps} {steps}{pruned}{rounded}"

@@ -12,7 +12,7 @@ from solrl_core.noise import check_noise_contract
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
 from solrl_proto.printable import printable
-from solrl_proto.rollouts import DecoderPrecision, EarlyDecoder, ModelBinding, Precision, RewardSpec
+from solrl_proto.rollouts import DecoderPrecision, ModelBinding, Precision, RewardSpec
 
 from solrl_trainer.problems import require_rewards
 
@@ -58,28 +58,6 @@ def check_bindings(bindings: Sequence[ModelBinding], digest: str, model: str) ->
             )
 
 
-def check_early_decoder(early: EarlyDecoder | None, digest: str | None, model: str) -> None:
-    """Refuse an early decoder that was fitted to another autoencoder than the model's.
-
-    Args:
-        early: the early decoder, if there is one.
-        digest: digest of the model's autoencoder; None for a model without one.
-        model: the model's name.
-
-    Raises:
-        MismatchError: names both digests.
-    """
-    if early is not None and early.fitted_for != digest:
-        raise MismatchError(
-            "digests",
-            f"the early decoder was fitted to a different autoencoder than that of {model}",
-            where="explore.early_decoder.fitted_for",
-            got=digest,
-            expected=early.fitted_for,
-            action="run `solrl-train calibrate` for this model, or omit explore.early_decoder",
-        )
-
-
 def check_decoder_precision(
     precision: DecoderPrecision | None, backbone: Backbone, note: Callable[[str], None] | None
 ) -> None:
@@ -91,7 +69,7 @@ def check_decoder_precision(
         note: warns; None if another device explores.
 
     Raises:
-        Fp8DecoderError: the decoder cannot compute in it.
+        DecoderError: the decoder cannot compute in it.
     """
     if precision is None:
         return

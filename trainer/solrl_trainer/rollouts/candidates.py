@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from solrl_core.sampler import Trajectory
 from solrl_engine.sampler import Sampler, survivors
-from solrl_proto.rollouts import AS_TRAINED, PromptItem
+from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, flattened
 from solrl_trainer.rollouts.scoring import SampleScorer
@@ -102,7 +102,7 @@ class CandidateMaker:
 
     def images(self, prompt: PromptItem, seeds: Sequence[int]) -> torch.Tensor:
         """Images of these candidates, float32 [N, 3, H, W] in [0, 1]."""
-        return self.sampler.sample([prompt] * len(seeds), seeds, decoding=AS_TRAINED).images.cpu()
+        return self.sampler.sample([prompt] * len(seeds), seeds, decode="exact").images.cpu()
 
     def _completed(
         self, prompts: Sequence[PromptItem], seeds: Sequence[int], start: Trajectory | None = None

@@ -140,7 +140,7 @@ class ServiceRegenerator:
         repeats, place = prompt.id == served[which % len(served)], place % len(seeds)
         repeated = None
         if repeats:
-            repeated = self._local.sampler.sample([prompt], [seeds[place]], decode=False).latents
+            repeated = self._local.sampler.sample([prompt], [seeds[place]], decode=None).latents
         decoded = prompt.id in prompts[: self._shown]
 
         def arrived() -> ScoredSamples:

@@ -92,7 +92,7 @@ class RolloutSource:
         Raises:
             ProblemError: refused or unreachable.
         """
-        plan = self._whole(iteration, early_decoder=None, decoder_precision=None)
+        plan = self._whole(iteration, decoder_precision=None)
         answer = self._answer(prompts, version, {"seeds": seeds}, plan, images=True)
         images = [from_png(png) for group in answer.groups for png in group.images or () if png is not None]
         spent = answer.seconds
@@ -179,6 +179,5 @@ def exploration_plan(config: RunConfig, iteration: int) -> Plan:
         guidance=config.guidance,
         precision=explore.precision,
         adapter=explore.adapter,
-        early_decoder=explore.early_decoder,
         decoder_precision=explore.decoder_precision,
     )
