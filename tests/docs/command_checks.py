@@ -131,7 +131,7 @@ def _python(words: list[str]) -> None:
         return
     spec = importlib.util.find_spec(words[2])
     assert spec is not None, words
-    ours = words[2].startswith("solrl_")
+    ours = words[2].startswith(("solrl_", "minis_recipe"))
     source = "".join(path.read_text() for path in Path(spec.origin or "").parent.glob("*.py")) if ours else ""
     for word in words[3:]:
         assert not (ours and word.startswith("-")) or f'"{word}"' in source, words

@@ -14,12 +14,14 @@ import torch
 from solrl_core.rewards import Reward
 from solrl_minis import catalog, judge
 from solrl_minis.judge import Detector, Judge, ReadObject, read, save, shows
-from solrl_minis.recipe import damage, detection, looked_at, measure
-from solrl_minis.recipe.damage import Damage, draw, spoil
-from solrl_minis.recipe.data import Source
 from solrl_minis.scenes import MAX_OBJECTS, SIDE, Scenes, render
 from solrl_minis.verifier import verifier_reward
 from solrl_minis.world import COLOURS, SHAPES, Combination, all_combinations
+
+import minis_recipe
+from minis_recipe import damage, detection, looked_at, measure
+from minis_recipe.damage import Damage, draw, spoil
+from minis_recipe.data import Source
 
 SHIPPED = catalog.WEIGHTS / "mini-judge"
 PICTURES = Path(__file__).parents[2] / "docs/minis"
@@ -264,29 +266,31 @@ def test_its_digest_is_of_its_weights(accepts: Judge, tmp_path: Path) -> None:
 
 
 def imports(module: str) -> set[str]:
-    """Full names of the modules that one of the miniatures' modules imports, directly or through each other."""
+    """Full names of the miniatures' and the recipe's modules that one of them imports, directly or not."""
+    folders = {"minis_recipe": Path(minis_recipe.__path__[0]), "solrl_minis": catalog.WEIGHTS.parent}
     seen: set[str] = set()
     queue = [module]
     while queue:
         name = queue.pop()
-        file = catalog.WEIGHTS.parent.joinpath(*name.split(".")[1:]).with_suffix(".py")
+        package, _, rest = name.partition(".")
+        file = folders.get(package, Path()) / f"{rest}.py"
         if name in seen or not file.is_file():
             continue
         seen.add(name)
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("solrl_minis"):
+            if isinstance(node, ast.ImportFrom):
                 queue += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
     return seen
 
 
 def test_the_judge_uses_neither_verifier_nor_reward_and_no_reward_uses_the_judge() -> None:
-    learns_from = imports("solrl_minis.recipe.detection")
-    assert {"solrl_minis.judge", "solrl_minis.recipe.data"} <= learns_from
+    learns_from = imports("minis_recipe.detection")
+    assert {"solrl_minis.judge", "minis_recipe.data"} <= learns_from
     assert "solrl_minis.verifier" not in learns_from
-    trained = {f"solrl_minis.recipe.{name}" for name in ("clip", "preference", "preference_rewards", "backbone")}
+    trained = {f"minis_recipe.{name}" for name in ("clip", "preference", "preference_rewards", "backbone")}
     assert not learns_from & trained
     for module in trained:
-        assert not imports(module) & {"solrl_minis.judge", "solrl_minis.recipe.detection"}, module
+        assert not imports(module) & {"solrl_minis.judge", "minis_recipe.detection"}, module
 
 
 def counted(card: str, kind: str) -> list[int]:

@@ -11,8 +11,9 @@ from solrl_core.families import Backbone, load_backbone
 from solrl_core.fingerprint import module_digest
 from solrl_core.rewards import load_reward
 from solrl_minis import catalog
-from solrl_minis.recipe import measure, preference
-from solrl_minis.recipe.data import Source
+
+from minis_recipe import measure, preference
+from minis_recipe.data import Source
 
 MIB = 2**20
 CLASSES = {
@@ -72,7 +73,7 @@ def test_each_is_small(name: str) -> None:
 def test_all_together_are_small() -> None:
     assert size(catalog.WEIGHTS.parent) <= 28 * MIB
     folders = {path.name for path in catalog.WEIGHTS.iterdir() if path.is_dir()}
-    assert folders == {*LIMITS, "training"}
+    assert folders == set(LIMITS)
 
 
 def test_nothing_but_tensors_json_and_the_card_is_shipped() -> None:
@@ -192,7 +193,7 @@ def test_the_rewards_differ() -> None:
 def test_there_is_a_model_card(folder: Path) -> None:
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "apache-2.0" in card.lower()
-    assert "solrl_minis.recipe" in card
+    assert "minis_recipe" in card
     assert re.search(r"\d+(\.\d+)? ?%", card)
     pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", card)
     assert len(pictures) >= (2 if folder.name in BACKBONES else 1)

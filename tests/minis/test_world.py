@@ -20,7 +20,8 @@ from solrl_minis.world import (
     sample_prompts,
     split,
 )
-from solrl_minis.write_prompts import TEST, TRAIN, write
+
+from minis_recipe.write_prompts import TEST, TRAIN, write
 
 A, B = ("red", "circle"), ("blue", "square")
 EVERY = list(all_combinations())

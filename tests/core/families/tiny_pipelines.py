@@ -20,7 +20,6 @@ from lora_helpers import own_copy
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.families import Backbone
 from solrl_core.lora import target_modules
-from solrl_minis.recipe.tokenizers import clip_tokenizer
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
@@ -33,6 +32,8 @@ from transformers import (
     T5TokenizerFast,
 )
 from true_shapes import qwen_tokenizer
+
+from minis_recipe.tokenizers import clip_tokenizer
 
 HEIGHT, WIDTH = 64, 96
 """Default image size in pixels; latents are 8 times smaller."""

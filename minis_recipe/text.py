@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import CLIPTextConfig, T5Config, T5EncoderModel
 
-from solrl_minis.recipe.family import TEXT_TOKENS
+from minis_recipe.family import TEXT_TOKENS
 
 T5_WIDTH = 96
 

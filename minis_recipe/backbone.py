@@ -6,12 +6,12 @@ import torch
 from solrl_core.families import Conditioning
 from solrl_core.families.base import stack
 
-from solrl_minis.recipe import rounding
-from solrl_minis.recipe.autoencoder import to_latents
-from solrl_minis.recipe.data import Source
-from solrl_minis.recipe.family import Family, text_encoders, wrap
-from solrl_minis.recipe.loop import Budget, Rates, fit
-from solrl_minis.recipe.quantization import quantizable
+from minis_recipe import rounding
+from minis_recipe.autoencoder import to_latents
+from minis_recipe.data import Source
+from minis_recipe.family import Family, text_encoders, wrap
+from minis_recipe.loop import Budget, Rates, fit
+from minis_recipe.quantization import quantizable
 
 NO_CAPTIONS = 0.05
 RATES = Rates(1.2e-3, average=0.9995)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-
 from solrl_minis.scenes import Scenes, render, sample_scenes
 from solrl_minis.world import KINDS, Combination, differing_in_one, split
 

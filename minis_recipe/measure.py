@@ -13,12 +13,11 @@ from solrl_core.noise import initial_noise
 from solrl_core.precision import apply_policy
 from solrl_core.rewards import load_reward
 from solrl_core.sampler import solve
-from solrl_proto.noise import expand_seeds
-from solrl_proto.text_files import read_lines
-
 from solrl_minis.catalog import prompts
 from solrl_minis.verifier import verify_batch
 from solrl_minis.world import KINDS
+from solrl_proto.noise import expand_seeds
+from solrl_proto.text_files import read_lines
 
 SEEDS, STEPS, EXPLORE_STEPS, CANDIDATES = 4, 10, 6, 96
 BATCH = 256

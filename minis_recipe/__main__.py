@@ -1,4 +1,4 @@
-"""Trains the miniatures: `python -m solrl_minis.recipe --out FOLDER [--only mini-sd3] [--stage backbone]`.
+"""Trains the miniatures: `python -m minis_recipe --out FOLDER [--only mini-sd3] [--stage backbone]`.
 
 The miniatures train stage by stage, in the order of the table in `miniatures.py`: mini-clip needs an autoencoder, and
 the rewards train on images that the pipelines in FOLDER generate. Figures go to
@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from solrl_proto.text_files import read_json
 
-from solrl_minis.recipe.miniatures import MINIATURES
-from solrl_minis.recipe.stages import Setup
+from minis_recipe.miniatures import MINIATURES
+from minis_recipe.stages import Setup
 
 
 def thin(losses: list[float], points: int = 200) -> list[float]:

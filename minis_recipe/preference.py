@@ -17,11 +17,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from solrl_core.rewards import Reward
-
-from solrl_minis.recipe import measure
-from solrl_minis.recipe.data import Source
-from solrl_minis.recipe.loop import Budget, Rates, fit
 from solrl_minis.verifier import verify_batch
+
+from minis_recipe import measure
+from minis_recipe.data import Source
+from minis_recipe.loop import Budget, Rates, fit
 
 SIZE = 4
 """Images per group."""

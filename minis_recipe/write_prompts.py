@@ -1,4 +1,4 @@
-"""Writes the prompt files of the shapes world: `python -m solrl_minis.write_prompts FOLDER`."""
+"""Writes the prompt files of the shapes world: `python -m minis_recipe.write_prompts FOLDER`."""
 
 import argparse
 import json

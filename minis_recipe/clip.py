@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPProcessor, CLIPTokenizer
-
-from solrl_minis.recipe import preference
-from solrl_minis.recipe.autoencoder import from_latents, to_latents
-from solrl_minis.recipe.data import Source
-from solrl_minis.recipe.loop import Budget, Rates, fit
-from solrl_minis.recipe.meaning import Meaning, meaning_of_detections, meaning_of_scenes, meaning_of_texts
-from solrl_minis.recipe.tokenizers import CLIP_TOKENS, corpus
 from solrl_minis.scenes import SIDE, render
 from solrl_minis.verifier import DetectedObject, find_objects
 from solrl_minis.world import Combination
+from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPProcessor, CLIPTokenizer
+
+from minis_recipe import preference
+from minis_recipe.autoencoder import from_latents, to_latents
+from minis_recipe.data import Source
+from minis_recipe.loop import Budget, Rates, fit
+from minis_recipe.meaning import Meaning, meaning_of_detections, meaning_of_scenes, meaning_of_texts
+from minis_recipe.tokenizers import CLIP_TOKENS, corpus
 
 HARD_NEGATIVES = 4
 GROUPS = 8

@@ -1,4 +1,4 @@
-"""Measures the shipped miniatures and writes their model cards: `python -m solrl_minis.recipe.card [--only mini-sd3]`.
+"""Measures the shipped miniatures and writes their model cards: `python -m minis_recipe.card [--only mini-sd3]`.
 
 Writes README.md next to the weights, and loss curves and sample grids to docs/minis/. Prints all figures.
 """
@@ -14,16 +14,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import matplotlib as mpl
 import torch
 from PIL import Image
-from solrl_proto.text_files import read_json
-
 from solrl_minis.catalog import WEIGHTS
 from solrl_minis.judge import Judge
-from solrl_minis.recipe import autoencoder, clip, detection, looked_at, measure, preference
-from solrl_minis.recipe.card_texts import ABOUT, BACKBONE, CLIP, JUDGE, PREFERENCE
-from solrl_minis.recipe.files import load_autoencoder
-from solrl_minis.recipe.miniatures import MINIATURES
-from solrl_minis.recipe.stages import MiniBackbone, MiniJudge, MiniReward, Setup, held_out_agreement
 from solrl_minis.verifier import verifier_reward
+from solrl_proto.text_files import read_json
+
+from minis_recipe import LOGS, autoencoder, clip, detection, looked_at, measure, preference
+from minis_recipe.card_texts import ABOUT, BACKBONE, CLIP, JUDGE, PREFERENCE
+from minis_recipe.files import load_autoencoder
+from minis_recipe.miniatures import MINIATURES
+from minis_recipe.stages import MiniBackbone, MiniJudge, MiniReward, Setup, held_out_agreement
 
 _CURVES = {
     "autoencoder": "reconstruction",
@@ -39,7 +39,7 @@ _JUDGED = 64
 
 def log_of(name: str, stage: str) -> list[dict[str, Any]]:
     """Logged training runs of a stage, in order; a resumed stage has several."""
-    runs: list[dict[str, Any]] = read_json(WEIGHTS / "training" / name / f"{stage}.json")["runs"]
+    runs: list[dict[str, Any]] = read_json(LOGS / name / f"{stage}.json")["runs"]
     return runs
 
 

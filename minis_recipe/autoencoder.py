@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderDC, AutoencoderKL
 
-from solrl_minis.recipe.data import Source
-from solrl_minis.recipe.loop import Budget, Rates, fit
+from minis_recipe.data import Source
+from minis_recipe.loop import Budget, Rates, fit
 
 RATES = Rates(1e-3, weight_decay=1e-4, betas=(0.9, 0.999))
 KL_WEIGHT = 1e-4

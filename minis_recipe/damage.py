@@ -10,7 +10,6 @@ from enum import IntEnum
 
 import torch
 import torch.nn.functional as F
-
 from solrl_minis.scenes import MAX_OBJECTS, PALETTE, SIDE, Scenes, signed_distance
 from solrl_minis.world import COLOURS, SHAPES
 

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from solrl_core.rewards import Reward
-
 from solrl_minis.judge import CELL, Detector
-from solrl_minis.recipe.damage import Damage, Marks, draw, spoil
-from solrl_minis.recipe.data import Source
-from solrl_minis.recipe.loop import Budget, Rates, fit
 from solrl_minis.scenes import MAX_OBJECTS, SIDE
 from solrl_minis.world import COLOURS, SHAPES, Combination
+
+from minis_recipe.damage import Damage, Marks, draw, spoil
+from minis_recipe.data import Source
+from minis_recipe.loop import Budget, Rates, fit
 
 RATES = Rates(3e-3, weight_decay=0.02, average=0.99)
 DAMAGED = 0.2

@@ -8,7 +8,7 @@ import diffusers
 import torch
 from solrl_proto.text_files import read_json
 
-from solrl_minis.recipe.family import Family
+from minis_recipe.family import Family
 
 
 def load_pipeline(folder: Path) -> Any:

@@ -9,15 +9,15 @@ from typing import Any, Protocol
 
 import torch
 from solrl_core.rewards import load_reward
-
 from solrl_minis.judge import Detector, Judge, save
-from solrl_minis.recipe import autoencoder, backbone, clip, detection, measure, preference
-from solrl_minis.recipe.data import Source
-from solrl_minis.recipe.family import Family
-from solrl_minis.recipe.files import load_autoencoder, load_pipeline, save_part, save_pipeline
-from solrl_minis.recipe.loop import Budget
-from solrl_minis.recipe.preference_rewards import PreferenceReward
-from solrl_minis.recipe.tokenizers import clip_tokenizer
+
+from minis_recipe import autoencoder, backbone, clip, detection, measure, preference
+from minis_recipe.data import Source
+from minis_recipe.family import Family
+from minis_recipe.files import load_autoencoder, load_pipeline, save_part, save_pipeline
+from minis_recipe.loop import Budget
+from minis_recipe.preference_rewards import PreferenceReward
+from minis_recipe.tokenizers import clip_tokenizer
 
 
 @dataclass(frozen=True)

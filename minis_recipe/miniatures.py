@@ -1,11 +1,11 @@
 """Table of the shipped miniatures: architecture and training budget of each, on one GPU."""
 
-from solrl_minis.recipe.flux import FLUX
-from solrl_minis.recipe.loop import Budget
-from solrl_minis.recipe.preference_rewards import HPSV2, IMAGEREWARD, PICKSCORE
-from solrl_minis.recipe.sana import SANA
-from solrl_minis.recipe.sd3 import SD3
-from solrl_minis.recipe.stages import Miniature, MiniBackbone, MiniClip, MiniJudge, MiniReward
+from minis_recipe.flux import FLUX
+from minis_recipe.loop import Budget
+from minis_recipe.preference_rewards import HPSV2, IMAGEREWARD, PICKSCORE
+from minis_recipe.sana import SANA
+from minis_recipe.sd3 import SD3
+from minis_recipe.stages import Miniature, MiniBackbone, MiniClip, MiniJudge, MiniReward
 
 MINIATURES: dict[str, Miniature] = {
     "mini-sana": MiniBackbone(

@@ -1,4 +1,4 @@
-"""Generated images that were looked at, to check judge and verifier: `python -m solrl_minis.recipe.looked_at`.
+"""Generated images that were looked at, to check judge and verifier: `python -m minis_recipe.looked_at`.
 
 The command draws a sheet of images of held-out prompts, a third by each backbone, and a list of its images in the order
 of reading. Verdicts are then written into the list by hand, before judge or verifier has seen the sheet.
@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from PIL import Image
 from solrl_core.rewards import Reward
+from solrl_minis.catalog import WEIGHTS
+from solrl_minis.scenes import SIDE
 from solrl_proto.noise import expand_seeds
 from solrl_proto.text_files import read_json
 
-from solrl_minis.catalog import WEIGHTS
-from solrl_minis.recipe import measure, preference
-from solrl_minis.scenes import SIDE
+from minis_recipe import LOGS, measure, preference
 
 SHEET = "mini-judge-looked-at.png"
-LIST = WEIGHTS / "training" / "mini-judge" / "looked_at.json"
+LIST = LOGS / "mini-judge" / "looked_at.json"
 COLUMNS = 12
 _EACH = 32
 _SEED_ROOT = 2

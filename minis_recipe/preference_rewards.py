@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from solrl_core.rewards.blip import ImageRewardModel
 from transformers import AutoTokenizer, BlipConfig, CLIPConfig, CLIPModel, CLIPTokenizer
 
-from solrl_minis.recipe.clip import normalize, processor
-from solrl_minis.recipe.files import forget_origin, save_part
-from solrl_minis.recipe.loop import Rates
-from solrl_minis.recipe.tokenizers import CLIP_TOKENS, bert_tokenizer
+from minis_recipe.clip import normalize, processor
+from minis_recipe.files import forget_origin, save_part
+from minis_recipe.loop import Rates
+from minis_recipe.tokenizers import CLIP_TOKENS, bert_tokenizer
 
 Score = Callable[[torch.Tensor, dict[str, torch.Tensor]], torch.Tensor]
 

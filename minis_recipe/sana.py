@@ -6,9 +6,9 @@ from diffusers import AutoencoderDC, FlowMatchEulerDiscreteScheduler, SanaPipeli
 from solrl_core.families import Conditioning
 from transformers import Gemma2Config, Gemma2Model
 
-from solrl_minis.recipe.autoencoder import build_dc
-from solrl_minis.recipe.family import Family, Tokens, padded
-from solrl_minis.recipe.tokenizers import gemma_tokenizer
+from minis_recipe.autoencoder import build_dc
+from minis_recipe.family import Family, Tokens, padded
+from minis_recipe.tokenizers import gemma_tokenizer
 
 
 def build(autoencoder: AutoencoderDC) -> SanaPipeline:

@@ -15,24 +15,25 @@ from safetensors.torch import load_file
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.precision import apply_policy, quantize_dequantize
 from solrl_core.rewards import load_reward
-from solrl_minis.recipe import clip, loop, measure, preference
-from solrl_minis.recipe.__main__ import main
-from solrl_minis.recipe.data import Source
-from solrl_minis.recipe.family import TEXT_TOKENS, Family
-from solrl_minis.recipe.files import load_pipeline
-from solrl_minis.recipe.flux import FLUX
-from solrl_minis.recipe.loop import Budget, Rates, fit
-from solrl_minis.recipe.meaning import meaning_of_detections, meaning_of_scenes, meaning_of_texts
-from solrl_minis.recipe.miniatures import MINIATURES
-from solrl_minis.recipe.quantization import quantizable
-from solrl_minis.recipe.rounding import rounded
-from solrl_minis.recipe.sana import SANA
-from solrl_minis.recipe.sd3 import SD3
-from solrl_minis.recipe.tokenizers import CLIP_TOKENS, bert_tokenizer, clip_tokenizer, gemma_tokenizer, t5_tokenizer
-from solrl_minis.recipe.tokenizers import corpus as all_texts
 from solrl_minis.scenes import render
 from solrl_minis.verifier import DetectedObject, find_objects
 from solrl_minis.world import KINDS, Combination, all_combinations
+
+from minis_recipe import clip, loop, measure, preference
+from minis_recipe.__main__ import main
+from minis_recipe.data import Source
+from minis_recipe.family import TEXT_TOKENS, Family
+from minis_recipe.files import load_pipeline
+from minis_recipe.flux import FLUX
+from minis_recipe.loop import Budget, Rates, fit
+from minis_recipe.meaning import meaning_of_detections, meaning_of_scenes, meaning_of_texts
+from minis_recipe.miniatures import MINIATURES
+from minis_recipe.quantization import quantizable
+from minis_recipe.rounding import rounded
+from minis_recipe.sana import SANA
+from minis_recipe.sd3 import SD3
+from minis_recipe.tokenizers import CLIP_TOKENS, bert_tokenizer, clip_tokenizer, gemma_tokenizer, t5_tokenizer
+from minis_recipe.tokenizers import corpus as all_texts
 
 FAMILIES = {"mini-sana": SANA, "mini-sd3": SD3, "mini-flux": FLUX}
 STAGES = [(name, stage) for name, miniature in MINIATURES.items() for stage in miniature.stages]
@@ -341,9 +342,3 @@ def test_any_printable_text_can_be_tokenised() -> None:
     for tokenizer in (gemma_tokenizer(), clip_tokenizer(), t5_tokenizer(64), bert_tokenizer(64)):
         ids = tokenizer("Zebra 42, <quickly>!").input_ids
         assert tokenizer.decode(ids, skip_special_tokens=True).lower().replace(" ", "") == "zebra42,<quickly>!"
-
-
-def test_a_scene_shows_its_combination() -> None:
-    source = Source(5)
-    scenes = source.scenes([Combination("counting", (("red", "circle"),), count=3)])
-    assert int(scenes.present.sum()) == 3

@@ -13,10 +13,10 @@ from diffusers import (
 from solrl_core.families import Conditioning
 from transformers import CLIPTextModelWithProjection
 
-from solrl_minis.recipe.autoencoder import build_kl
-from solrl_minis.recipe.family import TEXT_TOKENS, Family, Tokens, padded
-from solrl_minis.recipe.text import T5_WIDTH, clip_config, t5_encoder
-from solrl_minis.recipe.tokenizers import clip_tokenizer, t5_tokenizer
+from minis_recipe.autoencoder import build_kl
+from minis_recipe.family import TEXT_TOKENS, Family, Tokens, padded
+from minis_recipe.text import T5_WIDTH, clip_config, t5_encoder
+from minis_recipe.tokenizers import clip_tokenizer, t5_tokenizer
 
 CLIP_WIDTH = T5_WIDTH // 2
 SHIFT = 2.5

@@ -7,7 +7,6 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 import torch
-
 from solrl_minis.scenes import Scenes
 from solrl_minis.verifier import SMALL_BELOW, DetectedObject
 from solrl_minis.world import COLOURS, RELATIONS, SHAPES, SIZES, Combination

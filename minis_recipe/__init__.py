@@ -1,0 +1,6 @@
+"""Training recipe of the shipped miniatures, which is not in the wheel: `python -m minis_recipe` in the repository."""
+
+from pathlib import Path
+
+LOGS = Path(__file__).parent / "training"
+"""Figures of the shipped miniatures' training, by miniature and stage."""
