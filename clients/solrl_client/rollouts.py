@@ -2,7 +2,6 @@
 
 import base64
 import copy
-import hashlib
 import time
 from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
@@ -17,6 +16,7 @@ from solrl_proto.adapters import (
     HEAD_PARAMETER,
     MODEL_PARAMETER,
     PARENT_PARAMETER,
+    AdapterFile,
     AdapterInfo,
     AdapterList,
     RunList,
@@ -226,7 +226,8 @@ class RolloutClient:
         Raises:
             ProblemError: refused, unreachable, or 409 `served-differently`: the service stored something different.
         """
-        digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
+        body = body if isinstance(body, AdapterFile) else AdapterFile(body)
+        digest = base64.b64encode(bytes.fromhex(body.digest.removeprefix("sha256:"))).decode()
         stored = self._document(
             AdapterInfo,
             "PUT",

@@ -16,6 +16,7 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
+from solrl_proto.adapters import AdapterFile
 
 from solrl_core.errors import AdapterError
 
@@ -65,7 +66,7 @@ class Adapter:
         return self.scale * (self.tensors[lora_b_key(module)] @ self.tensors[lora_a_key(module)])
 
 
-def encode_adapter(adapter: Adapter) -> bytes:
+def encode_adapter(adapter: Adapter) -> AdapterFile:
     """Encode an adapter as a file; equal tensors, rank and alpha give equal bytes.
 
     Raises AdapterError `dtype` for a tensor that is not float32; casting is left to the caller.
@@ -82,7 +83,7 @@ def encode_adapter(adapter: Adapter) -> bytes:
     header["__metadata__"] = {"lora_alpha": repr(float(adapter.alpha)), "r": str(adapter.rank)}
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(plain)[8 + length :]))
+    return AdapterFile(b"".join((len(text).to_bytes(8, "little"), text, memoryview(plain)[8 + length :])))
 
 
 def encode_for_diffusers(adapter: Adapter) -> bytes:

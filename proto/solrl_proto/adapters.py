@@ -1,6 +1,7 @@
 """Messages about stored adapter versions."""
 
 import hashlib
+from functools import cached_property
 from typing import Annotated
 
 from pydantic import Field
@@ -17,9 +18,18 @@ DIGEST_HEADER = "Content-Digest"
 ADAPTER_MEDIA_TYPE = "application/x-safetensors"
 
 
+class AdapterFile(bytes):
+    """The bytes of an adapter file, whose digest is computed once."""
+
+    @cached_property
+    def digest(self) -> str:
+        """`sha256:` and the hexadecimal SHA-256."""
+        return f"sha256:{hashlib.sha256(self).hexdigest()}"
+
+
 def adapter_digest(body: bytes) -> str:
     """`sha256:` and the hexadecimal SHA-256 of an adapter file."""
-    return f"sha256:{hashlib.sha256(body).hexdigest()}"
+    return body.digest if isinstance(body, AdapterFile) else f"sha256:{hashlib.sha256(body).hexdigest()}"
 
 
 class AdapterInfo(Message):

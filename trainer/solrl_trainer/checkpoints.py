@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file
 from safetensors.torch import save as safetensors_bytes
 from solrl_core.adapter import Adapter
+from solrl_proto.adapters import AdapterFile
 from solrl_proto.text_files import read_json, read_text
 
 from solrl_trainer.config import RunConfig
@@ -217,7 +218,7 @@ def _read(path: Path) -> Checkpoint:
     try:
         return Checkpoint(
             origin=_origin(path),
-            adapters={pushed: file.read_bytes() for pushed, file in files.items()},
+            adapters={pushed: AdapterFile(file.read_bytes()) for pushed, file in files.items()},
             tensors=load_file(path / "state.safetensors"),
         )
     except FileNotFoundError as error:  # of a checkpoint without checksums, as the following

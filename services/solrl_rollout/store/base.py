@@ -52,9 +52,8 @@ class RunStore(ABC):
     async def put(self, tenant: str, info: AdapterInfo, body: bytes) -> tuple[AdapterInfo, bool]:
         """Store a version and make it the run's head, atomically; return the stored version, and whether it is new.
 
-        Putting a stored version again with the same digest and model succeeds, whatever its parent. Raises 409
-        `version-conflict` or `parent-conflict`, 413 `adapter-quota`, 422 `digest-mismatch` if `body` does not match
-        `info`.
+        The caller has verified that `body` matches `info`. Putting a stored version again with the same digest and
+        model succeeds, whatever its parent. Raises 409 `version-conflict` or `parent-conflict`, 413 `adapter-quota`.
         """
 
     @abstractmethod
@@ -233,20 +232,6 @@ def head_conflict(run: str, version: int, given: int, head: int) -> ProblemError
         expected=head,
         action="two trainers may be writing to one run; list its versions, and rewind from its head",
     )
-
-
-async def verify_put(info: AdapterInfo, body: bytes) -> None:
-    """Refuse bytes that do not match `info` with 422 `digest-mismatch`: a stored version cannot be repaired."""
-    digest = await _digest(body)
-    if (len(body), digest) != (info.size, info.digest):
-        raise ProblemError(
-            ProblemKind.DIGEST_MISMATCH,
-            "the body does not match its announced digest and size",
-            where="digest",
-            got=f"{digest}, {len(body)} bytes",
-            expected=f"{info.digest}, {info.size} bytes",
-            action="send the file again",
-        )
 
 
 async def verify_stored(info: AdapterInfo, body: bytes) -> None:

@@ -52,7 +52,6 @@ from solrl_rollout.store.base import (
     head_conflict,
     not_found,
     over_quota,
-    verify_put,
     verify_stored,
 )
 from solrl_rollout.store.readable import (
@@ -186,7 +185,6 @@ class RedisRunStore(RunStore):
         self._damage = Damage()
 
     async def put(self, tenant: str, info: AdapterInfo, body: bytes) -> tuple[AdapterInfo, bool]:
-        await verify_put(info, body)
         keys = self._keys(tenant, info.run)
         with self._reported():
             await self._sweep(keys)

@@ -210,14 +210,6 @@ async def test_a_tenants_bytes_are_counted_and_limited(store: RunStore) -> None:
     assert (held.size, held.quota) == (151, 450)
 
 
-async def test_bytes_that_do_not_match_their_info_are_refused(store: RunStore) -> None:
-    info, body = adapter(0, None)
-    for wrong in (body + b" ", bytes(len(body))):
-        problem = await refusal(store.put(TENANT, info, wrong))
-        assert (problem.status, problem.kind) == (422, "digest-mismatch")
-    assert (await refusal(store.list(TENANT, "run-a"))).kind == "run-not-found"
-
-
 @pytest.mark.parametrize("versions", [[1] * 8, [1, 2, 3, 4, 5, 6, 7, 8]], ids=["same-version", "own-versions"])
 async def test_of_concurrent_puts_on_one_parent_exactly_one_wins(store: RunStore, versions: list[int]) -> None:
     await fill(store, 1)
