@@ -139,11 +139,11 @@ def _maker(
     names = [spec.name for spec in config.trained]
     images = Scorer(rewards, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=note))
     scorer = SampleScorer(images, names, config.trained, SideStream(backbone.device))
-    batches = {precision: AdaptiveBatchSize(config.batch, on_exhausted=note) for precision in generators}
+    batches: dict[str, AdaptiveBatchSize] = {}
 
     def maker(plan: Plan) -> CandidateMaker:
-        precision = plan.precision
-        return CandidateMaker(Sampler(generators[precision], lambda: plan, batch=batches[precision]), scorer)
+        batch = batches.setdefault(plan.precision, AdaptiveBatchSize(config.batch, on_exhausted=note))
+        return CandidateMaker(Sampler(generators[plan.precision], lambda: plan, batch=batch), scorer)
 
     return maker
 
