@@ -1,6 +1,7 @@
 """The page in a real browser, with a real service that requires tokens."""
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -147,7 +148,7 @@ def test_the_page_shows_the_tenants_runs(browser: Browser, enter: Callable[..., 
             *("clipscore", "samples, in the trainer", "0.1 s"),
         ]
         assert page.wait("[...document.images].length === 4 && [...document.images].every((one) => one.naturalWidth)")
-        assert page.see("document.querySelectorAll('#run .chart path').length") >= 5
+        assert page.wait("document.querySelectorAll('#run .chart canvas').length >= 5")
         assert page.see("document.querySelectorAll('.card').length") == 3
         page.see(f"document.querySelector('.card[href$={LONG}]').click()")
         page.wait(f"document.querySelector('#run h2').textContent === '{LONG}'")
@@ -160,13 +161,15 @@ def test_the_page_follows_new_reports(browser: Browser, enter: Callable[..., Non
         enter(page, at="run=shapes")
         page.see("window.same = true")
         newer = report(3, 0.8765, samples=samples(3), held_out=[held_out(4, 0.7654)])
-        before = page.see("document.querySelector('#run .chart path:last-of-type').getAttribute('d')")
+        drawing = "document.querySelector('#run .chart canvas')?.toDataURL()"
+        page.wait(drawing)
+        before = page.see(drawing)
         assert tell(guarded, "shapes", newer.model_dump(mode="json")) == 204
         page.wait("document.body.innerText.includes('iteration 4 of 10')")
         page.wait("document.body.innerText.includes('Best and worst of iteration 4')")
         assert "0.7654" in page.see("document.querySelector('.card[aria-current=true]').innerText")
         assert "0.7654" in page.see("document.querySelector('#run .lead .value').innerText")
-        assert page.see("document.querySelector('#run .chart path:last-of-type').getAttribute('d')") != before
+        page.wait(f"{drawing} && {drawing} !== '{before}'")
         assert page.see("window.same")
         page.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
         page.wait("document.getElementById('state').textContent.startsWith('no answer')")
@@ -246,27 +249,38 @@ def test_runs_are_compared(browser: Browser, enter: Callable[..., None], width: 
     with browser.page(width, 3000) as page:
         enter(page, at="run=shapes")
         page.see("location.hash = 'compare'")
-        page.wait("document.querySelectorAll('#compare .over svg').length >= 4")
+        page.wait("document.querySelectorAll('#compare .over canvas').length >= 4")
         first = "document.querySelector('#compare .over').innerText"
         assert "strict accuracy (verifier), %" in page.see(first)
-        assert (
-            page.see("document.querySelector('#compare .over').children[1].querySelectorAll('path[class^=run]').length")
-            == 2
-        )
+        curve = "document.querySelector('#compare .over').children[1].querySelector('.chart')"
+        assert page.see(f"{curve}.ariaLabel") == f"strict accuracy (verifier), %, shapes, {LONG}"
+        assert page.see(f"{curve}.chart.data.slice(1).length") == 2
         differ = page.see("document.querySelector('#compare .differ').innerText")
         assert "lora.rank" in differ
         assert "explore.prompts" not in differ
         page.see(
             "[...document.querySelectorAll('#compare button')].find((one) => one.innerText === 'by candidates').click()"
         )
-        page.wait("document.querySelector('#compare .over .x:last-of-type').innerText !== ''")
-        page.wait("[...document.querySelectorAll('#compare .over .x')].some((one) => one.innerText === '1000')")
+        page.wait(f"{curve}?.chart?.scales.x.max > 1000")
         assert page.see("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
         assert page.see(CUT) == []
         page.see("[...document.querySelectorAll('.choice button')].find((one) => one.innerText === 'shapes').click()")
-        page.wait(
-            "document.querySelector('#compare .over').children[1].querySelectorAll('path[class^=run]').length === 1"
-        )
+        page.wait(f"{curve}?.chart?.data.slice(1).length === 1")
+        assert page.faults() == []
+
+
+def test_values_under_the_pointer_are_told(browser: Browser, enter: Callable[..., None]) -> None:
+    with browser.page() as page:
+        enter(page, at="run=shapes")
+        page.wait("document.querySelector('#run .lead .u-over') !== null")
+        x, y = page.see("""(() => {
+          const box = document.querySelector('#run .lead .u-over').getBoundingClientRect();
+          return [box.right - 2, box.top + box.height / 2];
+        })()""")
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        page.wait("document.querySelector('#run .says') !== null")
+        said = page.see("document.querySelector('#run .says').innerText")
+        assert re.fullmatch(r"version \d\nhigh 0\.\d{4}\nlow 0\.\d{4}\nmean 0\.\d{4}", said)
         assert page.faults() == []
 
 
@@ -318,7 +332,7 @@ def test_a_late_answer_does_not_bring_back_runs_taken_out(browser: Browser, ente
 def test_a_run_that_is_deleted_and_pushed_again_has_no_curve(
     browser: Browser, enter: Callable[..., None], guarded: RunningService, layout: Layout
 ) -> None:
-    drawn = "document.querySelectorAll('.card[href$=again] path').length"
+    drawn = "document.querySelectorAll('.card[href$=again] canvas').length"
     try:
         guarded.push("again", 0, adapter_file(layout, 1))
         for i in range(2):

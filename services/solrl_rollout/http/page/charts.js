@@ -1,6 +1,6 @@
 "use strict";
-// Charts as SVG, stretched to their box; labels are HTML next to it, so that they are not stretched.
-const WIDE = 1000, HIGH = 400;
+// Charts by uPlot in the page's colours, as wide as their boxes.
+const drawn = new Set();
 
 /** Create an element. Strings become text nodes, never HTML. */
 function el(name, attributes = {}, ...children) {
@@ -13,105 +13,101 @@ function el(name, attributes = {}, ...children) {
   return node;
 }
 
-function shape(name, attributes, ...children) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  node.append(...children);
-  return node;
-}
-
 const figure = (value) =>
   value === null || value === undefined ? "–"
     : Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-4) ? value.toExponential(2)
       : value.toFixed(Math.max(0, Math.min(4, 3 - Math.floor(Math.log10(Math.abs(value) || 1)))));
 
-/** Return at least `least` round numbers between two values, and their number of decimals. */
-function ticks(low, high, least) {
-  const power = 10 ** Math.floor(Math.log10(high - low));
-  for (const step of [power * 5, power * 2, power, power / 2, power / 5, power / 10, power / 20]) {
-    const found = [];
-    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
-    if (found.length >= least) return [found, Math.max(0, Math.min(8, -Math.floor(Math.log10(step) + 1e-9)))];
-  }
-  return [[low, high], 8];
+/** A colour of the page as canvases know it. */
+function colour(box, name) {
+  box.style.color = `var(--${name})`;
+  return getComputedStyle(box).color;
 }
 
-function path(xs, values, placeX, placeY) {
-  let text = "", pen = "M";
-  values.forEach((value, i) => {
-    if (value === null) pen = "M";
-    else {
-      text += `${pen}${placeX(xs[i]).toFixed(1)} ${placeY(value).toFixed(1)}`;
-      pen = "L";
-    }
-  });
-  return text;
+/** Forget what is drawn in `box`. */
+function erase(box) {
+  box.watch?.disconnect();
+  box.chart?.destroy();
+  drawn.delete(box.chart);
+  box.chart = null;
 }
+
+const WHOLE = [...Array(12).keys()].flatMap((power) => [1, 2, 5].map((step) => step * 10 ** power));
+
+/** Texts of ticks, with as many decimals as tell them apart. */
+function decimals(_, places, axis, space, step) {
+  const digits = Math.max(0, Math.min(8, -Math.floor(Math.log10(step) + 1e-9)));
+  return places.map((place) => place.toFixed(digits));
+}
+
+/** Scale of the y axis with some room around the values, or from zero. */
+const around = (zero) => (_, low, high) => {
+  const room = (high - low || Math.abs(high) || 1) * 0.05;
+  return [zero ? Math.min(0, low) : low - room, high + room];
+};
 
 /**
  * Draw into `box`: `lines` ({name, values, style, xs}) over `xs` or their own, and a band between `range` = [low, high]
  * behind them, whose ends are named by `ends`. With `axes` it has ticks, and shows the values under the pointer, where
  * `at` says how a place is told, and `mark` how a tick is.
  */
-function draw(box, { label, xs, lines, range, axes, zero, fewest = 3, ends = ["worst", "best"], at = (x) => `iteration ${x}`, mark = String }) {
-  const values = [...lines.map((line) => line.values), ...(range || [])].flat().filter((value) => value !== null);
-  if (!values.length) return box.replaceChildren();
-  let low = Math.min(...values, ...(zero ? [0] : [])), high = Math.max(...values);
-  const least = Math.max(Math.abs(high) * 1e-3, 1e-9);
-  if (high - low < least) [low, high] = [low - (zero ? 0 : least), high + least];
-  const all = [...xs, ...lines.flatMap((line) => line.xs || [])], first = Math.min(...all), last = Math.max(...all);
-  const placeX = (x) => (last > first ? ((x - first) / (last - first)) * WIDE : WIDE / 2);
-  const placeY = (y) => HIGH - ((y - low) / (high - low)) * HIGH;
-  const picture = shape("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, preserveAspectRatio: "none", role: "img", "aria-label": label });
-  const parts = [picture];
-  if (axes) {
-    const [rungs, digits] = ticks(low, high, fewest);
-    for (const rung of rungs) {
-      picture.append(shape("path", { class: "rule", d: `M0 ${placeY(rung)}H${WIDE}` }));
-      const text = el("span", { className: "y" }, rung.toFixed(digits));
-      text.style.top = `${(placeY(rung) / HIGH) * 100}%`;
-      parts.push(text);
-    }
-    const marks = last > first ? ticks(first, last, 4)[0].filter(Number.isInteger) : [first];
-    for (const one of marks.length > 8 ? marks.filter((_, i) => i % 2 === 0) : marks) {
-      const text = el("span", { className: "x" }, mark(one));
-      text.style.left = `${(placeX(one) / WIDE) * 100}%`;
-      parts.push(text);
-    }
-  }
-  if (range && xs.length > 1) {
-    const there = path(xs, range[1], placeX, placeY);
-    const back = path([...xs].reverse(), [...range[0]].reverse(), placeX, placeY);
-    picture.append(shape("path", { class: "range", d: `${there}L${back.slice(1)}Z` }));
-  }
-  for (const line of lines) {
-    const own = line.xs || xs;
-    let d = path(own, line.values, placeX, placeY);
-    if (own.length === 1) d += "h0.01";
-    picture.append(shape("path", { class: `${line.style || ""}${own.length === 1 ? " spot" : ""}`, d }));
-  }
-  box.replaceChildren(...parts);
-  const edges = range ? [{ name: ends[1], values: range[1] }, { name: ends[0], values: range[0] }] : [];
-  if (axes) point(box, [...new Set(all)].sort((one, other) => one - other), [...lines, ...edges].map((line) => ({ ...line, xs: line.xs || xs })), placeX, at);
+function draw(box, { label, xs, lines, range, axes, zero, ends = ["worst", "best"], at = (x) => `iteration ${x}`, mark = String }) {
+  erase(box);
+  const edges = range ? [1, 0].map((end) => ({ name: ends[end], values: range[end], edge: true })) : [];
+  const all = [...edges, ...lines].map((line) => ({ ...line, xs: line.xs || xs }));
+  if (!all.some((line) => line.values.some((value) => value !== null))) return;
+  box.setAttribute("role", "img");
+  box.setAttribute("aria-label", [label, ...lines.map((line) => line.name)].filter(Boolean).join(", "));
+  const ink = (name) => () => colour(box, name);
+  const axis = { show: Boolean(axes), stroke: ink("dim"), font: "12px system-ui, sans-serif", ticks: { show: false }, gap: 8 };
+  const wide = (_, texts) => 14 + 7 * Math.max(0, ...(texts || []).map((text) => text.length));
+  const options = {
+    padding: axes ? [8, 14, 0, 0] : [2, 2, 2, 2],
+    legend: { show: false },
+    cursor: { show: Boolean(axes), y: false, drag: { x: false } },
+    scales: { x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: { range: around(zero) } },
+    axes: [
+      { ...axis, size: 30, space: 60, incrs: WHOLE, grid: { show: false }, values: (_, places) => places.map(mark) },
+      { ...axis, size: wide, space: 30, values: decimals, grid: { stroke: ink("grid"), width: 1 } },
+    ],
+    series: [{}, ...all.map(({ edge, style, xs: own }) => {
+      if (edge) return { width: 0, points: { show: false } };
+      const stroke = ink(style === "proxy" ? "grey" : style || "accent");
+      return { stroke, width: 2, dash: style === "proxy" ? [4, 4] : [], points: { show: own.length === 1, size: 7, fill: stroke } };
+    })],
+    bands: range ? [{ series: [1, 2], fill: ink("wash") }] : [],
+    hooks: { setCursor: axes ? [pointer(all, at)] : [] },
+  };
+  const data = uPlot.join(all.map((line) => [line.xs, line.values]));
+  // A box gets its size when it is put into the page, and loses it when it is taken out.
+  box.watch = new ResizeObserver(() => {
+    const size = { width: box.clientWidth, height: box.clientHeight };
+    if (!box.isConnected) erase(box);
+    else if (box.chart && size.width) box.chart.setSize(size);
+    else if (size.width) drawn.add(box.chart = new uPlot({ ...options, ...size }, data, box));
+  });
+  box.watch.observe(box);
 }
+
+/** Draw again in other colours. */
+function repaint() {
+  for (const chart of drawn) chart.redraw();
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 
 /** The newest value of a line at a place; undefined before its first. */
 const valueAt = (line, x) => line.values[line.xs.findLastIndex((one) => one <= x)];
 
 /** Show the values under the pointer. */
-function point(box, xs, lines, placeX, told) {
-  const hair = el("div", { className: "hair", hidden: true }), says = el("div", { className: "says", hidden: true });
-  box.append(hair, says);
-  box.onpointerleave = () => { hair.hidden = says.hidden = true; };
-  box.onpointermove = (event) => {
-    const area = box.getBoundingClientRect(), at = ((event.clientX - area.left) / area.width) * WIDE;
-    let near = 0;
-    xs.forEach((x, i) => { if (Math.abs(placeX(x) - at) < Math.abs(placeX(xs[near]) - at)) near = i; });
-    const share = placeX(xs[near]) / WIDE;
-    hair.hidden = says.hidden = false;
-    hair.style.left = `${share * 100}%`;
-    says.textContent = [told(xs[near]), ...lines.map((line) => `${line.name} ${figure(valueAt(line, xs[near]))}`)].join("\n");
-    says.style.left = share < 0.5 ? `calc(${share * 100}% + 10px)` : "auto";
-    says.style.right = share < 0.5 ? "auto" : `calc(${(1 - share) * 100}% + 10px)`;
+function pointer(lines, told) {
+  const says = el("div", { className: "says" });
+  return (chart) => {
+    const { idx, left } = chart.cursor;
+    if (idx === null || idx === undefined || left < 0) return says.remove();
+    const x = chart.data[0][idx], place = chart.valToPos(x, "x"), wide = chart.over.clientWidth;
+    says.textContent = [told(x), ...lines.map((line) => `${line.name} ${figure(valueAt(line, x))}`)].join("\n");
+    says.style.left = place < wide / 2 ? `${place + 10}px` : "auto";
+    says.style.right = place < wide / 2 ? "auto" : `${wide - place + 10}px`;
+    chart.over.append(says);
   };
 }

@@ -180,6 +180,7 @@ const THEMES = ["auto", "light", "dark"];
 function theme(name) {
   document.documentElement.dataset.theme = name;
   $("theme").textContent = `Colours: ${name}`;
+  repaint();
 }
 $("theme").onclick = () => {
   const next = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];

@@ -38,12 +38,12 @@ function showActivity(run) {
 }
 
 /** A reward's held-out curve with the interval of its gain, in a box of its own. */
-function heldOutChart(evaluations, reward, fewest) {
+function heldOutChart(evaluations, reward) {
   const box = el("div", { className: "chart axes" }), factor = factorOf(reward);
   const having = evaluations.filter((one) => reward in one.rewards), values = (key) => having.map((one) => one.rewards[reward][key] * factor);
   draw(box, {
     label: `${labelOf(reward)} on held-out prompts by version`, xs: having.map((one) => one.version), lines: [{ name: "mean", values: values("mean") }],
-    range: [values("low"), values("high")], ends: ["low", "high"], axes: true, fewest, at: (x) => `version ${x}`,
+    range: [values("low"), values("high")], ends: ["low", "high"], axes: true, at: (x) => `version ${x}`,
   });
   return box;
 }
@@ -56,16 +56,16 @@ function heldOutView(evaluations) {
       el("div", { className: "value" }, valueOf(lead, newest.rewards[lead].mean)),
       ...(gain ? [el("p", { className: `gain ${verdict(evaluations, lead)}` }, gain), el("p", { className: "dim small" }, "gain over version 0 and its 95 % interval")] : []),
       el("p", { className: "dim small" }, `version ${newest.version}, averaged weights, ${plural(newest.images, "image")}; the same prompts and seeds at each version`)),
-    heldOutChart(evaluations, lead, 3));
+    heldOutChart(evaluations, lead));
   const few = el("div", { className: "small-charts" }, ...others.map((reward) => el("div", {},
     el("h3", {}, `${labelOf(reward)}: ${valueOf(reward, newest.rewards[reward].mean)}`),
-    el("p", { className: "dim small" }, gainText(evaluations, reward) || "held out"), heldOutChart(evaluations, reward, 2))));
+    el("p", { className: "dim small" }, gainText(evaluations, reward) || "held out"), heldOutChart(evaluations, reward))));
   return el("div", { className: "held-out" }, main, ...(others.length ? [few] : []));
 }
 
 function smallChart(title, curve, values) {
   const box = el("div", { className: "chart axes" });
-  draw(box, { label: title, xs: curve.iterations.map(counted), lines: [{ name: title.toLowerCase(), values }], axes: true, fewest: 2 });
+  draw(box, { label: title, xs: curve.iterations.map(counted), lines: [{ name: title.toLowerCase(), values }], axes: true });
   return el("div", {}, el("h3", {}, title), box);
 }
 

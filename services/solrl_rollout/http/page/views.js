@@ -126,7 +126,7 @@ function showCard(card, run, curve, evaluations, chosen) {
   const done = last ? ` · ${counted(last.iteration)}${last.planned === null ? "" : ` of ${last.planned}`}` : "";
   card.parts.state.replaceChildren(el("span", { className: on ? "on" : "" }, state), done);
   card.setAttribute("aria-current", String(chosen));
-  if (!curve) card.parts.chart.replaceChildren();
+  if (!curve) erase(card.parts.chart);
   else if (card.curve !== curve) draw(card.parts.chart, scoreChart(curve, false, `Score of ${run.run}`));
   card.curve = curve;
 }

@@ -30,10 +30,10 @@ def page(request: Request) -> Response:
 def _page() -> tuple[bytes, dict[str, str]]:
     """The page in one file, and headers that allow a browser to run only its scripts."""
     folder = files("solrl_rollout.http") / "page"
-    style = read_text(folder / "page.css")
-    script = "\n".join(
-        read_text(folder / name) for name in ("charts.js", "views.js", "run.js", "compare.js", "page.js")
-    )
+    style = read_text(folder / "uplot/uPlot.min.css") + read_text(folder / "page.css")
+    names = ("charts.js", "uplot/uPlot.iife.min.js", "views.js", "run.js", "compare.js", "page.js")
+    licence = f"/* uPlot\n{read_text(folder / 'uplot/LICENSE')}*/"
+    script = "\n".join([*(read_text(folder / name) for name in names), licence])
     html = read_text(folder / "page.html").replace("/*style*/", style).replace("/*script*/", script)
     policy = [
         "default-src 'none'",
