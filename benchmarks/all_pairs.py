@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 from solrl_trainer.demo import rollout_service
 from solrl_trainer.evaluation import JUDGE, STRICT
 from solrl_trainer.report.gallery import load_gallery
 from solrl_trainer.report.grid import write_grid
+from support.caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 
 MODELS = ("mini-sana", "mini-sd3", "mini-flux")
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")

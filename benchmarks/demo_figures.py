@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 from solrl_trainer.config import RunConfig
 from solrl_trainer.demo import DEMO_SETTINGS, PRESET, demo_config
 from solrl_trainer.folder import saved_settings
 from solrl_trainer.metrics import read_metrics
 from solrl_trainer.report.figures import duration_text, gain_text, interval_text, reward_label, reward_text
+from support.caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 
 OWN = ("seed", "run", "output", "rollout_url")
 """Settings in which demos differ."""

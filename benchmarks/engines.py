@@ -4,13 +4,11 @@ FLUX.1 at true size with random weights, written to FOLDER (38 GB) if missing. E
 and adds its rows, one per precision; run them on one machine. Writes docs/results/engines.{json,md}.
 """
 
-import argparse
 import hashlib
 import json
 import statistics
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +21,8 @@ from solrl_engine.backend import Backend, GenerationRequest, VersionedAdapter
 from solrl_proto.rollouts import Plan
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.settings import Settings
-from true_size import written
+from support.results import Results, device_name, options, table
+from support.true_size import written
 
 STEPS = 6
 RANK = 32
@@ -55,16 +54,18 @@ class Row:
 
 def main() -> None:
     """Measure an engine; print the table of all and write it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=["solrl", "vllm-omni"], required=True)
+    parser = options(__doc__, device="cuda")
+    parser.add_argument("--engine", choices=["solrl", "vllm-omni"], default="solrl")
     parser.add_argument("--precision", choices=["bf16", "fp8"], nargs="+", default=["bf16"])
-    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, default=Path("runs/true_size"))
     parser.add_argument("--engine-options", type=json.loads, default={}, help="as of `solrl-rollout serve`")
-    parser.add_argument("--device", default="cuda", help="cpu tries it out on a miniature")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
+    results = Results("engines", args.out, page)
+    if args.render:
+        return results.show()
     model, _ = written(args.weights, args.device)
+    results.found["device"] = device_name(args.device)
     for precision in args.precision:
         settings = Settings(
             model=(str(model),),
@@ -73,9 +74,8 @@ def main() -> None:
             engine=args.engine,
             engine_options=args.engine_options,
         )
-        row = measure(settings, args.rounds)
-        print(row, file=sys.stderr, flush=True)
-        write(args.out, "CPU" if args.device == "cpu" else torch.cuda.get_device_name(), row)
+        results.add(asdict(measure(settings, args.rounds)), "engine", "precision")
+    return results.show()
 
 
 def measure(settings: Settings, rounds: int) -> Row:
@@ -133,34 +133,25 @@ def timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def write(out: Path, device: str, row: Row) -> None:
-    """Replace the engine's row of this precision, and print the table."""
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / "engines.json"
-    rows = [Row(**each) for each in json.loads(file.read_text())["rows"]] if file.is_file() else []
-    rows = [each for each in rows if (each.engine, each.precision) != (row.engine, row.precision)] + [row]
-    file.write_text(json.dumps({"device": device, "rows": [asdict(each) for each in rows]}, indent=1) + "\n")
-    (out / "engines.md").write_text(table(device, rows))
-    print(table(device, rows))
-
-
-def table(device: str, rows: list[Row]) -> str:
+def page(found: Mapping[str, Any]) -> str:
     """Markdown page."""
+    head = ("engine", "precision", "candidates/s", "with an adapter", "adapter change, s", "loading, s")
     lines = [
         "# Our engine and vLLM-Omni",
         "",
-        f"By `python benchmarks/engines.py` on {device}: FLUX.1 512×512 px, random weights, chunks of {CHUNK_SIZE}",
+        f"By `python benchmarks/engines.py` on {found['device']}: FLUX.1 512×512 px, random weights, chunks"
+        f" of {CHUNK_SIZE}",
         f"candidates with {STEPS} steps, decoded and copied to host memory, and adapters of rank {RANK}. Medians; each",
         "row is a run of its own, and each engine has an environment of its own.",
         "",
-        "| engine | precision | candidates/s | with an adapter | adapter change, s | loading, s |",
-        "|---|---|---|---|---|---|",
+        *table(head, (_cells(Row(**row)) for row in found["rows"])),
     ]
-    for row in rows:
-        rates = [f"{CHUNK_SIZE / statistics.median(seconds):.2f}" for seconds in (row.base, row.adapted)]
-        change = f"{statistics.median(row.change):.2f}"
-        lines.append(f"| {row.engine} | {row.precision} | {' | '.join(rates)} | {change} | {row.loading:.0f} |")
     return "\n".join(lines) + "\n"
+
+
+def _cells(row: Row) -> Sequence[str]:
+    rates = (f"{CHUNK_SIZE / statistics.median(seconds):.2f}" for seconds in (row.base, row.adapted))
+    return row.engine, row.precision, *rates, f"{statistics.median(row.change):.2f}", f"{row.loading:.0f}"
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from typing import Any
 import httpx
 import schemathesis
 import torch
-from doors import MODEL, Row, keep, service
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import Case, GenerationMode
@@ -36,6 +35,7 @@ from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_http.tokens import create_token
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
+from support.doors import MODEL, Row, keep, service
 
 CHECKED = [
     "not_a_server_error",

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-from doors import MODEL, Row, keep, service
 from oversize import MARGIN, MIB, peak
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
+from support.doors import MODEL, Row, keep, service
 
 _DIGEST = "Content-Digest: sha-256=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:\r\n"
 _PAUSE = 0.5

@@ -5,9 +5,7 @@ precision, and compares the peak of allocated memory. Writes docs/results/memory
 and precisions stay.
 """
 
-import argparse
 import gc
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from run_memory import peaks
+from run_memory import peaks, sizes
 from solrl_core.families.skeleton import materialize
 from solrl_core.generator import Generator
 from solrl_core.memory import plan_memory
 from solrl_core.precision import supported_tiers
-from true_size import skeleton
+from support.results import Results, device_name, options, table
+from support.true_size import skeleton
 
 MODELS = {
     "flux": 24,
@@ -34,49 +33,40 @@ MODELS = {
 """Model → candidates per batch."""
 
 
+HEAD = ("model", "size", "batch", "precision", "planned, GiB", "measured, GiB", "difference", "reserved, GiB")
+
+
 def main() -> None:
     """Measure all models, print the table and write it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, device="cuda")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--tiers", nargs="+", help="precisions; by default all that the GPU supports")
-    parser.add_argument("--device", default="cuda", help="cpu is a trial on the miniatures, without measurements")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
-    on_gpu = args.device != "cpu"
-    if on_gpu and not torch.cuda.is_available():
+    if not args.render and args.device != "cpu" and not torch.cuda.is_available():
         sys.exit("found no CUDA GPU; expected one: `solrl-rollout memory` plans without a GPU")
-    device = torch.cuda.get_device_name() if on_gpu else "CPU, the miniatures"
-    args.out.mkdir(parents=True, exist_ok=True)
-    stored = args.out / "memory.json"
-    found = json.loads(stored.read_text()) if stored.is_file() else {}
-    rows = found["rows"] if found.get("device") == device else []
-    for family in args.models:
+    results = Results("memory", args.out, page)
+    if not args.render and results.found.get("device") != (device := device_name(args.device)):
+        results.found = {"device": device, "rows": []}
+    for family in () if args.render else args.models:
         for row in measure(family, args.tiers or supported_tiers(torch.device(args.device)), args.device):
-            same = [old for old in rows if (old["model"], old["precision"]) == (family, row["precision"])]
-            rows = [old for old in rows if old not in same] + [row]
-            rows.sort(key=lambda one: list(MODELS).index(one["model"]))
-            stored.write_text(json.dumps({"device": device, "rows": rows}, indent=1) + "\n")
-            (args.out / "memory.md").write_text("\n".join(page(device, rows)) + "\n")
-    print("\n".join(page(device, rows)))
+            results.add(row, "model", "precision")
+    results.show()
 
 
-def page(device: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines of the page."""
+def page(found: Mapping[str, Any]) -> str:
+    """Markdown page."""
+    rows = sorted(found["rows"], key=lambda row: list(MODELS).index(row["model"]))
     lines = [
         "# Planned and measured memory",
         "",
-        f"By `python benchmarks/memory.py` on one {device}: random weights at true size, one batch served. Planned is",
+        f"By `python benchmarks/memory.py` on one {found['device']}: random weights at true size, one batch served."
+        " Planned is",
         "computed from configurations alone; measured is the peak of allocated tensors; reserved is the memory that",
         "CUDA's allocator held at that time.",
         "",
-        "| model | size | batch | precision | planned, GiB | measured, GiB | difference | reserved, GiB |",
-        "|---|---|---|---|---|---|---|---|",
+        *table(HEAD, ((r["model"], f"{r['size']} px", r["batch"], r["precision"], *sizes(r)) for r in rows)),
     ]
-    return lines + [
-        f"| {r['model']} | {r['size']} px | {r['batch']} | {r['precision']} | {r['planned']:.2f} | {r['measured']:.2f} "
-        f"| {r['planned'] / r['measured'] - 1:+.1%} | {r['reserved']:.2f} |"
-        for r in rows
-    ]
+    return "\n".join(lines) + "\n"
 
 
 def measure(family: str, tiers: Sequence[str], device: str) -> Iterator[dict[str, Any]]:
@@ -103,7 +93,6 @@ def measure(family: str, tiers: Sequence[str], device: str) -> Iterator[dict[str
                 "measured": measured / 2**30,
                 "reserved": reserved / 2**30,
             }
-            print(row, file=sys.stderr, flush=True)
             yield row
             del generator
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from doors import MODEL, Row, Service, keep, service
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
+from support.doors import MODEL, Row, Service, keep, service
 
 MIB = 2**20
 MARGIN = 64 * MIB

@@ -23,10 +23,6 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from plan_fidelity_parts import measure_in_parts
-from plan_fidelity_plot import write_plot
-from plan_fidelity_table import ALLOWED, CHECKED, FITTED, FP8, STEPS, TRUE_STEPS, WHOLE, table
-from rank_tables import MODELS, REWARDS, command
 from rich.console import Console
 from rich.progress import track
 from safetensors.torch import load_file, save_file
@@ -50,7 +46,10 @@ from solrl_trainer.presets import resolve
 from solrl_trainer.prompts import find_prompts, read_prompts
 from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.scoring import SampleScorer
-from support.precisions import OF_PRESET, PRECISIONS, generator_at, solver_of
+from support.plan_page import ALLOWED, CHECKED, FITTED, FP8, STEPS, TRUE_STEPS, WHOLE, page, plot
+from support.plan_parts import measure_in_parts
+from support.precisions import MODELS, OF_PRESET, PRECISIONS, REWARDS, generator_at, solver_of
+from support.results import Results, command
 
 NAME = "plan_fidelity"
 AFTER = {STEPS: (2, 3, 4), FITTED: (3,)}
@@ -109,6 +108,7 @@ def _candidates(text: str) -> int:
 def main() -> None:
     """Measure the missing scores, print the table and write it."""
     parser = options(__doc__)
+    parser.add_argument("--render", action="store_true", help="measure nothing: page and plot from the JSON alone")
     parser.add_argument("--stretch", type=int, nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     prompts = held_out(args.prompts)
@@ -116,6 +116,9 @@ def main() -> None:
         first, last = args.stretch
         measure(args.models[0], prompts[first:last], args, before=first, said=True)
         return
+    results = Results(NAME, args.out, page, {NAME: plot})
+    if args.render:
+        return results.show()
     rows, off, solvers, used, numerics = [], {}, {}, {}, {}
     for model in args.models:
         scores, solvers[model], used[model], numerics = measure_all(model, prompts, args)
@@ -123,7 +126,7 @@ def main() -> None:
         off[model] = {precision: float(scores[f"{precision}/off"].max()) for precision in args.precisions}
     names = ("models", "prompts", "candidates", "precisions", "chosen_on", "device")
     settings = {name: getattr(args, name) for name in names}
-    result = {
+    results.found = {
         "command": command(NAME, options(__doc__), settings | {"solver": args.solver}),
         **settings,
         "solver": used,
@@ -132,12 +135,8 @@ def main() -> None:
         "solvers": {model: solver.model_dump(mode="json") for model, solver in solvers.items()},
         "rows": rows,
     }
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"{NAME}.json").write_text(json.dumps(result, indent=1) + "\n")
-    text = table(result)
-    (args.out / f"{NAME}.md").write_text(text)
-    write_plot(rows, args.out / f"{NAME}.png")
-    print(text)
+    results.write()
+    results.show()
 
 
 def held_out(count: int) -> list[PromptItem]:

@@ -14,21 +14,25 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from caveats import PREPARED_FOR_NVFP4
-from rank_tables import HEADER, MODELS, Row, cells, command, options, run
 from rich.console import Console
 from rich.progress import track
 from solrl_core.families import load_backbone
-from solrl_core.fidelity import Fidelity, rank_fidelity
+from solrl_core.fidelity import rank_fidelity
 from solrl_core.rewards import RewardSet
 from solrl_core.solver_specs import SOLVERS
 from solrl_proto.noise import expand_seeds
 from solrl_trainer.prompts import find_prompts, read_prompts
-from support.precisions import OF_PRESET, PRECISIONS, generator_at, named, solver_of
+from support.caveats import PREPARED_FOR_NVFP4
+from support.precisions import MODELS, OF_PRESET, PRECISIONS, REWARDS, generator_at, named, solver_of
+from support.results import Results, Row, command, options, table
 
 NAME = "rank_fidelity"
 TRUE = ("bf16", 10)
 STEPS = 6
+HEAD = (
+    *("model", "solver", "reward", "proxy", "Kendall", "Spearman", "best 4/8/12", "worst 4/8/12"),
+    *("true ranks", "paper"),
+)
 PAPER = {
     "clipscore": (0.752, 0.900),
     "pickscore": (0.806, 0.934),
@@ -39,7 +43,11 @@ PAPER = {
 
 
 def _options() -> argparse.ArgumentParser:
-    parser = options(__doc__, prompts=64)
+    parser = options(__doc__, device="cpu")
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--rewards", nargs="+", default=list(REWARDS))
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--candidates", type=int, default=96)
     parser.add_argument("--prompt-set", default="shapes")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--solver", choices=(OF_PRESET, *sorted(SOLVERS)), default=OF_PRESET)
@@ -79,36 +87,50 @@ def measure(model: str, args: argparse.Namespace) -> list[Row]:
     ]
 
 
-def table(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
-    """Markdown table of all rows, with the command and device of the measurement."""
+def page(found: Mapping[str, Any]) -> str:
+    """Markdown page, with the command and device of the measurement."""
+    rows: list[Row] = found["rows"]
     quantised = [row for row in rows if row["quantized_share"] > 0]
+    shares = {(row["precision"], row["model"]): row["quantized_share"] for row in quantised}
+    said = ", ".join(f"{model} {precision.upper()} {share:.1%}" for (precision, model), share in shares.items())
     lines = [
         "# Rank fidelity of exploration",
         "",
-        f"By `{command(NAME, _options(), settings)}`, on the device `{settings['device']}`:",
-        f"{settings['prompts']} held-out prompts × {settings['candidates']} candidates at",
+        f"By `{command(NAME, _options(), found)}`, on the device `{found['device']}`:",
+        f"{found['prompts']} held-out prompts × {found['candidates']} candidates at",
         f"{named([(row['precision'], row['numerics']) for row in quantised])}, compared with the same seeds",
         f"in {TRUE[0].upper()} at {TRUE[1]} steps. Overlaps are shares of the best (worst) 4/8/12.",
         "True ranks are means over the 12 candidates ranked best (worst) by the proxy: perfect 6.5 / 90.5, chance",
         "48.5. The last column gives Kendall and Spearman of the paper, on its large models.",
         "",
-        *([*PREPARED_FOR_NVFP4, ""] if set(settings["models"]) & set(MODELS) else []),
-        f"| model | solver | reward | proxy | {HEADER} | paper |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        *([*PREPARED_FOR_NVFP4, ""] if set(found["models"]) & set(MODELS) else []),
+        *table(HEAD, map(_cells, rows)),
+        "",
+        f"Share of the blocks' linear FLOPs that are quantised: {said}.",
     ]
-    for row in rows:
-        found = Fidelity(**{name: row[name] for name in Fidelity.__dataclass_fields__})
-        paper = ", ".join(f"{v:.3f}" for v in PAPER.get(row["reward"], ())) if row["precision"] == "nvfp4" else ""
-        names = f"{row['model']} | {row['solver']} | {row['reward']} | {row['proxy']}"
-        lines.append(f"| {names} | {cells(found)} | {paper} |")
-    shares = {(row["precision"], row["model"]): row["quantized_share"] for row in quantised}
-    said = ", ".join(f"{model} {precision.upper()} {share:.1%}" for (precision, model), share in shares.items())
-    return "\n".join([*lines, "", f"Share of the blocks' linear FLOPs that are quantised: {said}."]) + "\n"
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: Row) -> Sequence[str]:
+    names = [row[name] for name in ("model", "solver", "reward", "proxy")]
+    overlaps = ("/".join(f"{v:.2f}" for v in row[of].values()) for of in ("top_overlap", "bottom_overlap"))
+    ranks = f"{row['top_rank']:.1f} / {row['bottom_rank']:.1f}"
+    paper = ", ".join(f"{v:.3f}" for v in PAPER.get(row["reward"], ())) if row["precision"] == "nvfp4" else ""
+    return *names, f"{row['kendall']:.3f}", f"{row['spearman']:.3f}", *overlaps, ranks, paper
 
 
 def main() -> None:
     """Measure, print the page and write it."""
-    run(NAME, _options(), measure, table)
+    args = _options().parse_args()
+    results = Results(NAME, args.out, page)
+    if not args.render:
+        results.found = {key: value for key, value in vars(args).items() if key not in ("out", "render")}
+        results.found["models"] = []
+    for model in () if args.render else args.models:
+        results.found["models"].append(model)
+        for row in measure(model, args):
+            results.add(row)
+    results.show()
 
 
 if __name__ == "__main__":

@@ -8,20 +8,30 @@ last result, but a phase replaces all plans of an earlier one. Writes docs/resul
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from rollout_phase_report import BASELINE, FP8, NAMES, REGENERATE, UNPRUNED, render
-from support.own_process import ProcessEndedError, Row, rows_of
+import torch
+from solrl_core.adapter import Adapter, decode_adapter, encode_adapter, lora_a_key, lora_b_key
+from solrl_core.families.skeleton import materialize
+from solrl_core.fitting import SCHEDULES, identity_solver
+from solrl_core.generator import CHUNK_SIZE, Generator
+from solrl_core.rewards import RewardSet
+from solrl_proto.adapters import adapter_digest
+from solrl_proto.rollouts import Plan, Prune
+from support.own_process import ProcessEndedError, rows_of
+from support.results import Results, Row, device_name, figure_of, options, table
+from support.rollout_path import Explorer, shares
+from support.true_size import random_hps, skeleton
+from torch._dynamo.utils import counters
 
 PARTS = ("adapter", "phase", "fp8-decoder", "pruned", "share")
 CANDIDATES, KEPT = 96, 24
@@ -29,55 +39,70 @@ EXPLORE_STEPS, REGENERATE_STEPS, FITTED_STEPS = 6, 10, 4
 KEEP = 64
 """Candidates that the pruned plan keeps after four of the six steps."""
 RANK = 32
+SPENT = ("transformer", "encode", "decode", "reward", "other")
+NAMES = {"flux": "FLUX.1", "sd3": "SD3.5-L", "sana": "SANA 1.6B"}
+UNPRUNED, REGENERATE, BASELINE = "6 steps", "regenerate", "baseline"
+FP8 = ", decoded in FP8"
+
+
+class Goals(NamedTuple):
+    """Wanted speed-up with six steps and with a cheaper plan, the paper's, and the share outside the transformer."""
+
+    unpruned: float
+    cheaper: float
+    paper: float
+    outside: float
+
+
+GOALS = {
+    "flux": Goals(1.68, 2.1, 2.33, 0.06),
+    "sd3": Goals(1.55, 1.95, 2.41, 0.09),
+    "sana": Goals(1.4, 1.6, 1.41, 0.35),
+}
+PHASE = (
+    *("model", "exploring", "explore, s", "regenerate, s", "baseline, s", "speed-up", "goal"),
+    "paper, with FP4 units",
+)
+SHARE = ("model", "of", "whole, s", *(f"{part}, s" for part in SPENT), "outside transformer", "goal")
 
 
 def main() -> None:
     """Measure the selected parts, write and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, device="cuda")
     parser.add_argument("--models", nargs="+", default=list(NAMES), choices=list(NAMES))
-    parser.add_argument(
-        "--parts",
-        nargs="+",
-        default=PARTS,
-        choices=PARTS,
-        help="adapter: flux alone; fp8-decoder and pruned: further plans of a phase",
-    )
+    further = "adapter: flux alone; fp8-decoder and pruned: further plans of a phase"
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS, help=further)
     parser.add_argument(
         "--rounds", type=int, default=2, help="rounds of exploring and regenerating; the baseline runs once"
     )
     parser.add_argument("--reward-dtype", default="bfloat16", help="dtype of the reward's weights and products")
-    parser.add_argument("--device", default="cuda", help="cpu: try it out on the miniatures")
     parser.add_argument("--limit", type=float, default=500, help="time limit per model in seconds")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--render", action="store_true", help="render tables and plot from the JSON, without measuring")
     parser.add_argument("--note", help="with --render: a sentence that the page adds for these models")
     args = parser.parse_args()
     if set(args.parts) & {"fp8-decoder", "pruned", "share"} and "phase" not in args.parts:
         parser.error("fp8-decoder, pruned and share need the part phase")
-    args.out.mkdir(parents=True, exist_ok=True)
-    file = args.out / "rollout_phase.json"
-    result: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"models": {}}
+    results = Results("rollout_phase", args.out, page, {"rollout_phase": plot})
+    models = results.found.setdefault("models", {})
 
-    def note(of: dict[str, Any], part: str, values: dict[str, Any]) -> None:
+    def note(of: dict[str, Any], part: str, values: Any) -> None:
         of[part] = values
-        file.write_text(json.dumps(result, indent=1) + "\n")
+        results.write()
 
-    if args.render and args.note:
-        for model in args.models:
-            note(result["models"][model], "note", args.note)
+    for model in args.models if args.render and args.note else ():
+        note(models[model], "note", args.note)
     with empty_caches():
         for model in () if args.render else args.models:
-            own = result["models"].setdefault(model, {})
+            own = models.setdefault(model, {})
             try:
                 for row in rows_of(measure, model, args, device=args.device, limit=args.limit):
                     print(row, file=sys.stderr, flush=True)
                     own.pop("failed", None)
                     if row["part"] == "setting" and own.get("setting") != row["values"]:
                         own.clear()  # the rest was measured with another setting
-                    note(result if row["part"] == "adapter" else own, row["part"], row["values"])
+                    note(results.found if row["part"] == "adapter" else own, row["part"], row["values"])
             except ProcessEndedError as error:
                 note(own, "failed", str(error))
-    print(render(result, args.out))
+    results.show()
 
 
 @contextmanager
@@ -91,13 +116,6 @@ def empty_caches() -> Iterator[None]:
 
 def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
     """Yield each part of a model, some of them again with more values."""
-    import torch
-    from rollout_path import Explorer, shares
-    from solrl_core.families.skeleton import materialize
-    from solrl_core.generator import CHUNK_SIZE, Generator
-    from solrl_core.rewards import RewardSet
-    from solrl_proto.rollouts import Plan
-    from true_size import random_hps, skeleton
 
     def row(part: str, values: dict[str, Any]) -> Row:
         return {"model": model, "part": part, "values": values}
@@ -107,8 +125,7 @@ def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
         backbone = materialize(skeleton(model, Path(folder), args.device), args.device)
     rewards = RewardSet({"hpsv2": random_hps(args.device, args.reward_dtype)})
     cheap = Explorer(Generator(backbone, "fp8" if on_gpu else "nvfp4"), rewards)
-    device = torch.cuda.get_device_name() if on_gpu else "CPU, the miniature"
-    setting = {"device": device, "reward": args.reward_dtype, "size": backbone.width}
+    setting = {"device": device_name(args.device), "reward": args.reward_dtype, "size": backbone.width}
     yield row("setting", setting | {"precision": cheap.generator.precision, "baseline": "diffusers' modules"})
     cheap.explore("warm-up", range(CHUNK_SIZE + 1), Plan(steps=1))  # compiles both batch sizes
     if "fp8-decoder" in args.parts:
@@ -160,8 +177,6 @@ def explored(parts: Sequence[str]) -> dict[str, Any]:
 
     The coefficients of fitted steps do not affect the time.
     """
-    from solrl_core.fitting import SCHEDULES, identity_solver
-    from solrl_proto.rollouts import Plan, Prune
 
     fitted = Plan(steps=FITTED_STEPS, fitted=identity_solver(SCHEDULES[-1]))
     plans = {UNPRUNED: Plan(steps=EXPLORE_STEPS), f"{FITTED_STEPS} fitted steps": fitted}
@@ -190,11 +205,6 @@ def phase(
 
 def adapter(cheap: Any) -> dict[str, Any]:
     """Time of an adapter update from bytes in memory to served, by part, medians of 3; and recompiled graphs."""
-    import torch
-    from solrl_core.adapter import Adapter, decode_adapter, encode_adapter, lora_a_key, lora_b_key
-    from solrl_proto.adapters import adapter_digest
-    from solrl_proto.rollouts import Plan
-    from torch._dynamo.utils import counters
 
     generator = cheap.generator
     device = generator.backbone.device
@@ -229,6 +239,121 @@ def adapter(cheap: Any) -> dict[str, Any]:
     bound = len(generator.layout)
     said = {"bytes": len(body), "modules": bound, "recompiled": recompiled, "first_chunk_of_one_step": after}
     return {"whole": whole, "parts": parts, **said}
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """Markdown tables of the measured parts."""
+    models = {name: result["models"][name] for name in NAMES if name in result["models"]}
+    devices = {one["setting"]["device"] for one in models.values() if "setting" in one}
+    lines = [
+        "# Rollout phase",
+        "",
+        f"By `python benchmarks/rollout_phase.py` on one {' or '.join(sorted(devices))}: models at true size",
+        "with their text encoders and autoencoders, and HPSv2 with its CLIP ViT-H/14. The weights are random; time",
+        "does not depend on them. Candidates are generated as in the service, without its queue and HTTP: 24 at a",
+        "time, scored while the next 24 are generated.",
+        "",
+        "## Rollout phase",
+        "",
+        "A phase explores 96 candidates and regenerates 24 of them in BF16 at 10 steps. The baseline generates all 96",
+        "in BF16 at 10 steps, and is measured once. Of several rounds, times are medians. Goal: what the project",
+        "wants to reach. Decoded in FP8: the decoder's convolutions compute in FP8, for images that are only scored.",
+        "Pruned to N after k: after k steps, only the N most extreme candidates continue.",
+        "",
+        *table(PHASE, (cells for name, one in models.items() for cells in _phase(name, one))),
+        "",
+        *(_setting(name, one) for name, one in models.items()),
+        "",
+        "## Time of an exploration by part",
+        "",
+        "Encode: the prompt's text. Later rows of a model repeat the prompt: its encoding and the reward's features",
+        "of it are cached, so encode is 0 and reward is shorter. Parts are measured without overlap. The share outside",
+        "the transformer is of the whole time, with a new prompt, and with overlapped scoring as in the service.",
+        "",
+        *table(SHARE, (cells for name, one in models.items() for cells in _share(name, one))),
+        "",
+        "![Time of an exploration by part](rollout_phase.png)",
+    ]
+    if "adapter" in result:
+        lines += _adapter(result["adapter"])
+    return "\n".join(lines) + "\n"
+
+
+def _phase(name: str, one: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    """Cells of each exploration plan."""
+    times, goals = one.get("phase", {}), GOALS[name]
+    if "failed" in one:
+        yield (NAMES[name], one["failed"])
+    if {REGENERATE, BASELINE} - times.keys():
+        return
+    regenerate, whole = times[REGENERATE]["s"], times[BASELINE]["s"]
+    for plan, explore in times.items():
+        if plan in (REGENERATE, BASELINE):
+            continue
+        speed_up = whole / (explore["s"] + regenerate)
+        wanted = goals.unpruned if plan.removesuffix(FP8) == UNPRUNED else goals.cheaper
+        title, figures = f"{NAMES[name]} {one['setting']['size']}²", (explore["s"], regenerate, whole, speed_up)
+        yield (
+            title,
+            plan,
+            *(f"{figure:.2f}" for figure in figures),
+            f"≥ {wanted:g}",
+            f"{goals.paper if plan == UNPRUNED else ''}",
+        )
+
+
+def _setting(name: str, one: Mapping[str, Any]) -> str:
+    setting = one["setting"]
+    rounds = len(one["phase"][REGENERATE]["times"]) if REGENERATE in one.get("phase", {}) else 0
+    precision, reward = setting["precision"].upper(), setting["reward"]
+    timed = "once" if rounds == 1 else f"in {rounds} rounds"
+    return (
+        f"- {NAMES[name]}: explored in {precision}, scored in {reward}, timed {timed}. "
+        f"The baseline has {setting['baseline']}, compiled. {one.get('note', '')}"
+    ).rstrip()
+
+
+def _share(name: str, one: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    goal = f"≤ {GOALS[name].outside:.0%}"
+    found = [(NAMES[name], plan, share, goal) for plan, share in one.get("share", {}).items()]
+    found += [("", "regenerate", one["regenerate"], "")] if "regenerate" in one else []
+    for model, plan, share, wanted in found:
+        parts = (f"{share['parts'][part]:.3f}" for part in SPENT)
+        yield (model, plan, f"{share['served_s']:.2f}", *parts, f"{share['outside']['served']:.1%}", wanted)
+
+
+def _adapter(one: Mapping[str, Any]) -> list[str]:
+    seconds = [*one["parts"].values(), one["whole"]]
+    return [
+        "",
+        "## Adapter update of FLUX.1",
+        "",
+        f"An adapter of rank 32 ({one['bytes'] / 1e6:.0f} MB), from memory to served:",
+        "",
+        *table((*one["parts"], "total", "goal"), [(*(f"{each:.3f}" for each in seconds), "≤ 1.0")]),
+        "",
+        f"Seconds, medians of 3. {one['modules']} modules are merged in float32 and requantised in place. A chunk of",
+        f"one step afterwards compiled {one['recompiled']} graphs.",
+    ]
+
+
+def plot(result: Mapping[str, Any], path: Path) -> None:
+    """Plot the parts of explorations without overlap as stacked bars, and their time with overlap as a mark."""
+    bars = [
+        (f"{NAMES[name]}, {plan}", share)
+        for name in NAMES
+        for plan, share in result["models"].get(name, {}).get("share", {}).items()
+    ][::-1]
+    with figure_of(path, figsize=(8, 1 + 0.45 * len(bars))) as (figure, ((axes,),)):
+        left = [0.0] * len(bars)
+        for part in SPENT:
+            seconds = [share["parts"][part] for _, share in bars]
+            axes.barh([name for name, _ in bars], seconds, left=left, label=part, height=0.6)
+            left = [start + more for start, more in zip(left, seconds, strict=True)]
+        whole = [share["served_s"] for _, share in bars]
+        axes.scatter(whole, range(len(bars)), marker="|", s=260, color="black", label="whole, overlapped", zorder=3)
+        axes.set(xlabel="s for 96 candidates")
+        figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=9)
 
 
 if __name__ == "__main__":

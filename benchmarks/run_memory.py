@@ -5,13 +5,12 @@ trains one iteration with random weights and a reward of HPSv2's size, and compa
 model runs in a separate process; models that did not run keep their rows. Writes docs/results/run_memory.{json,md}.
 """
 
-import argparse
-import json
 import math
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -24,8 +23,9 @@ from solrl_trainer.config import RunConfig
 from solrl_trainer.presets import resolve
 from solrl_trainer.records import IterationRecord
 from solrl_trainer.run_memory import plan_run
-from support.own_process import Row, rows_of
-from true_size import random_hps, skeleton
+from support.own_process import rows_of
+from support.results import Results, Row, device_name, options, table
+from support.true_size import random_hps, skeleton
 
 PRESETS = {
     **{"flux": "flux1", "sd3": "sd3", "sana": "sana", "sd3-medium": "sd3-medium", "z-image": "z-image"},
@@ -62,23 +62,20 @@ class Printed:
         print(text, file=sys.stderr, flush=True)
 
 
+HEAD = ("model", "micro-batch", "recomputed blocks", "planned, GiB", "measured, GiB", "difference", "reserved, GiB")
+
+
 def main() -> None:
     """Measure each model in a separate process; print the table and write it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, device="cuda")
     parser.add_argument("--models", nargs="+", default=list(PRESETS), choices=list(PRESETS))
-    parser.add_argument("--device", default="cuda", help="cpu is a trial on the miniatures, without measurements")
     parser.add_argument("--set", nargs="*", default=[], help="further settings of all runs, key=value")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    file = args.out / "run_memory.json"
-    known = json.loads(file.read_text())["rows"] if file.is_file() else []
-    rows = [row for row in known if row["model"] not in args.models]
-    for model in args.models:
-        rows += rows_of(measure, model, args.device, args.set, device=args.device)
-        file.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
-        (args.out / "run_memory.md").write_text(table(rows))
-    print(table(rows))
+    results = Results("run_memory", args.out, page)
+    for model in () if args.render else args.models:
+        for row in rows_of(measure, model, args.device, args.set, device=args.device):
+            results.add(row, "model")
+    results.show()
 
 
 def measure(family: str, device: str, further: Sequence[str]) -> Iterator[Row]:
@@ -98,7 +95,7 @@ def measure(family: str, device: str, further: Sequence[str]) -> Iterator[Row]:
     planned = plan.total(layout) - plan.iteration["cached prompts"]
     yield {
         "model": family,
-        "device": "CPU, the miniature" if device == "cpu" else torch.cuda.get_device_name(),
+        "device": device_name(device),
         "micro_batch": config.optimizer.batch,
         "recomputed": layout.recomputed,
         "planned": planned / 2**30,
@@ -127,8 +124,15 @@ def peaks(device: str) -> tuple[float, float]:
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
-def table(rows: list[Row]) -> str:
-    """Markdown table."""
+def sizes(row: Row) -> Sequence[str]:
+    """Cells of what was planned and measured."""
+    planned, measured, reserved = row["planned"], row["measured"], row["reserved"]
+    return f"{planned:.2f}", f"{measured:.2f}", f"{planned / measured - 1:+.1%}", f"{reserved:.2f}"
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """Markdown page."""
+    rows = found["rows"]
     lines = [
         "# Planned and measured memory of a run",
         "",
@@ -136,13 +140,7 @@ def table(rows: list[Row]) -> str:
         "exploration, random weights at true size, one iteration. Planned is computed from configurations alone;",
         "measured is the peak of allocated tensors; reserved is the peak of the memory that CUDA's allocator held.",
         "",
-        "| model | micro-batch | recomputed blocks | planned, GiB | measured, GiB | difference | reserved, GiB |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {r['model']} | {r['micro_batch']} | {r['recomputed']} | {r['planned']:.2f} | {r['measured']:.2f} "
-        f"| {r['planned'] / r['measured'] - 1:+.1%} | {r['reserved']:.2f} |"
-        for r in rows
+        *table(HEAD, ((r["model"], r["micro_batch"], r["recomputed"], *sizes(r)) for r in rows)),
     ]
     return "\n".join(lines) + "\n"
 

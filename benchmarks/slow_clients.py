@@ -19,7 +19,7 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import httpx
-from doors import MODEL, Row, keep, service
+from support.doors import MODEL, Row, keep, service
 
 ALLOWED = {"median": 1.10, "p99": 1.25}
 """Largest allowed ratio to the time without slow clients."""

@@ -9,19 +9,27 @@ import argparse
 import copy
 import gc
 import importlib.util
-import json
+import re
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from solrl_core.batches import gpu_batch_sizes
+from solrl_core.device_events import record_event
+from solrl_core.families.base import Backbone
+from solrl_core.families.skeleton import Meta, randomize
+from solrl_core.precision import apply_policy
 from support.own_process import ProcessEndedError, rows_of
+from support.results import Results, Row, device_name, figure_of, options, table
+from support.true_size import skeleton
 
-Row = dict[str, Any]
 Run = Callable[[], Any]
 
 BASELINE = "diffusers bf16 compiled"
@@ -36,6 +44,30 @@ TOKENS = {
     **{"qwen-image": 256, "flux2-klein": 512},
 }
 """Text tokens of the real models; the miniatures' tokenizers give fewer."""
+ORDER = {name: at for at, name in enumerate((BASELINE, "bf16", "fp8"))}
+GOALS: dict[str, tuple[int | None, float, float | None]] = {
+    "flux": (675, 1.6, 1.8),
+    "sd3": (478, 1.4, 1.6),
+    "sana": (155, 1.25, 1.4),
+    "sd3-medium": (None, 1.3, None),
+    "z-image": (None, 1.3, None),
+    "qwen-image": (None, 1.3, None),
+    "flux2-klein": (None, 1.3, None),
+}
+"""Model → (reference time of the baseline in ms, required speed-up of FP8, goal for the speed-up of FP8)."""
+NAMES = {
+    **{"flux": "FLUX.1", "sd3": "SD3.5-L", "sana": "SANA 1.6B", "sd3-medium": "SD3.5-M", "z-image": "Z-Image"},
+    **{"qwen-image": "Qwen-Image", "flux2-klein": "FLUX.2 [klein] 4B"},
+}
+CATEGORIES = (
+    ("attention", r"flash|fmha|sdpa|attention"),
+    ("quantising", r"^_(packed_)?rows|quantiz|transformer_engine|cast_transpose|cast_fp8|cast_only|amax"),
+    ("norms and positions", r"rms_norm|layer_norm|layernorm|rsqrt|rope|group_norm"),
+    ("convolution", r"^triton_poi_fused_convolution|depthwise|conv2d|convolve|fprop|implicit|cudnn|nchw|nhwc"),
+    ("matrix products", r"nvjet|gemm|xmma|cutlass|cublas|splitk|^triton_tem"),
+    ("other", r""),
+)
+"""(category, pattern). A kernel belongs to the first category whose pattern occurs in its name."""
 ROUNDS = 5
 KERNELS = 25
 """Number of slowest kernels to record by name."""
@@ -43,33 +75,23 @@ KERNELS = 25
 
 def main() -> None:
     """Measure each model in its own process; write and print the tables."""
-    from step_time_report import render
-
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, device="cuda")
     parser.add_argument("--models", nargs="+", default=list(BATCH), choices=list(BATCH))
     parser.add_argument("--tiers", nargs="+", default=TIERS, choices=ALL_TIERS)
-    parser.add_argument("--device", default="cuda", help="cpu tries it out on the miniatures")
     parser.add_argument("--limit", type=float, default=110, help="time limit per model in seconds")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--render", action="store_true", help="render table and plots from the JSON, without measuring")
     args = parser.parse_args()
     if ENGINE in args.tiers and importlib.util.find_spec("transformer_engine") is None:
         args.tiers = [tier for tier in args.tiers if tier != ENGINE]
         print(f"without {ENGINE}: it is not installed", file=sys.stderr)
     if not args.tiers:
         parser.error(f"got --tiers {ENGINE!r}, which is not installed; expected any of {', '.join(ALL_TIERS)}")
-    args.out.mkdir(parents=True, exist_ok=True)
-    file = args.out / "step_time.json"
-    result = json.loads(file.read_text()) if file.is_file() else {"rows": []}
+    results = Results("step_time", args.out, page, {"step_time": plot_steps, "step_time_where": plot_where})
     for model in [] if args.render else args.models:
         # All rows of a model come from one run.
-        result["rows"] = [row for row in result["rows"] if row["model"] != model]
+        results.keep(lambda row, model=model: row["model"] != model)  # type: ignore[misc]
         for row in measured(model, args):
-            print({key: value for key, value in row.items() if key != "kernels"}, file=sys.stderr, flush=True)
-            same = [old for old in result["rows"] if (old["model"], old["tier"]) == (model, row["tier"])]
-            result["rows"] = [old for old in result["rows"] if old not in same] + [row]
-            file.write_text(json.dumps(result, indent=1) + "\n")
-    print(render(result["rows"], args.out))
+            results.add(row, "model", "tier")
+    results.show()
 
 
 def measured(model: str, args: argparse.Namespace) -> Iterator[Row]:
@@ -86,13 +108,7 @@ def measured(model: str, args: argparse.Namespace) -> Iterator[Row]:
 
 def measure(model: str, tiers: list[str], device: str) -> Iterator[Row]:
     """Yield the row of each precision, once after compiling and again after measuring."""
-    import torch
-    from solrl_core.batches import gpu_batch_sizes
-    from solrl_core.families.base import Backbone
-    from solrl_core.families.skeleton import Meta
-    from true_size import skeleton
-
-    name = torch.cuda.get_device_name() if device != "cpu" else "CPU, the miniature"
+    name = device_name(device)
     ready: list[tuple[Row, Run, Run | None]] = []
     with tempfile.TemporaryDirectory() as folder:
         backbone = skeleton(model, Path(folder), device)
@@ -128,10 +144,6 @@ def measure(model: str, tiers: list[str], device: str) -> Iterator[Row]:
 
 def build(backbone: Any, tier: str, device: str) -> Any:
     """Build a transformer at a precision; it compiles on its first call."""
-    from solrl_core.families.base import Backbone
-    from solrl_core.families.skeleton import randomize
-    from solrl_core.precision import apply_policy
-
     transformer = randomize(copy.deepcopy(backbone.transformer), device)
     if tier not in (BASELINE, "bf16"):
         apply_policy(transformer, backbone.policy_at("fp8" if "fp8" in tier else "nvfp4"), tier)
@@ -145,7 +157,6 @@ def step(
     backbone: Any, transformer: Any, text: dict[str, Any], batch: int, model: str, stack: Callable[..., dict[str, Any]]
 ) -> Run:
     """One forward pass over `batch` candidates of one prompt, with random latents and text, joined by `stack`."""
-    import torch
 
     def like(row: Any) -> Any:
         tokens = [TOKENS[model]] if name_has_tokens(row) and backbone.device.type != "cpu" else row.shape[1:2]
@@ -167,8 +178,6 @@ def step(
 
 def timed(run: Run, device: str) -> tuple[float, Any]:
     """Run and synchronise; return seconds of wall-clock time and the result."""
-    import torch
-
     began = time.perf_counter()
     out = run()
     if device != "cpu":
@@ -181,9 +190,6 @@ def in_turns(runs: list[Run], device: str) -> list[list[float]]:
 
     One more round runs first and is discarded, because matrix libraries choose their kernels in the first calls.
     """
-    import torch
-    from solrl_core.device_events import record_event
-
     here = torch.device(device)
     times: list[list[float]] = [[] for _ in runs]
     for turn in range(-1, ROUNDS):
@@ -209,7 +215,6 @@ def launch(run: Run, device: str) -> float:
 
 def kernels(run: Run) -> dict[str, float]:
     """Milliseconds of a pass by name of its slowest kernels, and "the rest"."""
-    import torch
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
@@ -222,6 +227,106 @@ def kernels(run: Run) -> dict[str, float]:
             found[key] = found.get(key, 0.0) + event.self_device_time_total / 1000
     slowest = dict(sorted(found.items(), key=lambda item: -item[1])[:KERNELS])
     return slowest | {"the rest": sum(found.values()) - sum(slowest.values())}
+
+
+def spent(row: Row) -> dict[str, float]:
+    """Milliseconds of a pass by category of kernel."""
+    found = dict.fromkeys((name for name, _ in CATEGORIES), 0.0)
+    for kernel, ms in row["kernels"].items():
+        low = kernel.lower()
+        found[next(name for name, pattern in CATEGORIES if re.search(pattern, low))] += ms
+    return found
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """Markdown tables of all rows."""
+    rows = sorted(found["rows"], key=lambda row: (list(GOALS).index(row["model"]), ORDER.get(row["tier"], len(ORDER))))
+    good = [row for row in rows if "ms" in row]
+    devices = ", ".join(dict.fromkeys(row["device"] for row in good)) or "nothing"
+    base = {row["model"]: row["ms"] for row in good if row["tier"] == BASELINE}
+    head = ("model", "precision", "ms", "speed-up", "required", "goal", "quarter batch, ms", "compile, s", "launch, ms")
+    kinds = [name for name, _ in CATEGORIES]
+    where = ((NAMES[row["model"]], row["tier"], *(f"{ms:.1f}" for ms in spent(row).values())) for row in good)
+    lines = [
+        "# Forward pass by precision",
+        "",
+        f"By `python benchmarks/step_time.py` on one {devices}: transformers at true size with random weights; time",
+        "does not depend on the weights. Medians of 5 by CUDA events; the precisions of a model are interleaved in one",
+        f"process. Speed-ups are relative to {BASELINE}: diffusers' own blocks, each compiled, without fusion.",
+        "Compile: time of the first pass at the full batch, then at a quarter of it; empty where another process had",
+        "compiled. Launch: CPU time per pass.",
+        "",
+        *table(head, (_cells(row, base) for row in rows)),
+        "",
+        "![Step time by precision](step_time.png)",
+        "",
+        "Milliseconds of a pass by kind of kernel, classified by the kernels' names:",
+        "",
+        *table(("model", "precision", *kinds), where),
+        "",
+        "![Step time by kind of kernel](step_time_where.png)",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: Row, base: Mapping[str, float]) -> Sequence[str]:
+    """Cells of a row; `base` has the baseline's milliseconds by model."""
+    model, tier = NAMES[row["model"]], row["tier"]
+    if "ms" not in row:
+        why = row.get("failed", "ended after compiling").replace("|", "/").replace("\n", " ")
+        return (model, tier, f"not measured: {why}", *[""] * 6)
+    most, reach, aim = GOALS[row["model"]]
+    ratio = f"{base[row['model']] / row['ms']:.2f}" if row["model"] in base else ""
+    goals = (f"{reach}", f"{aim or ''}") if tier == "fp8" else ("", "")
+    if tier == BASELINE and most is not None:
+        goals = (f"≤ {1.05 * most:.0f} ms", f"≤ {most} ms")
+    quarter = f"{row['quarter_ms']:.1f}" if "quarter_ms" in row else ""
+    compiling = " + ".join(f"{row[key]:.1f}" for key in ("compile_s", "compile_quarter_s") if key in row)
+    shape = f"{model} {row['size']}², batch {row['batch']}"
+    finite = "" if row["finite"] else " (not finite)"
+    return (shape, tier + finite, f"{row['ms']:.1f}", ratio, *goals, quarter, compiling, f"{row['launch_ms']:.1f}")
+
+
+def plot_steps(found: Mapping[str, Any], path: Path) -> None:
+    """Bar plot of milliseconds per pass, one panel per model; a line marks the required speed-up."""
+    with _panels(found, path) as panels:
+        for model, axes, rows in panels:
+            base = next((row["ms"] for row in rows if row["tier"] == BASELINE), None)
+            bars = axes.barh([row["tier"] for row in rows], [row["ms"] for row in rows], color="C0")
+            labels = [f"{row['ms']:.0f} ms" + (f", {base / row['ms']:.2f}×" if base else "") for row in rows]
+            # Within the bars, where the line does not cross them.
+            axes.bar_label(bars, labels, label_type="center", color="white")
+            if base:
+                axes.axvline(base / GOALS[model][1], color="0.5", linestyle="--", label="required of FP8")
+
+
+def plot_where(found: Mapping[str, Any], path: Path) -> None:
+    """Stacked bars of milliseconds per pass by kind of kernel, one panel per model."""
+    with _panels(found, path) as panels:
+        for _, axes, rows in panels:
+            left = [0.0] * len(rows)
+            for name, _ in CATEGORIES:
+                part = [spent(row)[name] for row in rows]
+                axes.barh([row["tier"] for row in rows], part, left=left, label=name)
+                left = [a + b for a, b in zip(left, part, strict=True)]
+
+
+@contextmanager
+def _panels(found: Mapping[str, Any], path: Path) -> Iterator[list[tuple[str, Any, list[Row]]]]:
+    """A panel for each model, with its rows."""
+    rows = [row for row in found["rows"] if "ms" in row]
+    rows.sort(key=lambda row: (list(GOALS).index(row["model"]), ORDER.get(row["tier"], len(ORDER))))
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    with figure_of(path, nrows=max(1, len(models)), figsize=(8, 2.3 * max(1, len(models)))) as (figure, grid):
+        own = [[row for row in rows if row["model"] == model] for model in models]
+        for axes, (first, *_) in zip(grid[:, 0], own, strict=False):
+            title = f"{NAMES[first['model']]}, {first['size']}², batch {first['batch']}"
+            axes.set(title=title, xlabel="ms per forward pass")
+            axes.invert_yaxis()
+        yield list(zip(models, grid[:, 0], own, strict=False))
+        handles = grid[-1, 0].get_legend_handles_labels()
+        if handles[0]:
+            figure.legend(*handles, loc="outside lower center", ncols=3, frameon=False)
 
 
 if __name__ == "__main__":

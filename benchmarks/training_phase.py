@@ -6,17 +6,15 @@ Also measured: options, one at a time; planned and used memory; and, on the mini
 those in float32. Each model is measured in a separate process. Writes docs/results/training_phase.{json,md}.
 """
 
-import argparse
 import copy
 import gc
-import json
 import statistics
-import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +33,19 @@ from solrl_trainer.training_memory import plan_training
 from solrl_trainer.update import Updater
 from step_time import TOKENS
 from support.own_process import rows_of
+from support.results import Results, Row, device_name, options, table
+from support.true_size import MINIATURES, skeleton
 from torch import nn
-from training_phase_report import MICRO_BATCHES, PARTS, ROUNDS, SEEDS, Row, table
-from true_size import MINIATURES, skeleton
 
 PRESETS = {"flux": "flux1", "sd3": "sd3", "sana": "sana", "sd3-medium": "sd3-medium"}
 RECOMPUTED = {"flux": True, "sd3": True, "sana": False, "sd3-medium": False}
 """Whether the baseline recomputes its blocks."""
+NAMES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 1024²", "sd3-medium": "SD3.5-M 512²"}
+WANTED = {"flux": 1.8, "sd3": 1.6, "sana": 1.5}
+ROUNDS = 3
+MICRO_BATCHES = 2
+SEEDS = 12
+PARTS = ("reference", "old", "current", "optimizer")
 
 
 class PeftPolicy:
@@ -177,27 +181,17 @@ class Timed:
 
 def main() -> None:
     """Measure each model in a separate process; write and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, device="cuda")
     parser.add_argument("--models", nargs="+", default=list(PRESETS), choices=list(PRESETS))
-    parser.add_argument("--device", default="cuda", help="cpu is a trial on the miniatures")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--parts", nargs="+", default=list(WORKS), choices=list(WORKS))
-    parser.add_argument("--render", action="store_true", help="only write the table from the JSON")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    file = args.out / "training_phase.json"
-    result = json.loads(file.read_text()) if file.is_file() else {"rows": []}
+    results = Results("training_phase", args.out, page)
     if not args.render:
-        kept = (row for row in result["rows"] if row["model"] not in args.models or part(row) not in args.parts)
-        result["rows"] = list(kept)
-        for name in args.parts:
-            for model in args.models:
-                for row in rows_of(WORKS[name], model, args.device, device=args.device):
-                    print(str(row)[:300], file=sys.stderr, flush=True)
-                    result["rows"].append(row)
-                    file.write_text(json.dumps(result, indent=1) + "\n")
-    (args.out / "training_phase.md").write_text(table(result["rows"]))
-    print(table(result["rows"]))
+        results.keep(lambda row: row["model"] not in args.models or part(row) not in args.parts)
+        for work, model in product(args.parts, args.models):
+            for row in rows_of(WORKS[work], model, args.device, device=args.device):
+                results.add(row)
+    results.show()
 
 
 def part(row: Row) -> str:
@@ -207,8 +201,7 @@ def part(row: Row) -> str:
 
 def row_of(model: str, device: str, **values: Any) -> Row:
     """A row with these values."""
-    name = "CPU, miniature" if device == "cpu" else torch.cuda.get_device_name()
-    return {"model": model, "device": name, "torch": torch.__version__} | values
+    return {"model": model, "device": device_name(device), "torch": torch.__version__} | values
 
 
 def measure(model: str, device: str) -> Iterator[Row]:
@@ -249,7 +242,7 @@ def measure(model: str, device: str) -> Iterator[Row]:
     yield row_of(model, device, kind="equal", bits=equal_velocities(policy, backbone, samples))
     del old, ways["baseline"]
     gc.collect()
-    for option, each in options(ways["solrl"], policy, backbone, config, samples, fp8):
+    for option, each in with_options(ways["solrl"], policy, backbone, config, samples, fp8):
         yield row_of(model, device, kind="option", way=option, **medians(each))
 
 
@@ -268,7 +261,7 @@ def equal_velocities(policy: Policy, backbone: Backbone, samples: TrainingSample
         return torch.equal(velocity(), current)
 
 
-def options(
+def with_options(
     usual: Timed, policy: Policy, backbone: Backbone, config: RunConfig, samples: TrainingSamples, fp8: nn.Module | None
 ) -> Iterator[tuple[str, list[dict[str, float]]]]:
     """Yield each option and its times, one option at a time."""
@@ -407,6 +400,68 @@ def gradient(policy: Any, backbone: Backbone, config: RunConfig, seed: int) -> t
     )
     timed.updater.update(samples, seed)
     return kept[0].double()
+
+
+WAY = ("model, micro-batch", "", "reference, ms", "old", "current, forward and backward", "optimizer", "total", "ratio")
+MEMORY = ("model", "planned, GiB", "measured", "difference", "first update, with compiling, s")
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """Markdown page of the results."""
+    rows = [row for model in NAMES for row in found["rows"] if row["model"] == model]
+    kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in ("memory", "gradient", "equal")}
+    same = ", ".join(NAMES[row["model"]] for row in kinds["equal"] if row["bits"]) or "none"
+    lines = [
+        "# A training micro-batch against diffusers and PEFT",
+        "",
+        f"By `python benchmarks/training_phase.py` on one {rows[0]['device']}, torch {rows[0]['torch']}: random",
+        "weights of the true shapes, the presets' settings (DiffusionNFT, a BF16 reference at weight 1e-4, rank 32),",
+        f"both in turns, medians of {ROUNDS} rounds of {MICRO_BATCHES} micro-batches by the GPU's clock. The baseline",
+        "has diffusers' uncompiled blocks, PEFT's layers and flash attention, and recomputes every block of FLUX.1 and",
+        "SD3.5-L. Each option was measured once, after a warm-up.",
+        "",
+        *table(WAY, _way_cells(rows)),
+        "",
+        "The optimizer's time is half of a step: a step has two micro-batches here, and more in a run.",
+        "",
+        f"The current and the old policy give equal velocities, bit for bit, for equal adapters: {same}.",
+        "",
+        "Memory of training in addition to the weights, all activations kept, planned without a GPU and measured:",
+        "",
+        *table(MEMORY, map(_memory_cells, kinds["memory"])),
+        "",
+        "Relative distance of a micro-batch's gradient to that in float32, on the miniature of the family: mean of",
+        f"{SEEDS} seeds, smallest to largest; the current policy is one step from the old one:",
+        "",
+        *table(("miniature", "baseline", "solrl"), map(_gradient_cells, kinds["gradient"])),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _way_cells(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
+    whole: dict[str, float] = {}
+    for row in rows:
+        if row["kind"] not in ("way", "option"):
+            continue
+        model, first = row["model"], row["way"] == "baseline"
+        baseline = whole.setdefault(model, row["all"]) if first else whole.get(model)
+        ratio = f"{baseline / row['all']:.2f}" if baseline else ""
+        if row["way"] == "solrl":
+            ratio = f"**{ratio}**" + (f" (goal {WANTED[model]})" if model in WANTED else "")
+        title = f"{NAMES[model]}, {row['batch']}" if first else ""
+        option = f"with {row['way']}" if row["kind"] == "option" else row["way"]
+        yield (title, option, *(f"{row[part]:.1f}" for part in (*PARTS, "all")), ratio)
+
+
+def _memory_cells(row: Row) -> Sequence[str]:
+    planned, measured = row["planned"] / 2**30, row["measured"] / 2**30
+    off = f"{planned / measured - 1:+.1%}" if measured else ""
+    return NAMES[row["model"]], f"{planned:.2f}", f"{measured:.2f}", off, f"{row['compile_s']:.0f}"
+
+
+def _gradient_cells(row: Row) -> Sequence[str]:
+    each = [row["distances"][way]["distance"] for way in ("baseline", "solrl")]
+    return MINIATURES[row["model"]], *(f"{statistics.mean(x):.4f} ({min(x):.4f} to {max(x):.4f})" for x in each)
 
 
 WORKS = {"gradient": compare_gradients, "time": measure}

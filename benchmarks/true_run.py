@@ -6,23 +6,23 @@ lag of one, and how long an iteration takes if trainer, service or both regenera
 docs/results/true_run.{json,md}, which keep the newest run of each.
 """
 
-import argparse
 import json
 import re
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.rollouts import Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
 from solrl_trainer.demo import rollout_service
 from solrl_trainer.folder import saved_settings
 from solrl_trainer.metrics import read_metrics
-from true_size import written
+from support.results import Results, device_name, options, table
+from support.true_size import written
 
 OUTPUT = Path("runs/true_run")
 CANDIDATES, STEPS = 96, 6
@@ -48,38 +48,42 @@ PARTS = ("wait", "regenerate", "train", "push")
 
 def main() -> None:
     """Start the service, time exploration alone, train in each way, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--weights", type=Path, required=True, help="folder of the random weights; written if missing")
+    parser = options(__doc__)
+    parser.add_argument("--weights", type=Path, default=Path("runs/true_size"), help="folder of the random weights")
     parser.add_argument("--iterations", type=int, default=5, help="at least 3")
     parser.add_argument("--devices", nargs=2, default=["cuda:0", "cuda:1"], help="devices of service and trainer")
     parser.add_argument("--regenerate", nargs="+", default=["trainer"], choices=list(WAYS), help="a run for each")
     parser.add_argument("--set", nargs="*", default=[], help="further settings of all runs, key=value")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
     if args.iterations < 3:
         parser.error(f"got {args.iterations} iterations; expected at least 3, because the first two compile")
+    results = Results("true_run", args.out, page)
+    if args.render:
+        return results.show()
     serving, training = args.devices
-    model, options = written(args.weights, serving)
+    model, reward = written(args.weights, serving)
     subprocess.run(["rm", "-rf", str(OUTPUT)], check=True)
     OUTPUT.mkdir(parents=True)
-    flags = ("--device", serving, "--reward-options", json.dumps(options))
+    flags = ("--device", serving, "--reward-options", json.dumps(reward))
     began = time.perf_counter()
     with rollout_service(str(model), OUTPUT / "service.log", ("hpsv2",), flags, ready_seconds=600) as url:
         ready = time.perf_counter() - began
         explore, served = alone(url)
         print(f"ready after {ready:.0f} s; exploring alone: {explore}", file=sys.stderr, flush=True)
-        where = ["a CPU" if name == "cpu" else f"{torch.cuda.get_device_name(name)} ({name})" for name in args.devices]
+        where = [f"{device_name(device)} ({device})" for device in args.devices]
         settings = (
             *SETTINGS,
             f"model={model}",
             f"device={training}",
-            f"reward_options={json.dumps(options)}",
+            f"reward_options={json.dumps(reward)}",
         )
         for way in args.regenerate:
             folder = OUTPUT / way
             trained(url, folder, args.iterations, (*settings, *WAYS[way], *args.set))
             result = {"model": served, "devices": where, "ready": ready, **compared(explore, folder)}
-            write(args.out, way_of(folder), result)
+            results.found.setdefault("runs", {})[way_of(folder)] = result
+            results.write()
+    return results.show()
 
 
 def trained(url: str, folder: Path, iterations: int, settings: tuple[str, ...]) -> None:
@@ -97,16 +101,6 @@ def way_of(folder: Path) -> str:
     """Key of `WAYS`: the side that regenerated a run's samples."""
     regenerate = saved_settings(folder).regenerate
     return "both" if regenerate.share < 1 else regenerate.at
-
-
-def write(out: Path, way: str, result: dict[str, Any]) -> None:
-    """Replace the result of a way, and print the table of all."""
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / "true_run.json"
-    runs = (json.loads(file.read_text())["runs"] if file.is_file() else {}) | {way: result}
-    file.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
-    (out / "true_run.md").write_text(table(runs))
-    print(table(runs), flush=True)
 
 
 def alone(url: str) -> tuple[list[float], str]:
@@ -145,49 +139,41 @@ def compared(explore: list[float], folder: Path) -> dict[str, Any]:
     return found | {"rest": rest, "hidden": hidden, "repeated": max(map(float, noted), default=0.0)}
 
 
-def table(runs: dict[str, dict[str, Any]]) -> str:
-    """Markdown table of all ways."""
-    names = [way for way in WAYS if way in runs]
-    chosen = [runs[name] for name in names]
-
-    def row(title: str, values: list[float], form: str = ".2f") -> str:
-        return f"| {title} | " + " | ".join(format(value, form) for value in values) + " |"
-
-    def each(part: str) -> list[float]:
-        return [run["medians"][part] / run["prompts"] for run in chosen]
-
-    about = chosen[0]
-    repeated = max(run["repeated"] for run in chosen)
-    return "\n".join(
-        [
-            "# Service and trainer with FLUX.1 at true size, random weights",
-            "",
-            f"By `python benchmarks/true_run.py`: {about['model']}; the service on {about['devices'][0]},",
-            f"the trainer on {about['devices'][1]}. Seconds per prompt, medians of the iterations after the first two.",
-            "",
-            "| regenerated by | " + " | ".join(names) + " |",
-            "|---|" + "---|" * len(names),
-            row("prompts per iteration", [run["prompts"] for run in chosen], "d"),
-            row("service ready, including reading weights from disk", [run["ready"] for run in chosen], ".1f"),
-            row(
-                f"exploring {CANDIDATES} candidates of one prompt, alone",
-                [statistics.median(run["explore_alone"]) for run in chosen],
-            ),
-            *(row(part, each(part)) for part in PARTS),
-            row("these four together", [sum(parts) for parts in zip(*map(each, PARTS), strict=True)]),
-            row(
-                "hidden at a lag of one, of the shorter of exploration and the rest",
-                [r["hidden"] for r in chosen],
-                ".1%",
-            ),
-            "",
-            *(
-                [f"Latents that both sides generated differ by up to {repeated:.2g} of their root mean square.", ""]
-                if repeated
-                else []
-            ),
-        ]
-    )
+def page(found: Mapping[str, Any]) -> str:
+    """Markdown page of all ways."""
+    names = [way for way in WAYS if way in found["runs"]]
+    chosen = [found["runs"][name] for name in names]
+    about, repeated = chosen[0], max(run["repeated"] for run in chosen)
+    parts = {part: [run["medians"][part] / run["prompts"] for run in chosen] for part in PARTS}
+    rows = [
+        ("prompts per iteration", "d", [run["prompts"] for run in chosen]),
+        ("service ready, including reading weights from disk", ".1f", [run["ready"] for run in chosen]),
+        (
+            f"exploring {CANDIDATES} candidates of one prompt, alone",
+            ".2f",
+            [statistics.median(run["explore_alone"]) for run in chosen],
+        ),
+        *((part, ".2f", values) for part, values in parts.items()),
+        ("these four together", ".2f", [sum(values) for values in zip(*parts.values(), strict=True)]),
+        (
+            "hidden at a lag of one, of the shorter of exploration and the rest",
+            ".1%",
+            [run["hidden"] for run in chosen],
+        ),
+    ]
+    cells = [(title, *(format(value, form) for value in values)) for title, form, values in rows]
+    lines = [
+        "# Service and trainer with FLUX.1 at true size, random weights",
+        "",
+        f"By `python benchmarks/true_run.py`: {about['model']}; the service on {about['devices'][0]},",
+        f"the trainer on {about['devices'][1]}. Seconds per prompt, medians of the iterations after the first two.",
+        "",
+        *table(("regenerated by", *names), cells),
+        "",
+    ]
+    if repeated:
+        lines += [f"Latents that both sides generated differ by up to {repeated:.2g} of their root mean square.", ""]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Writes docs/results/workers.{json,md}; settings that did not run this time keep 
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -33,9 +32,14 @@ from solrl_rollout.engine.workers import Worker, process_workers
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
-from true_size import written
+from support.results import Results, device_name, options, table
+from support.true_size import written
 
 STEPS = 6
+HEAD = (
+    *("workers on", "model", "in the service's process", "one process", "several"),
+    *("several / one", "wanted", "met", "one / in the service's", "wanted", "met"),
+)
 LOCAL, PROCESS = "one in the service's process", "one process"
 
 
@@ -64,6 +68,16 @@ SETTINGS = {
 def main() -> None:
     """Measure, print the table and write it."""
     args = arguments()
+    results = Results("workers", args.out, page)
+    if not args.render:
+        setting = "gpus" if args.device == "cuda" else "shared-cores" if args.share_cores else "own-cores"
+        results.found[setting] = measured(args)
+        results.write()
+    results.show()
+
+
+def measured(args: argparse.Namespace) -> dict[str, Any]:
+    """The result of the setting that is asked for."""
     torch.set_num_threads(args.threads)
     settings = settings_of(args)
     several = f"{args.workers} processes"
@@ -80,8 +94,8 @@ def main() -> None:
                     print(f"{name}, round {number + 1}: {rate:.2f} candidates per second", file=sys.stderr, flush=True)
                     if number >= 0:
                         rates[name].append(rate)
-    result = {
-        "device": "CPU" if args.device == "cpu" else torch.cuda.get_device_name(0),
+    return {
+        "device": device_name(args.device),
         "cores": len(os.sched_getaffinity(0)),
         "threads": args.threads,
         "share_cores": args.share_cores,
@@ -95,12 +109,11 @@ def main() -> None:
         },
         "candidates_per_second": rates,
     }
-    write(args.out, "gpus" if args.device == "cuda" else "shared-cores" if args.share_cores else "own-cores", result)
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("--model", default="mini-sana")
     parser.add_argument("--reward", default="clipscore")
     parser.add_argument("--precision", default="bf16")
@@ -111,7 +124,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--chunks", type=int, default=8, help="per worker and round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--true-size", type=Path, help="use FLUX.1 with random weights, written to this folder")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
     return parser.parse_args()
 
 
@@ -171,19 +183,7 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def write(out: Path, setting: str, result: Mapping[str, Any]) -> None:
-    """Replace the result of a setting, and print the table of all."""
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / "workers.json"
-    found = json.loads(file.read_text()) if file.is_file() else {}
-    found[setting] = result
-    results = {name: found[name] for name in SETTINGS if name in found}
-    file.write_text(json.dumps(results, indent=1) + "\n")
-    (out / "workers.md").write_text(table(results))
-    print(table(results))
-
-
-def table(results: Mapping[str, Mapping[str, Any]]) -> str:
+def page(found: Mapping[str, Mapping[str, Any]]) -> str:
     """Markdown page."""
     lines = [
         "# Several workers",
@@ -191,21 +191,21 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         "By `python benchmarks/workers.py`: candidates per second of one worker in the service's process, of one",
         "worker process, and of several. Medians; ratios are medians of each round's ratio.",
         "",
-        "| workers on | model | in the service's process | one process | several | several / one | wanted | met |"
-        " one / in the service's | wanted | met |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        *table(HEAD, (_cells(SETTINGS[name], found[name]) for name in SETTINGS if name in found)),
     ]
-    for name, result in results.items():
-        setting, rates = SETTINGS[name], result["candidates_per_second"]
-        cells = [setting.title.format(**result), f"{result['model']}, {result['precision']}, {result['steps']} steps"]
-        cells += [f"{statistics.median(of_one):.2f}" for of_one in rates.values()]
-        cells[-1] += f" ({list(rates)[-1]})"
-        process, several = result["ratios"].values()
-        for found, wanted in ((several, setting.several), (process, setting.process)):
-            goal = ["–", "–"] if wanted is None else [f"≥ {wanted}", "yes" if found >= wanted else "no"]
-            cells += [f"{found:.3f}", *goal]
-        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _cells(setting: Setting, result: Mapping[str, Any]) -> Sequence[str]:
+    rates = result["candidates_per_second"]
+    cells = [setting.title.format(**result), f"{result['model']}, {result['precision']}, {result['steps']} steps"]
+    cells += [f"{statistics.median(of_one):.2f}" for of_one in rates.values()]
+    cells[-1] += f" ({list(rates)[-1]})"
+    process, several = result["ratios"].values()
+    for found, wanted in ((several, setting.several), (process, setting.process)):
+        goal = ["–", "–"] if wanted is None else [f"≥ {wanted}", "yes" if found >= wanted else "no"]
+        cells += [f"{found:.3f}", *goal]
+    return cells
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from solrl_core.families.skeleton import load_skeleton
 from solrl_core.lora import adapter_layout
 from support.ports import free_port
 from support.redis_server import running_redis
-from true_shapes import write_skeleton
+from support.true_shapes import write_skeleton
 
 PUSHES = 5
 

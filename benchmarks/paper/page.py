@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
+from support.caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 
 from paper import plots
 from paper.compute import MEASURED_AS, SOURCES, STORED, costs_of, store_costs

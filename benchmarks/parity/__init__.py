@@ -1,4 +1,4 @@
-"""Comparison of each algorithm with its public code, one module per algorithm; run by `algorithm_parity.py`.
+"""Comparison of each algorithm with its public code, one module per algorithm; run by `python benchmarks/parity`.
 
 A module `NAME.py` has `ours()` and `theirs(published)`. Both return the same names → tensors, on fixed inputs, computed
 by this project and by a clone of the public code.

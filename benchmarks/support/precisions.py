@@ -10,6 +10,8 @@ from solrl_proto.rollouts import Solver
 from solrl_trainer.presets import resolve
 
 PRECISIONS = ("nvfp4", "fp8")
+MODELS = ("mini-sana", "mini-sd3", "mini-flux")
+REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
 OF_PRESET = "preset"
 """Instead of a solver: the one that the preset of the model's family uses at true size."""
 _PRESETS = {"sana": "sana", "sd3": "sd3", "flux": "flux1"}

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 from plan_fidelity import AFTER, FITTED, FP8, STEPS, WHOLE, Scores, judge, state
-from plan_fidelity_table import table
-from rank_tables import REWARDS
+from support.plan_page import page
+from support.precisions import REWARDS
 
 SIZE, PROMPTS = 96, 3
 TRUE = -torch.arange(1.0, SIZE + 1).expand(PROMPTS, len(REWARDS), SIZE)
@@ -28,10 +28,10 @@ def swapped(*pairs: tuple[int, int]) -> torch.Tensor:
     return found
 
 
-def page(rows: list[dict[str, Any]]) -> list[str]:
+def lines_of(rows: list[dict[str, Any]]) -> list[str]:
     facts: dict[str, Any] = {name: {} for name in ("solvers", "solver", "off")}
     settings = {"command": "", "prompts": PROMPTS, "candidates": SIZE, "chosen_on": 1, "device": "cpu"}
-    return table({**facts, **settings, "numerics": {"fp8": "native"}, "rows": rows}).splitlines()
+    return page({**facts, **settings, "numerics": {"fp8": "native"}, "rows": rows}).splitlines()
 
 
 def test_plans_decoded_in_fp8_alone_suffer_from_their_images() -> None:
@@ -51,7 +51,7 @@ def test_the_cheapest_plan_is_the_first_that_every_reward_allows() -> None:
     # After two of six steps, plans lose the best 12; after three fitted steps, those that keep up to 48 lose two.
     scores[state("fp8", STEPS, 2)] = swapped(*((n, 36 + n) for n in range(12)))
     scores[state("fp8", FITTED, 3)] = swapped((0, 26), (1, 27))
-    lines = page(judge("mini-sana", "fp8", scores))
+    lines = lines_of(judge("mini-sana", "fp8", scores))
     whole, rounded = (line for line in lines if line.startswith("| mini-sana | FP8 | ") and line.count("|") == 8)
     # Those that keep 40 or 48 lose as much as the one that keeps 32, for more steps.
     assert whole == (
@@ -64,10 +64,10 @@ def test_the_cheapest_plan_is_the_first_that_every_reward_allows() -> None:
 
 def test_rows_of_older_versions_are_decoded_whole() -> None:
     rows = judge("mini-sana", "fp8", scores_with())
-    assert any("Decoded in FP8" in line for line in page(rows))
+    assert any("Decoded in FP8" in line for line in lines_of(rows))
     old = [row for row in rows if row["decoded"] == "whole"]
-    expected = page(old)
+    expected = lines_of(old)
     assert not any("decoded in fp8*" in line.lower() for line in expected)
     for row in old:
         del row["decoded"]
-    assert page(old) == expected
+    assert lines_of(old) == expected

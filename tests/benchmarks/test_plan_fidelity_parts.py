@@ -3,11 +3,11 @@
 import argparse
 from pathlib import Path
 
-import plan_fidelity_parts
 import pytest
+import support.plan_parts
 import torch
-from plan_fidelity_parts import join, measure_in_parts, stretches
 from safetensors.torch import load_file, save_file
+from support.plan_parts import join, measure_in_parts, stretches
 
 SCRIPT = """
 import sys
@@ -47,7 +47,7 @@ def test_processes_share_the_prompts_evenly(
 def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[argparse.Namespace, Path, Path]:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    monkeypatch.setattr(plan_fidelity_parts, "SCRIPT", script)
+    monkeypatch.setattr(support.plan_parts, "SCRIPT", script)
     solver = tmp_path / "solver.json"
     solver.write_text("a solver")
     settings = {"jobs": 2, "prompts": 5, "candidates": 96, "solver": "preset", "device": "cpu", "precisions": ["fp8"]}

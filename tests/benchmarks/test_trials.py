@@ -1,7 +1,7 @@
 """Trials of the benchmarks on the miniatures: each runs to its end at a tiny size, and writes its results.
 
 Benchmarks with other tests: faults.py, load, fuzz_api.py, held_bodies.py, paper and demo_figures.py. Not tried:
-algorithm_parity.py, which reads a clone of an algorithm's public code.
+parity, which reads a clone of an algorithm's public code.
 """
 
 import importlib

@@ -25,8 +25,8 @@ from solrl_trainer.config import Lora
 from solrl_trainer.presets import resolve
 from solrl_trainer.run_memory import Layout, RunMemory, Wanted, plan_run
 from solrl_trainer.training_memory import TrainingPlan, iteration_bytes, plan_training
+from support.true_shapes import write_skeleton
 from training_helpers import tiny_config
-from true_shapes import write_skeleton
 from typed import typed
 
 MIB = 2**20

@@ -11,9 +11,9 @@ from solrl_core.families.sd3 import StableDiffusion3
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.lora import adapter_layout
 from solrl_core.precision import LayerPolicy, linear_flops, share_of_flops
+from support.true_shapes import write_skeleton
 from tiny_models import Tiny, named_layers, variants
 from torch import nn
-from true_shapes import write_skeleton
 
 POLICY = LayerPolicy(StableDiffusion3.quantize, StableDiffusion3.keep, StableDiffusion3.keep_max_dim)
 

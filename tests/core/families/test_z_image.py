@@ -11,10 +11,10 @@ from solrl_core.families.z_image import ZImage
 from solrl_core.families.z_image_fused import FusedBlock
 from solrl_core.lora import adapter_layout
 from solrl_core.precision import LayerPolicy, apply_policy
+from support.true_shapes import write_skeleton
 from tiny_models import Tiny, variants
 from tiny_pipelines import PROMPTS, QWEN_TOKENS, difference
 from torch._dynamo.testing import CompileCounterWithBackend
-from true_shapes import write_skeleton
 
 
 @variants("z-image")

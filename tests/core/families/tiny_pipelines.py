@@ -20,6 +20,7 @@ from lora_helpers import own_copy
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.families import Backbone
 from solrl_core.lora import target_modules
+from support.true_shapes import qwen_tokenizer
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
@@ -31,7 +32,6 @@ from transformers import (
     T5EncoderModel,
     T5TokenizerFast,
 )
-from true_shapes import qwen_tokenizer
 
 from minis_recipe.tokenizers import clip_tokenizer
 

@@ -8,8 +8,8 @@ from typing import Any
 import diffusers
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+from support.tiny_skeletons import TINY
 from tiny_pipelines import PROMPTS, save
-from tiny_skeletons import TINY
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2Tokenizer
 

@@ -9,8 +9,8 @@ from solrl_core.families import load_backbone
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.noise import initial_noise as noise_of_torch
 from solrl_proto.noise import PROBE_SEED
-from tiny_skeletons import write_tiny
-from true_shapes import write_skeleton
+from support.tiny_skeletons import write_tiny
+from support.true_shapes import write_skeleton
 
 
 @pytest.mark.parametrize("shape", [(16,), (17,), (4, 5, 5), (8, 8, 8), (3, 33, 5)])

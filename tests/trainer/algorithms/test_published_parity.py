@@ -1,4 +1,4 @@
-"""Algorithms against values of their public code, which `benchmarks/algorithm_parity.py` computed and stored.
+"""Algorithms against values of their public code, which `benchmarks/parity` computed and stored.
 
 data/NAME.json names repository and commit.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from algorithm_parity import LIMIT, relative_differences
+from parity.__main__ import LIMIT, relative_differences
 from parity.published import Published
 
 STORED = sorted((Path(__file__).parent / "data").glob("*.json"))

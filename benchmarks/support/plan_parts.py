@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from safetensors.torch import load_file, save_file
 
-SCRIPT = Path(__file__).with_name("plan_fidelity.py")
+SCRIPT = Path(__file__).parents[1] / "plan_fidelity.py"
 PASSED_ON = ("prompts", "candidates", "solver", "device")
 
 

@@ -18,12 +18,13 @@ from solrl_core.families.skeleton import load_skeleton, randomize
 from solrl_core.rewards.hpsv2 import HpsV2
 from solrl_core.rewards.loading import dtype_named
 from solrl_minis.catalog import WEIGHTS
-from support.own_process import Row, rows_of
-from tiny_skeletons import TINY as TINY_MODELS
-from tiny_skeletons import write_tiny
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel
-from true_shapes import write_skeleton
+
+from support.own_process import Row, rows_of
+from support.tiny_skeletons import TINY as TINY_MODELS
+from support.tiny_skeletons import write_tiny
+from support.true_shapes import write_skeleton
 
 Sizes = dict[str, Any]
 

@@ -1,6 +1,6 @@
-"""Our algorithms against their public code, on fixed tensors: `python benchmarks/algorithm_parity.py NAME CLONE`.
+"""Our algorithms against their public code, on fixed tensors: `python benchmarks/parity NAME CLONE`.
 
-CLONE is a clone of the repository that benchmarks/parity/NAME.py names. Its functions are read and executed from the
+CLONE is a clone of the repository that NAME.py names. Its functions are read and executed from the
 clone; none of its code is in this repository. Writes the public code's values to tests/trainer/algorithms/data, for the
 tests, and the comparison to docs/results/algorithm_parity.json; exits with 1 if a value differs by more than 1e-5.
 """
@@ -13,10 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from parity.published import Published
 
 LIMIT = 1e-5
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "docs/results/algorithm_parity.json"
 DATA = ROOT / "tests/trainer/algorithms/data"
 
