@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from demo_figures import row, table
-from solrl_trainer.demo import demo_config
+from solrl_trainer.demo import demo_config, plan_file
 
 ROOT = Path(__file__).parents[2]
 RECORDED = json.loads((ROOT / "docs/results/demo.json").read_text())
@@ -67,3 +67,17 @@ def test_readme_quotes_the_stored_figures() -> None:
     assert f"clipscore +{low} to +{high}" in results
     seconds = [one["seconds"]["total"] for one in RECORDED["runs"]]
     assert {f"{one / 60:.0f}" for one in seconds} == set(re.findall(r"takes about (\d) minutes", readme))
+
+
+@pytest.mark.release
+@pytest.mark.slow
+def test_a_plan_of_the_demos_form_is_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import demo_plan
+
+    monkeypatch.setattr(demo_plan, "plan_file", lambda: tmp_path / "plan.json")
+    monkeypatch.chdir(ROOT)
+    demo_plan.main()
+    plan = json.loads((tmp_path / "plan.json").read_text())["explore"]
+    shipped = json.loads(plan_file().read_text())["explore"]
+    assert (plan.keys(), plan["steps"]) == (shipped.keys(), shipped["steps"])
+    assert plan["fitted"].keys() == shipped["fitted"].keys()
