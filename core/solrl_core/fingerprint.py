@@ -5,7 +5,7 @@ They cover the values of weights and settings, not the arithmetic: precision, de
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,12 @@ _ROW = 4096
 """Values that are hashed to one sum."""
 _ROWS_AT_ONCE = 4096
 """Bounds the temporary memory: about 10 bytes per value."""
+
+SCHEDULE = "schedule"
+"""The noise levels that this process's libraries compute, among digests of parts."""
+_SCHEDULE_STEPS = (5, 10, 28)
+_SCHEDULE_DIGITS = 4
+"""Decimals that count, because two ways of writing one formula differ by rounding."""
 
 
 def combined_digest(*parts: str) -> str:
@@ -128,6 +134,15 @@ def source_digest(function: Any) -> str:
     return combined_digest(own_source(function))
 
 
+def schedule_digest(sigmas: Callable[[int], list[float]]) -> str:
+    """Digest of the noise levels of a model at its default size, for some numbers of steps.
+
+    The scheduler's own digest covers its configuration, from which another version of diffusers may compute others.
+    """
+    levels = [[round(sigma, _SCHEDULE_DIGITS) + 0.0 for sigma in sigmas(steps)] for steps in _SCHEDULE_STEPS]
+    return combined_digest(json.dumps(levels))
+
+
 def part_digests(parts: Mapping[str, Any], device: torch.device | None = None) -> dict[str, str]:
     """Digest of each part of a backbone: module, tokenizer, or anything with a `config`; see `module_digest`."""
     return {name: _part_digest(part, device) for name, part in parts.items()}
@@ -142,8 +157,8 @@ def _part_digest(part: Any, device: torch.device | None) -> str:
 
 
 def model_digest(digests: Mapping[str, str]) -> str:
-    """Digest of all parts that generate images, without rewards."""
-    return fingerprint(digests, ())
+    """Digest of all parts that generate images, without rewards, and without the schedule, which they determine."""
+    return fingerprint({part: digest for part, digest in digests.items() if part != SCHEDULE}, ())
 
 
 def fingerprint(digests: Mapping[str, str], rewards: Iterable[str]) -> str:
@@ -174,6 +189,8 @@ def check_digests(theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
 def _same(part: str) -> str:
     """Advice on a part that differs: how both sides come to load the same."""
     kind, _, name = part.partition(":")
+    if part == SCHEDULE:
+        return "use the same version of diffusers on both sides, since it computes other noise levels"
     if kind != "reward":
         return f"load the same {part} on both sides (same model and revision)"
     return (

@@ -45,7 +45,7 @@ class Identity:
         family: e.g. "sana".
         height, width: image size in pixels.
         latent_shape: shape of one candidate's latents.
-        digests: part (transformer, text_encoder, tokenizer, vae, scheduler) → digest.
+        digests: part (transformer, text_encoder, tokenizer, vae, scheduler, schedule) → digest.
         adapter_layout: module → (out_features, in_features) of every LoRA target.
         reward_options: reward → options for built-in rewards from the model's files.
         device: description of the hardware.

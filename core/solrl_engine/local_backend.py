@@ -7,7 +7,7 @@ from solrl_core.arithmetic import arithmetic
 from solrl_core.batches import gpu_batch_sizes
 from solrl_core.device_events import DeviceEvent, RunAheadLimit, record_event
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_core.fingerprint import part_digests
+from solrl_core.fingerprint import SCHEDULE, part_digests, schedule_digest
 from solrl_core.generator import Generator, GeneratorOutput
 from solrl_core.lora import adapter_layout
 from solrl_core.precision import numerics, probe, supported_tiers
@@ -59,7 +59,7 @@ class LocalBackend:
             height=backbone.height,
             width=backbone.width,
             latent_shape=backbone.latent_shape,
-            digests=part_digests(backbone.parts),
+            digests={**part_digests(backbone.parts), SCHEDULE: schedule_digest(backbone.sigmas)},
             adapter_layout=adapter_layout(backbone.transformer, backbone.lora_targets),
             reward_options=backbone.options.rewards,
             device=str(backbone.device),

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,15 @@ from solrl_core import fingerprint, sampler
 from solrl_core.errors import MismatchError
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.load import locate
-from solrl_core.fingerprint import check_digests, module_digest, part_digests, source_digest
+from solrl_core.fingerprint import (
+    SCHEDULE,
+    check_digests,
+    model_digest,
+    module_digest,
+    part_digests,
+    schedule_digest,
+    source_digest,
+)
 from torch import nn
 from transformers import AutoTokenizer
 
@@ -119,6 +128,33 @@ def test_a_changed_configuration_changes_the_digest(backbone: Backbone, digests:
     assert module_digest(transformer) != digests["transformer"]
     shifted = FlowMatchEulerDiscreteScheduler.from_config(backbone.parts["scheduler"].config, shift=3.0)
     assert part_digests({"scheduler": shifted})["scheduler"] != digests["scheduler"]
+
+
+@pytest.mark.parametrize("model", ["mini-sd3", "mini-flux"])
+def test_other_noise_levels_of_one_configuration_are_noticed(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a service would compute them whose diffusers shifts differently."""
+    backbone = load_backbone(model)
+    ours = {"scheduler": part_digests(backbone.parts)["scheduler"], SCHEDULE: schedule_digest(backbone.sigmas)}
+    compute = FlowMatchEulerDiscreteScheduler.set_timesteps
+
+    def moved(factor: float) -> dict[str, str]:
+        def set_timesteps(self: FlowMatchEulerDiscreteScheduler, *args: Any, **kwargs: Any) -> None:
+            compute(self, *args, **kwargs)
+            self.sigmas = self.sigmas * factor
+
+        monkeypatch.setattr(FlowMatchEulerDiscreteScheduler, "set_timesteps", set_timesteps)
+        return ours | {SCHEDULE: schedule_digest(backbone.sigmas)}
+
+    check_digests(moved(1 + 1e-7), ours)
+    with pytest.raises(MismatchError, match="the service's schedule is not the trainer's") as raised:
+        check_digests(moved(0.999), ours)
+    assert (raised.value.where, raised.value.expected) == (SCHEDULE, ours[SCHEDULE])
+    assert "same version of diffusers" in str(raised.value.action)
+
+
+def test_a_fit_is_bound_to_the_model_and_not_to_its_schedule(digests: dict[str, str]) -> None:
+    assert model_digest(digests | {SCHEDULE: "sha256:0", "reward:a": "sha256:1"}) == model_digest(digests)
+    assert fingerprint.fingerprint(digests | {SCHEDULE: "sha256:0"}, ()) != fingerprint.fingerprint(digests, ())
 
 
 def edited(tmp_path: Path, edit: Callable[[dict[str, dict[str, int]]], None]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from solrl_client.retries import OnWait, ignore
 from solrl_core.families import load_backbone
-from solrl_core.fingerprint import model_digest, part_digests
+from solrl_core.fingerprint import SCHEDULE, model_digest, part_digests, schedule_digest
 from solrl_core.precision import numerics, supported_tiers
 from solrl_core.precision.fp8 import require_fp8
 from solrl_core.rewards import RewardSet
@@ -186,7 +186,7 @@ def open_session(
         # Take digests before the policy modifies the backbone's transformer.
         parts = part_digests(backbone.parts, backbone.device)
         check_bindings(config.bindings, model_digest(parts), config.model)
-        digests = parts | rewards.digests()
+        digests = parts | {SCHEDULE: schedule_digest(backbone.sigmas)} | rewards.digests()
         service = None
         if client is not None:
             service = connect_service(config, client, backbone, digests, world, note)

@@ -94,7 +94,7 @@ def _check_precision(precision: Tier, hosted: ModelInfo) -> None:
 
 def _check_fitted(fitted: FittedSolver | None, hosted: ModelInfo) -> None:
     target = fitted.fitted_for if fitted is not None else None
-    digest = model_digest({part: digest for part, digest in hosted.digests.items() if not part.startswith("reward:")})
+    digest = model_digest(hosted.digests)
     if target is not None and target.model != digest:
         raise ProblemError(
             ProblemKind.FITTED_MISMATCH,

@@ -14,7 +14,7 @@ from service_helpers import (
     scores,
 )
 from solrl_core.families import Backbone
-from solrl_core.fingerprint import check_digests, part_digests
+from solrl_core.fingerprint import SCHEDULE, check_digests, part_digests, schedule_digest
 from solrl_core.generator import Generator
 from solrl_core.noise import check_noise_contract
 from solrl_core.rewards import RewardSet
@@ -122,7 +122,8 @@ def test_an_unmerged_adapter_gives_the_images_of_the_process(
 def test_models_lists_digests_noise_and_precisions(service: RunningService, backbone: Backbone) -> None:
     listed = ModelList.model_validate(service.client.get("/v1/models").json())
     (model,) = listed.models
-    ours = part_digests(backbone.parts) | RewardSet.load(["clipscore"], backbone).digests()
+    ours = part_digests(backbone.parts) | {SCHEDULE: schedule_digest(backbone.sigmas)}
+    ours |= RewardSet.load(["clipscore"], backbone).digests()
     check_digests(model.digests, ours)
     assert set(model.digests) == set(ours)
     assert model.reward_dtype is None

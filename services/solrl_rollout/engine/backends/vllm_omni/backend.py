@@ -7,7 +7,7 @@ from solrl_core.arithmetic import arithmetic
 from solrl_core.device_events import DeviceEvent, record_event
 from solrl_core.families.load import load_backbone, model_folder
 from solrl_core.families.skeleton import Meta, load_skeleton
-from solrl_core.fingerprint import checkpoint_digest, part_digests
+from solrl_core.fingerprint import SCHEDULE, checkpoint_digest, part_digests, schedule_digest
 from solrl_core.generator import GeneratorOutput, decode_in_batches
 from solrl_core.lora import adapter_layout
 from solrl_core.precision import numerics
@@ -68,7 +68,11 @@ class VllmOmniBackend:
             height=backbone.height,
             width=backbone.width,
             latent_shape=backbone.latent_shape,
-            digests={"transformer": transformer, **part_digests(others)},
+            digests={
+                "transformer": transformer,
+                **part_digests(others),
+                SCHEDULE: schedule_digest(backbone.sigmas),
+            },
             adapter_layout=adapter_layout(skeleton.transformer, backbone.lora_targets),
             reward_options=backbone.options.rewards,
             device=str(self._device),
