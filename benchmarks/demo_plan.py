@@ -8,11 +8,11 @@ import json
 from pathlib import Path
 
 from solrl_core.families.load import load_backbone
-from solrl_core.fitting import fit
-from solrl_core.generator import Generator
+from solrl_core.sampling.fitting import fit
+from solrl_core.sampling.generator import Generator
 from solrl_trainer.calibration.fitting import recipe_examples
-from solrl_trainer.demo import PRESET, plan_file
-from solrl_trainer.presets import resolve
+from solrl_trainer.commands.demo import PRESET, plan_file
+from solrl_trainer.settings.presets import resolve
 
 FIDELITY = Path("docs/results/plan_fidelity.json")
 

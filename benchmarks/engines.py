@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
-from solrl_core.generator import CHUNK_SIZE
+from solrl_core.sampling.generator import CHUNK_SIZE
 from solrl_engine.backend import Backend, GenerationRequest, VersionedAdapter
 from solrl_proto.rollouts import Plan
 from solrl_rollout.engine.backends import load_backend

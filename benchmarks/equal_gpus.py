@@ -26,21 +26,21 @@ import torch
 from solrl_core.adapter import encode_adapter
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.skeleton import Meta, materialize
-from solrl_core.fitting import SCHEDULES, identity_solver
+from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_core.rewards import RewardSet
 from solrl_proto.rollouts import PromptItem
-from solrl_trainer.config import RunConfig
+from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.loop import roll_out, train_iteration, training_samples
-from solrl_trainer.models import Models
-from solrl_trainer.policy import CURRENT, OLD
-from solrl_trainer.presets import resolve
+from solrl_trainer.policy.models import Models
+from solrl_trainer.policy.policy import CURRENT, OLD
+from solrl_trainer.settings.presets import resolve
 from solrl_trainer.ranks.process_group import process_group
 from solrl_trainer.ranks.rank_info import read_rank_info
 from solrl_trainer.rollouts.iteration import IterationSamples
-from solrl_trainer.run_log import RunLog
+from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.session import Session, connect
-from solrl_trainer.update import trained_steps
-from solrl_trainer.world import SoloWorld, World, gather_values, pick_device
+from solrl_trainer.policy.update import trained_steps
+from solrl_trainer.ranks.world import SoloWorld, World, gather_values, pick_device
 from step_time import TOKENS
 from support.results import Results, Row, device_name, options, table
 from support.true_size import MINIATURES, random_hps, skeleton

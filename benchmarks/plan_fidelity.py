@@ -28,10 +28,10 @@ from rich.progress import track
 from safetensors.torch import load_file, save_file
 from solrl_core.families import load_backbone
 from solrl_core.fidelity import rank_fidelity
-from solrl_core.fitting import SCHEDULES
-from solrl_core.generator import Generator
+from solrl_core.sampling.fitting import SCHEDULES
+from solrl_core.sampling.generator import Generator
 from solrl_core.rewards import RewardSet
-from solrl_core.solver_specs import SOLVERS
+from solrl_core.sampling.solver_specs import SOLVERS
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
@@ -40,10 +40,10 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
 from solrl_proto.selection import best_worst
 from solrl_trainer.calibration.fitting import fit_solvers, recipe_examples
-from solrl_trainer.config import RunConfig
-from solrl_trainer.evaluation import paired_gain
-from solrl_trainer.presets import resolve
-from solrl_trainer.prompts import find_prompts, read_prompts
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.evaluation.scores import paired_gain
+from solrl_trainer.settings.presets import resolve
+from solrl_trainer.settings.prompts import find_prompts, read_prompts
 from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.scoring import SampleScorer
 from support.plan_page import ALLOWED, CHECKED, FITTED, FP8, STEPS, TRUE_STEPS, WHOLE, page, plot

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_core.batches import gpu_batch_sizes
-from solrl_core.device_events import record_event
+from solrl_core.sampling.batches import gpu_batch_sizes
+from solrl_core.sampling.device_events import record_event
 from solrl_core.families.base import Backbone
 from solrl_core.families.skeleton import Meta, randomize
 from solrl_core.precision import apply_policy

@@ -18,9 +18,9 @@ from typing import Any
 
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.rollouts import Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
-from solrl_trainer.demo import rollout_service
-from solrl_trainer.folder import saved_settings
-from solrl_trainer.metrics import read_metrics
+from solrl_trainer.commands.demo import rollout_service
+from solrl_trainer.records.folder import saved_settings
+from solrl_trainer.records.metrics_file import read_metrics
 from support.results import Results, device_name, options, table
 from support.true_size import written
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import solrl_reward.cli
 import solrl_rollout.cli
-import solrl_trainer.cli
+import solrl_trainer.commands.cli
 from typed import typed
 
 PROGRAMS: dict[str, Callable[[], None]] = {
-    "solrl-train": solrl_trainer.cli.main,
+    "solrl-train": solrl_trainer.commands.cli.main,
     "solrl-reward": solrl_reward.cli.main,
     "solrl-rollout": solrl_rollout.cli.main,
 }

@@ -167,7 +167,7 @@ def test_the_contract_imports_alone() -> None:
 
 
 def test_names_are_checked_without_torch() -> None:
-    _, modules = modules_after("import solrl_core.registry, solrl_core.errors, solrl_trainer.prompts")
+    _, modules = modules_after("import solrl_core.registry, solrl_core.errors, solrl_trainer.settings.prompts")
     assert not modules & HEAVY
 
 
@@ -177,7 +177,7 @@ def parameters(function: object) -> list[str]:
 
 def test_the_public_names_are_as_agreed() -> None:
     from solrl_client.rollouts import RolloutClient
-    from solrl_core.noise import initial_noise
+    from solrl_core.sampling.noise import initial_noise
     from solrl_core.precision.nvfp4 import quantize_dequantize
     from solrl_trainer.algorithms.diffusionnft import nft_loss
     from solrl_trainer.selection import best_worst

@@ -11,8 +11,8 @@ from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
-from solrl_trainer.config import RunConfig
-from solrl_trainer.presets import resolve
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.presets import resolve
 
 MODEL = "mini-sana"
 SMALL = (

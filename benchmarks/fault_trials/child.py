@@ -44,7 +44,7 @@ def serve(argv: Sequence[str], witness: str, environment: Mapping[str, str]) -> 
     os.environ.update(environment)
     from solrl_rollout.cli import main
     from solrl_rollout.engine.engine import Engine
-    from solrl_rollout.engine.feed import WorkerFeed
+    from solrl_rollout.engine.queue.feed import WorkerFeed
     from solrl_rollout.engine.work import Chunk, Job
     from solrl_rollout.engine.workers import remote
 
@@ -116,11 +116,11 @@ def watch_chunks(noted: Witness) -> None:
 
 def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:
     """`solrl-train run`; notes what each iteration trains on, and the random numbers and optimiser it begins with."""
-    from solrl_trainer import update
-    from solrl_trainer.cli import main
+    from solrl_trainer.policy import update
+    from solrl_trainer.commands.cli import main
     from solrl_trainer.rollouts.iteration import IterationSamples
-    from solrl_trainer.run_log import RunLog
-    from solrl_trainer.update import Updater
+    from solrl_trainer.records.run_log import RunLog
+    from solrl_trainer.policy.update import Updater
 
     noted, rank = Witness(Path(witness)), os.environ.get("RANK", "0")
     ready, pairs, optimise = RunLog.samples_ready, update.training_pairs, Updater.update

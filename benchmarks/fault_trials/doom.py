@@ -57,7 +57,7 @@ class Doom:
             self._in_checkpoint()
 
     def _in_phase(self) -> None:
-        from solrl_trainer.run_log import RunLog
+        from solrl_trainer.records.run_log import RunLog
 
         show = RunLog._show
 
@@ -71,7 +71,7 @@ class Doom:
         replace(RunLog, "_show", watched)
 
     def _in_metrics(self) -> None:
-        from solrl_trainer.metrics import Metrics
+        from solrl_trainer.records.metrics_file import Metrics
 
         log = Metrics.log
 
@@ -99,7 +99,7 @@ class Doom:
         replace(RolloutClient, "push", last)
 
     def _in_checkpoint(self) -> None:
-        from solrl_trainer import checkpoints
+        from solrl_trainer.records import checkpoints
 
         save = checkpoints.save
 

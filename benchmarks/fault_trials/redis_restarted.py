@@ -18,8 +18,8 @@ from solrl_client.rollouts import RolloutClient
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 from solrl_rollout.store.redis import RedisRunStore
-from solrl_trainer.rollouts.adapter_supply import AdapterSupply
-from solrl_trainer.rollouts.source import rollout_source
+from solrl_trainer.service.adapter_supply import AdapterSupply
+from solrl_trainer.service.source import rollout_source
 from support.redis_server import Keys, RedisServer, dump, running_redis
 
 from fault_trials.adapters import adapter_file, small_config

@@ -21,8 +21,8 @@ from solrl_client import rollouts
 from solrl_client.retries import Retries
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutGroup
-from solrl_trainer.rollouts.adapter_supply import AdapterSupply
-from solrl_trainer.rollouts.source import rollout_source
+from solrl_trainer.service.adapter_supply import AdapterSupply
+from solrl_trainer.service.source import rollout_source
 from support.redis_server import running_redis
 
 from fault_trials.adapters import adapter_file, layout, small_config

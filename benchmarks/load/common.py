@@ -16,7 +16,7 @@ from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_proto.rollouts import AdapterRef, Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
-from solrl_trainer.demo import rollout_service
+from solrl_trainer.commands.demo import rollout_service
 
 MODEL = "mini-sana"
 GROUP = 24

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from common import Row, seconds_of, service
 from solrl_client.rollouts import RolloutClient
-from solrl_trainer.metrics import own_time, read_metrics
-from solrl_trainer.presets import resolve
-from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
-from solrl_trainer.rollouts.source import rollout_source
+from solrl_trainer.records.metrics_file import own_time, read_metrics
+from solrl_trainer.settings.presets import resolve
+from solrl_trainer.settings.prompts import find_prompts, prompts_of_iteration, read_prompts
+from solrl_trainer.service.source import rollout_source
 
 PRESET = "mini-sana/sol_rl/clipscore"
 _SETTINGS = ("explore.prompts=4", "evaluate.prompts=8", "evaluate.fidelity_prompts=0")
@@ -54,7 +54,7 @@ def _explore_seconds(url: str) -> float:
     prompts = read_prompts(find_prompts(config.prompts), "train")
     from solrl_core.adapter import encode_adapter
     from solrl_core.families import load_backbone
-    from solrl_trainer.policy import Policy
+    from solrl_trainer.policy.policy import Policy
 
     policy = Policy(load_backbone(config.model), config.lora, config.seed)
     with RolloutClient(url, patience=600) as client:

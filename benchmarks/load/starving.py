@@ -8,7 +8,7 @@ from common import GROUP, MODEL, Row, farthest, layout, race, random_adapter, re
 from solrl_client.rollouts import RolloutClient
 from solrl_http.tokens import create_token
 from solrl_proto.rollouts import RolloutRequest
-from solrl_trainer.demo import rollout_service
+from solrl_trainer.commands.demo import rollout_service
 
 NAMES = 260
 

@@ -20,7 +20,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from solrl_trainer.presets import MODELS, REWARD_WORDS, ConfigError, parse_override
+from solrl_trainer.settings.presets import MODELS, REWARD_WORDS, ConfigError, parse_override
 
 from paper.compute import SHAPES
 from paper.estimate import plan

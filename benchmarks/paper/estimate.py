@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from solrl_trainer.config import RunConfig
-from solrl_trainer.prompts import find_prompts, read_prompts
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.prompts import find_prompts, read_prompts
 
 from paper.compute import Passes, passes_of_iteration
 from paper.experiments import Experiment

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from solrl_trainer.config import RunConfig
-from solrl_trainer.presets import resolve
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.presets import resolve
 
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
 JUDGES = ("judge", "verifier", "verifier_graded")

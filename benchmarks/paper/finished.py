@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from solrl_trainer.config import RunConfig
+from solrl_trainer.settings.config import RunConfig
 
 from paper.experiments import OWN_SETTINGS, Experiment
 from paper.intervals import Values

@@ -11,7 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import torch
-from solrl_trainer.presets import ConfigError
+from solrl_trainer.settings.presets import ConfigError
 
 from paper.experiments import Experiment
 from paper.finished import file_of

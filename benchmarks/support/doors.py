@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from solrl_trainer.demo import rollout_service
+from solrl_trainer.commands.demo import rollout_service
 
 MODEL = "mini-sana"
 SCRIPTS = ("fuzz_api.py", "oversize.py", "slow_clients.py", "held_bodies.py")

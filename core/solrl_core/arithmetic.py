@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from solrl_core.lanes import lane_count
+from solrl_core.sampling.lanes import lane_count
 
 
 def arithmetic(device: torch.device) -> dict[str, str]:

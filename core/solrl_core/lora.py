@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
-from solrl_core.lanes import map_in_lanes
+from solrl_core.sampling.lanes import map_in_lanes
 from solrl_core.precision import LowRank, QuantLinear, refresh_weight_
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self
 
 from solrl_core.adapter import Adapter
-from solrl_core.device_events import DeviceEvent
-from solrl_core.generator import GeneratorOutput
-from solrl_core.sampler import Trajectory
-from solrl_core.solver_specs import SolverSpec
+from solrl_core.sampling.device_events import DeviceEvent
+from solrl_core.sampling.generator import GeneratorOutput
+from solrl_core.sampling.sampler import Trajectory
+from solrl_core.sampling.solver_specs import SolverSpec
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import AdapterUse, Plan
@@ -91,7 +91,7 @@ class GenerationRequest:
 
     Attributes:
         prompts: one text for each candidate.
-        seeds: one seed for each, which alone determines its noise (`solrl_core.noise`).
+        seeds: one seed for each, which alone determines its noise (`solrl_core.sampling.noise`).
         plan: number of steps, solver, guidance and decoder precision. Pruning is the caller's.
         precision: precision to run at, with the adapter that was last set for it.
         start: latents to continue from, one row per seed; None for the seeds' noise.

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from solrl_core.generator import Generator, GeneratorOutput
-from solrl_core.sampler import Trajectory
-from solrl_core.solver_specs import SolverSpec
+from solrl_core.sampling.generator import Generator, GeneratorOutput
+from solrl_core.sampling.sampler import Trajectory
+from solrl_core.sampling.solver_specs import SolverSpec
 from solrl_proto.rollouts import Plan, PromptItem
 from solrl_proto.selection import best_worst
 

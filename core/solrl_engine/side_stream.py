@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
-from solrl_core.device_events import record_event
+from solrl_core.sampling.device_events import record_event
 
 Result = TypeVar("Result")
 Pending = Callable[[], Result]

@@ -1,6 +1,6 @@
 """Constants of the noise contract, and the expansion of a seed root into a group's seeds.
 
-Noise itself needs torch and is in `solrl_core.noise`; this is the part that a client in any language needs.
+Noise itself needs torch and is in `solrl_core.sampling.noise`; this is the part that a client in any language needs.
 """
 
 import hashlib

@@ -14,11 +14,11 @@ from starlette.types import ASGIApp, Lifespan
 
 from solrl_http import problems
 from solrl_http.access import AccessControl, Rule, access, access_rules
-from solrl_http.backpressure import Backpressure
-from solrl_http.drain import DrainTimeout
-from solrl_http.hosts import SiteGuard
-from solrl_http.inflight import InflightBytes, InflightLimit
-from solrl_http.limits import BodyLimit, HeadLimit
+from solrl_http.limits.backpressure import Backpressure
+from solrl_http.limits.drain import DrainTimeout
+from solrl_http.limits.hosts import SiteGuard
+from solrl_http.limits.inflight import InflightBytes, InflightLimit
+from solrl_http.limits.sizes import BodyLimit, HeadLimit
 from solrl_http.metrics import RequestMetrics
 from solrl_http.request_log import RequestLog
 from solrl_http.routes import docs, metrics

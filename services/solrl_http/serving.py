@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import uvicorn
 from solrl_proto.problems import ProblemError, ProblemKind
 
-from solrl_http.hosts import is_loopback
+from solrl_http.limits.hosts import is_loopback
 from solrl_http.settings import MIB, HttpSettings
 from solrl_http.tokens import read_tokens
 
@@ -188,8 +188,8 @@ async def _serve(
 
 
 def _config(app: "ASGIApp", settings: HttpSettings) -> uvicorn.Config:
-    from solrl_http.connections import ConnectionLimits, GuardedProtocol
-    from solrl_http.limits import MAX_HEAD_BYTES
+    from solrl_http.limits.connections import ConnectionLimits, GuardedProtocol
+    from solrl_http.limits.sizes import MAX_HEAD_BYTES
 
     class Protocol(GuardedProtocol):
         limits = ConnectionLimits(settings.slow_client_timeout, settings.max_connections)

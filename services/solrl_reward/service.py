@@ -12,7 +12,7 @@ from solrl_core.model_options import ModelOptions, read_options
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import REWARDS, PlainDefaults, check_named, check_reward
 from solrl_core.rewards.wire import decode_scoring
-from solrl_http.drain import draining
+from solrl_http.limits.drain import draining
 from solrl_proto.scores import PromptCheck, PromptVerdict, RewardInfo, RewardList, ScoreAnswer, ScoreRequest
 
 from solrl_reward.batcher import Batcher, Images

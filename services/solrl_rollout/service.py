@@ -7,18 +7,18 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from solrl_core.fingerprint import fingerprint
-from solrl_core.noise import noise_contract
+from solrl_core.sampling.noise import noise_contract
 from solrl_http import logs
-from solrl_http.drain import draining
+from solrl_http.limits.drain import draining
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import NoiseContract
 from solrl_proto.rollouts import RolloutRequest, Served
 
-from solrl_rollout.engine.adapters import Adapters
+from solrl_rollout.engine.adapters.adapters import Adapters
 from solrl_rollout.engine.admission import MAX_LATENT_BYTES, check_model, check_request, latent_bytes
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.held_adapters import HeldAdapters
+from solrl_rollout.engine.adapters.held_adapters import HeldAdapters
 from solrl_rollout.engine.rollout import Rollout
 from solrl_rollout.engine.run_rewards import digests_with, run_rewards_of
 from solrl_rollout.engine.work import HeldAdapter, HostedModel, Job, RunReward, release

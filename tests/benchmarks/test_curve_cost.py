@@ -2,7 +2,7 @@
 
 import pytest
 from paper.compute import passes_of_iteration
-from solrl_trainer.presets import MODELS, RECIPES, resolve
+from solrl_trainer.settings.presets import MODELS, RECIPES, resolve
 
 
 def share_of_curve(model: str, recipe: str) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from demo_figures import row, table
-from solrl_trainer.demo import demo_config, plan_file
+from solrl_trainer.commands.demo import demo_config, plan_file
 
 ROOT = Path(__file__).parents[2]
 RECORDED = json.loads((ROOT / "docs/results/demo.json").read_text())

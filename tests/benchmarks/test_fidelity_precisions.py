@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from solrl_core.families import load_backbone
-from solrl_core.generator import Generator
+from solrl_core.sampling.generator import Generator
 from support.precisions import OF_PRESET, generator_at, named, solver_of
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

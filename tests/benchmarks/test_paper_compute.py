@@ -12,7 +12,7 @@ from paper.compute import SOURCES, STORED, costs_of, iterations_within, passes_o
 from paper.experiments import Programme
 from paper_runs import RESULTS
 from solrl_core.families.sana import Sana
-from solrl_core.generator import Generator
+from solrl_core.sampling.generator import Generator
 from solrl_trainer import loop
 from solrl_trainer.loop import train
 

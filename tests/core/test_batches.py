@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from solrl_core.batches import batches, gpu_batch_sizes
+from solrl_core.sampling.batches import batches, gpu_batch_sizes
 
 
 @pytest.mark.parametrize(("count", "limit"), [(1, 24), (3, 24), (5, 24), (24, 24), (25, 24), (96, 48), (7, 2), (1, 1)])

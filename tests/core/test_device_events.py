@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from solrl_core.device_events import RunAheadLimit, record_event, upload
+from solrl_core.sampling.device_events import RunAheadLimit, record_event, upload
 
 
 class Device:

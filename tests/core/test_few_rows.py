@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from solrl_core.few_rows import FEWEST_ROWS, pad_few_rows
+from solrl_core.sampling.few_rows import FEWEST_ROWS, pad_few_rows
 from solrl_core.precision import QuantLinear
 from torch import nn
 

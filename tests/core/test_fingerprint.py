@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, SanaPipeline, SanaTransformer2DModel
-from solrl_core import fingerprint, sampler
+from solrl_core import fingerprint
+from solrl_core.sampling import sampler
 from solrl_core.errors import MismatchError
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.load import locate

@@ -6,11 +6,11 @@ from itertools import pairwise
 import pytest
 import torch
 from solrl_core.families import Backbone
-from solrl_core.fitting import SCHEDULES, Examples, fit, identity_solver, make_examples, passes
-from solrl_core.generator import Generator
-from solrl_core.sampler import Trajectory, advance, solve, unshifted_sigmas
-from solrl_core.solver_specs import SOLVERS, make_solver
-from solrl_core.solvers import Fitted
+from solrl_core.sampling.fitting import SCHEDULES, Examples, fit, identity_solver, make_examples, passes
+from solrl_core.sampling.generator import Generator
+from solrl_core.sampling.sampler import Trajectory, advance, solve, unshifted_sigmas
+from solrl_core.sampling.solver_specs import SOLVERS, make_solver
+from solrl_core.sampling.solvers import Fitted
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver
 

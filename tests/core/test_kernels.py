@@ -14,7 +14,7 @@ from gpu_marks import FP8, GPU, HOPPER
 from lora_helpers import random_adapter
 from solrl_core.families import flux_fused, load_backbone, sd3_fused
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_core.generator import Generator
+from solrl_core.sampling.generator import Generator
 from solrl_core.kernels import (
     add_norm_modulate_quantize,
     attend,

@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import torch
-from solrl_core.lanes import lane_count, map_in_lanes
+from solrl_core.sampling.lanes import lane_count, map_in_lanes
 
 torch.set_num_threads({first})
 lane_count()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from solrl_core.errors import MismatchError
-from solrl_core.noise import check_noise_contract, initial_noise, noise_contract, step_noise
+from solrl_core.sampling.noise import check_noise_contract, initial_noise, noise_contract, step_noise
 from solrl_proto.models import NoiseContract
 from solrl_proto.noise import NOISE_CONTRACT_VERSION, PROBE_LENGTH, PROBE_SEED, SEED_LIMIT, expand_seeds
 
@@ -86,7 +86,7 @@ def test_the_global_generator_is_neither_read_nor_moved() -> None:
 
 def test_another_process_draws_the_same_bits() -> None:
     program = (
-        "import hashlib, sys, torch; from solrl_core.noise import initial_noise; torch.set_num_threads(1);"
+        "import hashlib, sys, torch; from solrl_core.sampling.noise import initial_noise; torch.set_num_threads(1);"
         f"rows = initial_noise({SEEDS}, {SHAPE}); sys.stdout.write(hashlib.sha256(rows.numpy().tobytes()).hexdigest())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from solrl_core.families import Backbone
 from solrl_core.families.base import Conditioning
-from solrl_core.generator import Generator
-from solrl_core.prompt_cache import PromptCache
+from solrl_core.sampling.generator import Generator
+from solrl_core.sampling.prompt_cache import PromptCache
 
 
 def encoded(size: int) -> Conditioning:

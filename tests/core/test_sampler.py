@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from solrl_core.sampler import Trajectory, advance, solve, unshifted_sigmas
-from solrl_core.solver_specs import make_solver
+from solrl_core.sampling.sampler import Trajectory, advance, solve, unshifted_sigmas
+from solrl_core.sampling.solver_specs import make_solver
 
 
 def test_sigmas_are_evenly_spaced_from_one_to_zero() -> None:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DPMSolverMultistepScheduler
-from solrl_core.sampler import solve, unshifted_sigmas
-from solrl_core.solver_specs import SOLVERS
-from solrl_core.solvers import log_snr
+from solrl_core.sampling.sampler import solve, unshifted_sigmas
+from solrl_core.sampling.solver_specs import SOLVERS
+from solrl_core.sampling.solvers import log_snr
 
 UNEVEN = [1.0, 0.93, 0.81, 0.62, 0.33, 0.02, 0.0]
 SCHEDULES = [UNEVEN, UNEVEN[1:], unshifted_sigmas(10), unshifted_sigmas(3), unshifted_sigmas(2), [1.0, 0.0]]

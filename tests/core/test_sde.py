@@ -11,12 +11,12 @@ import pytest
 import torch
 from solrl_core.families import Backbone
 from solrl_core.families.base import stack
-from solrl_core.generator import Generator
-from solrl_core.noise import initial_noise, step_noise
-from solrl_core.sampler import Recorder, Trajectory, advance, solve, unshifted_sigmas
-from solrl_core.sde import DanceSde, FlowSde, StochasticSolver, Windowed
-from solrl_core.solver_specs import SOLVERS, make_solver
-from solrl_core.solvers import Euler, Solver
+from solrl_core.sampling.generator import Generator
+from solrl_core.sampling.noise import initial_noise, step_noise
+from solrl_core.sampling.sampler import Recorder, Trajectory, advance, solve, unshifted_sigmas
+from solrl_core.sampling.sde import DanceSde, FlowSde, StochasticSolver, Windowed
+from solrl_core.sampling.solver_specs import SOLVERS, make_solver
+from solrl_core.sampling.solvers import Euler, Solver
 from solrl_proto.rollouts import SdeKind, StochasticSteps
 
 SIGMAS = [1.0, 0.9, 0.6, 0.2, 0.0]

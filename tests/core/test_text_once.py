@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 import torch
 from lora_helpers import random_adapter
-from solrl_core import text_once
+from solrl_core.sampling import text_once
 from solrl_core.families import Backbone
-from solrl_core.generator import Generator
+from solrl_core.sampling.generator import Generator
 from torch import nn
 
 PROMPTS = ("a red circle", "two blue squares")

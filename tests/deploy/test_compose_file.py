@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import solrl_reward.cli
 import solrl_rollout.cli
-import solrl_trainer.cli
+import solrl_trainer.commands.cli
 import tyro
 from proof.compose import load, seconds
 from pydantic_settings import BaseSettings
@@ -19,7 +19,7 @@ from solrl_http.settings import SECRETS
 from solrl_remote import chat
 from solrl_reward.settings import Settings as RewardSettings
 from solrl_rollout.settings import Settings
-from solrl_trainer.demo import DEMO_SETTINGS, PRESET
+from solrl_trainer.commands.demo import DEMO_SETTINGS, PRESET
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
@@ -247,7 +247,7 @@ def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(tyro, "cli", stop)
     monkeypatch.setattr("sys.argv", words)
-    program = {"solrl-train": solrl_trainer.cli, "solrl-reward": solrl_reward.cli, "solrl-rollout": solrl_rollout.cli}[
+    program = {"solrl-train": solrl_trainer.commands.cli, "solrl-reward": solrl_reward.cli, "solrl-rollout": solrl_rollout.cli}[
         words[0]
     ]
     with contextlib.suppress(KeyboardInterrupt, SystemExit):

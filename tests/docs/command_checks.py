@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import solrl_reward.cli
 import solrl_rollout.cli
-import solrl_trainer.cli
+import solrl_trainer.commands.cli
 import tyro
 import yaml
 from fences import ROOT
@@ -20,7 +20,7 @@ from fences import ROOT
 PROGRAMS: dict[str, Callable[[], None]] = {
     "solrl-reward": solrl_reward.cli.main,
     "solrl-rollout": solrl_rollout.cli.main,
-    "solrl-train": solrl_trainer.cli.main,
+    "solrl-train": solrl_trainer.commands.cli.main,
 }
 
 

@@ -21,7 +21,7 @@ from service_helpers import RunningService, running_service
 from solrl_client.noise import initial_noise
 from solrl_client.rollouts import RolloutClient
 from solrl_core.families import load_backbone
-from solrl_core.generator import Generator
+from solrl_core.sampling.generator import Generator
 from solrl_minis import catalog
 from solrl_minis.verifier import verify
 from solrl_proto import Candidates, Plan, PromptItem, RewardSpec, RolloutRequest

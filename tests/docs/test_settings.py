@@ -4,7 +4,7 @@ from fences import ROOT
 from settings_page import page, settings_of
 from solrl_reward.settings import Settings as RewardSettings
 from solrl_rollout.settings import Settings
-from solrl_trainer.config import RunConfig
+from solrl_trainer.settings.config import RunConfig
 
 
 def test_the_page_is_generated() -> None:

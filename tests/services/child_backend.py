@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 from solrl_core.adapter import decode_adapter, encode_adapter
-from solrl_core.device_events import DeviceEvent, HostEvent
-from solrl_core.generator import GeneratorOutput
+from solrl_core.sampling.device_events import DeviceEvent, HostEvent
+from solrl_core.sampling.generator import GeneratorOutput
 from solrl_engine.backend import (
     AdapterMergeError,
     Backend,

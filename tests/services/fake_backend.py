@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from solrl_core.device_events import DeviceEvent, HostEvent
-from solrl_core.generator import GeneratorOutput
-from solrl_core.noise import initial_noise
-from solrl_core.sampler import Trajectory
-from solrl_core.solvers import Euler
+from solrl_core.sampling.device_events import DeviceEvent, HostEvent
+from solrl_core.sampling.generator import GeneratorOutput
+from solrl_core.sampling.noise import initial_noise
+from solrl_core.sampling.sampler import Trajectory
+from solrl_core.sampling.solvers import Euler
 from solrl_engine.backend import Capabilities, GenerationRequest, Identity, VersionedAdapter
 from solrl_proto import Plan, PromptItem
 from solrl_proto.identifiers import Tier

@@ -4,11 +4,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import solrl_core.batches
+import solrl_core.sampling.batches
 import torch
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.sana import Sana
-from solrl_core.generator import CHUNK_SIZE
+from solrl_core.sampling.generator import CHUNK_SIZE
 from solrl_core.rewards.clipscore import ClipScore
 
 
@@ -26,7 +26,7 @@ def limited(work: Callable[..., Any], rows_at: int, most: int) -> Callable[..., 
 
 def whole_chunks() -> tuple[Any, str, int]:
     """A patch that makes a chunk one batch, as on a GPU, in a process with one thread."""
-    return solrl_core.batches, "MOST_ON_CPU", CHUNK_SIZE
+    return solrl_core.sampling.batches, "MOST_ON_CPU", CHUNK_SIZE
 
 
 def of_transformer(most: int) -> tuple[type, str, Any]:

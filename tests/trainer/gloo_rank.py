@@ -13,10 +13,10 @@ import httpx
 import torch
 from solrl_client.retries import Wait
 from solrl_trainer import loop
-from solrl_trainer.policy import CURRENT, OLD
+from solrl_trainer.policy.policy import CURRENT, OLD
 from solrl_trainer.ranks.process_group import process_group
 from solrl_trainer.ranks.rank_info import read_rank_info
-from solrl_trainer.records import IterationRecord
+from solrl_trainer.records.records import IterationRecord
 from solrl_trainer.session import Session
 from training_helpers import TINY, resolve
 

@@ -9,7 +9,7 @@ from typing import Any
 
 def solrl_train(argv: Sequence[str]) -> None:
     """`solrl-train`."""
-    from solrl_trainer.cli import main
+    from solrl_trainer.commands.cli import main
 
     sys.argv = ["solrl-train", *argv]
     main()
@@ -17,7 +17,7 @@ def solrl_train(argv: Sequence[str]) -> None:
 
 def with_weights_apart(argv: Sequence[str]) -> None:
     """`solrl-train`, with a fault in the arithmetic of rank 1."""
-    from solrl_trainer.policy import Policy
+    from solrl_trainer.policy.policy import Policy
 
     average = Policy.decay_and_average
 
@@ -73,9 +73,9 @@ def held_bytes(overrides: Sequence[str], output: str) -> None:
 
     import torch
     from solrl_core.families import load_backbone
-    from solrl_trainer.models import Models
-    from solrl_trainer.policy import Policy
-    from solrl_trainer.presets import resolve
+    from solrl_trainer.policy.models import Models
+    from solrl_trainer.policy.policy import Policy
+    from solrl_trainer.settings.presets import resolve
     from solrl_trainer.ranks.process_group import process_group
     from solrl_trainer.ranks.rank_info import read_rank_info
     from torch.distributed.tensor import DTensor
@@ -112,7 +112,7 @@ def held_bytes(overrides: Sequence[str], output: str) -> None:
 
 def with_another_device(argv: Sequence[str]) -> None:
     """`solrl-train`, where rank 1 finds a GPU."""
-    from solrl_trainer import world
+    from solrl_trainer.ranks import world
 
     if os.environ["RANK"] == "1":
         world.pick_device = lambda name, process: "cuda:1"
@@ -178,7 +178,7 @@ def with_a_forgetful_service(argv: Sequence[str], run: str, explored: str) -> No
     from pathlib import Path
 
     from solrl_trainer.rollouts.iteration import IterationSamples
-    from solrl_trainer.rollouts.service import ServiceExplorer
+    from solrl_trainer.service.explorer import ServiceExplorer
 
     request, gather, complete = ServiceExplorer._request, IterationSamples.gather.__func__, Path(explored)  # type: ignore[attr-defined]
 
@@ -204,7 +204,7 @@ def with_a_forgetful_service(argv: Sequence[str], run: str, explored: str) -> No
 
 def with_noted_samples(argv: Sequence[str], noted: str) -> None:
     """`solrl-train`; each rank appends version, prompt and number of seeds of its requests for samples to a file."""
-    from solrl_trainer.rollouts.served import RegenerationSource, ServedSamples
+    from solrl_trainer.service.regenerator import RegenerationSource, ServedSamples
 
     ask, path = RegenerationSource.samples_of, f"{noted}-{os.environ['RANK']}"
 

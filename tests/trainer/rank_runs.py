@@ -12,7 +12,7 @@ from fault_trials.processes import RankPrograms
 from rank_programs import solrl_train
 from safetensors.torch import load_file
 from small_model import small_model
-from solrl_trainer.metrics import read_metrics
+from solrl_trainer.records.metrics_file import read_metrics
 from support.ports import free_port
 
 SETTINGS = (

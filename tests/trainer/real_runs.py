@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from service_helpers import RunningService, running_service
 from solrl_client.retries import Wait
 from solrl_proto.adapters import AdapterList, adapter_digest
-from solrl_trainer.config import RunConfig
+from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.loop import Result, train
-from solrl_trainer.metrics import read_metrics
-from solrl_trainer.records import IterationRecord
+from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.records.records import IterationRecord
 from solrl_trainer.rollouts.groups import GroupSelection
 from solrl_trainer.rollouts.iteration import IterationSamples
 from support.ports import free_port

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from solrl_trainer.presets import MODELS, RECIPES, resolve
+from solrl_trainer.settings.presets import MODELS, RECIPES, resolve
 
 ONE_STAGE = {
     "explore.source": "local",

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-import solrl_trainer.cli
-from solrl_trainer.demo import demo_config
-from solrl_trainer.presets import ConfigError
+import solrl_trainer.commands.cli
+from solrl_trainer.commands.demo import demo_config
+from solrl_trainer.settings.presets import ConfigError
 from typed import typed
 
 PROGRAM = str(Path(sys.executable).parent / "solrl-train")
@@ -56,7 +56,7 @@ def test_the_service_ends_with_the_demo(tmp_path: Path, number: int, code: int) 
 def test_an_invalid_setting_is_refused_before_anything_is_deleted_or_started(tmp_path: Path, setting: str) -> None:
     earlier = tmp_path / "metrics.jsonl"
     earlier.write_text("")
-    done = typed(solrl_trainer.cli.main, "demo", "--output", str(tmp_path), "--set", setting)
+    done = typed(solrl_trainer.commands.cli.main, "demo", "--output", str(tmp_path), "--set", setting)
     assert done.returncode == 2
     assert setting.partition("=")[0] in done.stderr
     assert list(tmp_path.iterdir()) == [earlier]

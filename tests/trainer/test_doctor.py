@@ -3,10 +3,10 @@
 import pytest
 import solrl_core.precision
 import solrl_rollout.cli
-import solrl_trainer.cli
+import solrl_trainer.commands.cli
 from solrl_rollout.doctor import check as check_service
 from solrl_rollout.settings import Settings
-from solrl_trainer.doctor import check
+from solrl_trainer.commands.doctor import check
 from support.ports import free_port
 from typed import typed
 
@@ -43,7 +43,7 @@ def test_both_doctors_agree(model: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert {f"reward {name}" for name in ("clipscore", "hpsv2")} <= {finding.subject for finding in ours}
     codes = {
         typed(program, "doctor", "--model", model, *more).returncode
-        for program, more in ((solrl_trainer.cli.main, ()), (solrl_rollout.cli.main, ("--port", "0")))
+        for program, more in ((solrl_trainer.commands.cli.main, ()), (solrl_rollout.cli.main, ("--port", "0")))
     }
     assert codes == {int(model != "mini-sana")}
 
@@ -62,6 +62,6 @@ def test_unknown_prompts_and_an_unreachable_service_are_missing(monkeypatch: pyt
 
 def test_the_rewards_of_a_training_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}")
-    done = typed(solrl_trainer.cli.main, "doctor", "--rewards", "clipscore", "clipscor")
+    done = typed(solrl_trainer.commands.cli.main, "doctor", "--rewards", "clipscore", "clipscor")
     assert done.returncode == 1
     assert "did you mean 'clipscore'" in done.stdout

@@ -15,9 +15,9 @@ import pytest
 from fake_hub import FakeHub
 from PIL import Image
 from solrl_minis import catalog
-from solrl_trainer.cli import main
-from solrl_trainer.evaluate import evaluate_run
-from solrl_trainer.presets import resolve
+from solrl_trainer.commands.cli import main
+from solrl_trainer.commands.evaluate import evaluate_run
+from solrl_trainer.settings.presets import resolve
 from solrl_trainer.run import run
 from training_helpers import TINY
 from typed import typed

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from solrl_trainer.lane_gradients import LANES, LaneGradients
+from solrl_trainer.policy.lane_gradients import LANES, LaneGradients
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PARAMETERS = [torch.zeros(5, 3), torch.zeros(7)]

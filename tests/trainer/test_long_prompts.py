@@ -5,10 +5,10 @@ from typing import Any
 
 from solrl_core.families import load_backbone
 from solrl_proto.rollouts import PromptItem
-from solrl_trainer.long_prompts import note_long_prompts
-from solrl_trainer.presets import resolve
+from solrl_trainer.settings.long_prompts import note_long_prompts
+from solrl_trainer.settings.presets import resolve
 from solrl_trainer.session import open_session
-from solrl_trainer.world import SoloWorld
+from solrl_trainer.ranks.world import SoloWorld
 
 LONG = "two red circles and " * 10
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from solrl_trainer.metrics import Metrics, read_metrics
+from solrl_trainer.records.metrics_file import Metrics, read_metrics
 from solrl_trainer.report.model_card import held_out
 from solrl_trainer.report.page import write_report
 

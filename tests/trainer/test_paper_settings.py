@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from solrl_trainer.config import RunConfig
-from solrl_trainer.presets import RECIPES, REWARDS, resolve
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.presets import RECIPES, REWARDS, resolve
 
 # Text tokens, sigmas, LoRA targets and layers belong to the families and are tested there.
 MODELS: dict[str, dict[str, Any]] = {

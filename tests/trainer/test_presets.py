@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 from solrl_rollout.settings import Settings
-from solrl_trainer.cli import main
-from solrl_trainer.config import RunConfig
-from solrl_trainer.defaults import DEFAULT_PRESET
-from solrl_trainer.presets import MODELS, RECIPES, REWARDS, ConfigError, names, resolve
-from solrl_trainer.rollouts.source import exploration_plan
-from solrl_trainer.settings_yaml import settings_yaml, sourced_yaml
+from solrl_trainer.commands.cli import main
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.defaults import DEFAULT_PRESET
+from solrl_trainer.settings.presets import MODELS, RECIPES, REWARDS, ConfigError, names, resolve
+from solrl_trainer.service.source import exploration_plan
+from solrl_trainer.settings.settings_yaml import settings_yaml, sourced_yaml
 from typed import typed
 
 PRESET = "mini-sana/sol_rl/clipscore"

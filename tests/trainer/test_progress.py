@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from run_folders import LONG_REWARD, RESULT, iteration_record, result_of_sum
 from solrl_client.retries import Wait
-from solrl_trainer.progress import RichReporter, evaluation_table, result_table
+from solrl_trainer.records.progress import RichReporter, evaluation_table, result_table
 
 
 def drive(reporter, iterations, start=0):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from solrl_minis import catalog
 from solrl_proto.rollouts import PromptItem
-from solrl_trainer.prompts import find_prompts, in_both, prompts_of_iteration, read_prompts, read_split
+from solrl_trainer.settings.prompts import find_prompts, in_both, prompts_of_iteration, read_prompts, read_split
 
 
 def written(folder: Path, name: str, text: str) -> Path:

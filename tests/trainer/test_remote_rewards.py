@@ -12,15 +12,15 @@ from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 from solrl_reward.app import create_app
 from solrl_reward.settings import Settings
-from solrl_trainer.config import RunConfig
-from solrl_trainer.doctor import check
-from solrl_trainer.metrics import read_metrics
-from solrl_trainer.preflight import check_run, require_judges, usable_judges
-from solrl_trainer.presets import resolve
-from solrl_trainer.problems import require_rewards
-from solrl_trainer.rollouts.brought_rewards import as_requested
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.commands.doctor import check
+from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.settings.preflight import check_run, require_judges, usable_judges
+from solrl_trainer.settings.presets import resolve
+from solrl_trainer.service.problems import require_rewards
+from solrl_trainer.service.reward_specs import as_requested
 from solrl_trainer.run import run
-from solrl_trainer.run_memory import reward_sizes
+from solrl_trainer.memory.run_memory import reward_sizes
 
 AWAY = "http://127.0.0.1:9"
 SMALL = (

@@ -7,8 +7,8 @@ import torch
 from real_runs import Watcher
 from small_model import small_model
 from solrl_trainer.loop import train
-from solrl_trainer.metrics import read_metrics
-from solrl_trainer.reward_shares import note_shares, reward_shares, shares_text
+from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.records.reward_shares import note_shares, reward_shares, shares_text
 from training_helpers import tiny_config
 
 FLAT = torch.zeros(2, 4)

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import yaml
-from solrl_trainer.cli import main, run_command
-from solrl_trainer.commands import Calibrate
-from solrl_trainer.defaults import DEFAULT_PRESET
-from solrl_trainer.evaluation import Evaluation
-from solrl_trainer.folder import FolderInUseError, is_locked, locked, saved_settings
-from solrl_trainer.preflight import check_run
-from solrl_trainer.presets import resolve
-from solrl_trainer.saved_evaluation import load_evaluation, save_evaluation
+from solrl_trainer.commands.cli import main, run_command
+from solrl_trainer.commands.options import Calibrate
+from solrl_trainer.settings.defaults import DEFAULT_PRESET
+from solrl_trainer.evaluation.scores import Evaluation
+from solrl_trainer.records.folder import FolderInUseError, is_locked, locked, saved_settings
+from solrl_trainer.settings.preflight import check_run
+from solrl_trainer.settings.presets import resolve
+from solrl_trainer.evaluation.saved_evaluation import load_evaluation, save_evaluation
 from support.ports import free_port
 from torch import rand
 from training_helpers import TINY
@@ -61,7 +61,7 @@ def holder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, sub
     """Another process that has locked a folder."""
     folder = tmp_path_factory.mktemp("held") / "run"
     script = (
-        "import pathlib, sys, time; from solrl_trainer.folder import locked\n"
+        "import pathlib, sys, time; from solrl_trainer.records.folder import locked\n"
         "with locked(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True)

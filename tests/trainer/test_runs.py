@@ -7,7 +7,7 @@ import pytest
 from service_helpers import RunningService, adapter_file, running_service
 from solrl_core.families import Backbone
 from solrl_core.lora import adapter_layout
-from solrl_trainer.cli import main
+from solrl_trainer.commands.cli import main
 from support.ports import free_port
 from typed import typed
 
@@ -92,7 +92,7 @@ def test_a_service_that_cannot_serve_the_run_is_reported_before_loading(
 
 
 def test_a_port_without_a_service_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solrl_trainer.preflight.FIRST_PATIENCE", 0.1)
+    monkeypatch.setattr("solrl_trainer.settings.preflight.FIRST_PATIENCE", 0.1)
     url = f"http://127.0.0.1:{free_port()}"
     done = typed(main, "run", "--rollout-url", url, "--output", str(tmp_path / "run"))
     assert done.returncode == 2

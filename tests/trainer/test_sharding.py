@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from solrl_core.families import Backbone, load_backbone
-from solrl_core.generator import Generator
-from solrl_trainer import sharding
-from solrl_trainer.policy import Policy
-from solrl_trainer.sharding import check_sharding, place, shard_base, sharded_bytes
-from solrl_trainer.world import SoloWorld, World
+from solrl_core.sampling.generator import Generator
+from solrl_trainer.policy import sharding
+from solrl_trainer.policy.policy import Policy
+from solrl_trainer.policy.sharding import check_sharding, place, shard_base, sharded_bytes
+from solrl_trainer.ranks.world import SoloWorld, World
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor

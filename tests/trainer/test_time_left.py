@@ -11,9 +11,9 @@ from datetime import datetime
 from typing import TextIO
 
 import pytest
-from solrl_trainer import time_left
-from solrl_trainer.progress import RichReporter
-from solrl_trainer.time_left import Countdown, TimeLeft, Work
+from solrl_trainer.records import time_left
+from solrl_trainer.records.progress import RichReporter
+from solrl_trainer.records.time_left import Countdown, TimeLeft, Work
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from hostile_service import Answer, hostile_service
 from security_helpers import Guarded, guarded_service
-from solrl_trainer.cli import main
+from solrl_trainer.commands.cli import main
 from typed import typed
 
 PLACES = "the token is taken from SOLRL_TOKEN, or from the file that SOLRL_TOKEN_PATH names"
@@ -43,7 +43,7 @@ def test_who_is_not_known_is_told_the_variable(guarded: Guarded, token: str | No
 def test_who_lacks_a_scope_is_told_the_variable(guarded: Guarded) -> None:
     url = f"http://127.0.0.1:{guarded.service.port}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("solrl_trainer.runs.RolloutClient.adapters", lambda client, name: True)
+        patch.setattr("solrl_trainer.commands.runs.RolloutClient.adapters", lambda client, name: True)
         done = typed(main, "runs", "delete", "mine", "--rollout-url", url, SOLRL_TOKEN=guarded.tokens["rollout"])
     assert done.returncode == 2
     assert "lacks the scope 'push'" in done.stderr

@@ -15,12 +15,12 @@ import pytest
 import torch
 from recording_tracker import Recorder
 from run_folders import iteration_line
-from solrl_trainer.cli import main
-from solrl_trainer.config import RunConfig
-from solrl_trainer.evaluation import Evaluation
-from solrl_trainer.metrics import Metrics, read_metrics
-from solrl_trainer.records import HeldOutRecord
-from solrl_trainer.run_log import RunLog
+from solrl_trainer.commands.cli import main
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.evaluation.scores import Evaluation
+from solrl_trainer.records.metrics_file import Metrics, read_metrics
+from solrl_trainer.records.records import HeldOutRecord
+from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.trackers.base import Tracker
 from solrl_trainer.trackers.feed import contact_sheet, figures, open_trackers
 from solrl_trainer.trackers.registry import TRACKERS
@@ -243,8 +243,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from run_folders import iteration_line
-from solrl_trainer.metrics import Metrics
-from solrl_trainer.run_log import RunLog
+from solrl_trainer.records.metrics_file import Metrics
+from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.trackers.feed import open_trackers
 from test_trackers import tracked
 config = tracked(Path(sys.argv[1]), sys.argv[2])

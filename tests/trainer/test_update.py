@@ -9,14 +9,14 @@ import pytest
 import torch
 from solrl_core.adapter import lora_b_key
 from solrl_core.families import Backbone, load_backbone
-from solrl_core.generator import Generator
+from solrl_core.sampling.generator import Generator
 from solrl_trainer.algorithms.base import Loss, Velocities
 from solrl_trainer.algorithms.diffusionnft import DiffusionNft, DiffusionNftSettings
 from solrl_trainer.algorithms.training_data import ForwardBatch
-from solrl_trainer.config import RunConfig
-from solrl_trainer.policy import CURRENT, OLD
-from solrl_trainer.presets import resolve
-from solrl_trainer.update import UpdateFigures, trained_steps, training_pairs
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.policy.policy import CURRENT, OLD
+from solrl_trainer.settings.presets import resolve
+from solrl_trainer.policy.update import UpdateFigures, trained_steps, training_pairs
 from training_helpers import PROMPTS, TINY, make_policy, make_samples, tiny_config, train_on, updater
 
 MINIATURES = ("mini-sana", "mini-sd3", "mini-flux")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fault_trials.processes import RankPrograms
 from service_helpers import RunningService, running_service
-from solrl_trainer.world import SoloWorld, gather_rows, gather_values, pick_device, require_equal, share
+from solrl_trainer.ranks.world import SoloWorld, gather_rows, gather_values, pick_device, require_equal, share
 
 
 class Ranks:

@@ -6,13 +6,13 @@ import torch
 from solrl_core.families import Backbone
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingSamples
-from solrl_trainer.config import RunConfig
-from solrl_trainer.models import build_policy
-from solrl_trainer.policy import Policy
-from solrl_trainer.presets import resolve
-from solrl_trainer.training_memory import wanted_blocks
-from solrl_trainer.update import UpdateFigures, Updater
-from solrl_trainer.world import SoloWorld, World
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.policy.models import build_policy
+from solrl_trainer.policy.policy import Policy
+from solrl_trainer.settings.presets import resolve
+from solrl_trainer.memory.training_memory import wanted_blocks
+from solrl_trainer.policy.update import UpdateFigures, Updater
+from solrl_trainer.ranks.world import SoloWorld, World
 
 TINY = ("lora.rank=2", "lora.alpha=4", "regenerate.steps=4", "optimizer.updates=2", "optimizer.batch=4")
 PROMPTS = ["a red circle", "two blue squares", "a green cross", "a small cyan triangle"]

@@ -6,7 +6,7 @@ from solrl_core.interrupts import exit_on_interrupt
 def main() -> None:
     """Run the command line."""
     exit_on_interrupt("solrl-train: stopped")
-    from solrl_trainer import cli
+    from solrl_trainer.commands import cli
 
     cli.main()
 

@@ -10,31 +10,32 @@ from solrl_engine.side_stream import Pending, in_background
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import ProblemError
 
-from solrl_trainer import checkpoints, resuming
+from solrl_trainer.records import checkpoints
+from solrl_trainer.settings import resuming
 from solrl_trainer.algorithms.base import advantages_of
 from solrl_trainer.algorithms.training_data import TrainingSamples
-from solrl_trainer.config import RunConfig
-from solrl_trainer.evaluation import Evaluation
-from solrl_trainer.held_out import (
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.evaluation.scores import Evaluation
+from solrl_trainer.evaluation.held_out import (
     evaluate_along,
     evaluate_average,
     evaluate_base,
     measure_fidelity,
     note_better_checkpoint,
 )
-from solrl_trainer.records import IterationRecord, Spread, share_without_spread
+from solrl_trainer.records.records import IterationRecord, Spread, share_without_spread
 from solrl_trainer.report.pairs import SHOWN_PROMPTS, CandidatePairs, candidate_pairs
-from solrl_trainer.resuming import Change
-from solrl_trainer.reward_shares import note_shares, reward_shares
+from solrl_trainer.settings.resuming import Change
+from solrl_trainer.records.reward_shares import note_shares, reward_shares
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import ScoredGroup, parts_of
 from solrl_trainer.rollouts.iteration import IterationSamples
-from solrl_trainer.run_log import Reporter, RunLog, open_run_log
+from solrl_trainer.records.run_log import Reporter, RunLog, open_run_log
 from solrl_trainer.selection import reselect, select
 from solrl_trainer.session import Session, open_session
 from solrl_trainer.trackers.feed import Trackers
-from solrl_trainer.update import UpdateFigures
-from solrl_trainer.world import SoloWorld, World, require_equal, share, wait_for_rank_zero
+from solrl_trainer.policy.update import UpdateFigures
+from solrl_trainer.ranks.world import SoloWorld, World, require_equal, share, wait_for_rank_zero
 
 _SHOWN_EACH = 3
 

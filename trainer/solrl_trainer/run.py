@@ -5,21 +5,21 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from solrl_trainer import resuming
-from solrl_trainer.config import RunConfig
-from solrl_trainer.evaluation import compare, verdicts
-from solrl_trainer.export import export
-from solrl_trainer.folder import SETTINGS, check_new, saved_settings
+from solrl_trainer.settings import resuming
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.evaluation.scores import compare, verdicts
+from solrl_trainer.commands.export import export
+from solrl_trainer.records.folder import SETTINGS, check_new, saved_settings
 from solrl_trainer.loop import Result, train
-from solrl_trainer.output_files import write_file
-from solrl_trainer.progress import RichReporter
+from solrl_trainer.records.output_files import write_file
+from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.report.figures import trained_text
 from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
 from solrl_trainer.report.page import write_report
-from solrl_trainer.settings_yaml import SETTINGS_YAML, settings_yaml
+from solrl_trainer.settings.settings_yaml import SETTINGS_YAML, settings_yaml
 from solrl_trainer.trackers.feed import open_trackers
-from solrl_trainer.world import World
+from solrl_trainer.ranks.world import World
 
 
 def run(

@@ -9,7 +9,7 @@ import torch
 from solrl_proto.noise import expand_seeds
 from solrl_proto.selection import best_worst, levelled, rounding
 
-from solrl_trainer.config import Explore, Regenerate, SelectionMode
+from solrl_trainer.settings.config import Explore, Regenerate, SelectionMode
 from solrl_trainer.rollouts.groups import CandidateGroup, GroupSelection, ScoredGroup
 
 __all__ = ["MODES", "best_worst", "extremes_random", "mean_deviation", "reselect", "select", "uniform"]

@@ -19,22 +19,22 @@ from solrl_engine.scorer import Scorer
 from solrl_proto.rollouts import PromptItem
 from solrl_remote.remote_reward import connect_reward
 
-from solrl_trainer import checkpoints
+from solrl_trainer.records import checkpoints
 from solrl_trainer.algorithms.base import Algorithm
 from solrl_trainer.algorithms.registry import ALGORITHMS
-from solrl_trainer.config import RunConfig
-from solrl_trainer.long_prompts import note_long_prompts
-from solrl_trainer.models import Models
-from solrl_trainer.prompts import find_prompts, prompts_of_iteration, read_prompts
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.long_prompts import note_long_prompts
+from solrl_trainer.policy.models import Models
+from solrl_trainer.settings.prompts import find_prompts, prompts_of_iteration, read_prompts
 from solrl_trainer.report.pairs import SHOWN_PROMPTS
-from solrl_trainer.resuming import parts_when_loaded
-from solrl_trainer.rollouts.adapter_supply import AdapterSupply
-from solrl_trainer.rollouts.agreement import (
+from solrl_trainer.settings.resuming import parts_when_loaded
+from solrl_trainer.service.adapter_supply import AdapterSupply
+from solrl_trainer.service.agreement import (
     check_bindings,
     check_decoder_precision,
     note_emulation,
 )
-from solrl_trainer.rollouts.connection import (
+from solrl_trainer.service.connection import (
     FIRST_PATIENCE,
     ServiceConnection,
     connect_service,
@@ -44,13 +44,13 @@ from solrl_trainer.rollouts.exploration import Explorer
 from solrl_trainer.rollouts.local import LocalExplorer
 from solrl_trainer.rollouts.on_device import DeviceSampling
 from solrl_trainer.rollouts.regenerate import Regenerator
-from solrl_trainer.rollouts.reward_clock import RewardClock
+from solrl_trainer.records.reward_clock import RewardClock
 from solrl_trainer.rollouts.scoring import SampleScorer
-from solrl_trainer.rollouts.served import ServiceRegenerator
-from solrl_trainer.rollouts.service import ServiceExplorer
-from solrl_trainer.sharding import InStepWorld
-from solrl_trainer.update import Updater
-from solrl_trainer.world import World, pick_device, share, wait_for_rank_zero
+from solrl_trainer.service.regenerator import ServiceRegenerator
+from solrl_trainer.service.explorer import ServiceExplorer
+from solrl_trainer.policy.sharding import InStepWorld
+from solrl_trainer.policy.update import Updater
+from solrl_trainer.ranks.world import World, pick_device, share, wait_for_rank_zero
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from solrl_trainer.config import RunConfig
+from solrl_trainer.settings.config import RunConfig
 
 from paper.compute import SHAPES, costs_of, passes_of_iteration
 from paper.experiments import Experiment

@@ -11,7 +11,7 @@ from torch import nn
 
 from solrl_core.model_options import ModelOptions
 from solrl_core.precision import LayerPolicy, linear_flops, share_of_flops
-from solrl_core.prompt_cache import PromptCache
+from solrl_core.sampling.prompt_cache import PromptCache
 
 Conditioning = dict[str, torch.Tensor]
 """Prompt embeddings: named tensors whose first axis is the prompt."""

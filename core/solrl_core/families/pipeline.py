@@ -15,7 +15,7 @@ from solrl_core.families.base import Backbone, Conditioning, raise_recompile_lim
 from solrl_core.families.decoder_fp8 import decodes_images, fp8_decoder, has_decoder_kernels
 from solrl_core.families.decoder_fused import fused_decoder
 from solrl_core.model_options import ModelOptions
-from solrl_core.noise import initial_noise
+from solrl_core.sampling.noise import initial_noise
 from solrl_core.precision import LayerPolicy
 from solrl_core.precision.fuse import fuse_feed_forwards
 

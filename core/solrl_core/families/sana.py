@@ -24,7 +24,7 @@ from solrl_core.families.sana_fused import (
 from solrl_core.families.sana_native import from_native, is_native
 from solrl_core.model_options import ModelOptions
 from solrl_core.precision import LayerPolicy
-from solrl_core.sampler import unshifted_sigmas
+from solrl_core.sampling.sampler import unshifted_sigmas
 
 _STEM = "diffusion_pytorch_model"
 _WEIGHTS = f"{_STEM}.safetensors"

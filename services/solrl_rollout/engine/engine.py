@@ -12,8 +12,8 @@ from concurrent.futures import Future
 
 from solrl_proto.status import WorkerStatus
 
-from solrl_rollout.engine.dispatch import Dispatch
-from solrl_rollout.engine.feed import WorkerFeed
+from solrl_rollout.engine.queue.dispatch import Dispatch
+from solrl_rollout.engine.queue.feed import WorkerFeed
 from solrl_rollout.engine.hosting import describe, require_equal
 from solrl_rollout.engine.problems import engine_dead, generation_failed
 from solrl_rollout.engine.work import Chunk, HostedModel, Job

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import torch
 from PIL import Image
-from solrl_core.generator import CHUNK_SIZE
+from solrl_core.sampling.generator import CHUNK_SIZE
 from solrl_core.rewards.base import weighted_sum
-from solrl_core.sampler import Trajectory
+from solrl_core.sampling.sampler import Trajectory
 from solrl_proto.rollouts import Latents, RolloutGroup, RolloutRequest
 from solrl_proto.selection import best_worst
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from solrl_core.generator import CHUNK_SIZE, GeneratorOutput
+from solrl_core.sampling.generator import CHUNK_SIZE, GeneratorOutput
 from solrl_core.rewards.base import REWARDS
 from solrl_engine.backend import AdapterMergeError, Backend, LayerPrecisionError
 from solrl_engine.batch_size import AdaptiveBatchSize, DoesNotFitError, free_memory

@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import torch
 from solrl_client.cancellation import Cancellation
-from solrl_core.device_events import DeviceEvent
-from solrl_core.generator import CHUNK_SIZE, GeneratorOutput
-from solrl_core.sampler import Trajectory
+from solrl_core.sampling.device_events import DeviceEvent
+from solrl_core.sampling.generator import CHUNK_SIZE, GeneratorOutput
+from solrl_core.sampling.sampler import Trajectory
 from solrl_engine.backend import GenerationRequest, VersionedAdapter
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
 from solrl_proto.rollouts import Plan, PromptItem, RewardTime, RolloutRequest
 
-from solrl_rollout.engine.held_adapters import Hold
+from solrl_rollout.engine.adapters.held_adapters import Hold
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import pytest
 from solrl_core.errors import DecoderError
-from solrl_core.noise import initial_noise
+from solrl_core.sampling.noise import initial_noise
 from tiny_models import ONE_EACH, Tiny
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from lora_helpers import own_copy
 from solrl_core.families import Backbone
-from solrl_core.generator import Generator
-from solrl_core.noise import initial_noise
+from solrl_core.sampling.generator import Generator
+from solrl_core.sampling.noise import initial_noise
 from tiny_models import ONE_EACH, Tiny
 from tiny_pipelines import PROMPTS, difference
 

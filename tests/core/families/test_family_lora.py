@@ -14,9 +14,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from solrl_core.adapter import Adapter, decode_adapter, encode_adapter, encode_for_diffusers
 from solrl_core.errors import AdapterError
 from solrl_core.families import Backbone
-from solrl_core.generator import Generator
+from solrl_core.sampling.generator import Generator
 from solrl_core.lora import adapter_layout
-from solrl_core.noise import initial_noise
+from solrl_core.sampling.noise import initial_noise
 from tiny_models import ONE_EACH, Tiny, by_diffusers
 from tiny_pipelines import PROMPTS, difference, on_a_grid
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.load import locate
 from solrl_core.fingerprint import part_digests
-from solrl_core.generator import Generator
+from solrl_core.sampling.generator import Generator
 
 NAME = "diffusion_pytorch_model"
 

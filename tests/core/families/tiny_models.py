@@ -13,9 +13,9 @@ from diffusers import DiffusionPipeline
 from solrl_core.families import load_backbone
 from solrl_core.families.load import locate, pipeline_call
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_core.generator import Generator
-from solrl_core.noise import initial_noise
-from solrl_core.sampler import unshifted_sigmas
+from solrl_core.sampling.generator import Generator
+from solrl_core.sampling.noise import initial_noise
+from solrl_core.sampling.sampler import unshifted_sigmas
 from tiny_pipelines import write_flux, write_sd3, write_z_image
 from tiny_qwen import write_flux2_klein, write_qwen_image
 

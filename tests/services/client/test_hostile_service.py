@@ -14,8 +14,8 @@ from solrl_proto.identifiers import Tier
 from solrl_proto.models import Numerics
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import RolloutGroup, RolloutRequest
-from solrl_trainer.older_settings import read_settings
-from solrl_trainer.presets import ConfigError, resolve
+from solrl_trainer.settings.older_settings import read_settings
+from solrl_trainer.settings.presets import ConfigError, resolve
 
 Line = dict[str, Any]
 

@@ -7,7 +7,7 @@ from solrl_client.noise import initial_noise
 from solrl_client.noise_levels import sigmas
 from solrl_core.families import load_backbone
 from solrl_core.families.skeleton import load_skeleton
-from solrl_core.noise import initial_noise as noise_of_torch
+from solrl_core.sampling.noise import initial_noise as noise_of_torch
 from solrl_proto.noise import PROBE_SEED
 from support.tiny_skeletons import write_tiny
 from support.true_shapes import write_skeleton

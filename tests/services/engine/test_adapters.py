@@ -11,8 +11,8 @@ from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
 from solrl_proto.adapters import AdapterInfo, adapter_digest
 from solrl_proto.problems import ProblemError, RetryLaterError
 from solrl_proto.rollouts import AdapterRef
-from solrl_rollout.engine.adapters import Adapters
-from solrl_rollout.engine.held_adapters import HeldAdapters
+from solrl_rollout.engine.adapters.adapters import Adapters
+from solrl_rollout.engine.adapters.held_adapters import HeldAdapters
 from solrl_rollout.engine.work import VersionedAdapter
 from solrl_rollout.store import MemoryRunStore
 
@@ -163,7 +163,7 @@ async def test_the_cache_of_decoded_adapters_is_bounded(limit: str, most: int, m
     store.opened.set()
     for version in range(3):
         await pushed(store, 1.0 + version, version)
-    monkeypatch.setattr(f"solrl_rollout.engine.adapters.{limit}", most)
+    monkeypatch.setattr(f"solrl_rollout.engine.adapters.adapters.{limit}", most)
     adapters = adapters_of(store)
     for version in (0, 1, 0, 2, 0):
         await adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED)
@@ -179,7 +179,7 @@ async def test_an_adapter_that_is_held_is_not_decoded_again(monkeypatch: pytest.
     store.opened.set()
     for version in range(3):
         await pushed(store, 1.0 + version, version)
-    monkeypatch.setattr("solrl_rollout.engine.adapters._CACHED_BYTES", 1)
+    monkeypatch.setattr("solrl_rollout.engine.adapters.adapters._CACHED_BYTES", 1)
     adapters = adapters_of(store)
     held = [await adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED) for version in (0, 1, 2)]
     again = [await adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED) for version in (0, 1, 2)]

@@ -14,7 +14,7 @@ import torch
 from fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, engine_of, job, started_engine
 from fastapi import FastAPI
 from service_helpers import MODEL, adapter_file, content_digest, problem, rollout_request
-from solrl_core.noise import initial_noise
+from solrl_core.sampling.noise import initial_noise
 from solrl_engine.backend import Capabilities, GenerationRequest
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_proto.problems import ProblemError
@@ -75,7 +75,7 @@ def test_turns_depend_on_the_measured_seconds_of_a_kind_of_work(monkeypatch: pyt
         now[0] += 8.0 if request.precision == "nvfp4" else 1.0
 
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr("solrl_rollout.engine.dispatch.time", clock)
+    monkeypatch.setattr("solrl_rollout.engine.queue.dispatch.time", clock)
     monkeypatch.setattr("solrl_rollout.engine.model_runner.time", clock)
     engine = started_engine(FakeBackend(on_step=step))
     try:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import pytest
-from solrl_rollout.engine.costs import StepCosts
-from solrl_rollout.engine.fair_queue import FairQueue, QueueFull, Turn
+from solrl_rollout.engine.queue.costs import StepCosts
+from solrl_rollout.engine.queue.fair_queue import FairQueue, QueueFull, Turn
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import torch
 from fake_backend import REWARD, FakeBackend, chunk, engine_of, job, started_engine
 from prometheus_client.parser import text_string_to_metric_families
 from service_helpers import RunningService, rollout_request, running_service, scores
-from solrl_core.generator import CHUNK_SIZE
+from solrl_core.sampling.generator import CHUNK_SIZE
 from solrl_proto import Plan, PromptItem
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
@@ -102,7 +102,7 @@ def test_a_request_whose_halves_fail_is_made_in_quarters_while_others_are_served
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Engine]]:
     """Starts an engine in this process, whose batches are whole chunks."""
-    monkeypatch.setattr("solrl_core.batches.lane_count", lambda: 1)
+    monkeypatch.setattr("solrl_core.sampling.batches.lane_count", lambda: 1)
     monkeypatch.setattr(*small_memory.whole_chunks())
     engines = []
 

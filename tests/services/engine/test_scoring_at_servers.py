@@ -9,7 +9,7 @@ import pytest
 import torch
 from fake_backend import REWARD, SHAPE, Events, FakeBackend, Observed, engine_of, settle, started_engine
 from reward_servers import NAME, Misbehaving, RewardProcess, serving, until
-from solrl_core.noise import initial_noise
+from solrl_core.sampling.noise import initial_noise
 from solrl_core.rewards.images import as_bytes, as_floats, as_uint8
 from solrl_engine.backend import GenerationRequest
 from solrl_proto import Plan, PromptItem

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from service_helpers import make_adapter
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
-from solrl_core.generator import GeneratorOutput
+from solrl_core.sampling.generator import GeneratorOutput
 from solrl_engine.backend import (
     AdapterMergeError,
     Backend,

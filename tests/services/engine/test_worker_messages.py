@@ -16,8 +16,8 @@ from fake_backend import REWARD, FakeBackend, chunk, job
 from service_helpers import make_adapter
 from solrl_core.adapter import Adapter, encode_adapter
 from solrl_core.lora import Merger, target_modules
-from solrl_core.sampler import Trajectory
-from solrl_core.solvers import Dpm2
+from solrl_core.sampling.sampler import Trajectory
+from solrl_core.sampling.solvers import Dpm2
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
 from solrl_proto.rollouts import RewardTime

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from security_helpers import SCOPES, Guarded, push, raw
 from service_helpers import MODEL, Layout, adapter_file, problem, rollout_request
 from solrl_http.access import access, access_rules
-from solrl_http.hosts import is_loopback
+from solrl_http.limits.hosts import is_loopback
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_rollout.cli import main
 from solrl_rollout.http.app import create_app

@@ -9,7 +9,7 @@ MIB = 2**20
 _COLLECTS = '''
 import asyncio, sys
 from pathlib import Path
-from solrl_http.bodies import read_body
+from solrl_http.limits.bodies import read_body
 from solrl_http.serving import fix_malloc
 from starlette.requests import ClientDisconnect, Request
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 from service_helpers import RunningService, read_response, running_service
-from solrl_http.connections import ConnectionLimits, GuardedProtocol
+from solrl_http.limits.connections import ConnectionLimits, GuardedProtocol
 from solrl_http.serving import bind
 
 HEAD = b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

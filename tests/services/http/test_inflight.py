@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 from security_helpers import raw
 from service_helpers import MODEL, RunningService, read_response, running_service
-from solrl_http.inflight import InflightBytes, InflightLimit
+from solrl_http.limits.inflight import InflightBytes, InflightLimit
 from solrl_rollout.settings import Settings
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send

@@ -11,7 +11,7 @@ import torch
 from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service
 from solrl_core.adapter import decode_adapter
 from solrl_core.families import Backbone
-from solrl_core.generator import Generator, GeneratorOutput
+from solrl_core.sampling.generator import Generator, GeneratorOutput
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE

@@ -15,8 +15,8 @@ from service_helpers import (
 )
 from solrl_core.families import Backbone
 from solrl_core.fingerprint import SCHEDULE, check_digests, part_digests, schedule_digest
-from solrl_core.generator import Generator
-from solrl_core.noise import check_noise_contract
+from solrl_core.sampling.generator import Generator
+from solrl_core.sampling.noise import check_noise_contract
 from solrl_core.rewards import RewardSet
 from solrl_proto import ModelList, RolloutAnswer
 from solrl_proto.noise import expand_seeds

@@ -13,7 +13,7 @@ from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, serving
 from service_helpers import problem, rollout_request
 from solrl_client.addresses import origin
 from solrl_core.fingerprint import fingerprint
-from solrl_core.noise import initial_noise
+from solrl_core.sampling.noise import initial_noise
 from solrl_core.rewards.images import as_floats, as_uint8
 from solrl_http.tokens import create_token
 from solrl_remote.remote_reward import TOKEN

@@ -16,11 +16,11 @@ from solrl_trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Ve
 from solrl_trainer.algorithms.diffusionnft import DiffusionNft, DiffusionNftSettings, nft_loss
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import ForwardBatch, ForwardProcess, TrainingSamples
-from solrl_trainer.config import PolicySettings, RunConfig
-from solrl_trainer.older_settings import read_settings
-from solrl_trainer.policy import CURRENT, OLD
-from solrl_trainer.presets import ConfigError
-from solrl_trainer.update import training_pairs
+from solrl_trainer.settings.config import PolicySettings, RunConfig
+from solrl_trainer.settings.older_settings import read_settings
+from solrl_trainer.policy.policy import CURRENT, OLD
+from solrl_trainer.settings.presets import ConfigError
+from solrl_trainer.policy.update import training_pairs
 from training_helpers import PROMPTS, make_policy, make_samples, tiny_config, train_on
 
 HERE = __name__
@@ -199,7 +199,7 @@ def test_diffusionnft_through_the_interface_is_the_same_bit_for_bit(
     backbone: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two iterations each, in one lane, so that batches are the same."""
-    monkeypatch.setattr("solrl_core.lanes.lane_count", lambda: 1)
+    monkeypatch.setattr("solrl_core.sampling.lanes.lane_count", lambda: 1)
     config = tiny_config("algorithm.beta=0.5", "algorithm.kl_weight=0.01")
     policy, optimizer = make_policy(backbone, config)
     start = policy.tensors(CURRENT)
@@ -284,7 +284,7 @@ def test_an_invalid_algorithm_is_refused_with_an_explanation(backbone: Backbone,
 
 def test_settings_are_resolved_without_torch() -> None:
     code = (
-        "import sys; from solrl_trainer.presets import resolve; "
+        "import sys; from solrl_trainer.settings.presets import resolve; "
         "resolve('mini-sana/sol_rl/clipscore', overrides=['algorithm.beta=0.1']); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=600).returncode == 0

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from solrl_core.families import Backbone
-from solrl_core.generator import Generator
-from solrl_core.sde import FlowSde
+from solrl_core.sampling.generator import Generator
+from solrl_core.sampling.sde import FlowSde
 from solrl_engine.sampler import Sampler
 from solrl_proto.rollouts import Plan, PromptItem
 from solrl_trainer.algorithms.base import Velocities
@@ -14,8 +14,8 @@ from solrl_trainer.algorithms.grpo import clipped_objective
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrainingSamples, TrajectoryBatch
 from solrl_trainer.algorithms.windows import Window
-from solrl_trainer.config import RunConfig
-from solrl_trainer.presets import ConfigError, resolve
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.presets import ConfigError, resolve
 from training_helpers import TINY, make_policy, updater
 
 STEPS = 4

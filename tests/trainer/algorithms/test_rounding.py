@@ -14,7 +14,7 @@ from solrl_trainer.algorithms.diffusionnft import AdvantageMode, trained_advanta
 from solrl_trainer.algorithms.dpo import DiffusionDpo, DpoSettings, dpo_loss
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.rounding import without_spread
-from solrl_trainer.records import share_without_spread
+from solrl_trainer.records.records import share_without_spread
 from solrl_trainer.selection import MODES, choose
 
 PROMPT = "a red circle"

@@ -8,20 +8,20 @@ import pytest
 import torch
 from pydantic import Field
 from solrl_core.families import Backbone
-from solrl_core.generator import Generator
-from solrl_core.sde import FlowSde
+from solrl_core.sampling.generator import Generator
+from solrl_core.sampling.sde import FlowSde
 from solrl_engine.sampler import Sampler
 from solrl_proto.rollouts import Plan, PromptItem
 from solrl_trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Velocities
 from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrainingData, TrainingSamples, TrajectoryBatch
-from solrl_trainer.config import RunConfig
+from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.loop import train
-from solrl_trainer.metrics import read_metrics
-from solrl_trainer.policy import CURRENT
-from solrl_trainer.presets import ConfigError, resolve
-from solrl_trainer.progress import RichReporter
+from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.policy.policy import CURRENT
+from solrl_trainer.settings.presets import ConfigError, resolve
+from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.rollouts.groups import recording_rows
-from solrl_trainer.update import training_pairs
+from solrl_trainer.policy.update import training_pairs
 from training_helpers import TINY, make_policy, updater
 
 STEPS, ETA, CLIP = 3, 0.7, 0.2

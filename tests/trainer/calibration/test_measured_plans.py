@@ -1,11 +1,11 @@
 """The plans that a calibration measures, and how they share steps."""
 
 import pytest
-from solrl_core.fitting import SCHEDULES, identity_solver
+from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_proto.rollouts import Plan, Prune
 from solrl_trainer.calibration.measuring import shared_beginnings, shared_steps
 from solrl_trainer.calibration.plans import PlanSet, name, plans, reference_plan, solver_steps, unpruned
-from solrl_trainer.presets import resolve
+from solrl_trainer.settings.presets import resolve
 
 PRESET = "mini-sana/sol_rl/clipscore"
 SOLVER = identity_solver(SCHEDULES[0])

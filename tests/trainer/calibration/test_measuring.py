@@ -3,7 +3,7 @@
 import pytest
 import torch
 from solrl_core.families import load_backbone
-from solrl_core.generator import Generator
+from solrl_core.sampling.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
@@ -12,7 +12,7 @@ from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
 from solrl_trainer.calibration.measuring import Bench
 from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.scoring import SampleScorer
-from solrl_trainer.world import SoloWorld
+from solrl_trainer.ranks.world import SoloWorld
 
 SEEDS = list(range(8))
 PROMPTS = [PromptItem(id=text[2:], text=text) for text in ("a red circle", "a blue square", "a green star")]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from real_runs import Service, go
-from solrl_trainer.run_log import RunLog
+from solrl_trainer.records.run_log import RunLog
 
 SETTINGS = ("explore.prompts=1", "evaluate.prompts=2", "evaluate.every=1", "keep_checkpoints=1", "iterations=3")
 

@@ -11,10 +11,10 @@ from real_runs import Watcher, same
 from safetensors.torch import load_file
 from service_helpers import RunningService, running_service
 from small_model import small_model
-from solrl_core.noise import initial_noise
+from solrl_core.sampling.noise import initial_noise
 from solrl_trainer.loop import Result, train
-from solrl_trainer.metrics import read_metrics
-from solrl_trainer.presets import resolve
+from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.settings.presets import resolve
 from training_helpers import TINY
 
 RECIPES = ["flowgrpo", "flowgrpo_fast", "dancegrpo"]

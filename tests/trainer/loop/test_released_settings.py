@@ -8,7 +8,7 @@ import torch
 from real_runs import SMALL, Watcher, same
 from safetensors.torch import load_file
 from solrl_trainer.loop import Result, train
-from solrl_trainer.metrics import read_metrics
+from solrl_trainer.records.metrics_file import read_metrics
 from training_helpers import tiny_config
 
 SETTINGS = (

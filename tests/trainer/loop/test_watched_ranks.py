@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from real_runs import Run, Service, Watcher, go
 from solrl_trainer import loop
-from solrl_trainer.rollouts.service import ServiceExplorer
+from solrl_trainer.service.explorer import ServiceExplorer
 
 WATCHED = ("explore.prompts=1", "evaluate.prompts=2", "checkpoint_every=1", "evaluate.fidelity_every=1")
 

@@ -19,7 +19,7 @@ from rank_programs import (
     with_weights_apart,
 )
 from rank_runs import LAST, LONGER, arguments, iterations, messages, process_of, run, same_weights, torchrun
-from solrl_trainer.metrics import read_metrics
+from solrl_trainer.records.metrics_file import read_metrics
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import ProblemError
-from solrl_trainer.rollouts.adapter_supply import AdapterSupply
+from solrl_trainer.service.adapter_supply import AdapterSupply
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ import torch
 from service_helpers import running_service
 from solrl_core.arithmetic import arithmetic
 from solrl_proto.models import ModelInfo
-from solrl_trainer.rollouts.agreement import note_arithmetic
-from solrl_trainer.rollouts.service import ServiceExplorer
+from solrl_trainer.service.agreement import note_arithmetic
+from solrl_trainer.service.explorer import ServiceExplorer
 from solrl_trainer.session import open_session
-from solrl_trainer.world import SoloWorld
+from solrl_trainer.ranks.world import SoloWorld
 from training_helpers import tiny_config
 
 OURS = {"device": "CPU with AVX512", "threads": "2", "torch": "2.11.0"}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from solrl_core.families import load_backbone
-from solrl_core.generator import Generator
+from solrl_core.sampling.generator import Generator
 from solrl_core.rewards import RewardSet
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
@@ -15,10 +15,10 @@ from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import Plan
-from solrl_trainer.config import RunConfig
-from solrl_trainer.metrics import read_metrics
-from solrl_trainer.presets import resolve
-from solrl_trainer.prompts import find_prompts, read_prompts
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.settings.presets import resolve
+from solrl_trainer.settings.prompts import find_prompts, read_prompts
 from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.local import LocalExplorer

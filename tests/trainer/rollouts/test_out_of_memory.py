@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 from solrl_core.families import Backbone
-from solrl_core.generator import Generator, GeneratorOutput
+from solrl_core.sampling.generator import Generator, GeneratorOutput
 from solrl_core.rewards import RewardSet
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_proto.rollouts import Plan, PromptItem
-from solrl_trainer.evaluation import evaluate
+from solrl_trainer.evaluation.scores import evaluate
 
 PROMPTS = [PromptItem(id=str(number), text=f"{number} circles", metadata={"number": number}) for number in range(3)]
 

@@ -11,9 +11,9 @@ from solrl_core.fingerprint import fingerprint
 from solrl_core.lora import adapter_layout
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutRequest
-from solrl_trainer.presets import resolve
-from solrl_trainer.rollouts.service import ServiceExplorer
-from solrl_trainer.rollouts.source import rollout_source
+from solrl_trainer.settings.presets import resolve
+from solrl_trainer.service.explorer import ServiceExplorer
+from solrl_trainer.service.source import rollout_source
 from training_helpers import tiny_config
 
 PROMPTS = [PromptItem(id="p", text="a red circle")]

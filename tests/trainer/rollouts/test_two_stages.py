@@ -19,12 +19,12 @@ from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_trainer import loop
 from solrl_trainer import run as command
 from solrl_trainer.loop import Result, train
-from solrl_trainer.metrics import read_metrics
-from solrl_trainer.records import IterationRecord
+from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.records.records import IterationRecord
 from solrl_trainer.report.gallery import load_gallery
 from solrl_trainer.rollouts.exploration import ExploredImages
 from solrl_trainer.rollouts.local import LocalExplorer
-from solrl_trainer.rollouts.service import ServiceExplorer
+from solrl_trainer.service.explorer import ServiceExplorer
 from training_helpers import tiny_config
 
 SMALL = (

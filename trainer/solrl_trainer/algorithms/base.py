@@ -15,7 +15,7 @@ from pydantic import Field
 
 from solrl_trainer.algorithms.rounding import centred, levelled_groups, without_spread
 from solrl_trainer.algorithms.training_data import MicroBatch, TrainingData
-from solrl_trainer.section import Section
+from solrl_trainer.settings.section import Section
 
 if TYPE_CHECKING:
     import torch

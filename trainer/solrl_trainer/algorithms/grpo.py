@@ -9,7 +9,7 @@ from pydantic import Field
 from solrl_trainer.algorithms.base import AlgorithmSettings, FixedPolicy, Velocities
 from solrl_trainer.algorithms.training_data import TrajectoryBatch
 from solrl_trainer.algorithms.windows import Window, WindowOrder
-from solrl_trainer.section import Positive
+from solrl_trainer.settings.section import Positive
 
 if TYPE_CHECKING:
     import torch

@@ -17,9 +17,9 @@ from solrl_trainer.algorithms.windows import Window
 if TYPE_CHECKING:
     import torch
     from solrl_core.families import Conditioning
-    from solrl_core.sampler import Recording
-    from solrl_core.sde import StochasticSolver
-    from solrl_core.solver_specs import SolverSpec
+    from solrl_core.sampling.sampler import Recording
+    from solrl_core.sampling.sde import StochasticSolver
+    from solrl_core.sampling.solver_specs import SolverSpec
 
 
 @dataclass(frozen=True)
@@ -239,8 +239,8 @@ class RecordedTrajectory(TrainingData[TrajectoryBatch]):
         device: torch.device,
     ) -> TrajectoryBatch:
         """Look up the recorded steps; there is no fresh noise."""
-        from solrl_core.sde import StochasticSolver
-        from solrl_core.solver_specs import make_solver
+        from solrl_core.sampling.sde import StochasticSolver
+        from solrl_core.sampling.solver_specs import make_solver
 
         recording = _recording(samples)
         solver = make_solver(self._solver)

@@ -9,7 +9,7 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import StochasticSteps
 
 if TYPE_CHECKING:
-    from solrl_core.sde import StochasticSolver, Windowed
+    from solrl_core.sampling.sde import StochasticSolver, Windowed
 
 WindowOrder = Literal["random", "progressive"]
 """random: a place drawn for each iteration. progressive: from the first step to the last, and again."""
@@ -53,6 +53,6 @@ class Window:
         first = self.first(steps, iteration, seed)
         if isinstance(solver, StochasticSteps):
             return solver.model_copy(update={"first": first, "count": self.size})
-        from solrl_core.sde import Windowed
+        from solrl_core.sampling.sde import Windowed
 
         return Windowed(solver, first, self.size)

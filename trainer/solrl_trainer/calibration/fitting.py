@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from pydantic import TypeAdapter
-from solrl_core.fitting import Examples, fit, make_examples, passes
-from solrl_core.generator import Generator
+from solrl_core.sampling.fitting import Examples, fit, make_examples, passes
+from solrl_core.sampling.generator import Generator
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, PromptItem
 
-from solrl_trainer.config import RunConfig
-from solrl_trainer.prompts import find_prompts, read_prompts
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.prompts import find_prompts, read_prompts
 from solrl_trainer.ranks.process_group import ProcessGroup
 
 FITTED_PROMPTS, FITTED_SEEDS = 24, 4

@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 
 from solrl_trainer.algorithms.rounding import levelled_groups
 from solrl_trainer.calibration.deciding import Estimate
-from solrl_trainer.evaluation import mean_interval
+from solrl_trainer.evaluation.scores import mean_interval
 
 STEP = 24
 """Predicted group sizes are multiples of this, and the measured size."""

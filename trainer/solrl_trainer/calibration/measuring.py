@@ -15,7 +15,7 @@ from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_trainer.calibration.plans import solver_steps
 from solrl_trainer.rollouts.candidates import CandidateMaker
-from solrl_trainer.world import World, gather_rows, share
+from solrl_trainer.ranks.world import World, gather_rows, share
 
 Maker = Callable[[Plan], CandidateMaker]
 """Returns the generation and scoring of candidates by a plan, at its precision."""

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from solrl_core.fitting import SCHEDULES
+from solrl_core.sampling.fitting import SCHEDULES
 from solrl_core.precision import numerics, supported_tiers
 from solrl_proto.identifiers import Tier
 from solrl_proto.rollouts import FittedSolver, Plan, Precision, Prune
 
-from solrl_trainer.config import RunConfig
-from solrl_trainer.defaults import CALIBRATED_STEPS
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.defaults import CALIBRATED_STEPS
 
 _LEAST_PRUNED = 4
 """Fewest steps of a plan that prunes."""

@@ -18,7 +18,7 @@ from solrl_trainer.ranks.shutdown import Shutdown, ShutdownError
 
 if TYPE_CHECKING:
     from solrl_trainer.ranks.collectives import DistributedWorld
-    from solrl_trainer.world import World
+    from solrl_trainer.ranks.world import World
 
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 
@@ -64,7 +64,7 @@ class ProcessGroup:
         Raises:
             ValueError: this rank has no such device.
         """
-        from solrl_trainer.world import SoloWorld, pick_device
+        from solrl_trainer.ranks.world import SoloWorld, pick_device
 
         if self._liveness is None:
             return SoloWorld()

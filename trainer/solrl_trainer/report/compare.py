@@ -6,7 +6,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from solrl_trainer.metrics import own_time
+from solrl_trainer.records.metrics_file import own_time
 from solrl_trainer.report import figures
 from solrl_trainer.report.charts import COUNTS, TIMES, Chart, Series, Unit, line_chart
 from solrl_trainer.report.page import reward_card, write_page

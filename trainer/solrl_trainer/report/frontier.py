@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from solrl_trainer.output_files import writing
+from solrl_trainer.records.output_files import writing
 from solrl_trainer.report import style
 
 _WIDTH, _HEIGHT, _ROW = 648, 360, 14

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save
 from solrl_proto.text_files import read_json
 from torch.nn.functional import interpolate
 
-from solrl_trainer.output_files import write_file
+from solrl_trainer.records.output_files import write_file
 
 IMAGES = "gallery.safetensors"
 TEXTS = "gallery.json"

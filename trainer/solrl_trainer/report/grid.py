@@ -10,7 +10,7 @@ import matplotlib
 import torch
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from solrl_trainer.output_files import writing
+from solrl_trainer.records.output_files import writing
 from solrl_trainer.report.gallery import Gallery
 
 COLUMNS = 4

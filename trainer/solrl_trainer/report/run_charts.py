@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from solrl_trainer.metrics import own_time
+from solrl_trainer.records.metrics_file import own_time
 from solrl_trainer.report import figures
 from solrl_trainer.report.charts import Chart, Series, line_chart, stacked_chart
 from solrl_trainer.report.figures import TRAINED_SUM

@@ -8,7 +8,7 @@ from typing import Any
 
 from solrl_proto.text_files import read_json
 
-from solrl_trainer.metrics import read_metrics
+from solrl_trainer.records.metrics_file import read_metrics
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from solrl_core.sampler import Trajectory
+from solrl_core.sampling.sampler import Trajectory
 from solrl_engine.sampler import Sampler, survivors
 from solrl_proto.rollouts import PromptItem
 

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Self, TypeVar
 
 import torch
-from solrl_core.sampler import Recording
+from solrl_core.sampling.sampler import Recording
 from solrl_proto.rollouts import PromptItem
 
 Item = TypeVar("Item")

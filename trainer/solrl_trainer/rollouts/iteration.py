@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from solrl_core.sampler import Recording
+from solrl_core.sampling.sampler import Recording
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.rollouts.exploration import ExplorationSummary
 from solrl_trainer.rollouts.groups import ScoredGroup
-from solrl_trainer.world import World, gather_rows, gather_values
+from solrl_trainer.ranks.world import World, gather_rows, gather_values
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 import torch
-from solrl_core.generator import Generator
+from solrl_core.sampling.generator import Generator
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import PromptItem
 

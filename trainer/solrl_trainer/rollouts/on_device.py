@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from solrl_core.generator import Generator
+from solrl_core.sampling.generator import Generator
 from solrl_core.rewards import RewardSet
-from solrl_core.solver_specs import SolverSpec
+from solrl_core.sampling.solver_specs import SolverSpec
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
@@ -14,14 +14,14 @@ from solrl_engine.side_stream import SideStream
 from solrl_proto.rollouts import Plan
 
 from solrl_trainer.algorithms.training_data import TrainingData
-from solrl_trainer.config import RunConfig
-from solrl_trainer.models import Models
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.policy.models import Models
 from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.regenerate import LocalRegenerator
-from solrl_trainer.rollouts.reward_clock import Images, RewardClock
+from solrl_trainer.records.reward_clock import Images, RewardClock
 from solrl_trainer.rollouts.scoring import SampleScorer
-from solrl_trainer.rollouts.source import exploration_plan, training_plan
-from solrl_trainer.sharding import InStepWorld
+from solrl_trainer.service.source import exploration_plan, training_plan
+from solrl_trainer.policy.sharding import InStepWorld
 
 
 class DeviceSampling:

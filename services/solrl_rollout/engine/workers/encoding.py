@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import load, save
-from solrl_core.sampler import Trajectory
-from solrl_core.solver_specs import make_solver
+from solrl_core.sampling.sampler import Trajectory
+from solrl_core.sampling.solver_specs import make_solver
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem, ProblemError, ProblemKind, RetryLaterError
 from solrl_proto.rollouts import Plan, PromptItem, RewardTime

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_core.sampler import Trajectory
+from solrl_core.sampling.sampler import Trajectory
 from vllm.lora.request import LoRARequest
 from vllm_omni.diffusion.data import OmniDiffusionConfig
 from vllm_omni.diffusion.diffusion_engine import DiffusionEngine

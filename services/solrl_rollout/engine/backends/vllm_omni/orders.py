@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from solrl_core.sampler import Trajectory
-from solrl_core.solver_specs import SolverSpec, make_solver
+from solrl_core.sampling.sampler import Trajectory
+from solrl_core.sampling.solver_specs import SolverSpec, make_solver
 
 ORDER = "solrl_order"
 """Key of the order in a request's extra arguments."""
@@ -23,7 +23,7 @@ class Order:
         conditioning: the encoded prompt, one row per tensor.
         guidance: 1.0 is none.
         seeds: one per candidate.
-        solver: see `solrl_core.solver_specs`.
+        solver: see `solrl_core.sampling.solver_specs`.
         sigmas: the whole schedule.
         until: number of steps that the candidates have completed at the end.
         start: trajectory to continue, one row per seed; None for the seeds' noise.

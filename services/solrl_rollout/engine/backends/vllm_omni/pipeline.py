@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_core.device_events import upload
+from solrl_core.sampling.device_events import upload
 from solrl_core.families.base import Backbone, Conditioning
 from solrl_core.families.skeleton import load_skeleton
-from solrl_core.noise import initial_noise, step_noise
-from solrl_core.sampler import Trajectory, advance
-from solrl_core.solver_specs import make_solver
+from solrl_core.sampling.noise import initial_noise, step_noise
+from solrl_core.sampling.sampler import Trajectory, advance
+from solrl_core.sampling.solver_specs import make_solver
 from torch import nn
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod

@@ -1,0 +1,232 @@
+"""Generation of candidates: prompts and seeds in, latents and images out.
+
+Service and trainer both use this module, so a seed gives the same image on both sides.
+"""
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from PIL import Image
+from solrl_proto.rollouts import AdapterUse, DecoderPrecision
+from torch import nn
+
+from solrl_core.adapter import Adapter
+from solrl_core.sampling.batches import PaddedBatch, batches
+from solrl_core.sampling.device_events import upload
+from solrl_core.families.base import Backbone
+from solrl_core.sampling.few_rows import pad_few_rows
+from solrl_core.sampling.lanes import map_in_lanes
+from solrl_core.lora import Merger, target_modules
+from solrl_core.sampling.noise import initial_noise, step_noise
+from solrl_core.precision import PRECISIONS, apply_policy, numerics
+from solrl_core.rewards.images import as_pil
+from solrl_core.sampling.sampler import Recorder, Recording, Trajectory, advance
+from solrl_core.sampling.solver_specs import SolverSpec, make_solver
+from solrl_core.sampling.text_once import TextOnce
+
+CHUNK_SIZE = 24
+"""Largest number of candidates in a batch of a service, and by default of a trainer."""
+_DECODED_PIXELS = 12 * 512 * 512
+"""Pixels decoded per batch: an autoencoder's activations are many times larger than its images."""
+
+
+@dataclass(frozen=True)
+class GeneratorOutput:
+    """Candidates in the order of their seeds.
+
+    Attributes:
+        trajectory: latents from which they can continue, unless all steps are taken.
+        images: decoded clean latents (before the last step: as predicted), float32 [N, 3, H, W] in [0, 1]; empty
+            without `decode`.
+        recording: all steps taken, on the generator's device; None without `record`.
+    """
+
+    trajectory: Trajectory
+    images: torch.Tensor
+    recording: Recording | None = None
+
+    @property
+    def latents(self) -> torch.Tensor:
+        """Clean latents x0 (before the last step: as predicted), float32 [N, ...]."""
+        assert self.trajectory.clean is not None
+        return self.trajectory.clean
+
+    @staticmethod
+    def join(parts: Sequence["GeneratorOutput"]) -> "GeneratorOutput":
+        """The candidates of all parts, in their order."""
+        if len(parts) == 1:
+            return parts[0]
+        recordings = [part.recording for part in parts if part.recording is not None]
+        return GeneratorOutput(
+            Trajectory.join([part.trajectory for part in parts]),
+            torch.cat([part.images for part in parts]),
+            Recording.join(recordings) if recordings else None,
+        )
+
+    def pil(self) -> list[Image.Image]:
+        """The images, as notebooks show them: 8-bit RGB, rounded to nearest."""
+        return as_pil(self.images)
+
+
+class Generator:
+    """A transformer at one precision with one adapter merged.
+
+    It is a copy of the backbone's transformer, which shares all weights that no adapter changes.
+
+    Attributes:
+        precision: "nvfp4", "fp8" or "bf16".
+        numerics: "native" if the hardware computes in that precision, "emulated" if its rounding is reproduced
+            in a wider one (NVFP4 on all but a Blackwell GPU; BF16 weights with float32 arithmetic on a CPU).
+        layout: module → (out_features, in_features) of every module that an adapter binds.
+    """
+
+    def __init__(self, backbone: Backbone, precision: str) -> None:
+        if precision not in PRECISIONS:
+            raise ValueError(f"got precision {precision!r}; expected one of {PRECISIONS}")
+        self.backbone = backbone
+        self.precision = precision
+        self.numerics = numerics(precision, backbone.device)
+        clean = target_modules(backbone.transformer, backbone.lora_targets)
+        # Quantised layers get new weights. Copying the old ones first would only raise the peak of memory.
+        quantised = set() if precision == "bf16" else set(backbone.policy_at(precision).select(backbone.transformer))
+        own = {id(module.weight) for name, module in clean.items() if name not in quantised}
+        self.transformer = _copy(backbone.transformer, own)
+        if precision != "bf16":
+            apply_policy(self.transformer, backbone.policy_at(precision), precision, backbone.device)
+        self.layout = {name: (module.out_features, module.in_features) for name, module in clean.items()}
+        self._merger = Merger(clean, self.transformer)
+        self._text: TextOnce | None = None
+        if backbone.device.type == "cuda":
+            backbone.compile(self.transformer)
+        elif backbone.device.type == "cpu":
+            pad_few_rows(self.transformer)
+            if backbone.text_layers is not None:
+                self._text = TextOnce(self.transformer, backbone.text_layers)
+
+    def merge_through(
+        self, read: Callable[[str], torch.Tensor], write: Callable[[nn.Module, torch.Tensor], None]
+    ) -> None:
+        """Merge adapters into weights that are read and written by these from now on; see `Merger.through`."""
+        self._merger.through(read, write, self.backbone.device)
+
+    def set_adapter(self, adapter: Adapter | None, use: AdapterUse = "merged") -> None:
+        """Merge an adapter (None: the base) in place, or keep it unmerged; on an error the previous one stays.
+
+        Raises:
+            ValueError: an adapted weight overflows, or the adapter would be unmerged at a precision other than NVFP4.
+        """
+        if use == "unmerged" and self.precision != "nvfp4":
+            raise ValueError(f"an adapter cannot be unmerged at {self.precision}; expected nvfp4, or merged")
+        self._merger.merge(adapter, unmerged=use == "unmerged")
+        if self._text is not None:
+            self._text.forget()
+
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        seeds: Sequence[int],
+        *,
+        steps: int,
+        solver: SolverSpec = "euler",
+        guidance: float = 1.0,
+        start: Trajectory | None = None,
+        until: int | None = None,
+        between: Callable[[], None] | None = None,
+        batch_limit: int = CHUNK_SIZE,
+        decode: bool = True,
+        decoder_precision: DecoderPrecision | None = None,
+        record: bool = False,
+    ) -> GeneratorOutput:
+        """Generate candidates, all or part of the way.
+
+        A stochastic solver's noise is `step_noise` of each candidate's seed, so it does not depend on the batch.
+
+        Args:
+            prompt: the text of all candidates, or one for each.
+            seeds: one for each candidate.
+            steps: solver steps.
+            solver: see `solrl_core.sampling.solver_specs`; `start` has its own.
+            guidance: 1.0 is none.
+            start: trajectory to continue, one row per seed; None for the seeds' initial noise.
+            until: number of steps after which to stop; None for all.
+            between: called before each step, by one thread at a time; raise from it to stop.
+            batch_limit: largest number of candidates in a batch.
+            decode: whether to decode images.
+            decoder_precision: see `Backbone.decode`.
+            record: whether to record all steps.
+
+        Raises:
+            ValueError: unknown solver, or `until` is not after `start`.
+        """
+        texts = [prompt] * len(seeds) if isinstance(prompt, str) else list(prompt)
+        prompts = [self.backbone.conditioning(text, guidance) for text in texts]
+        own_solver = make_solver(solver) if start is None else start.solver
+        sigmas = own_solver.schedule(steps, self.backbone.sigmas)
+        device, shape = self.backbone.device, self.backbone.latent_shape
+        lock = threading.Lock()
+
+        def between_steps() -> None:
+            if between is not None:
+                with lock:
+                    between()
+
+        @torch.inference_mode()
+        def run(batch: PaddedBatch) -> tuple[Trajectory, Recording | None]:
+            own_seeds = [seeds[row] for row in batch.rows]
+            conditioning = self.backbone.stack([prompts[row] for row in batch.rows])
+
+            def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
+                at = torch.full((len(x),), sigma, device=device)
+                return self.backbone.velocity(self.transformer, x, at, conditioning, guidance)
+
+            first = Trajectory(initial_noise(own_seeds, shape), own_solver) if start is None else start.rows(batch.rows)
+            first = first.to(device)
+            recorder = Recorder(first) if record else None
+            end = advance(
+                velocity,
+                first,
+                sigmas,
+                until=until,
+                between=between_steps,
+                noise=lambda step: upload(step_noise(own_seeds, step, shape), device),
+                recorder=recorder,
+            )
+            unpadded = slice(batch.count)
+            return end.rows(unpadded), None if recorder is None else recorder.recording(sigmas, unpadded)
+
+        parts = map_in_lanes(run, batches(len(seeds), batch_limit, device), device)
+        end = Trajectory.join([trajectory for trajectory, _ in parts])
+        assert end.clean is not None
+        recordings = [recording for _, recording in parts if recording is not None]
+        images = self.decode(end.clean, batch_limit, decoder_precision) if decode else torch.empty(0)
+        return GeneratorOutput(end, images, Recording.join(recordings) if record else None)
+
+    def decode(
+        self, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, precision: DecoderPrecision | None = None
+    ) -> torch.Tensor:
+        """Decode latents with the backbone; see `decode_in_batches`."""
+        return decode_in_batches(self.backbone, latents, batch_limit, precision)
+
+
+def decode_in_batches(
+    backbone: Backbone, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, precision: DecoderPrecision | None = None
+) -> torch.Tensor:
+    """Decode latents [N, ...] to images [N, 3, H, W], at most `batch_limit` at a time; see `Backbone.decode`."""
+    # More images keep the GPU busier between convolutions that take less time.
+    doubled = precision is not None and backbone.decodes_by_kernels
+    most = max(1, (2 if doubled else 1) * _DECODED_PIXELS // (backbone.height * backbone.width))
+    cut = batches(len(latents), min(batch_limit, most), latents.device)
+    rows = [latents[list(batch.rows)] for batch in cut]
+    decode = torch.inference_mode()(partial(backbone.decode, precision=precision))
+    parts = map_in_lanes(decode, rows, latents.device)
+    return torch.cat([part[: batch.count] for part, batch in zip(parts, cut, strict=True)])
+
+
+def _copy(transformer: nn.Module, own: set[int]) -> nn.Module:
+    """Copy of a transformer with its own copies of the weights whose `id` is in `own`; all others are shared."""
+    tensors = [*transformer.parameters(), *transformer.buffers()]
+    return copy.deepcopy(transformer, {id(tensor): tensor for tensor in tensors if id(tensor) not in own})

@@ -1,0 +1,169 @@
+"""Solvers of the flow-matching SDE, whose steps have log-probabilities that a policy gradient can use.
+
+The SDE has the ODE's marginal distributions for any diffusion coefficient s(σ). With dt = σ' − σ < 0 and the predicted
+noise ε̂ = x + (1 − σ)·v, whose score is −ε̂/σ, a step draws
+
+    x' = x + v·dt + s²/(2σ)·ε̂·dt + s·√(−dt)·noise.
+
+Solvers differ in s. A window restricts the noise to some of the steps.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+
+import torch
+from solrl_proto.rollouts import SdeKind
+
+from solrl_core.sampling.solvers import Solver
+
+
+class StochasticSolver(Solver):
+    """Steps with noise, each of which is drawn from a Gaussian."""
+
+    def noisy(self, index: int, sigma_next: float) -> bool:
+        """True: every step needs noise, unless a window restricts it."""
+        return True
+
+    @abstractmethod
+    def squared_diffusion(self, sigma: torch.Tensor, sigma_next: torch.Tensor) -> torch.Tensor:
+        """s² of steps between these noise levels, float64 of their shape."""
+
+    def gaussian(
+        self, x: torch.Tensor, sigma: float | torch.Tensor, sigma_next: float | torch.Tensor, velocity: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean [B, ...] and standard deviation, which broadcasts to it, of x'; arguments are those of `log_prob`."""
+        # Coefficients are computed in float64, then cast to the type of x.
+        now, then = (_column(level, x) for level in (sigma, sigma_next))
+        dt = then - now
+        variance = self.squared_diffusion(now, then)
+        of_x = 1 + variance / (2 * now) * dt
+        of_velocity = (1 + variance * (1 - now) / (2 * now)) * dt
+        deviation = (variance * -dt).sqrt()
+        return of_x.to(x.dtype) * x + of_velocity.to(x.dtype) * velocity, deviation.to(x.dtype)
+
+    def step(
+        self,
+        x: torch.Tensor,
+        sigma: float,
+        sigma_next: float,
+        velocity: torch.Tensor,
+        noise: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Draw x' from the step's Gaussian; `noise` is needed. The log-probability is `log_prob`'s, bit for bit."""
+        if noise is None:
+            raise ValueError("got no noise for a step of a stochastic solver; expected a standard normal tensor like x")
+        mean, deviation = self.gaussian(x, sigma, sigma_next, velocity)
+        x_next = mean + deviation * noise
+        self.history, self.sigma = (x - sigma * velocity if sigma_next > 0 else x_next,), sigma
+        return x_next, gaussian_log_prob(x_next, mean, deviation)
+
+    def log_prob(
+        self,
+        x: torch.Tensor,
+        sigma: float | torch.Tensor,
+        sigma_next: float | torch.Tensor,
+        velocity: torch.Tensor,
+        x_next: torch.Tensor,
+    ) -> torch.Tensor:
+        """Log-probability [B], a mean over all other axes, of a step from x to `x_next` under a policy's velocity.
+
+        Args:
+            x, x_next: recorded latents [B, ...].
+            sigma, sigma_next: noise levels, one for all or [B]; in float64 the result has the same bits as `step`'s.
+            velocity: the policy's dx/dσ at x, [B, ...]; gradients flow through it.
+        """
+        return gaussian_log_prob(x_next, *self.gaussian(x, sigma, sigma_next, velocity))
+
+
+class ScaledSde(StochasticSolver):
+    """A stochastic solver whose diffusion coefficient is proportional to a level η."""
+
+    def __init__(self, eta: float) -> None:
+        super().__init__()
+        self._eta = eta
+
+
+class FlowSde(ScaledSde):
+    """FlowGRPO's steps: s = η·√(σ / (1 − σ)), where a first level σ = 1 is replaced in the denominator by the second.
+
+    Source: Liu et al., arXiv 2505.05470.
+    """
+
+    def squared_diffusion(self, sigma: torch.Tensor, sigma_next: torch.Tensor) -> torch.Tensor:
+        """η²·σ / (1 − σ)."""
+        return self._eta**2 * sigma / (1 - torch.where(sigma == 1, sigma_next, sigma))
+
+
+class DanceSde(ScaledSde):
+    """DanceGRPO's steps: s = η at every level.
+
+    Source: Xue et al., arXiv 2505.07818.
+    """
+
+    def squared_diffusion(self, sigma: torch.Tensor, sigma_next: torch.Tensor) -> torch.Tensor:
+        """η²."""
+        return torch.full_like(sigma, self._eta**2)
+
+
+SDES: Mapping[SdeKind, type[ScaledSde]] = {"flow": FlowSde, "dance": DanceSde}
+"""Solvers that stochastic steps can name."""
+
+
+class Windowed(StochasticSolver):
+    """A stochastic solver's steps within a window, Euler's outside.
+
+    The step to σ = 0 is always Euler's: its Gaussian would be so narrow that no algorithm trains on it, and its noise
+    would stay in the image.
+
+    Source: Li et al., arXiv 2507.21802 (MixGRPO); FlowGRPO-Fast has the same steps.
+    """
+
+    def __init__(self, inner: StochasticSolver, first: int = 0, size: int | None = None) -> None:
+        """Set up a window.
+
+        Args:
+            inner: solver of the steps in the window.
+            first: index of the window's first step.
+            size: number of steps in the window; None for all until the last.
+        """
+        super().__init__()
+        self._inner = inner
+        self._first = first
+        self._size = size
+
+    def noisy(self, index: int, sigma_next: float) -> bool:
+        """Whether the step is in the window."""
+        place = index - self._first
+        return sigma_next > 0 and place >= 0 and (self._size is None or place < self._size)
+
+    def squared_diffusion(self, sigma: torch.Tensor, sigma_next: torch.Tensor) -> torch.Tensor:
+        """s² of the steps in the window."""
+        return self._inner.squared_diffusion(sigma, sigma_next)
+
+    def step(
+        self,
+        x: torch.Tensor,
+        sigma: float,
+        sigma_next: float,
+        velocity: torch.Tensor,
+        noise: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Draw x' with noise; without it, outside the window, take Euler's step, which has no log-probability."""
+        if noise is not None:
+            return super().step(x, sigma, sigma_next, velocity, noise)
+        self.history, self.sigma = (x - sigma * velocity,), sigma
+        return x + (sigma_next - sigma) * velocity, None
+
+
+def gaussian_log_prob(value: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
+    """Log-probability density [B] of values [B, ...], a mean over all other axes."""
+    density = -((value - mean) ** 2) / (2 * deviation**2) - deviation.log() - math.log(2 * math.pi) / 2
+    return density.flatten(1).mean(1)
+
+
+def _column(level: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A noise level in float64, shaped so that it multiplies the rows of `like`."""
+    column = torch.as_tensor(level, dtype=torch.float64)
+    # A single level stays on the CPU, where a scalar needs no copy to the device.
+    return column.to(like.device).view(-1, *[1] * (like.ndim - 1)) if column.ndim else column

@@ -1,0 +1,157 @@
+"""Adapter versions between the store and the engine: validated when pushed, decoded once when served."""
+
+import asyncio
+from collections import OrderedDict
+from weakref import WeakValueDictionary
+
+from solrl_core.adapter import Adapter, decode_adapter
+from solrl_core.errors import AdapterError
+from solrl_proto.adapters import AdapterInfo, adapter_digest
+from solrl_proto.problems import ProblemError, ProblemKind
+from solrl_proto.rollouts import AdapterRef
+
+from solrl_rollout.engine.adapters.held_adapters import Content, HeldAdapters
+from solrl_rollout.engine.work import HeldAdapter, HostedModel
+from solrl_rollout.store import RunStore
+
+_CACHED_ADAPTERS, _CACHED_BYTES = 16, 2**30
+"""Decoded adapters in memory, and their bytes, or only the newest one if it is larger; a rank-32 FLUX.1 adapter has 150
+MB. A version that was superseded stays until newer ones fill the cache."""
+
+
+class _ReplacedError(Exception):
+    """A version has other content than when its description was read."""
+
+
+class Adapters:
+    """The stored adapters of the hosted models.
+
+    A content is decoded once for all that hold it. The newest are cached, too.
+    """
+
+    def __init__(self, store: RunStore, held: HeldAdapters) -> None:
+        """`held`: the budget of the adapters that fetchers hold."""
+        self._store = store
+        self.held = held
+        self._decoded: WeakValueDictionary[Content, Adapter] = WeakValueDictionary()
+        self._cached: OrderedDict[Content, Adapter] = OrderedDict()
+        self._loading: dict[Content, asyncio.Task[Adapter]] = {}
+
+    async def push(
+        self, tenant: str, run: str, version: int, parent: int | None, digest: str, body: bytes, hosted: HostedModel
+    ) -> tuple[AdapterInfo, bool]:
+        """Validate and store a version for a hosted model; returns it, and whether it is new.
+
+        Raises:
+            ProblemError: 422 `digest-mismatch` or `adapter-…`, 409 and 413 from the store.
+        """
+        received = await asyncio.to_thread(adapter_digest, body)
+        if received != digest:
+            raise ProblemError(
+                ProblemKind.DIGEST_MISMATCH,
+                "the body does not match its Content-Digest: it was damaged or truncated in transit",
+                where="header.Content-Digest",
+                got=f"{received}, {len(body)} bytes",
+                expected=digest,
+                action="send the file again",
+            )
+        adapter = await self._decode(digest, body, hosted)
+        info = AdapterInfo(
+            run=run,
+            version=version,
+            parent=parent,
+            model=hosted.info.name,
+            digest=digest,
+            size=len(body),
+            modules=len(adapter.modules),
+            rank=adapter.rank,
+            alpha=adapter.alpha,
+        )
+        return await self._store.put(tenant, info, body)
+
+    async def fetch(self, tenant: str, ref: AdapterRef, hosted: HostedModel) -> HeldAdapter:
+        """A stored version, decoded; its bytes count until the result's hold is released.
+
+        Raises:
+            ProblemError: 404 for an unknown run or version, 422 `adapter-model`, 503 `too-many-bytes`.
+        """
+        while (found := await self._fetch(tenant, ref, hosted)) is None:
+            pass
+        return found
+
+    async def _fetch(self, tenant: str, ref: AdapterRef, hosted: HostedModel) -> HeldAdapter | None:
+        """As `fetch`; None if the version was replaced meanwhile: deleted, and pushed with other content."""
+        info = await self._store.info(tenant, ref.run, ref.version)
+        if info.model != hosted.info.name:
+            raise ProblemError(
+                ProblemKind.ADAPTER_MODEL,
+                f"the adapter was pushed for model {info.model!r}",
+                where="body.adapter",
+                got=info.model,
+                expected=hosted.info.name,
+                action="use a version that was pushed for this model",
+            )
+        content = (hosted.info.name, info.digest)
+        hold = self.held.take(tenant, content, info.size)
+        try:
+            adapter = await self._find(tenant, ref, hosted, content)
+        except _ReplacedError:
+            hold.release()
+            return None
+        except BaseException:
+            hold.release()  # now: its error refers to it
+            raise
+        return HeldAdapter(info.digest, adapter, hold)
+
+    async def _find(self, tenant: str, ref: AdapterRef, hosted: HostedModel, content: Content) -> Adapter:
+        while (adapter := self._known(content)) is None:
+            loading = self._loading.get(content)
+            if loading is None:
+                return await self._load(tenant, ref, hosted, content)
+            # An error is reported to the request that began the loading, which may be of another run or tenant.
+            await asyncio.wait({loading})
+        return adapter
+
+    async def _load(self, tenant: str, ref: AdapterRef, hosted: HostedModel, content: Content) -> Adapter:
+        """Fetch and decode a version; concurrent requests for the same one wait for this."""
+
+        async def load() -> Adapter:
+            info, body = await self._store.get(tenant, ref.run, ref.version)
+            if info.digest != content[1]:
+                raise _ReplacedError
+            return await self._decode(info.digest, body, hosted)
+
+        def loaded(task: asyncio.Task[Adapter]) -> None:
+            del self._loading[content]
+            task.cancelled() or task.exception()  # retrieved, in case nobody waits for it any more
+
+        task = self._loading[content] = asyncio.create_task(load())
+        task.add_done_callback(loaded)
+        # A client that disconnects does not cancel it: others may wait.
+        return await asyncio.shield(task)
+
+    async def _decode(self, digest: str, body: bytes, hosted: HostedModel) -> Adapter:
+        """Decode a body whose digest was verified, or return what was decoded before."""
+        content = (hosted.info.name, digest)
+        if (known := self._known(content)) is not None:
+            return known
+        try:
+            adapter = await asyncio.to_thread(decode_adapter, body, hosted.adapter_layout)
+        except AdapterError as error:
+            raise ProblemError(ProblemKind[f"ADAPTER_{error.fault.upper()}"], error.detail, **error.fields) from error
+        self._cached[content] = self._decoded[content] = adapter
+        while len(self._cached) > 1 and self._is_over_full():
+            self._cached.popitem(last=False)
+        return adapter
+
+    def _is_over_full(self) -> bool:
+        return len(self._cached) > _CACHED_ADAPTERS or sum(map(_bytes_of, self._cached.values())) > _CACHED_BYTES
+
+    def _known(self, content: Content) -> Adapter | None:
+        if content in self._cached:
+            self._cached.move_to_end(content)
+        return self._decoded.get(content)
+
+
+def _bytes_of(adapter: Adapter) -> int:
+    return sum(tensor.nbytes for tensor in adapter.tensors.values())

@@ -1,0 +1,199 @@
+"""Chunks between requests and workers: the fair queue under one lock, and the accounts of finished chunks."""
+
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+from solrl_rollout.engine.queue.costs import StepCosts
+from solrl_rollout.engine.queue.fair_queue import FairQueue, QueueFull, Turn
+from solrl_rollout.engine.problems import engine_dead, queue_full, workers_lost
+from solrl_rollout.engine.work import Chunk, Job, ScoredChunk
+from solrl_rollout.settings import Settings
+from solrl_rollout.status.metrics import Metrics, QueueState
+from solrl_rollout.status.throughput import FinishedChunk, RecentThroughput
+
+_TURN = 4
+"""Consecutive chunks of one run on a worker: a group of 96 candidates."""
+OWN_SERVERS = ""
+"""All reward servers of the settings, which share one limit."""
+_MOST_LOSSES = 1
+"""Times that a chunk is made again because its worker died."""
+
+
+class Dispatch:
+    """Thread-safe, except for what says that its caller holds `changed`.
+
+    Attributes:
+        changed: the lock of all waiting work; notified when there is work, or none will come any more.
+        serving: number of workers that serve.
+        closing: no more chunks are given out.
+        dead: no worker will serve again.
+        finished: number of chunks that all workers have finished.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.changed = threading.Condition()
+        self.serving = 0
+        self.closing = False
+        self.dead = False
+        self.finished = 0
+        self.throughput = RecentThroughput()
+        self._metrics = metrics
+        self._at_servers = settings.scoring_in_flight
+        self._costs = StepCosts()
+        self._queue: FairQueue[Chunk] = FairQueue(
+            settings.queue_limit,
+            tenant_limit=settings.tenant_queue_limit,
+            turn=_TURN,
+            weight=lambda chunk: self._costs.weight(chunk.kind),
+        )
+        self._seconds_per_cost = 0.0
+        metrics.watch_queue(self._state)
+
+    def submit(self, chunks: list[Chunk], *, reserved: bool) -> None:
+        """Queue chunks; see `Engine.submit`."""
+        with self.changed:
+            self.require_alive()
+            with self._refuse_when_full(sum(chunk.candidates for chunk in chunks)):
+                self._queue.put(chunks, reserved=reserved)
+            self.changed.notify_all()
+
+    def require_alive(self) -> None:
+        """Raise 503 `engine-dead` once no work is accepted any more."""
+        if self.dead or self.closing:
+            raise engine_dead()
+
+    def require_capacity(self, tenant: str) -> None:
+        """Check that the queue has room for at least one more candidate of a tenant; see `Engine`."""
+        with self.changed:
+            self.require_alive()
+            with self._refuse_when_full(None):
+                self._queue.require_capacity({tenant: 1})
+
+    def take(self, turn: Turn, begun: Sequence[Chunk], servers: Callable[[Chunk], Collection[str]]) -> Chunk | None:
+        """The next chunk of a worker, or None. The caller holds `changed`.
+
+        A run waits while the worker has as many chunks as it may for one of the reward servers that the run needs. So a
+        slow server delays only the runs that need it.
+
+        Args:
+            turn: the worker's turn.
+            begun: chunks that it has taken and not finished.
+            servers: the reward servers that a chunk needs; all those of the settings are `OWN_SERVERS`.
+        """
+        busy = Counter(at for chunk in begun for at in servers(chunk))
+        # One more is generated while servers of the settings score as many as they may.
+        full = {at for at, chunks in busy.items() if chunks >= self._at_servers + (at == OWN_SERVERS)}
+        held = (lambda chunk: not full.isdisjoint(servers(chunk))) if full else None
+        while (chunk := self._queue.take(turn, held)) is not None:
+            # A chunk that was put back is running already.
+            if chunk.result.running() or chunk.result.set_running_or_notify_cancel():
+                return chunk
+        return None
+
+    def put_back(self, chunks: list[Chunk]) -> None:
+        """Queue taken chunks again, which their worker will not finish, at the front of their runs.
+
+        A chunk that has been lost too often, or that nobody waits for, is resolved with its error instead.
+        """
+        resolved: list[tuple[Chunk, Exception]] = []
+        with self.changed:
+            for chunk in reversed(chunks):
+                if self.closing or self.dead or chunk.job.cancelled.is_set():
+                    resolved.append((chunk, engine_dead()))
+                elif chunk.losses > _MOST_LOSSES:
+                    resolved.append((chunk, workers_lost(chunk.losses)))
+                else:
+                    self._queue.put_back(chunk)
+            self.changed.notify_all()
+        for chunk, error in resolved:
+            chunk.result.set_exception(error)
+
+    def cancel(self, job: Job) -> None:
+        """Set a job's `cancelled`, and remove its waiting chunks."""
+        with self.changed:
+            job.cancelled.set()
+            removed = self._queue.remove(lambda chunk: chunk.job is job)
+            self._queue.release(job.tenant, job)
+        for chunk in removed:
+            if not chunk.result.cancel():  # it was put back
+                chunk.result.set_exception(engine_dead())
+
+    def clear(self) -> list[Chunk]:
+        """Remove and return all waiting chunks."""
+        with self.changed:
+            return self._queue.remove(lambda _: True)
+
+    def waiting(self, tenant: str) -> list[Chunk]:
+        """A tenant's waiting chunks."""
+        with self.changed:
+            return self._queue.of_tenant(tenant)
+
+    def record(self, worker: str, chunk: Chunk, scored: ScoredChunk, last_end: float) -> float:
+        """Account for a finished chunk in the queue's shares, the status page and metrics.
+
+        Args:
+            worker: name of its worker.
+            chunk: the chunk.
+            scored: its result.
+            last_end: when its worker finished the chunk before, other than those that reward servers scored.
+
+        Returns:
+            `last_end` for the next chunk.
+        """
+        now, job = time.monotonic(), chunk.job
+        if scored.asked:  # the worker made others meanwhile, whose time is not this chunk's
+            whole, end = scored.switch + scored.generate + scored.reward - scored.asked, last_end
+        else:  # excludes the time of overlap with the worker's previous chunk
+            whole, end = now - max(scored.started_at, last_end), now
+        # Merging the adapter is billed to its run, rather than to all work of this kind.
+        seconds = max(0.0, whole - scored.switch) / chunk.cost
+        with self.changed:
+            self.finished += 1
+            self._costs.record(chunk.kind, seconds)
+            self._queue.charge(chunk, self._costs.cost_of(scored.switch))
+            self._seconds_per_cost = 0.9 * (self._seconds_per_cost or seconds) + 0.1 * seconds
+        self.throughput.add(
+            FinishedChunk(
+                tenant=job.tenant,
+                candidates=chunk.candidates,
+                steps=chunk.steps,
+                started_at=scored.started_at,
+                ended_at=now,
+                generate=scored.generate,
+                switched=scored.switched,
+            )
+        )
+        if scored.switched:
+            self._metrics.adapter_switched(job.model, job.precision, scored.switch)
+        self._metrics.chunk_finished(
+            job.tenant,
+            job.run,
+            job.model,
+            job.precision,
+            candidates=chunk.candidates,
+            steps=chunk.steps,
+            generate=scored.generate,
+            reward=scored.reward,
+        )
+        self._metrics.worker_finished_chunk(worker)
+        return end
+
+    @contextmanager
+    def _refuse_when_full(self, requested: int | None) -> Iterator[None]:
+        """Turn QueueFull into a 429 with an estimate for Retry-After."""
+        try:
+            yield
+        except QueueFull as full:
+            seconds = self._queue.cost * self._seconds_per_cost / max(1, self.serving)
+            wait = max(1, min(60, math.ceil(seconds)))
+            raise queue_full(full.waiting, full.limit, full.tenant, requested=requested, retry_after=wait) from None
+
+    def _state(self) -> QueueState:
+        with self.changed:
+            oldest = min((chunk.queued_at for chunk in self._queue.heads()), default=None)
+            age = 0.0 if oldest is None else time.monotonic() - oldest
+            return QueueState(dict(self._queue.by_tenant), age)

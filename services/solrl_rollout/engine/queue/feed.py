@@ -1,0 +1,108 @@
+"""The engine's side of one worker: gives it chunks in its turns and takes their results."""
+
+import threading
+from collections.abc import Sequence
+
+from solrl_proto.status import WorkerStatus
+
+from solrl_rollout.engine.queue.dispatch import OWN_SERVERS, Dispatch
+from solrl_rollout.engine.queue.fair_queue import Turn
+from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
+from solrl_rollout.engine.workers.base import WaitingFeed, Worker
+
+
+class WorkerFeed(WaitingFeed):
+    """A `Feed` from the fair queue.
+
+    Attributes:
+        worker: the worker.
+        hosted: the models that it has loaded; empty before.
+        serving: whether it is loaded and takes chunks.
+        ended: whether it will never serve again.
+        deaths: number of times that it died since it last finished a chunk, or served for a long time.
+        idle_deaths: those of them since any worker last finished a chunk.
+        restarts: number of times that it serves again after its death.
+        chunks: chunks that it has taken and not finished. Guarded by `changed` of the dispatch.
+    """
+
+    def __init__(self, worker: Worker, dispatch: Dispatch, *, keeps_run: bool) -> None:
+        """`keeps_run`: whether it stays with its run beyond a turn while that is fair."""
+        super().__init__(dispatch.changed)
+        self.worker = worker
+        self.hosted: list[HostedModel] = []
+        self.serving = False
+        self.ended = False
+        self.deaths = 0
+        self.idle_deaths = 0
+        self.restarts = 0
+        self.chunks: list[Chunk] = []
+        self._dispatch = dispatch
+        self._turn = Turn(keeps_run=keeps_run)
+        self._finishing = threading.Lock()
+        """Held while a chunk is accounted for: several threads finish chunks."""
+        self._last_end = 0.0
+        self._finished = 0
+        self._finished_by_all = 0
+        """By all workers, at its last death."""
+
+    @property
+    def status(self) -> WorkerStatus:
+        """The worker's state."""
+        name = self.worker.name
+        return WorkerStatus(
+            name=name, serving=self.serving, given_up=self.ended, chunks=self._finished, restarts=self.restarts
+        )
+
+    @property
+    def closing(self) -> bool:
+        """Whether the engine closes."""
+        return self._dispatch.closing
+
+    def next_chunk(self) -> Chunk | None:
+        """Take the worker's next chunk from the queue, if there is one now."""
+        chunk = self._dispatch.take(self._turn, self.chunks, self._servers)
+        if chunk is not None:
+            self.chunks.append(chunk)
+        return chunk
+
+    def finish(self, chunk: Chunk, scored: ScoredChunk) -> None:
+        """Resolve a chunk with its result."""
+        with self._finishing:
+            self._last_end = self._dispatch.record(self.worker.name, chunk, scored, self._last_end)
+            self._drop(chunk)
+            self.deaths = 0
+            self._finished += 1
+        chunk.result.set_result(scored)
+
+    def fail(self, chunk: Chunk, error: Exception) -> None:
+        """Resolve a chunk with an error."""
+        self._drop(chunk)
+        chunk.result.set_exception(error)
+
+    def died(self) -> None:
+        """Count a death."""
+        finished = self._dispatch.finished
+        if not self.deaths or finished != self._finished_by_all:
+            self.idle_deaths = 0
+        self._finished_by_all = finished
+        self.deaths += 1
+        self.idle_deaths += 1
+
+    def put_back(self, begun: Sequence[Chunk]) -> None:
+        """Queue all chunks again, after the worker's death; it had begun some of them."""
+        with self._dispatch.changed:
+            chunks, self.chunks = self.chunks, []
+        for chunk in begun:
+            chunk.losses += 1
+        self._dispatch.put_back(chunks)
+
+    def _servers(self, chunk: Chunk) -> frozenset[str]:
+        """The reward servers that a chunk needs."""
+        job = chunk.job
+        served = next((one.served_rewards for one in self.hosted if one.info.name == job.model), frozenset())
+        own = any(name in served and name not in job.run_rewards for name in job.rewards)
+        return job.run_servers | {OWN_SERVERS} if own else job.run_servers
+
+    def _drop(self, chunk: Chunk) -> None:
+        with self._dispatch.changed:
+            self.chunks.remove(chunk)

@@ -1,0 +1,164 @@
+"""`solrl-train calibrate`: cost and selection quality of exploration plans, measured on the user's model."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from solrl_core.families import load_backbone
+from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.fingerprint import model_digest, part_digests
+from solrl_core.sampling.fitting import identity_solver
+from solrl_core.sampling.generator import Generator
+from solrl_core.rewards import RewardSet
+from solrl_engine.batch_size import AdaptiveBatchSize
+from solrl_engine.sampler import Sampler
+from solrl_engine.scorer import Scorer
+from solrl_engine.side_stream import SideStream
+from solrl_proto.noise import expand_seeds
+from solrl_proto.rollouts import ModelBinding, Plan
+from solrl_remote.remote_reward import connect_reward
+
+from solrl_trainer.calibration.deciding import Requirement, assess, choose, verdict
+from solrl_trainer.calibration.files import content, write
+from solrl_trainer.calibration.fitting import fit_on_rank_zero, fitting_steps, measured_prompts
+from solrl_trainer.calibration.group_sizes import ENDS, GroupSize, group_sizes
+from solrl_trainer.calibration.measuring import Bench, Maker, Observed
+from solrl_trainer.calibration.plans import (
+    PlanSet,
+    explored_tiers,
+    name,
+    plans,
+    reference_plan,
+    true_plan,
+    unpruned,
+)
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.long_prompts import note_long_prompts
+from solrl_trainer.settings.preflight import require_judges
+from solrl_trainer.ranks.process_group import SINGLE_PROCESS, ProcessGroup
+from solrl_trainer.report.figures import few_prompts_text, sum_text
+from solrl_trainer.service.agreement import check_decoder_precision
+from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.scoring import SampleScorer
+from solrl_trainer.records.time_left import OnProgress, Work
+from solrl_trainer.records.waits import Waits
+from solrl_trainer.ranks.world import pick_device
+
+
+def calibrate(
+    config: RunConfig,
+    folder: Path,
+    note: Callable[[str], None],
+    *,
+    prompts: int,
+    requirement: Requirement,
+    limits: PlanSet | None = None,
+    processes: ProcessGroup = SINGLE_PROCESS,
+    progress: OnProgress = lambda done, total: None,
+) -> dict[str, Any]:
+    """Measure every plan on this machine; writes calibration.json, frontier.png and plan.yaml to `folder`.
+
+    Args:
+        config: a run's model, rewards, prompts, and numbers of candidates and selected candidates.
+        folder: output folder; plan.yaml is for `solrl-train run --config`.
+        note: called with each progress message.
+        prompts: number of training prompts to measure on. Held-out prompts are reserved for evaluation.
+        requirement: what the whole interval of a plan must reach; the cheapest such plan is chosen.
+        limits: limits of the measured set; by default all plans are measured.
+        processes: processes that share the prompts; the first writes.
+        progress: called with the solver steps of candidates that this rank has taken, and will take.
+
+    Returns:
+        Content of calibration.json; `chosen` is null if no plan meets the requirement.
+    """
+    if config.explore.sampler == "training":
+        raise ValueError(
+            "calibrate compares plans of the ODE, and explore.sampler is training, whose steps are the algorithm's; "
+            "expected explore.sampler=ode"
+        )
+    limits = limits or PlanSet()
+    measured_on = measured_prompts(config, prompts, fits=bool(limits.schedules))
+    require_judges(config.rewards, measured_on, "train", note, config.reward_options)
+    world = processes.world(config.device, config.patience)
+    device = pick_device(config.device, world)
+    tiers = explored_tiers(config.explore.precision, torch.device(device))
+    plans(config, tiers, [], limits)  # refuses limits that no plan can meet, before the model is loaded
+    note(f"loading {config.model}")
+    backbone = load_backbone(config.model, device=device, revision=config.revision)
+    check_decoder_precision(config.explore.decoder_precision, backbone, note)
+    expected = plans(config, tiers, list(map(identity_solver, limits.schedules)), limits)
+    note_long_prompts(backbone, {"training": measured_on}, note)
+    if few := few_prompts_text(prompts):
+        note(few)
+    explore = config.explore
+    seeds = {
+        prompt.id: expand_seeds(config.seed, f"calibrate/{prompt.id}", explore.candidates) for prompt in measured_on
+    }
+    generators = {"bf16": Generator(backbone, "bf16")}
+    bench = Bench(_maker(config, backbone, generators, note), measured_on, seeds, world, lambda part: work.finish(part))
+    truth, reference = true_plan(config), reference_plan(config, tiers)
+    work = Work(bench.steps(expected, truth) + fitting_steps(config, limits.schedules), progress)
+
+    true = bench.scores(truth)
+    if limits.schedules:
+        note(f"fitting {len(limits.schedules)} solvers of few steps")
+    solvers = fit_on_rank_zero(config, generators["bf16"], limits.schedules, processes)
+    work.finish(fitting_steps(config, limits.schedules))
+    note(f"measuring {len(expected)} plans in turns")
+    # Plans take turns, so all precisions stay on the device.
+    generators |= {tier: Generator(backbone, tier) for tier in tiers if tier != "bf16"}
+    observed = bench.measure(plans(config, tiers, solvers, limits))
+    measured = assess(observed, true, explore.keep, reference)
+    for one in measured:
+        note(
+            f"{name(one.plan)}: {one.seconds:.2f} s per group, {one.cost.text('.2f')} of the reference; separation "
+            f"{one.separation.text('.3f')}, loss {one.loss.text('.3f')}"
+        )
+    chosen = choose(measured, requirement)
+    said = verdict(measured, chosen, reference, requirement)
+    shown = chosen.plan if chosen else reference
+    sizes = predictions(shown, observed, true, explore.keep)
+    summary = content(config, measured, requirement, chosen, reference, said, (shown, sizes))
+    if processes.is_rank_zero:
+        digest = model_digest(part_digests(backbone.parts))
+        binding = ModelBinding(model=digest, solver=config.solver, guidance=config.guidance)
+        about = f"{config.model}, {sum_text(config.weights)}, {prompts} prompts × {explore.candidates} candidates"
+        write(folder, summary, chosen, binding, about)
+    return summary
+
+
+def _maker(
+    config: RunConfig, backbone: PipelineBackbone, generators: dict[str, Generator], note: Callable[[str], None]
+) -> Maker:
+    """Generation and scoring of the candidates of any plan, with the generator of the plan's precision."""
+    options = {name: value for name, value in config.reward_options.items() if name in config.rewards}
+    connect = partial(connect_reward, patience=config.patience, on_wait=Waits(note))
+    rewards = RewardSet.load(list(config.rewards), backbone, options, connect=connect)
+    names = [spec.name for spec in config.trained]
+    images = Scorer(rewards, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=note))
+    scorer = SampleScorer(images, names, config.trained, SideStream(backbone.device))
+    batches: dict[str, AdaptiveBatchSize] = {}
+
+    def maker(plan: Plan) -> CandidateMaker:
+        batch = batches.setdefault(plan.precision, AdaptiveBatchSize(config.batch, on_exhausted=note))
+        return CandidateMaker(Sampler(generators[plan.precision], lambda: plan, batch=batch), scorer)
+
+    return maker
+
+
+def predictions(plan: Plan, observed: Sequence[Observed], true: torch.Tensor, keep: int) -> list[GroupSize]:
+    """A plan's predictions for other group sizes.
+
+    A pruned plan needs the final scores of all candidates: those of the same steps without pruning.
+    """
+    by_plan = {name(one.plan): one for one in observed}
+    own, whole = by_plan[name(plan)], by_plan[name(unpruned(plan))]
+    return group_sizes(
+        whole.scores,
+        None if plan.prune is None else own.halfway,
+        true,
+        kept=plan.prune.keep if plan.prune else true.shape[1],
+        ends=sorted({*ENDS, keep // 2}),
+    )

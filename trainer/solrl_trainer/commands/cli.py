@@ -1,0 +1,396 @@
+"""The trainer's command line, `solrl-train`. Imports are deferred, so that `--help` and errors appear immediately."""
+
+import logging
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from solrl_core.interrupts import INTERRUPTED, interrupt_message, unwinding
+
+from solrl_trainer.commands.options import (
+    Calibrate,
+    Command,
+    Compare,
+    Demo,
+    Doctor,
+    Evaluate,
+    Export,
+    Memory,
+    Presets,
+    Report,
+    Run,
+    Runs,
+    RunsDelete,
+    SettingsCommand,
+    parse,
+)
+from solrl_trainer.settings.defaults import CALIBRATED_SCHEDULES, DEFAULT_PRESET
+from solrl_trainer.ranks.rank_info import RankInfo, read_rank_info
+
+if TYPE_CHECKING:
+    from solrl_trainer.settings.config import RunConfig
+    from solrl_trainer.settings.presets import Resolved
+
+# Trainer and service take turns on a small machine; threads that spin while waiting would starve the other.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def main() -> None:
+    """Entry point of `solrl-train`."""
+    words = sys.argv[1:]
+    if words == ["--version"]:
+        print(f"solrl-train {version('solrl')}")
+        return
+    from solrl_proto.printable import PrintableFormatter, print_error
+
+    if logging.lastResort is not None:  # prints warnings and the tracebacks of rewards
+        logging.lastResort.setFormatter(PrintableFormatter())
+    try:
+        rank_info = read_rank_info()
+        # Ranks end together, which an interrupt handled elsewhere would prevent.
+        with unwinding(signal.SIGINT) if rank_info.size > 1 else nullcontext():
+            sys.exit(_dispatch(_parse(words, rank_info), rank_info))
+    except KeyboardInterrupt:
+        print("solrl-train: stopped", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        if os.environ.get("SOLRL_TRACEBACK"):
+            raise
+        print_error("solrl-train", "\n".join([str(error), *getattr(error, "__notes__", ())]))
+        sys.exit(2)
+
+
+def _parse(words: list[str], rank_info: RankInfo) -> Command:
+    """The command that the words give; exits with 2 if they are invalid.
+
+    With several ranks, only the first prints the error; the others end without one.
+    """
+    with ExitStack() as stack:
+        if not rank_info.is_rank_zero:
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(redirect_stdout(nowhere))
+            stack.enter_context(redirect_stderr(nowhere))
+        try:
+            return parse(words)
+        except SystemExit:
+            if rank_info.is_rank_zero:
+                raise
+            sys.exit(0)
+
+
+def _dispatch(command: Command, rank_info: RankInfo) -> int:
+    alone = not isinstance(command, Run | Evaluate | Calibrate) or (isinstance(command, Run) and command.dry_run)
+    if alone and not rank_info.is_rank_zero:
+        return 0
+    match command:
+        case Run():
+            return _run(command, rank_info)
+        case Demo():
+            from solrl_trainer.commands.demo import demo
+
+            with unwinding(signal.SIGINT, signal.SIGTERM):
+                demo(command.output, seed=command.seed, overrides=command.set)
+        case Evaluate():
+            _evaluate(command, rank_info)
+        case Export():
+            _export(command)
+        case Calibrate():
+            _calibrate(command, rank_info)
+        case Memory():
+            config = _settings(command)
+            from solrl_trainer.memory.command import plan
+
+            plan(config, gpu=command.gpu, gpus=command.gpus, out=command.out)
+        case Presets():
+            from solrl_trainer.settings.presets import print_presets
+
+            print_presets()
+        case Report():
+            _report(command.folders, command.output)
+        case Compare():
+            from solrl_trainer.report.compare import write_comparison
+
+            print(write_comparison(command.folders, command.output))
+        case Runs():
+            from solrl_trainer.commands.runs import delete_run, list_runs
+
+            if isinstance(command.action, RunsDelete):
+                delete_run(command.action.rollout_url, command.action.name)
+            else:
+                list_runs(command.action.rollout_url)
+        case Doctor():
+            from solrl_trainer.commands.doctor import doctor
+
+            return doctor(command.model, command.rollout_url, command.prompts, command.rewards)
+    return 0
+
+
+def _run(command: Run, rank_info: RankInfo) -> int:
+    if command.dry_run:
+        return _dry_run(command)
+
+    from solrl_trainer.settings.config import RunConfig
+    from solrl_trainer.ranks.process_group import process_group
+
+    resume, version = command.resume is not None, command.checkpoint
+    with ExitStack() as held, process_group(rank_info) as processes:
+        if not processes.is_rank_zero:
+            config = RunConfig.model_validate_json(processes.broadcast_text(None))
+            processes.set_hint(_resume_hint(config, rank_info))
+            from solrl_trainer.run import follow
+
+            follow(config, resume=resume, version=version, world=processes.world(config.device, config.patience))
+            return 0
+        config = _checked(command, held)
+        processes.broadcast_text(config.model_dump_json())
+        processes.set_hint(_resume_hint(config, rank_info))
+
+        from rich.console import Console
+        from solrl_core.errors import RewardUnavailableError
+        from solrl_proto.printable import printable
+        from solrl_proto.problems import ProblemError
+
+        from solrl_trainer.records.progress import result_table
+        from solrl_trainer.run import run
+
+        hint = _resume_hint(config, rank_info)
+        with interrupt_message(printable(f"solrl-train: stopped; {hint}")):
+            world = processes.world(config.device, config.patience)
+            try:
+                summary = run(config, resume=resume, version=version, allowed=command.allow_change, world=world)
+            except (ProblemError, RewardUnavailableError) as error:
+                error.add_note(hint)
+                raise
+        console = Console()
+        console.print(result_table(summary))
+        console.print(f"report: {config.output / 'report.html'}", soft_wrap=True)
+        console.print(f"LoRA for diffusers: {config.output / 'lora.safetensors'}", soft_wrap=True)
+    return 0
+
+
+def _checked(command: Run, held: ExitStack) -> "RunConfig":
+    """The settings of a run that can start; its folder stays locked in `held`."""
+    from solrl_trainer.records.folder import locked
+
+    config = _resolve(command).config
+    held.enter_context(locked(config.output))
+    from solrl_trainer.settings.preflight import check_run
+
+    return check_run(config, _note, resume=command.resume is not None)
+
+
+def _resume_hint(config: "RunConfig", rank_info: RankInfo) -> str:
+    program = ["solrl-train"] if rank_info.size == 1 else ["torchrun", "…", "-m", "solrl_trainer"]
+    return f"continue with: {' '.join(program)} {shlex.join(['run', '--resume', str(config.output)])}"
+
+
+def _resolve(command: Run) -> "Resolved":
+    from solrl_trainer.records.folder import saved_settings
+    from solrl_trainer.settings.presets import read_settings_file, resolve, resolve_again
+
+    if command.resume is None:
+        given = {"--checkpoint": command.checkpoint is not None, "--allow-change": bool(command.allow_change)}
+        for option in given:
+            if given[option]:
+                raise ValueError(f"got {option} without --resume; expected --resume FOLDER with it")
+    if command.resume is not None and command.output not in (None, command.resume):
+        raise ValueError(
+            f"got --resume {command.resume} --output {command.output}; a run is continued in its own folder"
+        )
+    files = {str(path): read_settings_file(path) for path in command.config}
+    arguments = {
+        "rollout_url": command.rollout_url,
+        "output": command.resume or command.output,
+        "run": command.run,
+        "iterations": command.iterations,
+        "seed": command.seed,
+        "track": command.track or None,
+    }
+    if command.resume is not None and command.preset is None:
+        saved = saved_settings(command.resume)
+        return resolve_again(saved, overrides=command.set, files=files, arguments=arguments)
+    return resolve(command.preset or DEFAULT_PRESET, overrides=command.set, files=files, arguments=arguments)
+
+
+def _dry_run(command: Run) -> int:
+    from solrl_trainer.settings.preflight import check_dry_run
+    from solrl_trainer.settings.settings_yaml import sourced_yaml
+
+    resolved, resume = _resolve(command), command.resume is not None
+    print("\n".join(sourced_yaml(resolved)))
+    check_dry_run(resolved.config, _note, resume=resume)
+    if resume:
+        from solrl_trainer.settings.resuming import check_before_loading
+
+        check_before_loading(resolved.config, command.checkpoint, command.allow_change)
+    return 0
+
+
+def _note(text: str) -> None:
+    from solrl_proto.printable import printable
+
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def _export(command: Export) -> None:
+    from solrl_trainer.commands.export import check_push, export, push
+    from solrl_trainer.records.folder import saved_settings
+
+    config, repository = saved_settings(command.folder), command.push_to_hub
+    if repository is not None:
+        check_push(repository)
+    files = export(config, command.checkpoint, command.output, repository)
+    print(f"LoRA for diffusers: {files[0]}")
+    print(f"model card: {files[1]}")
+    if repository is not None:
+        print(f"pushed: {push(files, repository, f'LoRA of {config.run}')}")
+
+
+def _report(folders: tuple[Path, ...], output: Path) -> None:
+    if len(folders) != 1:
+        from solrl_trainer.report.compare import write_comparison
+
+        print(write_comparison(folders, output))
+        return
+    (folder,) = folders
+    from solrl_trainer.report.page import write_report
+    from solrl_trainer.run import gallery_grid
+
+    if (folder / "gallery.json").is_file():
+        gallery_grid(folder)
+    print(write_report(folder))
+
+
+def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
+    from solrl_trainer.records.folder import locked
+    from solrl_trainer.ranks.process_group import process_group
+
+    with ExitStack() as held, process_group(rank_info) as processes:
+        _check(command)
+        config = _settings(command)
+        if processes.is_rank_zero:
+            held.enter_context(locked(command.output))
+        from solrl_core.sampling.fitting import SCHEDULES
+
+        from solrl_trainer.commands.calibrate import calibrate
+        from solrl_trainer.calibration.deciding import Requirement
+        from solrl_trainer.calibration.plans import PlanSet
+        from solrl_trainer.records.time_left import Countdown
+
+        with Countdown("calibrating", quiet=not processes.is_rank_zero) as shown:
+            summary = calibrate(
+                config,
+                command.output,
+                shown.note,
+                prompts=command.prompts,
+                requirement=Requirement(command.wanted, command.loss),
+                limits=PlanSet(command.steps, command.keep, SCHEDULES[: command.schedules]),
+                processes=processes,
+                progress=shown,
+            )
+    if rank_info.is_rank_zero:
+        _print_calibration(command, summary)
+
+
+def _check(command: Calibrate) -> None:
+    from solrl_proto.rollouts import MAX_STEPS
+
+    if command.prompts < 1 or not 0 <= command.wanted <= 1:
+        raise ValueError(
+            f"got --prompts {command.prompts} --wanted {command.wanted}; expected at least 1 prompt, wanted 0 to 1"
+        )
+    if command.loss is not None and not command.loss >= 0:
+        raise ValueError(f"got --loss {command.loss}; expected 0 or more")
+    if not 0 <= command.schedules <= CALIBRATED_SCHEDULES:
+        raise ValueError(f"got --schedules {command.schedules}; expected 0 to {CALIBRATED_SCHEDULES}")
+    if not all(1 <= steps <= MAX_STEPS for steps in command.steps):
+        raise ValueError(f"got --steps {' '.join(map(str, command.steps))}; expected 1 to {MAX_STEPS} steps each")
+
+
+def _print_calibration(command: Calibrate, summary: Mapping[str, Any]) -> None:
+    from solrl_trainer.calibration.deciding import Requirement
+    from solrl_trainer.calibration.group_sizes import group_sizes_text
+    from solrl_trainer.settings.presets import read_settings_file
+
+    sizes = summary["group_sizes"]
+    print(
+        f"predicted for other groups, {sizes['plan']}: separation / contrast in standard deviations of the true score"
+    )
+    print("\n".join(group_sizes_text(sizes["rows"])))
+    print(f"frontier: {command.output / 'frontier.png'}")
+    required = Requirement(command.wanted, command.loss).text()
+    if summary["chosen"] is None:
+        print(f"no plan has {required}; ask for less (--wanted, --loss), or choose a plan from the frontier")
+    else:
+        print(f"cheapest plan with {required}: {summary['chosen']}")
+    for line in summary["verdict"]:
+        print(f"- {line}")
+    if summary["chosen"] is not None:
+        planned = read_settings_file(command.output / "plan.yaml")["explore"]
+        print(f"use it: {shlex.join(run_command(command, planned))}")
+
+
+def _settings(command: SettingsCommand) -> "RunConfig":
+    from solrl_trainer.settings.presets import read_settings_file, resolve
+
+    files = {str(path): read_settings_file(path) for path in command.config}
+    return resolve(command.preset, overrides=command.set, files=files).config
+
+
+def run_command(command: Calibrate, planned: Collection[str]) -> list[str]:
+    """The command of a run with a calibrated plan: all settings of the calibration, except those that the plan sets.
+
+    Args:
+        command: how calibration was called.
+        planned: settings of `explore` in plan.yaml; `--set` would override them.
+    """
+    words = ["solrl-train", "run", "--preset", command.preset]
+    for path in (*command.config, command.output / "plan.yaml"):
+        words += ["--config", str(path)]
+    for override in command.set:
+        section, _, name = override.partition("=")[0].strip().partition(".")
+        if section != "explore" or name not in planned:
+            words += ["--set", override]
+    return words
+
+
+def _evaluate(command: Evaluate, rank_info: RankInfo) -> None:
+    from rich.console import Console
+
+    from solrl_trainer.ranks.process_group import process_group
+
+    counts = {"prompts": command.prompts, "seeds": command.seeds, "steps": command.steps}
+    with process_group(rank_info) as processes:
+        for name, value in counts.items():
+            if value is not None and value < 1:
+                raise ValueError(f"got --{name} {value}; expected at least 1")
+
+        from solrl_trainer.commands.evaluate import evaluate_run
+        from solrl_trainer.records.progress import evaluation_table
+        from solrl_trainer.records.time_left import Countdown
+
+        with Countdown("evaluating", quiet=not processes.is_rank_zero) as shown:
+            summary = evaluate_run(
+                command.folder,
+                shown.note,
+                progress=shown,
+                rewards=command.rewards,
+                overrides=command.set,
+                checkpoint=command.checkpoint,
+                processes=processes,
+                **counts,
+            )
+    if rank_info.is_rank_zero:
+        console = Console()
+        console.print(evaluation_table(summary))
+        console.print(f"grid: {command.folder / 'evaluation' / 'grid.png'}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""`solrl-train demo`: a rollout service and a training on this machine, and their results."""
+
+import importlib
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from solrl_core.registry import FolderRegistry
+
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.records.folder import LOCK, locked
+from solrl_trainer.settings.presets import read_settings_file, resolve
+
+PRESET = "mini-sana/sol_rl/clipscore"
+
+
+@contextmanager
+def rollout_service(
+    model: str,
+    log: Path,
+    rewards: Sequence[str] = ("clipscore",),
+    flags: Sequence[str] = (),
+    ready_seconds: float = 600.0,
+) -> Iterator[str]:
+    """Run `solrl-rollout serve` as a child process, with additional `flags`; yields its URL, stops it with SIGTERM.
+
+    On Linux it also ends if the thread that started it is killed.
+
+    Raises:
+        RuntimeError: the service did not become ready, or did not stop cleanly; includes the end of its log.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    # setpriv is part of util-linux. A child that outlives its parent would keep its memory and port.
+    bound = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+    command = [*bound, sys.executable, "-m", "solrl_rollout", "serve", "--model", model, "--port", str(port)]
+    command += ["--rewards", *rewards, *flags]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        service = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            _wait_until_ready(url, service, log, ready_seconds)
+            yield url
+        finally:
+            service.send_signal(signal.SIGTERM)
+            try:
+                code: int | None = service.wait(60)
+            except subprocess.TimeoutExpired:
+                service.kill()
+                service.wait()
+                code = None
+    if code != 0:
+        raise RuntimeError(f"the rollout service ended with {code}; the end of {log}:\n{_tail(log)}")
+
+
+def _wait_until_ready(url: str, service: subprocess.Popen[bytes], log: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if service.poll() is not None:
+            raise RuntimeError(f"the rollout service exited during its start; the end of {log}:\n{_tail(log)}")
+        try:
+            if httpx.get(f"{url}/health/ready", timeout=5).is_success:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.3)
+    raise RuntimeError(f"the rollout service was not ready in {seconds:.0f} s; the end of {log}:\n{_tail(log)}")
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+
+
+def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
+    """Start the service, train and stop; print a table, and as the last line a JSON object.
+
+    Args:
+        output: folder of the run; an earlier demo there is deleted.
+        seed: seed of the run.
+        overrides: `key=value` settings, as for `run --set`.
+
+    Raises:
+        ConfigError: an override is invalid; nothing is deleted or started.
+    """
+    # Before anything is deleted or started.
+    config = demo_config(overrides, {"output": output, "run": "demo", "seed": seed})
+    console = Console(stderr=True)
+    with locked(output):
+        _clear(output)
+        console.print("starting the rollout service (mini-sana, NVFP4 emulated on this CPU)")
+        # The imports take seconds, and so does the start of the service.
+        importing = threading.Thread(target=_import_all, daemon=True)
+        importing.start()
+        with rollout_service("mini-sana", output / "service.log") as url:
+            importing.join()
+            from solrl_trainer.records.progress import result_table
+            from solrl_trainer.run import run
+
+            summary = run(config.model_copy(update={"rollout_url": url}))
+    Console().print(result_table(summary))
+    print(json.dumps(last_line(summary, output)))
+
+
+def _import_all() -> None:
+    """Import everything that a run uses."""
+    for name in (
+        "diffusers.pipelines.sana.pipeline_sana",
+        "transformers.models.clip.modeling_clip",
+        "solrl_trainer.run",
+    ):
+        importlib.import_module(name)
+
+
+def _clear(folder: Path) -> None:
+    """Delete the files of an earlier demo in a folder; the caller holds the folder's lock."""
+    if (folder / "metrics.jsonl").is_file():
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+
+
+DEMO_SETTINGS = (
+    "iterations=6",
+    "explore.prompts=8",
+    "explore.precision=nvfp4",
+    "optimizer.learning_rate=1.5e-3",
+    "algorithm.kl_weight=0",
+    "evaluate.fidelity_prompts=2",
+)
+"""Changes to the preset, so that the demo takes minutes, and explores in (emulated) NVFP4 like the paper. Without its
+slight pull to the base model, an update needs no velocities of it. Rank fidelity of four groups would take as long as
+an iteration."""
+
+
+def plan_file() -> Path:
+    """The exploration plan that ships with the demo's model, by benchmarks/demo_plan.py."""
+    return Path(FolderRegistry("model", "solrl.models").locate("mini-sana")) / "plan.json"
+
+
+def demo_config(overrides: Sequence[str] = (), arguments: Mapping[str, Any] | None = None) -> RunConfig:
+    """Settings of the demo: its preset, the plan that ships with the model, `DEMO_SETTINGS` and `overrides`.
+
+    Raises:
+        ConfigError: an override is invalid.
+    """
+    plan = read_settings_file(plan_file())
+    return resolve(
+        PRESET, files={"plan.json": plan}, overrides=[*DEMO_SETTINGS, *overrides], arguments=arguments
+    ).config
+
+
+def last_line(summary: dict[str, Any], output: Path) -> dict[str, Any]:
+    """Machine-readable result of the demo."""
+    from solrl_trainer.evaluation.scores import STRICT
+
+    strict = summary["rewards"][STRICT]
+    seconds = summary["seconds"]
+    return {
+        "strict_before": strict["before"],
+        "strict_after": strict["after"],
+        "strict_gain_ci95": [strict["low"], strict["high"]],
+        "rewards": {name: [value["before"], value["after"]] for name, value in summary["rewards"].items()},
+        "spearman": summary["spearman"],
+        "seconds": {name: seconds[name] for name in ("explore", "wait", "regenerate", "train", "push", "total")},
+        "iterations": summary["iterations"],
+        "report": str(output / "report.html"),
+    }

@@ -1,0 +1,118 @@
+"""`solrl-train doctor`: checks of this machine and of a service, with a remedy for everything that is missing."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from solrl_core import diagnosis
+from solrl_core.diagnosis import Finding
+from solrl_core.errors import MismatchError
+from solrl_proto.problems import ProblemError
+
+if TYPE_CHECKING:
+    from solrl_proto.models import ModelList
+
+
+def doctor(model: str, rollout_url: str | None, prompts: str, rewards: Sequence[str]) -> int:
+    """Print the findings; returns 1 if something is missing, else 0."""
+    return diagnosis.show("solrl-train doctor", check(model, rollout_url, prompts, rewards))
+
+
+def check(
+    model: str, rollout_url: str | None, prompts: str, rewards: Sequence[str] = ("clipscore",)
+) -> Iterator[Finding]:
+    """Findings about everything that a training needs.
+
+    Args:
+        model: registered name, local folder in diffusers format, or hub id.
+        rollout_url: base URL of a rollout service, or None for none.
+        prompts: a registered set, or a folder.
+        rewards: names of the rewards to train on, each with @http://… if a reward server computes it.
+    """
+    yield from diagnosis.machine()
+    yield diagnosis.model(model)
+    servers = {name: at for name, separator, at in (text.partition("@") for text in rewards) if separator}
+    options = {name: {"at": at} for name, at in servers.items()}
+    names = [text.partition("@")[0] for text in rewards]
+    yield from diagnosis.rewards(names, model, options=options)
+    yield _prompts(prompts)
+    yield from _unsuitable(prompts, names, options)
+    if rollout_url is not None:
+        yield from _service(rollout_url, model, servers)
+
+
+def _prompts(name: str) -> Finding:
+    from solrl_trainer.settings.prompts import find_prompts, in_both, read_split
+
+    try:
+        folder = find_prompts(name)
+        train, test = read_split(folder, "train"), read_split(folder, "test")
+    except (ValueError, OSError) as error:
+        return Finding("prompts", "missing", f"{name}: {error}", "give a folder with train.txt and test.txt")
+    found = f"{name}: {len(train.prompts)} training, {len(test.prompts)} held out"
+    return Finding("prompts", "warn" if (both := in_both(train, test)) else "ok", found, both)
+
+
+def _unsuitable(name: str, rewards: Sequence[str], options: diagnosis.Options) -> Iterator[Finding]:
+    """Rewards that cannot judge images of one of the prompts."""
+    from solrl_trainer.settings.preflight import unsuitable_prompt
+    from solrl_trainer.settings.prompts import find_prompts, read_prompts
+
+    try:
+        folder = find_prompts(name)
+        prompts = [prompt for split in ("train", "test") for prompt in read_prompts(folder, split)]
+    except (ValueError, OSError):
+        return  # the finding about the prompts says why
+    for reward in rewards:
+        noted: list[str] = []
+        with suppress(ValueError):  # that there is no such reward is a finding of its own
+            if fault := unsuitable_prompt(reward, prompts, noted.append, options):
+                action = "use prompts with the text and metadata that it needs, or another reward"
+                yield Finding(f"prompts for {reward}", "missing", fault, action)
+        for note in noted:
+            yield Finding(f"prompts for {reward}", "warn", note)
+
+
+def _at_servers(url: str, service: "ModelList", model: str, servers: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether a service has loaded rewards of servers, or asks these servers itself."""
+    from solrl_proto.rollouts import RewardSpec
+
+    from solrl_trainer.service.problems import require_rewards
+
+    (hosted,) = (one for one in service.models if one.name == model)
+    for name, at in servers.items():
+        if name in hosted.rewards:
+            yield Finding(f"service: {name}", "ok", "loaded by the service")
+            continue
+        try:
+            require_rewards(url, service, hosted, [RewardSpec(name=name, at=at)])
+        except ProblemError as error:
+            yield Finding(f"service: {name}", "missing", error.problem.detail, error.problem.action or "")
+        else:
+            yield Finding(f"service: {name}", "ok", f"the service asks the server at {at} for this run")
+
+
+def _service(url: str, model: str, servers: Mapping[str, str]) -> Iterator[Finding]:
+    from solrl_client.rollouts import RolloutClient
+    from solrl_core.sampling.noise import check_noise_contract
+    from solrl_proto.identifiers import default_model_name
+
+    try:
+        with RolloutClient(url, patience=0) as client:
+            hosted = client.models()
+        names, wanted = [found.name for found in hosted.models], default_model_name(model)
+        found = f"{url} hosts {', '.join(names)}"
+        if wanted in names:
+            yield Finding("service", "ok", found)
+            yield from _at_servers(url, hosted, wanted, servers)
+        else:
+            yield Finding("service", "warn", found, f"start it with --model {model}, or name its model by served_as")
+        check_noise_contract(hosted.noise)
+        yield Finding("noise contract", "ok", f"version {hosted.noise.version}, probe row agrees")
+    except ProblemError as error:
+        problem = error.problem
+        yield Finding("service", "missing", f"{url}: {problem.title}: {problem.detail}", problem.action or "")
+    except MismatchError as error:
+        yield Finding("noise contract", "missing", error.detail, error.action or "")
+    except (ValueError, OSError) as error:
+        yield Finding("service", "missing", str(error))

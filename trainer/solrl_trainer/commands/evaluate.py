@@ -1,0 +1,171 @@
+"""`solrl-train evaluate`: compares a run's averaged weights with its base model, with any set of rewards."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from solrl_core.families import load_backbone
+from solrl_core.sampling.generator import Generator
+from solrl_core.rewards import RewardSet
+from solrl_engine.batch_size import AdaptiveBatchSize
+from solrl_engine.sampler import Sampler
+from solrl_engine.scorer import Scorer
+from solrl_proto.rollouts import Plan, PromptItem
+from solrl_remote.remote_reward import connect_reward
+
+from solrl_trainer.records import checkpoints
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.evaluation.scores import Evaluation, compare, evaluate_together, verdicts
+from solrl_trainer.records.folder import saved_settings
+from solrl_trainer.settings.long_prompts import note_long_prompts
+from solrl_trainer.records.output_files import write_file
+from solrl_trainer.settings.preflight import require_judges, usable_judges
+from solrl_trainer.settings.presets import ConfigError, parse_override, refused
+from solrl_trainer.settings.prompts import find_prompts, read_prompts
+from solrl_trainer.ranks.process_group import SINGLE_PROCESS, ProcessGroup
+from solrl_trainer.report.figures import trained_text
+from solrl_trainer.report.gallery import load_gallery, save_gallery
+from solrl_trainer.report.grid import write_grid
+from solrl_trainer.records.time_left import OnProgress
+from solrl_trainer.records.waits import Waits
+from solrl_trainer.ranks.world import pick_device
+
+CHANGEABLE = ("reward_options", "device")
+"""Settings of the run that an evaluation may change."""
+
+
+def evaluate_run(
+    folder: Path,
+    note: Callable[[str], None],
+    *,
+    progress: OnProgress = lambda done, total: None,
+    rewards: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    prompts: int | None = None,
+    seeds: int | None = None,
+    steps: int | None = None,
+    checkpoint: int | None = None,
+    processes: ProcessGroup = SINGLE_PROCESS,
+) -> dict[str, Any]:
+    """Evaluate a checkpoint of a run; writes evaluation/{evaluation.json, grid.png} to its folder.
+
+    Args:
+        folder: folder of the run.
+        note: called with each progress message.
+        progress: called with the share that is done of both evaluations.
+        rewards: names of rewards; by default those of the run.
+        overrides: `key=value` with a key in `CHANGEABLE`; `reward_options` are merged by reward.
+        prompts: number of prompts, instead of the run's.
+        seeds: number of images per prompt, instead of the run's.
+        steps: sampling steps, instead of the run's.
+        checkpoint: version of the checkpoint, by default the newest.
+        processes: processes that share the prompts; all read the folder, and rank 0 writes.
+
+    Returns:
+        Content of evaluation.json.
+
+    Raises:
+        FileNotFoundError: the folder contains no run, or a run without a checkpoint.
+        ConfigError: an invalid override.
+        ValueError, OSError: model, reward or prompts cannot be loaded, a reward cannot score these prompts, or the
+            checkpoint is damaged.
+    """
+    saved = saved_settings(folder)
+    given = dict(parse_override(override) for override in overrides)
+    config = _changed(saved, given)
+    settings = config.evaluate
+    held_out = read_prompts(find_prompts(config.prompts), "test")[: prompts or settings.prompts]
+    wanted = list(rewards) if rewards else [*config.rewards, *settings.rewards]
+    chosen = given.get("reward_options", {})
+    options = saved.reward_options | chosen
+    if rewards:
+        names = wanted
+        require_judges(names, held_out, "test", note, options)
+    else:
+        names = usable_judges(wanted, held_out, note, options)
+        if not names:
+            raise ValueError(f"none of the run's rewards can score {config.prompts}; choose others with --rewards")
+    world = processes.world(config.device, config.patience)
+    # Rank 0's, because a run that still trains may write a newer one meanwhile.
+    newest = checkpoints.require(folder / "checkpoints", checkpoint) if processes.is_rank_zero else None
+    found = checkpoints.broadcast(newest, world)
+    assert found is not None
+    note(f"loading {config.model}")
+    backbone = load_backbone(config.model, device=pick_device(config.device, world), revision=config.revision)
+    note_long_prompts(backbone, {"held-out": held_out}, note)
+    # Drop the run's options for other rewards; options given here must belong to a requested reward.
+    options = {name: value for name, value in options.items() if name in names or name in chosen}
+    connect = partial(connect_reward, patience=config.patience, on_wait=Waits(note))
+    judges = RewardSet.load(names, backbone, options, connect=connect)
+    generator = Generator(backbone, "bf16")
+    plan = Plan(steps=steps or settings.steps, solver=config.solver, guidance=config.guidance)
+    sampler = Sampler(generator, lambda: plan, batch=AdaptiveBatchSize(config.batch, on_exhausted=note))
+    scorer = Scorer(judges, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=note))
+
+    def look(name: str, earlier: int) -> Evaluation:
+        result = evaluate_together(
+            sampler,
+            scorer,
+            held_out,
+            world,
+            seeds=seeds or settings.seeds,
+            progress=lambda done, total: progress(earlier + done / total, 2),
+        )
+        note(f"{name}: " + ", ".join(f"{reward} {result.mean(reward):.4f}" for reward in result.scores))
+        return result
+
+    before = look("base", 0)
+    generator.set_adapter(found.averaged)
+    after = look(f"version {found.version}", 1)
+    summary = {
+        "model": config.model,
+        "preset": config.preset,
+        "run": config.run,
+        "trained": config.weights,
+        "version": found.version,
+        "prompts": len(held_out),
+        "seeds": seeds or settings.seeds,
+        "steps": steps or settings.steps,
+        "rewards": compare(before, after, config.weights),
+    }
+    if processes.is_rank_zero:
+        about = trained_text(config.model, config.preset, config.weights)
+        title = f"{config.run}, version {found.version}"
+        _write(folder / "evaluation", summary, held_out, before, after, title, about)
+    return summary
+
+
+def _write(
+    output: Path,
+    summary: Mapping[str, Any],
+    held_out: Sequence[PromptItem],
+    before: Evaluation,
+    after: Evaluation,
+    title: str,
+    about: str,
+) -> None:
+    output.mkdir(exist_ok=True)
+    write_file(output / "evaluation.json", json.dumps(summary, indent=1, allow_nan=False))
+    save_gallery(
+        output,
+        prompts=[prompt.text for prompt in held_out],
+        before=before.images,
+        after=after.images,
+        marks=verdicts(before, after),
+        pairs=[],
+        explored=None,
+        regenerated=None,
+    )
+    write_grid(load_gallery(output), output / "grid.png", title, about)
+
+
+def _changed(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
+    if unknown := sorted(given.keys() - set(CHANGEABLE)):
+        raise ConfigError(f"got --set {unknown[0]}=…; an evaluation can only set {' and '.join(CHANGEABLE)}")
+    try:
+        return RunConfig.model_validate({**config.model_dump(mode="json"), **given})
+    except ValidationError as error:
+        raise refused(error, dict.fromkeys(given, "--set")) from error

@@ -1,0 +1,111 @@
+"""`solrl-train export`: a checkpoint's averaged weights as LoRA for diffusers, with a model card, also on the hub."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from solrl_core.adapter import encode_for_diffusers
+from solrl_proto.text_files import read_text
+
+from solrl_trainer.records import checkpoints
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.records.output_files import write_file
+from solrl_trainer.report.model_card import CARD, LORA, MARK, held_out, model_card
+
+_GRID = "grid.png"
+
+
+def export(
+    config: RunConfig, version: int | None = None, folder: Path | None = None, repository: str | None = None
+) -> list[Path]:
+    """Write lora.safetensors of a checkpoint's averaged weights and its model card, README.md.
+
+    Args:
+        config: the run's settings.
+        version: of the checkpoint, by default the newest.
+        folder: folder of the files, by default the run's. Another also gets the grid of images, if there is one.
+        repository: `USER/NAME` on the hub from which the card loads the weights, by default the folder.
+
+    Returns:
+        The files, lora.safetensors first.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint yet.
+        FileExistsError: the folder has a README.md that is no model card of a run.
+        ValueError: the checkpoint is damaged, or of other settings.
+    """
+    found = checkpoints.require(config.output / "checkpoints", version)
+    folder = folder or config.output
+    weights, card, grid = (folder / name for name in (LORA, CARD, _GRID))
+    if card.is_file() and MARK not in read_text(card):
+        raise FileExistsError(f"{card} is no model card of solrl; choose another --output, or move it away")
+    figures = held_out(config.output, found.version)
+    text = model_card(config, found.version, figures, repository or str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(weights, encode_for_diffusers(found.averaged))
+    write_file(card, text)
+    files = [weights, card]
+    if figures is not None and figures.grid is not None:
+        if figures.grid.resolve() != grid.resolve():
+            write_file(grid, figures.grid.read_bytes())
+        files.append(grid)
+    return files
+
+
+def check_push(repository: str) -> None:
+    """Check what can be checked of a push before the hub is asked.
+
+    Raises:
+        ValueError: the name is not `USER/NAME`, or there is no token.
+    """
+    from huggingface_hub import get_token
+
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise ValueError(f"got --push-to-hub {repository!r}; expected USER/NAME")
+    if get_token() is None:
+        raise ValueError(
+            f"--push-to-hub {repository} needs a token of Hugging Face that may write: set HF_TOKEN, or log in with "
+            "`hf auth login`"
+        )
+
+
+def push(files: Sequence[Path], repository: str, message: str) -> str:
+    """Upload files as one commit to a model repository of the hub, which is created if there is none.
+
+    Returns:
+        The repository's address.
+
+    Raises:
+        OSError: the hub refuses, or cannot be reached; says where the files are.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    hub = HfApi()
+    try:
+        address = str(hub.create_repo(repository, exist_ok=True))
+        added = [CommitOperationAdd(path.name, path) for path in files]
+        hub.create_commit(repository, added, commit_message=message)
+    except Exception as error:
+        raise OSError(
+            f"cannot push to {repository} at {hub.endpoint}: {_advice(error)}. The files are in {files[0].parent}; the "
+            f"same command tries again. Original error: {error}"
+        ) from error
+    return address
+
+
+def _advice(error: Exception) -> str:
+    """Advice on a failed push."""
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    if isinstance(error, OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set: unset it"
+    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
+        return "the hub refuses the token: set HF_TOKEN to one that may write there"
+    if isinstance(error, HfHubHTTPError):
+        return f"the hub answers with status {error.response.status_code}"
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):  # below the error of whichever HTTP client is in use
+        cause = cause.__cause__ or cause.__context__
+    if cause is not None:
+        return "the hub cannot be reached: check the network and HF_ENDPOINT"
+    return type(error).__name__

@@ -1,0 +1,236 @@
+"""The commands of `solrl-train` with their options, and the parser of its command line."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import tyro
+from solrl_core.suggestions import check_command
+
+from solrl_trainer.settings.defaults import CALIBRATED_SCHEDULES, CALIBRATED_STEPS, DEFAULT_PRESET
+
+_URL = "http://127.0.0.1:8100"
+
+Overrides = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="KEY=VALUE")]
+Files = Annotated[tuple[Path, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FILE")]
+Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+
+
+def _shown(value: str, default: str) -> Any:
+    """The form of an option's value in the help, and its default."""
+    return tyro.conf.arg(metavar=value, help_behavior_hint=f"(default: {default})")
+
+
+@dataclass
+class Run:
+    """Train, exploring at a rollout service or, with explore.source=local, in this process."""
+
+    preset: Annotated[str | None, _shown("NAME", DEFAULT_PRESET)] = None
+    """<model>/<recipe>/<reward>; `solrl-train presets` lists them."""
+    rollout_url: Annotated[str | None, _shown("URL", _URL)] = None
+    """Base URL of the rollout service."""
+    config: Files = ()
+    """YAML file with settings, nested or dotted. May be given more than once; later files win."""
+    set: Overrides = ()
+    """A setting, key=value with the value in YAML. May be given more than once; wins over files."""
+    output: Annotated[Path | None, _shown("FOLDER", "runs/<run>")] = None
+    """Folder for metrics, checkpoints, report and LoRA weights for diffusers."""
+    run: Annotated[str | None, _shown("NAME", "<model>-<recipe>-<rewards>")] = None
+    """Name of the run at the service."""
+    iterations: Annotated[int | None, _shown("N", "the preset's")] = None
+    """Number of iterations."""
+    seed: Annotated[int | None, _shown("N", "42")] = None
+    """Seed of the run."""
+    track: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME")] = ()
+    """Tracker that gets figures, settings, sample images and the report: tensorboard, wandb, trackio or swanlab.
+    Each needs the extra of its name. May be given more than once."""
+    resume: Annotated[Path | None, _shown("FOLDER", "a new run")] = None
+    """Folder of a run to continue from its newest checkpoint, with that run's settings; other options change them.
+    With --preset: continue the run with these settings in FOLDER, or start it there."""
+    checkpoint: Annotated[int | None, _shown("N", "the newest")] = None
+    """With --resume: version of the checkpoint to continue from instead of the newest. Later ones are deleted."""
+    allow_change: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME")] = ()
+    """With --resume: a setting, or prompts, model, rewards or libraries, that may differ from the run's.
+    May be given more than once. The settings page says which settings need it."""
+    dry_run: bool = False
+    """Print all settings with their sources as YAML for --config, check what needs no model, and stop."""
+
+
+@dataclass
+class Demo:
+    """Start a rollout service with a miniature model, train against it, and show the result."""
+
+    output: Path = Path("runs/demo")
+    """Folder of the run; an earlier demo's run in it is replaced."""
+    seed: int = 42
+    """Seed of the run."""
+    set: Overrides = ()
+    """A setting, key=value with the value in YAML. May be given more than once."""
+
+
+@dataclass
+class Evaluate:
+    """Compare a run's averaged weights with its base on held-out prompts, with any rewards."""
+
+    folder: Folder
+    """A run's folder."""
+    rewards: Annotated[tuple[str, ...], _shown("NAME …", "the run's")] = ()
+    """Rewards, by name or package.module:attribute."""
+    set: Overrides = ()
+    """reward_options=… or device=…, for this evaluation only. May be given more than once."""
+    prompts: Annotated[int | None, _shown("N", "the run's")] = None
+    """Number of held-out prompts."""
+    seeds: Annotated[int | None, _shown("N", "the run's")] = None
+    """Images per prompt."""
+    steps: Annotated[int | None, _shown("N", "the run's")] = None
+    """Solver steps per image."""
+    checkpoint: Annotated[int | None, _shown("N", "the newest")] = None
+    """Version of the checkpoint to evaluate."""
+
+
+@dataclass
+class Export:
+    """Write lora.safetensors for diffusers and its model card from a checkpoint of a run, finished or not."""
+
+    folder: Folder
+    """A run's folder."""
+    checkpoint: Annotated[int | None, _shown("N", "the newest")] = None
+    """Version of the checkpoint to export."""
+    output: Annotated[Path | None, _shown("FOLDER", "the run's")] = None
+    """Folder for lora.safetensors, README.md and grid.png."""
+    push_to_hub: Annotated[str | None, _shown("USER/NAME", "none")] = None
+    """Also upload them to this model repository on Hugging Face; a new one is public. Needs HF_TOKEN."""
+
+
+@dataclass
+class SettingsCommand:
+    """Settings of a run that a command does not start."""
+
+    preset: str = DEFAULT_PRESET
+    """<model>/<recipe>/<reward>; `solrl-train presets` lists them."""
+    config: Files = ()
+    """YAML file with settings, nested or dotted. May be given more than once; later files win."""
+    set: Overrides = ()
+    """A setting, key=value with the value in YAML. May be given more than once; wins over files."""
+
+
+@dataclass
+class Calibrate(SettingsCommand):
+    """Measure cost and fidelity of exploration plans on this machine; write the cheapest plan that selects well."""
+
+    output: Path = Path("runs/calibration")
+    """Folder for calibration.json, frontier.png and plan.yaml; use the latter with `solrl-train run --config`."""
+    prompts: int = 16
+    """Number of training prompts to measure on."""
+    wanted: float = 0.8
+    """Minimum separation of the selected best and worst, with its whole interval: 1 is perfect, 0 is chance."""
+    loss: Annotated[float | None, _shown("X", "any")] = None
+    """Maximum loss of separation against explore.steps without pruning, with its whole interval, such as 0.02."""
+    steps: tuple[int, ...] = CALIBRATED_STEPS
+    """Numbers of steps to measure. explore.steps is always measured."""
+    keep: Annotated[tuple[int, ...], _shown("N …", "a third, half and two thirds of the candidates")] = ()
+    """Numbers of candidates that pruning keeps."""
+    schedules: int = CALIBRATED_SCHEDULES
+    """Number of solvers of few steps that are fitted and measured."""
+
+
+@dataclass
+class Memory(SettingsCommand):
+    """Plan a run's memory on a GPU from its settings and the model's configurations; no weights are needed."""
+
+    gpu: Annotated[float | None, _shown("GB", "this machine's GPU, else 80")] = None
+    """Memory of the GPU, 10⁹ bytes each as vendors count."""
+    gpus: int = 1
+    """Number of GPUs that train the run together; each is planned."""
+    out: Annotated[Path | None, _shown("FILE", "none")] = None
+    """Also write the plan as JSON to this file."""
+
+
+@dataclass
+class Presets:
+    """List the presets."""
+
+
+@dataclass
+class Report:
+    """Recreate report.html and grid.png from a run's folder. Of several runs, write a page that compares them."""
+
+    folders: Folders
+    """A run's folder, or those of two to eight runs to compare, finished or not."""
+    output: Path = Path("comparison.html")
+    """The page that compares several runs."""
+
+
+@dataclass
+class Compare:
+    """Compare runs on one page: curves, held-out figures with intervals, and settings that differ."""
+
+    folders: Folders
+    """Folders of two to eight runs, finished or not."""
+    output: Path = Path("comparison.html")
+    """The page, one self-contained HTML file."""
+
+
+@dataclass
+class RunsList:
+    """List your runs at a rollout service."""
+
+    rollout_url: str = _URL
+    """Base URL of the rollout service."""
+
+
+@dataclass
+class RunsDelete:
+    """Delete all adapter versions and curves of a run at a rollout service. The run's folder is not deleted."""
+
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+    """Name of the run."""
+    rollout_url: str = _URL
+    """Base URL of the rollout service."""
+
+
+@dataclass
+class Runs:
+    """List or delete your runs at a rollout service."""
+
+    action: Annotated[
+        Annotated[RunsList, tyro.conf.subcommand("list")] | Annotated[RunsDelete, tyro.conf.subcommand("delete")],
+        tyro.conf.arg(name=""),
+    ]
+
+
+@dataclass
+class Doctor:
+    """Check what this machine can run, what is missing, and what to do about it."""
+
+    model: str = "mini-sana"
+    """Registered name, local folder in diffusers format, or hub id."""
+    rollout_url: Annotated[str | None, _shown("URL", "none")] = None
+    """Base URL of a rollout service to check, too."""
+    prompts: str = "shapes"
+    """A registered set, or a folder with train and test prompts."""
+    rewards: tuple[str, ...] = ("clipscore",)
+    """Rewards that must be there, by name or package.module:attribute, each with @http://… if a server computes it."""
+
+
+Command = Run | Demo | Evaluate | Export | Calibrate | Memory | Presets | Report | Compare | Runs | Doctor
+COMMANDS: dict[str, type[Command]] = {one.__name__.lower(): one for one in get_args(Command)}
+
+
+def parse(words: list[str]) -> Command:
+    """The command that the words give; exits with 2 if they are invalid."""
+    check_command("solrl-train", words, list(COMMANDS))
+    if words and (kind := COMMANDS.get(words[0])):
+        if kind is Runs:
+            check_command("solrl-train runs", words[1:], ("list", "delete"))
+        # Each command has its own parser, which suggests no options of other commands.
+        return tyro.cli(kind, prog=f"solrl-train {words[0]}", args=words[1:])
+    return tyro.cli(
+        Command,
+        prog="solrl-train",
+        description="Reinforcement learning for text-to-image diffusion models: explore many images cheaply, "
+        "train on the best and worst in BF16. `--version` prints the version.",
+        args=words,
+        config=(tyro.conf.OmitSubcommandPrefixes,),
+    )

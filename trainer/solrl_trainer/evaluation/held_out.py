@@ -1,0 +1,169 @@
+"""Measurements on held-out prompts: rewards of the averaged weights, and rank fidelity of exploration."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from solrl_core.fidelity import Fidelity, rank_fidelity
+from solrl_engine.sampler import Sampler
+from solrl_proto.rollouts import Plan, PromptItem
+
+from solrl_trainer.records.checkpoints import best_kept
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.evaluation.scores import Evaluation, evaluate_together
+from solrl_trainer.records.records import HeldOutRecord
+from solrl_trainer.rollouts.exploration import seed_root
+from solrl_trainer.rollouts.groups import CandidateGroup, flattened, parts_of
+from solrl_trainer.records.run_log import RunLog
+from solrl_trainer.evaluation.saved_evaluation import load_evaluation, save_evaluation
+from solrl_trainer.session import Session
+from solrl_trainer.ranks.world import gather_rows, gather_values, share
+
+BASE_EVALUATION = "base_evaluation.safetensors"
+"""File of the base's evaluation in a run's folder; a resumed run does not repeat it."""
+
+
+def evaluate_average(
+    session: Session, log: RunLog, version: int, base: Evaluation | None = None, seeds: int | None = None
+) -> Evaluation:
+    """Evaluate the averaged weights of a version; version 0 is the base.
+
+    Args:
+        session: the run.
+        log: log of the run.
+        version: of the averaged weights.
+        base: evaluation of version 0, unless this is it.
+        seeds: images per prompt, by default all.
+    """
+    config, settings, policy = session.config, session.config.evaluate, session.models.policy
+    average = policy.average_adapter() if version else None
+    with log.measuring(version, "evaluate"), session.models.serving(average) as generator:
+        plan = Plan(steps=settings.steps, solver=config.solver, guidance=config.guidance)
+        found = evaluate_together(
+            Sampler(generator, lambda: plan, batch=session.sampler.batch),
+            session.images,
+            session.test_prompts,
+            session.world,
+            seeds=seeds or settings.seeds,
+            encode=session.models.encoders.encode,
+            progress=log.progress,
+        )
+        _log_evaluation(session, log, version, found, base or found)
+    return found
+
+
+def _log_evaluation(session: Session, log: RunLog, version: int, found: Evaluation, base: Evaluation) -> None:
+    if session.world.rank == 0:
+        config = session.config
+        record = HeldOutRecord.of(version, base, found, config.weights, config.curve_seeds)
+        log.evaluated(record, found, [prompt.text for prompt in session.test_prompts])
+
+
+def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
+    """Evaluate the base, or read its evaluation if there is one with the same settings.
+
+    Args:
+        session: the run.
+        log: log of the run.
+        again: whether the run is resumed; a new run always evaluates.
+    """
+    path, config = session.config.output / BASE_EVALUATION, session.config
+    settings = {
+        "model": [config.model, config.revision, config.solver, config.guidance, session.models.backbone.device.type],
+        "images": [config.evaluate.seeds, config.evaluate.steps, [prompt.id for prompt in session.test_prompts]],
+        "parts": {name: value for name, value in session.parts.items() if name != "prompts:train"},
+        "rewards": dict(zip(session.rewards.names, session.rewards.digests().values(), strict=True)),
+    }
+    known = load_evaluation(path, settings) if again and session.world.rank == 0 else None
+    if not gather_values(known is not None, session.world)[0]:
+        found = evaluate_average(session, log, 0)
+        if session.world.rank == 0:
+            save_evaluation(path, found, settings)
+        return found
+    if known is None:
+        return Evaluation(scores={}, images=torch.empty(0))
+    _log_evaluation(session, log, 0, known, known)
+    return known
+
+
+def evaluate_along(session: Session, log: RunLog, version: int, base: Evaluation) -> None:
+    """Evaluate a version for the held-out curve, if that is due and the log of a resumed run lacks it."""
+    config, every = session.config, session.config.evaluate.every
+    if not every or not version or version % every:
+        return
+    if not gather_values(log.is_evaluated(version), session.world)[0]:
+        evaluate_average(session, log, version, base, config.curve_seeds)
+
+
+def note_better_checkpoint(config: RunConfig, log: RunLog) -> None:
+    """Say at the end of a run which kept checkpoint has a higher held-out reward than the last one."""
+    scores = log.held_out(config.weights)
+    last = scores.get(config.iterations)
+    best = best_kept(config.output / "checkpoints", scores)
+    if last is None or best is None or scores[best] <= last:
+        return
+    log.note(
+        f"the held-out reward was higher at version {best}, {scores[best]:.4f} instead of {last:.4f}; its weights: "
+        f"`solrl-train export {config.output} --checkpoint {best}`"
+    )
+
+
+def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
+    """Measure rank fidelity before iteration `version`, if that is due and the log of a resumed run lacks it."""
+    config, every = session.config, session.config.evaluate.fidelity_every
+    prompts = session.test_prompts[: config.evaluate.fidelity_prompts]
+    due = version % every == 0 if every else version == 0
+    if not config.two_stage or not prompts or not due:
+        return
+    if gather_values(version in log.spearman, session.world)[0]:
+        return
+    with log.measuring(version, "fidelity"):
+        fidelity = _fidelity(session, prompts, version)
+    if not math.isfinite(fidelity.spearman):
+        log.note("rank fidelity cannot be measured: all rewards of a group are equal")
+        return
+    before = next(reversed(log.spearman.values()), math.inf)
+    log.fidelity(version, len(prompts), vars(fidelity))
+    explore = config.explore
+    log.note(
+        f"version {version}, {explore.precision} at {explore.steps} steps against BF16 at {config.regenerate.steps}: "
+        f"Spearman {fidelity.spearman:.3f} over {len(prompts)} groups of {explore.candidates}"
+    )
+    wanted = config.evaluate.fidelity_wanted
+    if fidelity.spearman < wanted <= before:
+        cures = ["choose another explore.precision"]
+        if explore.sampler == "ode":
+            cures += ["raise explore.steps", "let `solrl-train calibrate` choose a plan"]
+        if explore.precision == "nvfp4" and explore.adapter == "merged":
+            cures.append("set explore.adapter=unmerged")
+        if explore.lag:
+            cures.append("lower explore.lag")
+        log.note(
+            f"rank fidelity is below {wanted:g} (evaluate.fidelity_wanted), so exploration selects worse seeds; for "
+            f"a new run {' or '.join(cures)}"
+        )
+
+
+def _fidelity(session: Session, prompts: Sequence[PromptItem], version: int) -> Fidelity:
+    """Compare the scores of groups, explored as for iteration `version` but not pruned, with those of regenerated ones.
+
+    Prompts and seeds are the same at every version. Regeneration is under `version`, the merged behaviour policy.
+    """
+    config, world = session.config, session.world
+    own = share(prompts, world)
+    proxy = true = torch.empty(0, config.explore.candidates)
+    if own:
+        session.models.encoders.encode([prompt.text for prompt in own], config.guidance)
+        explored = max(0, version - config.explore.lag)
+        groups = session.explorer.whole_groups(own, explored, seed_root(config.seed, -1), version)
+        proxy = torch.tensor([group.scores for group in groups])
+        per_batch = session.sampler.batch.groups(config.explore.candidates, session.models.backbone.device)
+        true = torch.cat([_true_scores(session, part) for part in parts_of(groups, per_batch)])
+    return rank_fidelity(gather_rows(proxy, world), gather_rows(true, world), config.explore.keep)
+
+
+def _true_scores(session: Session, groups: Sequence[CandidateGroup]) -> torch.Tensor:
+    """Scores [groups, N] of the regenerated candidates of these groups, which are made together."""
+    prompts, seeds = flattened([group.prompt for group in groups], [group.seeds for group in groups])
+    samples = session.sampler.sample(prompts, seeds)
+    return session.scorer.score(prompts, samples)().scores.view(len(groups), -1)

@@ -1,0 +1,204 @@
+"""`solrl-train memory`: the GPU memory of a run, planned from its settings and the model's configurations."""
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.families.skeleton import load_skeleton
+from solrl_core.memory import GPUS, RESERVED
+from solrl_core.precision import fastest_tier
+from solrl_proto.identifiers import Tier
+
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.records.output_files import write_file
+from solrl_trainer.memory.run_memory import Layout, RunMemory, plan_run, reward_sizes
+from solrl_trainer.policy.sharding import SHARDED
+
+_ASSUMED_GB = 80.0
+_ASSUMED_TIER: Tier = "fp8"
+"""Memory of the planned GPU if this machine has none: an H100."""
+_LEAST = 2**20 // 20
+"""Smaller rows are omitted: they would show 0.0 MiB."""
+_NAMES = {
+    "transformer": "frozen base",
+    "vae": "autoencoder",
+    "generator": "BF16 generator, merged",
+    "explorer": "local explorer's generator",
+    "unmerged": "local explorer's unmerged adapter",
+    "reference": "FP8 reference",
+}
+_TRAINING = {
+    "kept": "train: activations of {kept} blocks",
+    "inputs": "train: inputs of {recomputed} blocks that recompute",
+    "working": "train: backward pass of one block",
+}
+
+
+def plan(config: RunConfig, *, gpu: float | None, gpus: int, out: Path | None) -> None:
+    """Print the plan; with `out`, also write it as JSON.
+
+    Args:
+        config: the run's settings.
+        gpu: the GPU's memory in 10⁹ bytes; by default that of this machine's GPU.
+        gpus: number of such GPUs, each with one rank.
+        out: file to write.
+
+    Raises:
+        ValueError, OSError: model or reward is unknown, or the model's configurations cannot be read.
+    """
+    if gpu is not None and gpu <= 0:
+        raise ValueError(f"got --gpu {gpu:g}; expected the GPU's memory in GB, such as 80")
+    if gpus < 1:
+        raise ValueError(f"got --gpus {gpus}; expected at least 1")
+    if gpus == 1 and config.optimizer.shard_base is True:
+        raise ValueError("optimizer.shard_base is true for one GPU; expected several: --gpus 4")
+    print(f"reading the configurations of {config.model}", file=sys.stderr)
+    backbone = load_skeleton(config.model, revision=config.revision)
+    size, fastest = _gpu(gpu)
+    planned = plan_run(config, backbone, fastest, gpus)
+    layout = planned.layout(size)
+    console = Console()
+    console.print(_table(planned, layout, _title(config, backbone, gpus)))
+    console.print(_verdict(planned, layout, size, gpus))
+    console.print(_choices(planned, layout, gpus))
+    if not planned.fits(layout, size):
+        console.print(_way_out(config, planned, backbone, size))
+    console.print(_common_gpus(planned))
+    for remark in _remarks(config, planned, fastest):
+        console.print(remark)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        chosen = asdict(layout) | {"weights": planned.held_weights(layout), "phases": planned.phases(layout)}
+        content = asdict(planned) | {"gpu": size, "gpus": gpus, "total": planned.total(layout)} | chosen
+        write_file(out, json.dumps(content, indent=1) + "\n")
+
+
+def _gpu(given: float | None) -> tuple[int, Tier]:
+    """Bytes of the GPU, and its fastest native precision."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda")
+        own = torch.cuda.get_device_properties(device).total_memory
+        return int(own if given is None else given * 1e9), fastest_tier(device)
+    return int((_ASSUMED_GB if given is None else given) * 1e9), _ASSUMED_TIER
+
+
+def _title(config: RunConfig, backbone: PipelineBackbone, gpus: int) -> str:
+    each = f", each of {gpus} GPUs" if gpus > 1 else ""
+    return f"{config.preset}, {backbone.width}×{backbone.height} px, micro-batches of {config.optimizer.batch}{each}"
+
+
+def _table(planned: RunMemory, layout: Layout, title: str) -> Table:
+    blocks, recomputed = len(planned.training.kept), layout.recomputed
+    part = ", this rank's part" if layout.sharded else ""
+    rows = {}
+    for name, size in planned.held_weights(layout).items():
+        own = part if name in SHARDED else ""
+        rows[_NAMES.get(name, name.replace("_", " ")) + own] = size
+    rows |= {f"reward {name}": size for name, size in planned.rewards.items() if size is not None}
+    rows["LoRA weights, gradients and optimiser"] = planned.training.state
+    rows |= {f"iteration: {use}": size for use, size in planned.iteration.items()}
+    every = planned.phases(layout)
+    phases = {f"generate: {phase}": every[phase] for phase in planned.generation}
+    if layout.sharded:
+        phases["train: weights of the block at work"] = planned.gathered
+    phases |= {
+        _TRAINING[use].format(kept=blocks - recomputed, recomputed=recomputed): size
+        for use, size in planned.training.activations(recomputed).items()
+    }
+    largest, peak = max(every.items(), key=lambda phase: phase[1])
+    table = Table("use", "memory", title=title, title_justify="left")
+    table.columns[0].overflow = "fold"
+    table.columns[1].justify, table.columns[1].no_wrap = "right", True
+    for part_rows in (rows, phases):
+        for name, size in part_rows.items():
+            if size >= _LEAST:
+                table.add_row(name, _size(size))
+        table.add_section()
+    table.add_row(f"largest phase: {largest}", _size(peak))
+    table.add_row("total, with the largest phase", _size(planned.total(layout)))
+    return table
+
+
+def _verdict(planned: RunMemory, layout: Layout, gpu: int, gpus: int) -> str:
+    blocks, free = len(planned.training.kept), gpu - RESERVED - planned.total(layout)
+    fits = f"fits, with {_size(free)} to spare" if free >= 0 else f"does not fit: {_size(-free)} are missing"
+    set_by = "as optimizer.checkpointing sets" if planned.wanted.recomputed is not None else "the fewest that fit"
+    if planned.wanted.recomputed is None and free < 0:
+        set_by = "all of them" if layout.recomputed == blocks else "as training allows"
+    on = f"a GPU of {gpu / 1e9:g} GB" if gpus == 1 else f"{gpus} GPUs of {gpu / 1e9:g} GB"
+    return f"On {on} the run {fits}. {layout.recomputed} of {blocks} blocks recompute, {set_by}."
+
+
+def _choices(planned: RunMemory, layout: Layout, gpus: int) -> str:
+    """The decisions on encoders and sharding."""
+    wanted = planned.wanted
+    where = "in host memory, except while prompts are encoded" if layout.visiting else "on the GPU"
+    choices = [f"Text encoders stay {where}{_because(wanted.visiting, 'optimizer.encoders')}."]
+    if gpus > 1:
+        how = f"sharded across the {gpus} ranks" if layout.sharded else "whole on each GPU"
+        choices.append(f"The base is {how}{_because(wanted.sharded, 'optimizer.shard_base')}.")
+    return " ".join(choices)
+
+
+def _way_out(config: RunConfig, planned: RunMemory, backbone: PipelineBackbone, gpu: int) -> str:
+    """Settings with which a run fits that does not: a smaller micro-batch, rewards in BF16, or both."""
+    batch = config.optimizer.batch
+    if largest := planned.largest_batch(batch, gpu):
+        return f"It fits with optimizer.batch={largest}."
+    narrow = {
+        name: {**config.reward_options.get(name, {}), "dtype": "bfloat16"}
+        for name, size in planned.rewards.items()
+        if size
+    }
+    sizes = reward_sizes(config.model_copy(update={"reward_options": narrow}), backbone.options.rewards)
+    if largest := replace(planned, rewards=sizes).largest_batch(batch, gpu):
+        options = "reward_options={" + ", ".join(f"{name}: {{dtype: bfloat16}}" for name in narrow) + "}"
+        smaller = f" and optimizer.batch={largest}" if largest < batch else ""
+        return f"It fits with {options}{smaller}."
+    return "No micro-batch fits."
+
+
+def _because(wanted: bool | None, setting: str) -> str:
+    return "" if wanted is None else f", as {setting} sets"
+
+
+def _common_gpus(planned: RunMemory) -> Table:
+    table = Table("GPU", "blocks that recompute", "text encoders", "total")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, gigabytes in GPUS.items():
+        gpu = gigabytes * 10**9
+        layout = planned.layout(gpu)
+        total = _size(planned.total(layout))
+        if not planned.fits(layout, gpu):
+            table.add_row(name, "does not fit", "", total)
+        else:
+            blocks = f"{layout.recomputed} of {len(planned.training.kept)}"
+            table.add_row(name, blocks, "host memory" if layout.visiting else "GPU", total)
+    return table
+
+
+def _remarks(config: RunConfig, planned: RunMemory, fastest: Tier) -> list[str]:
+    remarks = [f"Counts tensors only. {_size(RESERVED)} are reserved for CUDA."]
+    unknown = [name for name, size in planned.rewards.items() if size is None]
+    if unknown:
+        remarks.append(f"Rewards whose size is unknown are not counted: {', '.join(unknown)}.")
+    explored = fastest if config.explore.precision == "auto" else config.explore.precision
+    unmerged = f" --unmerged-rank {config.lora.rank}" if config.explore.adapter == "unmerged" else ""
+    if config.regenerate.at == "service":
+        served = " ".join(dict.fromkeys((explored, "bf16"))) + unmerged
+        remarks.append(f"A service explores and regenerates; `solrl-rollout memory --precision {served}` plans it.")
+    elif config.uses_service:
+        remarks.append(f"A service explores; `solrl-rollout memory --precision {explored}{unmerged}` plans it.")
+    elif config.explore.precision == "auto" and config.two_stage:
+        remarks.append(f"explore.precision=auto is planned as {fastest}.")
+    return remarks
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 0.1 * 2**30 else f"{size / 2**20:.1f} MiB"

@@ -1,0 +1,217 @@
+"""Memory plan of a run on its GPUs, from its settings and the model's configurations; no weights are needed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.families.skeleton import Meta
+from solrl_core.sampling.generator import Generator
+from solrl_core.memory import RESERVED, generation_peaks, keep_unmerged, modules_of, weight_bytes
+from solrl_core.rewards.size import reward_bytes
+from solrl_proto.identifiers import Tier
+from torch import nn
+
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.policy.sharding import sharded_bytes
+from solrl_trainer.memory.training_memory import TrainingPlan, iteration_bytes, plan_training, wanted_blocks
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The use that a run makes of its GPU's memory.
+
+    Attributes:
+        sharded: the base's blocks are spread over the ranks.
+        visiting: text encoders are on the GPU only while prompts are encoded.
+        recomputed: number of blocks that recompute their activations.
+    """
+
+    sharded: bool
+    visiting: bool
+    recomputed: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The parts of a layout that the run's settings determine; None where the plan does."""
+
+    sharded: bool | None
+    visiting: bool | None
+    recomputed: int | None
+
+    @classmethod
+    def of(cls, config: RunConfig, blocks: int, ranks: int) -> "Wanted":
+        """Those of a run with this many ranks, of a model with this many blocks."""
+        optimizer = config.optimizer
+        return cls(
+            sharded=False if ranks == 1 else None if optimizer.shard_base == "auto" else optimizer.shard_base,
+            visiting=None if optimizer.encoders == "auto" else optimizer.encoders == "cpu",
+            recomputed=wanted_blocks(config, blocks),
+        )
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout, if the settings determine all of it."""
+        if self.sharded is None or self.visiting is None or self.recomputed is None:
+            return None
+        return Layout(self.sharded, self.visiting, self.recomputed)
+
+
+@dataclass(frozen=True)
+class RunMemory:
+    """Bytes that a run needs on each GPU.
+
+    Attributes:
+        weights: part → bytes of frozen weights; a generator has those that it does not share with the frozen base.
+            "unmerged" is an adapter that exploration keeps beside quantised weights.
+        sharded: the same, if the base is spread over the ranks.
+        gathered: bytes of the blocks that are whole at one time, if the base is spread.
+        encoders: text encoder → bytes of its weights.
+        rewards: reward → bytes of its weights; None if unknown, which counts as none.
+        iteration: use → bytes of samples and encoded prompts.
+        generation: phase → peak bytes in addition to everything else.
+        training: plan of the training phase.
+        wanted: what the run's settings determine.
+    """
+
+    weights: dict[str, int]
+    sharded: dict[str, int]
+    gathered: int
+    encoders: dict[str, int]
+    rewards: dict[str, int | None]
+    iteration: dict[str, int]
+    generation: dict[str, int]
+    training: TrainingPlan
+    wanted: Wanted
+
+    def layout(self, gpu: int) -> Layout:
+        """The layout on a GPU of `gpu` bytes.
+
+        The base is spread only if training does not fit otherwise. Encoders visit only if the run does not fit
+        otherwise, or more blocks would recompute.
+        """
+        wanted = self.wanted
+        sharded = wanted.sharded
+        if sharded is None:
+            smallest = Layout(False, wanted.visiting is not False, len(self.training.kept))
+            sharded = self.held(smallest) + self.phases(smallest)["train"] > gpu - RESERVED
+        staying, visiting = (self._recomputing(sharded, visiting, gpu) for visiting in (False, True))
+        if wanted.visiting is None:
+            leave = visiting.recomputed < staying.recomputed or not self.fits(staying, gpu)
+        else:
+            leave = wanted.visiting
+        return visiting if leave else staying
+
+    def _recomputing(self, sharded: bool, visiting: bool, gpu: int) -> Layout:
+        """The layout with as few recomputing blocks as fit."""
+        blocks = self.wanted.recomputed
+        if blocks is None:
+            layout = Layout(sharded, visiting, 0)
+            gathered = self.gathered if sharded else 0
+            blocks = self.training.recomputed(gpu - RESERVED - gathered - self.held(layout) + self.training.state)
+        return Layout(sharded, visiting, blocks)
+
+    def held_weights(self, layout: Layout) -> dict[str, int]:
+        """Part → bytes of frozen weights that are on the GPU in every phase."""
+        weights = self.sharded if layout.sharded else self.weights
+        return weights if layout.visiting else {**weights, **self.encoders}
+
+    def held(self, layout: Layout) -> int:
+        """Bytes in use in every phase: all weights, the optimiser's state, samples and prompts."""
+        known = [size for size in self.rewards.values() if size is not None]
+        frozen = sum(self.held_weights(layout).values())
+        return frozen + sum(known) + sum(self.iteration.values()) + self.training.state
+
+    def phases(self, layout: Layout) -> dict[str, int]:
+        """Phase → peak bytes in addition to those in use in every phase."""
+        whole = self.gathered if layout.sharded else 0
+        phases = {
+            phase: peak + whole * phase.startswith("denoise") + sum(self.encoders.values()) * _visited(phase, layout)
+            for phase, peak in self.generation.items()
+        }
+        return {**phases, "train": whole + sum(self.training.activations(layout.recomputed).values())}
+
+    def total(self, layout: Layout) -> int:
+        """Bytes at the peak of the largest phase."""
+        return self.held(layout) + max(self.phases(layout).values())
+
+    def fits(self, layout: Layout, gpu: int) -> bool:
+        """Whether the layout fits in a GPU of `gpu` bytes."""
+        return self.total(layout) <= gpu - RESERVED
+
+    def largest_batch(self, batch: int, gpu: int) -> int:
+        """Largest micro-batch that fits in a GPU of `gpu` bytes; 0 if none does. `batch` is the planned one."""
+        for size in range(batch, 0, -1):
+            one = replace(self, training=self.training.scaled(size / batch))
+            if one.fits(one.layout(gpu), gpu):
+                return size
+        return 0
+
+
+def _visited(phase: str, layout: Layout) -> bool:
+    return phase == "encode" and layout.visiting
+
+
+def plan_run(config: RunConfig, backbone: PipelineBackbone, fastest: Tier, ranks: int = 1) -> RunMemory:
+    """Plan a run on the meta device; it counts tensors.
+
+    Args:
+        config: the run's settings.
+        backbone: the run's model from `load_skeleton`. It cannot generate afterwards.
+        fastest: fastest native precision of the GPU, which explore.precision=auto selects.
+        ranks: number of GPUs.
+
+    Raises:
+        ValueError: a reward does not exist.
+    """
+    explored = explored_precision(config, fastest)
+    generators = {"generator": Generator(backbone, "bf16")}
+    if explored != "bf16":
+        generators["explorer"] = Generator(backbone, explored)
+    modules: dict[str, nn.Module] = {"transformer": backbone.transformer, **modules_of(backbone)}
+    modules |= {name: generator.transformer for name, generator in generators.items()}
+    if config.optimizer.reference == "fp8":
+        modules["reference"] = Generator(backbone, "fp8").transformer
+    names = backbone.text_encoders
+    encoders = weight_bytes({name: modules.pop(name) for name in names})
+    sharded, gathered = sharded_bytes(modules, backbone.blocks, ranks)
+    weights = weight_bytes(modules)
+    if "explorer" in generators and config.explore.adapter == "unmerged":
+        weights["unmerged"] = sharded["unmerged"] = keep_unmerged(generators["explorer"], config.lora.rank)
+    with Meta(), torch.inference_mode():
+        row = backbone.encode(["a"], config.guidance)
+    training = plan_training(backbone, config.lora, config.optimizer.batch, row, config.guidance)
+    return RunMemory(
+        weights=weights,
+        sharded=sharded,
+        gathered=gathered,
+        encoders=encoders,
+        rewards=reward_sizes(config, backbone.options.rewards),
+        iteration=iteration_bytes(config, backbone, row),
+        generation=generation_peaks(list(generators.values()), config.batch, config.guidance),
+        training=training,
+        wanted=Wanted.of(config, len(training.kept), ranks),
+    )
+
+
+def explored_precision(config: RunConfig, fastest: Tier) -> Tier:
+    """Precision of the local explorer's generator; BF16 if a service explores.
+
+    `auto` is the device's `fastest` native precision, and BF16 if training uses the candidates themselves.
+    """
+    if config.uses_service:
+        return "bf16"
+    if config.explore.precision != "auto":
+        return config.explore.precision
+    return fastest if config.two_stage else "bf16"
+
+
+def reward_sizes(config: RunConfig, model_options: Mapping[str, Mapping[str, Any]]) -> dict[str, int | None]:
+    """Reward → bytes of its weights, None if unknown; `model_options` are those of the model's `solrl.json`."""
+    names = dict.fromkeys([*config.rewards, *config.evaluate.rewards])
+    return {
+        name: reward_bytes(name, {**model_options.get(name, {}), **config.reward_options.get(name, {})})
+        for name in names
+    }

@@ -1,0 +1,125 @@
+"""The models of a run: one base, the policies trained on it, and the generators that sample from them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from solrl_core.adapter import Adapter, decode_adapter
+from solrl_core.families import Backbone
+from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.sampling.generator import Generator
+from solrl_core.precision import fastest_tier
+from solrl_proto.adapters import adapter_digest
+from solrl_proto.identifiers import Tier
+from solrl_proto.rollouts import AdapterUse
+
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.policy.encoders import Encoders
+from solrl_trainer.memory.layout import find_layout
+from solrl_trainer.policy.policy import Policy
+from solrl_trainer.memory.run_memory import explored_precision
+from solrl_trainer.policy.sharding import place, shard_base
+from solrl_trainer.ranks.world import SoloWorld, World
+
+
+@dataclass
+class Models:
+    """A backbone with its generators and policies.
+
+    Attributes:
+        backbone: the model, whose transformer is trained.
+        generator: BF16 generator for regenerated samples and evaluations.
+        explorer: generator of local exploration; `generator` itself if that explores in BF16 or if a service explores.
+        policy: current, behaviour and reference policies.
+        encoders: text encoders of the backbone.
+        world: ranks that train together, in step if they share the base's weights.
+        explored_use: use of the behaviour policy's adapter by `explorer`.
+        behaviour_digest: digest of the file of the behaviour policy; empty before one is merged.
+        version: version of the behaviour policy, which is the number of finished iterations.
+    """
+
+    backbone: PipelineBackbone
+    generator: Generator
+    explorer: Generator
+    policy: Policy
+    encoders: Encoders
+    world: World
+    explored_use: AdapterUse = "merged"
+    behaviour_digest: str = field(default="", init=False)
+    version: int = field(default=0, init=False)
+    _behaviour: Adapter | None = field(default=None, init=False)
+
+    @classmethod
+    def build(
+        cls, backbone: PipelineBackbone, config: RunConfig, note: Callable[[str], None], world: World | None = None
+    ) -> "Models":
+        """Build generators and policies on a clean backbone, in the only order that works.
+
+        A generator copies the clean transformer and keeps references to the weights under each adapter. The policy
+        then replaces those layers in place, so every generator comes before the policy.
+
+        Args:
+            backbone: the loaded model; its transformer gets the policy's adapters. Transformer and text encoders may be
+                in host memory; they are moved as the memory plan says.
+            config: the run's settings.
+            note: shows a line of text to the user.
+            world: ranks that train together, over which the base may be spread; by default this process alone.
+        """
+        world = world or SoloWorld()
+        layout = find_layout(config, backbone, world, note)
+        encoders = Encoders(backbone, visiting=layout.visiting)
+        backbone.cache_at_least(config.explore.prompts)
+        if not layout.sharded:
+            place(backbone.transformer, backbone.device)
+        generator = Generator(backbone, "bf16")
+        precision = explored_precision(config, fastest_tier(backbone.device))
+        explorer = generator if precision == generator.precision else _whole(backbone, precision)
+        policy = build_policy(backbone, config, layout.recomputed)
+        if layout.sharded:
+            others = [] if explorer is generator else [explorer]
+            world = shard_base(backbone, generator, others, policy, world)
+        return cls(backbone, generator, explorer, policy, encoders, world, config.explore.adapter)
+
+    def merge_behaviour(self, adapter: bytes, version: int) -> None:
+        """Merge a version of the behaviour policy; `adapter` is the file that a service gets, too."""
+        self.behaviour_digest = adapter_digest(adapter)
+        self.version = version
+        self._behaviour = decode_adapter(adapter, self.generator.layout)
+        self.generator.set_adapter(self._behaviour)
+        if self.explorer is not self.generator:
+            self.explorer.set_adapter(self._behaviour, self.explored_use)
+
+    @contextmanager
+    def serving(self, adapter: Adapter | None) -> Iterator[Generator]:
+        """Merge `adapter` (None: the base) into the BF16 generator within the block, then the behaviour policy again.
+
+        After an error in the block the generator keeps `adapter`.
+        """
+        self.generator.set_adapter(adapter)
+        yield self.generator
+        # Not after an error: merging into a sharded base is a collective, which the other ranks would not join.
+        if self._behaviour is not None:
+            self.generator.set_adapter(self._behaviour)
+
+
+def _whole(backbone: Backbone, precision: Tier) -> Generator:
+    """A generator that stays whole on the model's device, also where the base is sharded."""
+    generator = Generator(backbone, precision)
+    place(generator.transformer, backbone.device)
+    return generator
+
+
+def build_policy(backbone: Backbone, config: RunConfig, recomputed: int = 0) -> Policy:
+    """Inject the run's adapters into the backbone's transformer.
+
+    Args:
+        backbone: the loaded model.
+        config: the run's settings.
+        recomputed: number of blocks that recompute their activations.
+    """
+    reference = None
+    if config.optimizer.reference == "fp8" and backbone.device.type == "cuda":
+        reference = _whole(backbone, "fp8").transformer
+    policy = Policy(backbone, config.lora, config.seed, reference=reference)
+    policy.recompute(recomputed)
+    return policy

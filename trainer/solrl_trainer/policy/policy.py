@@ -1,0 +1,167 @@
+"""The policies of a run on one transformer: current (trained), old (behaviour) and reference (no adapter)."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Literal
+
+import torch
+from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
+from solrl_core.families import Backbone
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from solrl_trainer.settings.config import Lora, PolicySettings
+from solrl_trainer.policy.lora import inject
+from solrl_trainer.policy.trained_blocks import recompute_first, wrap_blocks
+
+CURRENT, OLD = "current", "old"
+_WITHOUT_GRADIENT = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+"""Kernels that torch may choose from in passes without gradient."""
+
+
+class Policy:
+    """LoRA adapters injected into a backbone's frozen transformer.
+
+    On a GPU its blocks are compiled, and the current and the old policy run through the same graphs: equal adapters
+    give equal velocities, bit for bit.
+
+    Attributes:
+        transformer: the trained transformer.
+        base: transformer that computes the reference's velocities; by default the trained one.
+        layers: its adapted layers, by name.
+        blocks: blocks of the trained transformer, in execution order.
+        parameters: the current policy's LoRA weights, float32, in the order of their names.
+    """
+
+    def __init__(self, backbone: Backbone, lora: Lora, seed: int, *, reference: torch.nn.Module | None = None) -> None:
+        """`reference`: a different transformer for the reference's velocities, e.g. in lower precision."""
+        self._lora = lora
+        self.transformer = backbone.transformer
+        self.base = reference or self.transformer
+        self._on_gpu = backbone.device.type == "cuda"
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            layers = inject(self.transformer, backbone.lora_targets, lora.rank, lora.alpha, backbone.device)
+        self.layers = layers
+        self._weights: dict[str, dict[str, torch.nn.Parameter]] = {CURRENT: {}, OLD: {}}
+        for module, layer in layers.items():
+            for name, pair in ((CURRENT, layer.current), (OLD, layer.old)):
+                self._weights[name] |= {lora_a_key(module): pair.a, lora_b_key(module): pair.b}
+        self.averaged = self.tensors(CURRENT)
+        self.parameters = list(self._weights[CURRENT].values())
+        if self._on_gpu:
+            backbone.compile(self.transformer)
+        self.blocks = wrap_blocks(self.transformer, backbone)
+
+    def recompute(self, blocks: int) -> None:
+        """Recompute the activations of this many blocks in the backward pass instead of keeping them."""
+        recompute_first(self.blocks, blocks)
+
+    def _activate(self, name: Literal["current", "old"] | None) -> None:
+        for layer in self.layers.values():
+            layer.active = None if name is None else getattr(layer, name)
+        for block in self.blocks:
+            block.discarding = self._on_gpu and name == OLD
+
+    @contextmanager
+    def old(self) -> Iterator[None]:
+        """Make the transformer the behaviour policy within the block, without gradient."""
+        self._activate("old")
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._activate("current")
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Make `base` the base model within the block, without gradient."""
+        self._activate(None)
+        try:
+            with torch.no_grad(), sdpa_kernel(_WITHOUT_GRADIENT) if self._on_gpu else nullcontext():
+                yield
+        finally:
+            self._activate("current")
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """A copy of one adapter's weights on the CPU, by PEFT key."""
+        return {key: weight.detach().cpu().clone() for key, weight in self._weights[name].items()}
+
+    @torch.no_grad()
+    def restore(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
+        """Set one adapter's weights."""
+        for key, weight in self._weights[name].items():
+            weight.copy_(tensors[key])
+
+    def decay_and_average(self, iteration: int, settings: PolicySettings, steps: int) -> None:
+        """Move the behaviour policy and the evaluation weights towards the policy that the iteration trained.
+
+        `steps`: optimiser steps per iteration.
+        """
+        by_iteration = settings.counter == "iterations"
+        self.decay_old(old_decay((iteration + 1) * (1 if by_iteration else steps), settings))
+        if by_iteration:
+            self.average(iteration, settings.ema)
+
+    def average_step(self, step: int, settings: PolicySettings) -> None:
+        """Move the evaluation weights after the run's optimiser step `step`, from 1, if each step counts."""
+        if settings.counter == "updates":
+            self.average(step, settings.ema)
+
+    @torch.no_grad()
+    def decay_old(self, decay: float) -> None:
+        """old ← decay · old + (1 − decay) · current."""
+        for key, weight in self._weights[OLD].items():
+            weight.lerp_(self._weights[CURRENT][key], 1 - decay)
+
+    @torch.no_grad()
+    def average(self, count: int, ema: float) -> None:
+        """Move the evaluation weights towards the current ones, with decay `average_decay(count, ema)`."""
+        decay = average_decay(count, ema)
+        for key, weight in self._weights[CURRENT].items():
+            self.averaged[key].lerp_(weight.detach().cpu(), 1 - decay)
+
+    def behaviour(self) -> Adapter:
+        """The behaviour policy as an adapter."""
+        return self.adapter(self.tensors(OLD))
+
+    def average_adapter(self) -> Adapter:
+        """The evaluation weights as an adapter."""
+        return self.adapter(self.averaged)
+
+    def adapter(self, tensors: dict[str, torch.Tensor]) -> Adapter:
+        """An adapter of these weights, with the run's rank and alpha."""
+        return Adapter(rank=self._lora.rank, alpha=self._lora.alpha, tensors=tensors)
+
+    def gradient_norm(self, limit: float) -> float:
+        """Clip the gradient to norm `limit`; return its norm before clipping."""
+        return float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+
+
+def old_decay(count: int, settings: PolicySettings) -> float:
+    """Decay of the behaviour policy after `count` iterations or optimiser steps: flat at 0, then linear, then flat."""
+    return min(settings.decay_rate * max(count - settings.decay_flat, 0), settings.decay_max)
+
+
+def average_decay(count: int, ema: float) -> float:
+    """Decay of the evaluation weights, smaller early in the run."""
+    return min(ema, (1 + count) / (10 + count))
+
+
+def require_finite(value: float, what: str, where: str) -> None:
+    """Stop the run at a loss or gradient that is not finite.
+
+    Raises:
+        FloatingPointError: the value is not finite; names the step.
+    """
+    if not math.isfinite(value):
+        raise FloatingPointError(
+            f"{what} is {value} at {where}; the run stops before it changes any weight. Lower "
+            "optimizer.learning_rate, or check the rewards of this iteration in metrics.jsonl; "
+            "`--resume` continues from the last checkpoint"
+        )

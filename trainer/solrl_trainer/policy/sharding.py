@@ -1,0 +1,213 @@
+"""A frozen base that is sharded across the ranks (FSDP2), for GPUs that cannot hold it beside its training state.
+
+Each block's weights are gathered for as long as it computes. LoRA weights and their optimiser stay whole on every rank.
+Every pass through the blocks is then a collective of all ranks. They train equally many micro-batches, and generate in
+step: a rank with nothing to generate takes part in the others' passes until all have finished.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from solrl_core.families import Backbone
+from solrl_core.sampling.generator import Generator
+from solrl_core.sampling.lanes import lane_count
+from solrl_core.precision import refresh_weight_
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.policy.trained_blocks import wrap_blocks
+from solrl_trainer.ranks.world import World, gather_values
+
+if TYPE_CHECKING:
+    from solrl_trainer.policy.policy import Policy
+
+
+SHARDED = ("transformer", "generator")
+"""Parts of a run, by the names of the memory plan, whose blocks are sharded."""
+
+
+class InStepWorld:
+    """A world whose ranks share the weights of a generator.
+
+    Before any other collective, a rank takes part in the generator's passes of the others until none has any left.
+    """
+
+    def __init__(self, world: World, take_part: Callable[[], None]) -> None:
+        """`take_part` does the collectives of one pass."""
+        self.rank, self.size, self.local_rank = world.rank, world.size, world.local_rank
+        self._world = world
+        self._take_part = take_part
+
+    def begin_pass(self) -> None:
+        """Wait until each rank begins a pass, or takes part in it."""
+        gather_values(True, self._world)
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum of all ranks' tensors, bit-equal on every rank."""
+        self._finish()
+        return self._world.all_reduce(tensor)
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """All ranks' tensors in the order of ranks, on every rank; their first axes may differ in length."""
+        self._finish()
+        return self._world.gather(tensor)
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Rank 0's tensor, on every rank; `tensor` has its shape. No rank returns before rank 0 has called it."""
+        self._finish()
+        return self._world.broadcast(tensor)
+
+    def notify(self, text: str) -> None:
+        """Send a text to rank 0, without waiting."""
+        self._world.notify(text)
+
+    def on_notice(self, handle: Callable[[str], object]) -> None:
+        """On rank 0: call `handle` with the text of each notice, in another thread. Its error shuts all ranks down."""
+        self._world.on_notice(handle)
+
+    def _finish(self) -> None:
+        while any(gather_values(False, self._world)):
+            self._take_part()
+
+
+def check_sharding(config: RunConfig, device: torch.device, world: World) -> None:
+    """Refuse `optimizer.shard_base=true` where it cannot be done.
+
+    Raises:
+        ValueError: there is one process, or a CPU with several threads.
+    """
+    if config.optimizer.shard_base is not True:
+        return
+    if world.size == 1:
+        raise ValueError("optimizer.shard_base is true for one process; expected several ranks: start with torchrun")
+    if device.type == "cpu" and lane_count() > 1:
+        raise ValueError(
+            f"optimizer.shard_base is true on a CPU with {lane_count()} threads; expected one: set OMP_NUM_THREADS=1"
+        )
+
+
+def place(module: nn.Module, device: torch.device) -> None:
+    """Move a module's weights to a device; modules that share them keep sharing them."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = tensor.data.to(device)
+
+
+def sharded_bytes(modules: Mapping[str, nn.Module], blocks: Sequence[str], ranks: int) -> tuple[dict[str, int], int]:
+    """Bytes of weights on each rank after `shard_base`.
+
+    Args:
+        modules: parts that a rank holds, by name; the blocks of those in `SHARDED` are sharded.
+        blocks: names of their lists of blocks.
+        ranks: number of ranks.
+
+    Returns:
+        Part → bytes that no earlier part has, and the bytes of a block while it is gathered.
+    """
+    seen: set[tuple[int, bool]] = set()
+    found = {}
+    for name, module in modules.items():
+        split = set()
+        if name in SHARDED:
+            split = {id(weight) for part in blocks for weight in module.get_submodule(part).parameters()}
+        found[name] = 0
+        for tensor in (*module.parameters(), *module.buffers()):
+            shared = (id(tensor), id(tensor) in split)
+            if shared not in seen:
+                found[name] += _share(tensor, ranks) if id(tensor) in split else tensor.nbytes
+                if id(tensor) not in split or _is_shared(tensor, ranks):
+                    seen.add(shared)
+    every = [block for part in blocks for block in modules["transformer"].get_submodule(part).children()]
+    largest = max(sum(weight.nbytes for weight in block.parameters()) for block in every)
+    # The gathered parts, and the weights that they are copied to.
+    return found, 2 * largest
+
+
+def _share(weight: torch.Tensor, ranks: int) -> int:
+    return -(-weight.shape[0] // ranks) * (weight.nbytes // weight.shape[0])
+
+
+def _is_shared(weight: torch.Tensor, ranks: int) -> bool:
+    """Whether policy and generator share their parts of a weight; those of an uneven one are padded copies."""
+    return weight.shape[0] % ranks == 0
+
+
+def shard_base(
+    backbone: Backbone, generator: Generator, others: Sequence[Generator], policy: "Policy", world: World
+) -> InStepWorld:
+    """Spread the blocks of a policy and of its BF16 generator over the ranks, in place.
+
+    Weights may be in host memory. Block after block moves to the device, where only this rank's part remains. All other
+    weights follow.
+
+    Args:
+        backbone: the model around them.
+        generator: of the samples. It shares its parts of the weights that no adapter changes with the policy.
+        others: generators at other precisions. They stay whole, and read the base's weights for merging.
+        policy: of the run.
+        world: the ranks.
+
+    Returns:
+        The world to use from now on.
+    """
+    mesh = init_device_mesh(backbone.device.type, (world.size,))
+    served = wrap_blocks(generator.transformer, backbone)
+    adapters = set(policy.parameters)
+    sharded = [
+        _shard_together(trained, own, mesh, adapters) for trained, own in zip(policy.blocks, served, strict=True)
+    ]
+    for transformer in (policy.transformer, generator.transformer):
+        _place_rest(transformer, backbone.device)
+
+    def read(name: str) -> torch.Tensor:
+        weight = policy.layers[name].base.weight.detach()
+        return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+    def write(module: nn.Module, weight: torch.Tensor) -> None:
+        if not isinstance(module.weight, DTensor):
+            refresh_weight_(module, weight)
+            return
+        parts = weight.detach().to(torch.bfloat16).chunk(world.size)
+        if world.rank < len(parts):
+            module.weight.to_local().copy_(parts[world.rank])
+
+    for one in (generator, *others):
+        one.merge_through(read, write)
+    in_step = InStepWorld(world, lambda: _take_part(sharded))
+    generator.transformer.register_forward_pre_hook(lambda *_: in_step.begin_pass())
+    return in_step
+
+
+def _shard_together(trained: nn.Module, served: nn.Module, mesh: DeviceMesh, whole: set[nn.Parameter]) -> FSDPModule:
+    """Shard a block of the policy, except its `whole` weights, and that of its generator; return the latter."""
+    names = {id(weight): name for name, weight in trained.named_parameters()}
+    shared = {
+        name: names[id(weight)]
+        for name, weight in served.named_parameters()
+        if id(weight) in names and _is_shared(weight, mesh.size())
+    }
+    fully_shard(trained, mesh=mesh, ignored_params=whole, reshard_after_forward=True)
+    sharded = fully_shard(served, mesh=mesh, reshard_after_forward=True)
+    parts = dict(trained.named_parameters())
+    for name, same in shared.items():
+        owner, _, own = name.rpartition(".")
+        setattr(served.get_submodule(owner), own, parts[same])
+    return sharded
+
+
+def _place_rest(transformer: nn.Module, device: torch.device) -> None:
+    """Move the weights outside of sharded blocks."""
+    for tensor in (*transformer.parameters(), *transformer.buffers()):
+        if not isinstance(tensor, DTensor):
+            tensor.data = tensor.data.to(device)
+
+
+@torch.inference_mode()
+def _take_part(blocks: Sequence[FSDPModule]) -> None:
+    """Gather and free the weights of each block, as a pass does."""
+    for block in blocks:
+        block.unshard()
+        block.reshard()

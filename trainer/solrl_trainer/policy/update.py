@@ -1,0 +1,297 @@
+"""One iteration's optimisation: training samples in, updated LoRA weights out."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from solrl_core.families import Backbone
+from solrl_core.sampling.lanes import even_slices, map_in_lanes
+from solrl_proto.noise import expand_seeds
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from solrl_trainer.algorithms.base import Algorithm, FixedPolicy, Velocities
+from solrl_trainer.algorithms.training_data import TrainingData, TrainingSamples
+from solrl_trainer.settings.config import Optimizer
+from solrl_trainer.policy.lane_gradients import LaneGradients
+from solrl_trainer.policy.policy import Policy, require_finite
+from solrl_trainer.records.time_left import OnProgress, Work
+from solrl_trainer.ranks.world import SoloWorld, World, gather_values
+
+_DIFFERENTIABLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Kernels for families whose blocks leave attention to torch. cuDNN's gradients are wrong for some memory layouts
+(torch 2.11, H200); blocks with `solrl_core.kernels.attend` avoid these layouts.
+
+The choice applies to the process: during an update, no other thread runs a model.
+"""
+
+
+@dataclass(frozen=True)
+class UpdateFigures:
+    """Figures of an iteration's optimiser steps.
+
+    Attributes:
+        loss: mean over the steps.
+        grad_norm, grad_norm_max: mean and largest gradient norm, before clipping.
+        figures: the algorithm's figures, means over all trained points.
+    """
+
+    loss: float
+    grad_norm: float
+    grad_norm_max: float
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Updater:
+    """Takes the optimiser steps of an iteration.
+
+    In each epoch, every unit of the algorithm (one or several samples) is trained at a random part of the
+    sampler's timesteps; the (unit, step) pairs are shuffled and split evenly over the epoch's optimiser steps, and each
+    part into micro-batches. All randomness comes from the run's seed and the iteration.
+
+    Every rank draws the same pairs and noise, and computes the micro-batches of its lanes; see `LaneGradients`.
+
+    Attributes:
+        backbone: model around the trained transformer.
+        policy: the weights to train.
+        optimizer: optimiser of `policy.parameters`.
+        algorithm: defines units, micro-batches and loss.
+        settings: epochs, optimiser steps, micro-batch size and gradient clipping.
+        sigmas: schedule of the regenerated samples, steps + 1 values.
+        guidance: guidance of the velocities.
+        seed: seed of the run.
+        world: the ranks that share the work.
+        in_step: every rank computes as many micro-batches as any, because they share the base's weights.
+        after_step: called after each optimiser step with its number in the run, from 1.
+    """
+
+    backbone: Backbone
+    policy: Policy
+    optimizer: torch.optim.Optimizer
+    algorithm: Algorithm[Any, Any]
+    settings: Optimizer
+    sigmas: Sequence[float]
+    guidance: float
+    seed: int
+    world: World = field(default_factory=SoloWorld)
+    in_step: bool = False
+    after_step: Callable[[int], None] = lambda step: None
+
+    @cached_property
+    def _data(self) -> TrainingData[Any]:
+        return self.algorithm.trains_on
+
+    def update(
+        self, samples: TrainingSamples, iteration: int, progress: OnProgress = lambda done, total: None
+    ) -> UpdateFigures:
+        """Take the iteration's optimiser steps.
+
+        Args:
+            samples: of the iteration.
+            iteration: its number.
+            progress: called with the (sample, timestep) pairs that are done, and with all of them.
+
+        Raises:
+            FloatingPointError: a loss or gradient that is not finite; the weights remain those of the last valid step.
+            ValueError: the algorithm has nothing to train on.
+        """
+        generator = torch.Generator().manual_seed(expand_seeds(self.seed, f"update/{iteration}", 1)[0])
+        algorithm = self.algorithm
+        units = algorithm.units(samples.advantages, samples.kept)
+        if units.ndim != 2 or not units.numel():
+            name = algorithm.settings.name
+            raise ValueError(f"algorithm {name!r} returned units of shape {tuple(units.shape)}; expected [U, size]")
+        sigmas = torch.tensor(self._data.sigmas(samples, self.sigmas), dtype=torch.float64)
+        losses, norms, figures = [], [], []
+        pairs = trained_steps(len(sigmas) - 1, algorithm.settings.timestep_fraction) * len(units)
+        work = Work(pairs * self.settings.epochs, progress)
+        for number, (chosen, at, share) in enumerate(self._parts(len(units), len(sigmas) - 1, generator)):
+            where = f"iteration {iteration}, update {number}"
+            self.optimizer.zero_grad(set_to_none=True)
+            loss, shares = self._accumulate(samples, units[chosen], at, sigmas, generator, work)
+            require_finite(loss, "the loss", where)
+            norm = self.policy.gradient_norm(self.settings.max_grad_norm)
+            require_finite(norm, "the gradient norm", where)
+            self.optimizer.step()
+            self.after_step(iteration * self.settings.steps + number + 1)
+            losses.append(loss)
+            norms.append(norm)
+            figures += [{name: value * share for name, value in part.items()} for part in shares]
+        return UpdateFigures(sum(losses) / len(losses), sum(norms) / len(norms), max(norms), _summed(figures))
+
+    def _parts(
+        self, units: int, steps: int, generator: torch.Generator
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
+        """Units and steps of the pairs of each optimiser step, and its share of all pairs of the iteration."""
+        epochs, updates = self.settings.epochs, self.settings.updates
+        for _ in range(epochs):
+            index, at = training_pairs(units, steps, self.algorithm.settings.timestep_fraction, generator)
+            if len(index) < updates:
+                raise ValueError(
+                    f"got {updates} optimizer.updates for the {len(index)} (sample, timestep) pairs of an iteration; "
+                    "expected at least one pair for each: set fewer updates, or more prompts"
+                )
+            for chosen, chosen_at in zip(index.tensor_split(updates), at.tensor_split(updates), strict=True):
+                yield chosen, chosen_at, len(chosen) / (len(index) * epochs)
+
+    def _accumulate(
+        self,
+        samples: TrainingSamples,
+        units: torch.Tensor,
+        steps: torch.Tensor,
+        sigmas: torch.Tensor,
+        generator: torch.Generator,
+        work: Work,
+    ) -> tuple[float, list[dict[str, float]]]:
+        """Set the parameters' gradient to that of these units.
+
+        Returns:
+            Loss, and the shares of the algorithm's figures by micro-batch on all ranks.
+        """
+        batch = max(1, self.settings.batch // units.shape[1])
+        gradients = LaneGradients(self.policy.parameters, self.world, self.backbone.device)
+        computed = []
+        starts = range(0, len(units), batch)
+        for number, start in enumerate(starts):
+            part = slice(start, start + batch)
+            shape = samples.latents.shape[1:]
+            noise = self._data.draw(len(units[part]), shape, generator)
+            if number == 0:
+                first_noise = noise
+            if not gradients.owns(number):
+                work.finish(len(units[part]))
+                continue
+            with sdpa_kernel(_DIFFERENTIABLE):
+                add = partial(gradients.add, number)
+                parts = self._micro_batch(samples, units[part], steps[part], sigmas, noise, len(units), add)
+            computed.append((number, parts))
+            work.finish(len(units[part]))
+        for _ in range(gradients.most(len(starts)) - len(computed) if self.in_step else 0):
+            with sdpa_kernel(_DIFFERENTIABLE):  # for the other ranks, which need this one's part of the base
+                part = slice(batch)
+                self._micro_batch(samples, units[part], steps[part], sigmas, first_noise, len(units), _discard)
+        # Read only at the end: earlier, each number would wait for the GPU, and then the GPU for more work.
+        own = [
+            (number, sum(float(loss) for loss, _ in parts), _summed(_read(figures) for _, figures in parts))
+            for number, parts in computed
+        ]
+        every = sorted(micro_batch for part in gather_values(own, self.world) for micro_batch in part)
+        for parameter, gradient in zip(self.policy.parameters, gradients.total(), strict=True):
+            parameter.grad = gradient
+        return sum(loss for _, loss, _ in every), [figures for _, _, figures in every]
+
+    def _micro_batch(
+        self,
+        samples: TrainingSamples,
+        units: torch.Tensor,
+        steps: torch.Tensor,
+        sigmas: torch.Tensor,
+        noise: torch.Tensor | None,
+        count: int,
+        add: Callable[[int, Sequence[torch.Tensor]], None],
+    ) -> list[tuple[torch.Tensor, dict[str, float | torch.Tensor]]]:
+        """Pass the gradient of these units, weighted by their share of `count`, to `add`, part by part.
+
+        Returns:
+            Each part's share of the loss and of the algorithm's figures; on a GPU, possibly not computed yet.
+        """
+        device, policy, size = self.backbone.device, self.policy, units.shape[1]
+        rows = units.flatten()
+        at = steps.repeat_interleave(size)
+        batch = self._data.batch(samples, rows, at, sigmas, noise, device)
+        conditioning = samples.conditioning_of(rows)
+        # On a CPU in lanes of whole units.
+        whole = even_slices(len(units), max(1, self.settings.batch // size), device)
+        parts = [slice(part.start * size, part.stop * size) for part in whole]
+
+        def velocity(part: slice, transformer: nn.Module = policy.transformer) -> torch.Tensor:
+            own = {name: value[part] for name, value in conditioning.items()}
+            return self.backbone.velocity(transformer, batch.x[part], batch.t[part], own, self.guidance)
+
+        within = {"old": (policy.old, policy.transformer), "reference": (policy.reference, policy.base)}
+        fixed: dict[FixedPolicy, list[torch.Tensor]] = {}
+        for name in self.algorithm.fixed:
+            context, transformer = within[name]
+            fixed_velocity = torch.no_grad()(partial(velocity, transformer=transformer))
+            with context():
+                fixed[name] = map_in_lanes(fixed_velocity, parts, device)
+
+        def gradients(i: int) -> tuple[torch.Tensor, dict[str, float | torch.Tensor], tuple[torch.Tensor, ...]]:
+            velocities = Velocities(velocity(parts[i]), {name: each[i] for name, each in fixed.items()})
+            loss = self.algorithm.loss(batch.rows(parts[i]), velocities)
+            share = (parts[i].stop - parts[i].start) / size / count
+            value = loss.value * share
+            figures = {name: figure * share for name, figure in loss.figures.items()}
+            return value.detach(), figures, self._gradient(value)
+
+        done = map_in_lanes(gradients, range(len(parts)), device)
+        for number, (_, _, gradient) in enumerate(done):
+            add(number, gradient)
+        return [(loss, figures) for loss, figures, _ in done]
+
+    def _gradient(self, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The gradient of each parameter; zeros in idle layers of the family.
+
+        Raises:
+            ValueError: another layer has no gradient.
+        """
+        parameters, idle = self.policy.parameters, self.backbone.idle_layers
+        found = torch.autograd.grad(value, parameters, allow_unused=True)
+        layers = [name for name in self.policy.layers for _ in ("a", "b")]
+        lost = {name for name, gradient in zip(layers, found, strict=True) if gradient is None}
+        if faults := sorted(name for name in lost if idle is None or not re.fullmatch(idle, name)):
+            raise ValueError(
+                f"the velocity does not depend on {len(faults)} adapted layers, so they would never be trained: "
+                f"{', '.join(faults[:4])}{', …' if faults[4:] else ''}; expected lora_targets of the family "
+                f"{self.backbone.family!r} without them, or idle_layers with them"
+            )
+        return tuple(
+            torch.zeros_like(parameter) if gradient is None else gradient
+            for parameter, gradient in zip(parameters, found, strict=True)
+        )
+
+
+def training_pairs(
+    units: int, steps: int, fraction: float, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pair each unit with a random part of the steps, and shuffle the pairs.
+
+    Args:
+        units, steps: number of units and of steps.
+        fraction: fraction of the steps for each unit; see `trained_steps`.
+        generator: random generator of the shuffles.
+
+    Returns:
+        Unit and step of each pair [units · share], in training order.
+    """
+    trained = trained_steps(steps, fraction)
+    order = torch.rand(units, steps, generator=generator).argsort(1)[:, :trained]
+    index = torch.arange(units)[:, None].expand(-1, trained).flatten()
+    shuffle = torch.randperm(len(index), generator=generator)
+    return index[shuffle], order.flatten()[shuffle]
+
+
+def trained_steps(steps: int, fraction: float) -> int:
+    """Number of the sampler's steps at which a unit is trained: rounded down, as Sol-RL's code does, but at least 1."""
+    return max(1, int(fraction * steps))
+
+
+def _discard(part: int, gradient: Sequence[torch.Tensor]) -> None:
+    """Drop a gradient."""
+
+
+def _read(figures: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
+    return {name: float(figure) for name, figure in figures.items()}
+
+
+def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sum of each figure."""
+    total: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            total[name] = total.get(name, 0.0) + value
+    return total

@@ -1,0 +1,102 @@
+"""A run's output folder: only one process at a time writes to it, and config.json has the run's settings."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+from solrl_proto.text_files import read_text
+
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.older_settings import read_settings
+from solrl_trainer.settings.presets import ConfigError, refused
+
+LOCK = ".lock"
+SETTINGS = "config.json"
+
+
+class FolderInUseError(RuntimeError):
+    """Another process writes to the folder."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Create the folder if necessary, and lock it within the block: no other process may write to it.
+
+    The lock ends with the process, even if it is killed. On a file system without locks there is no lock.
+
+    Raises:
+        FolderInUseError: another process has locked it.
+        OSError: the folder cannot be created or written to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip()
+            named = f" (process {holder})" if holder.isdigit() else ""
+            raise FolderInUseError(
+                f"{folder} is in use by another process{named}; wait until it ends, or choose another --run or --output"
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                raise
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether another process has locked the folder; writes nothing."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def check_new(folder: Path) -> None:
+    """Refuse a folder that already contains a run.
+
+    Raises:
+        FileExistsError: it contains a run.
+    """
+    if (folder / "checkpoints").exists():
+        raise FileExistsError(
+            f"{folder} already contains a run; continue it with `solrl-train run --resume {folder}`, "
+            "or choose another --run or --output"
+        )
+
+
+def saved_settings(folder: Path) -> RunConfig:
+    """Settings of the run in a folder, with this folder as its output, even if it was moved.
+
+    Raises:
+        FileNotFoundError: the folder contains no run.
+        ConfigError: its settings cannot be read.
+    """
+    path = folder / SETTINGS
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} contains no run (no {SETTINGS}); expected an --output of `solrl-train run`")
+    try:
+        settings = read_settings(read_text(path))
+    except ValidationError as error:
+        raise refused(error, {key: str(path) for key in RunConfig.model_fields}) from error
+    except ValueError as error:
+        raise ConfigError(f"{path} cannot be read as settings: {error}") from error
+    return settings.model_copy(update={"output": folder})

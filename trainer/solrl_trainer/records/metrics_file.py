@@ -1,0 +1,83 @@
+"""`metrics.jsonl`: one JSON object per line, appended during a run; `event` names its kind."""
+
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from solrl_trainer.records.output_files import write_file, writing
+
+
+class Metrics:
+    """Appends to a run's metrics file."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+
+    def log(self, event: str, **values: Any) -> dict[str, Any]:
+        """Append one line, flushed; returns it."""
+        line = {"event": event, "time": time.time(), **values}
+        text = json.dumps(line, allow_nan=False)
+        with writing(self._path), self._path.open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+        return line
+
+    def rewind(self, version: int) -> None:
+        """Drop lines beyond the checkpoint of `version`, from which the run continues."""
+        if self._path.is_file():
+            lines = read_metrics(self._path)
+            kept = [line for line in lines if line["version"] <= version and line["event"] != "result"]
+            # An attempt that left no checkpoint noted its changes at this version.
+            kept = [line for line in kept if (line["event"], line["version"]) != ("change", version)]
+            # Write to a temporary name first, so that a run killed here loses no earlier line.
+            partial = self._path.with_name(f"{self._path.name}.partial")
+            write_file(partial, "".join(json.dumps(line) + "\n" for line in kept))
+            partial.replace(self._path)
+
+    def lines(self, event: str | None = None) -> list[dict[str, Any]]:
+        """All lines, or those of one kind."""
+        lines = read_metrics(self._path) if self._path.is_file() else []
+        return [line for line in lines if event in (None, line["event"])]
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase, over all iterations."""
+        total: dict[str, float] = {}
+        for line in [*self.lines("iteration"), *self.lines("push")]:
+            for phase, seconds in line["seconds"].items():
+                total[phase] = total.get(phase, 0.0) + seconds
+        return total
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read a metrics file, except an incomplete last line after a crash, or zeros in its place after a power cut.
+
+    Raises:
+        ValueError: a line is damaged; names the file and the line.
+        OSError: the file cannot be read.
+    """
+    # Decoded line by line: a damaged byte must not hide in which line it is.
+    *complete, last = path.read_bytes().split(b"\n")
+    lines = [_parsed(path, number, text) for number, text in enumerate(complete, start=1)]
+    with suppress(ValueError):
+        lines.append(_parsed(path, len(lines) + 1, last))
+    return lines
+
+
+def _parsed(path: Path, number: int, text: bytes) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+    except ValueError:  # neither JSON nor UTF-8
+        line = None
+    if not (isinstance(line, dict) and isinstance(line.get("event"), str) and isinstance(line.get("version"), int)):
+        raise ValueError(
+            f"{path}:{number}: got {text[:80].decode(errors='replace')!r}; expected a JSON object with an event and a "
+            "version. Restore the file, or delete this line, whose figures are then missing"
+        )
+    return line
+
+
+def own_time(seconds: dict[str, float]) -> dict[str, float]:
+    """Seconds by phase that add up to the trainer's time: concurrent exploration counts only as "wait"."""
+    return {phase: value for phase, value in seconds.items() if phase != "explore" or "wait" not in seconds}

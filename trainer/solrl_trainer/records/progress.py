@@ -1,0 +1,248 @@
+"""Progress of a run in the terminal, and the table at its end."""
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, TextIO
+
+from rich import box
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+from solrl_client.retries import Wait
+from solrl_proto.printable import printable
+
+from solrl_trainer.records.records import IterationRecord
+from solrl_trainer.report.figures import (
+    EVALUATION_ONLY,
+    duration_text,
+    few_prompts_text,
+    gain_text,
+    interval_text,
+    reward_label,
+    reward_text,
+    role_text,
+    trained_text,
+)
+from solrl_trainer.records.time_left import TimeLeft
+from solrl_trainer.records.waits import Waits
+
+_TIMES = {"explore": 9, "wait": 8, "regenerate": 12, "train": 9, "push": 8}
+"""Column → width. Exploration at a service is concurrent; "wait" is the part that the trainer waited for."""
+_HEADER = f"{'iteration':>9}" + "".join(
+    f"{name:>{width}}" for name, width in [*_TIMES.items(), *((n, 9) for n in ("proxy", "best", "worst", "loss"))]
+)
+_HEADER_EVERY = 20
+_LABELS = {"evaluate": "evaluating held-out prompts", "fidelity": "measuring how well the proxy ranks"}
+_LIVE_LABELS = {"evaluate": "evaluating", "fidelity": "ranking"}
+"""Shorter, because the live line has no more room than the terminal."""
+_COUNTED_IN = {"explored": "explore", "regenerated": "regenerate", "trained": "train"}
+"""Count → the phase in which it grows."""
+
+
+class _Remaining(ProgressColumn):
+    """Progress within a phase; otherwise a countdown to the end of the run, by the mean time of an iteration."""
+
+    def render(self, task: Task) -> Text:
+        if task.fields["within"]:
+            return Text(task.fields["within"], style="progress.remaining")
+        ends = task.fields["ends"]
+        left = "estimating" if ends is None else duration_text(max(0, round(ends - time.monotonic())))
+        return Text(f"{left} left" if ends is not None else left, style="progress.remaining")
+
+
+class RichReporter:
+    """Progress of a run on stderr: a live line in a terminal, plain lines elsewhere.
+
+    Args:
+        iterations: of the whole run.
+        start: iterations completed before.
+        file: output instead of stderr.
+    """
+
+    def __init__(self, iterations: int, start: int = 0, file: TextIO | None = None) -> None:
+        self._iterations = iterations
+        self._console = Console(file=file or sys.stderr, highlight=False)
+        self._progress: Progress | None = None
+        self._printed = 0
+        self._began: tuple[int, float] | None = None
+        self._phase, self._phase_left = "", TimeLeft()
+        self._counts: dict[str, str] = {}
+        self._counted, self._counts_left = -1, TimeLeft()
+        self._waits = Waits(self.note)
+        self._fields: dict[str, Any] = {"phase": "starting", "within": ""}
+        if self._console.is_terminal:
+            self._progress = Progress(
+                SpinnerColumn(),
+                TextColumn("iteration {task.fields[current]} of {task.total:.0f}"),
+                BarColumn(bar_width=10),
+                TextColumn("[bold]{task.fields[phase]}"),
+                TimeElapsedColumn(),
+                _Remaining(),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._progress.add_task(
+                "run", total=iterations, completed=start, current=start, ends=None, **self._fields
+            )
+
+    def __enter__(self) -> "RichReporter":
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def phase(self, iteration: int, name: str) -> None:
+        """A phase of an iteration begins."""
+        self._phase, self._phase_left = name, TimeLeft()
+        if name == "explore" and self._began is None:
+            self._began = (iteration, time.monotonic())
+        if self._progress is not None:
+            in_iteration = name in _TIMES
+            current = min(iteration + 1, self._iterations) if in_iteration else iteration
+            shown = " ".join(filter(None, (_LIVE_LABELS.get(name, name), self._counts_of(iteration).get(name))))
+            self._progress.update(self._task, completed=iteration, current=current)
+            self._show(phase=shown, within="")
+        elif name in _LABELS:
+            self._print(f"{_LABELS[name]} (version {iteration})")
+
+    def progress(self, done: float, total: float) -> None:
+        """So much of the phase is done."""
+        left = self._phase_left
+        if self._progress is not None:
+            self._show(within=left.text(done, total, brief=True))
+        elif left.line_is_due():
+            self._print(f"{_LABELS.get(self._phase, self._phase)}: {left.text(done, total)}")
+
+    def counted(self, iteration: int, part: str, done: int, total: int) -> None:
+        """So many candidates of an iteration are explored, regenerated or trained."""
+        counts, phase = self._counts_of(iteration), _COUNTED_IN[part]
+        counts[phase] = f"{done}/{total}"
+        if self._progress is not None:
+            if self._phase == phase:
+                self._show(phase=f"{phase} {counts[phase]}")
+        elif self._counts_left.line_is_due():
+            parts = ", ".join(f"{name} {counts[at]}" for name, at in _COUNTED_IN.items() if at in counts)
+            self._print(f"iteration {iteration + 1} of {self._iterations}: {parts}")
+
+    def _counts_of(self, iteration: int) -> dict[str, str]:
+        """Counted candidates of this iteration by phase; those of another are forgotten."""
+        if iteration != self._counted:
+            self._counts, self._counted, self._counts_left = {}, iteration, TimeLeft()
+        return self._counts
+
+    def finished(self, record: IterationRecord) -> None:
+        """An iteration is complete."""
+        if self._printed % _HEADER_EVERY == 0:
+            self._print(_HEADER, style="dim")
+        self._printed += 1
+        done, seconds = record.version, record.seconds
+        times = "".join(f"{f'{seconds.get(name, 0.0):.1f} s':>{width}}" for name, width in _TIMES.items())
+        values = (record.proxy_mean, record.score.best, record.score.worst, record.update.loss)
+        self._print(f"{f'{done}/{self._iterations}':>9}{times}" + "".join(f"{value:9.4f}" for value in values))
+        if self._progress is not None and self._began is not None:
+            first, began = self._began
+            pace = (time.monotonic() - began) / (done - first)
+            ends = time.monotonic() + pace * (self._iterations - done)
+            self._progress.update(self._task, completed=done, ends=ends)
+
+    def note(self, text: str) -> None:
+        """Show a line of text."""
+        self._print(printable(text))
+
+    def waiting(self, server: str, wait: Wait | None) -> None:
+        """A server is waited for; None: no longer. Any thread."""
+        self._waits(server, wait)
+        self._show()
+
+    def _show(self, **fields: str) -> None:
+        """Change the live line. Whom the run waits for takes the place of its phase, unless it trains meanwhile."""
+        self._fields |= fields
+        shown, awaited = self._fields, self._waits.now
+        if awaited is not None and self._phase != "train":
+            server, until = awaited
+            shown = {"phase": f"waiting for {server.partition('//')[2]}", "within": f"until {until:%H:%M:%S}"}
+        if self._progress is not None:
+            self._progress.update(self._task, **shown, refresh=True)
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        self._console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def rewards_table(result: Mapping[str, Any]) -> Table:
+    """Held-out rewards before and after, with the gain and its interval, from result.json or evaluation.json."""
+    weights = result["trained"]
+    rewards = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, caption_justify="left")
+    if few := few_prompts_text(result["prompts"]):
+        rewards.caption = Text(few, style="yellow")
+    rewards.add_column("held-out reward", overflow="fold")
+    for heading in ("before", "after", "gain", "95 % interval"):
+        rewards.add_column(heading, justify="right", no_wrap=True)
+    for name, row in result["rewards"].items():
+        role = role_text(name, weights)
+        style = "green" if row["low"] > 0 else "red" if row["high"] < 0 else ""
+        rewards.add_row(
+            Text.assemble(reward_label(name), (f"\n{role}" if role != EVALUATION_ONLY else "", "dim")),
+            reward_text(name, row["before"]),
+            reward_text(name, row["after"]),
+            Text(gain_text(name, row["gain"]), style=style),
+            interval_text(name, row["low"], row["high"]),
+        )
+    return rewards
+
+
+def evaluation_table(evaluated: Mapping[str, Any]) -> Table:
+    """The figures of a checkpoint, from evaluation.json."""
+    table = rewards_table(evaluated)
+    table.title = _title(evaluated, f"version {evaluated['version']}")
+    return table
+
+
+def result_table(result: dict[str, Any]) -> Table:
+    """A finished run's figures, from result.json: held-out rewards, seconds by phase, rank correlation."""
+    times = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    order = [*_TIMES, "evaluate", "total"]
+    seconds = {phase: result["seconds"][phase] for phase in order if phase in result["seconds"]}
+    for phase in seconds:
+        times.add_column(f"{phase} s", justify="right", no_wrap=True)
+    times.add_row(*(f"{value:.1f}" for value in seconds.values()))
+
+    iterations = "1 iteration" if result["iterations"] == 1 else f"{result['iterations']} iterations"
+    table = Table(title=_title(result, iterations), box=box.ROUNDED, show_header=False)
+    table.add_column()
+    for part in (
+        rewards_table(result),
+        times,
+        f"Spearman of proxy against BF16 rewards within a prompt: {_spearman(result)}",
+    ):
+        table.add_row(part)
+        table.add_section()
+    return table
+
+
+def _spearman(result: Mapping[str, Any]) -> str:
+    """Rank fidelity, at the first and the last version where it was measured."""
+    measured = list(result.get("spearman_by_version", {}).items())
+    if len(measured) > 1:
+        return ", ".join(f"{value:.3f} at version {version}" for version, value in (measured[0], measured[-1]))
+    return "not measured" if result["spearman"] is None else f"{result['spearman']:.3f}"
+
+
+def _title(result: Mapping[str, Any], what: str) -> Text:
+    trained = trained_text(result["model"], result["preset"], result["trained"])
+    return Text(f"{result['run']}: {trained}, {what}", style="table.title")

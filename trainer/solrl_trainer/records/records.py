@@ -1,0 +1,208 @@
+"""Records of a run's iterations, and their forms in metrics.jsonl and in reports to the service."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from solrl_proto.status import Estimate as EstimateMessage
+from solrl_proto.status import HeldOut, IterationReport, RunSettings, Samples, ScoringTime
+from solrl_proto.status import Spread as SpreadMessage
+
+from solrl_trainer.algorithms.rounding import without_spread
+from solrl_trainer.evaluation.scores import Evaluation, compare
+from solrl_trainer.report.figures import TRAINED_SUM
+from solrl_trainer.policy.update import UpdateFigures
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean reward of an iteration's samples, of the best half of each group, and of the worst half."""
+
+    mean: float
+    best: float
+    worst: float
+
+    @classmethod
+    def of(cls, rewards: torch.Tensor) -> "Spread":
+        """Spread of rewards [groups, kept], with each group's best half first."""
+        half = rewards.shape[1] // 2
+        return cls(float(rewards.mean()), float(rewards[:, :half].mean()), float(rewards[:, half:].mean()))
+
+    def message(self) -> SpreadMessage:
+        """Wire message."""
+        return SpreadMessage(mean=self.mean, best=self.best, worst=self.worst)
+
+
+def share_without_spread(scores: torch.Tensor) -> float:
+    """Share of the prompts whose samples all score equally up to rounding, and so have no advantage; [groups, kept]."""
+    return float(without_spread(scores).float().mean())
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean of a held-out reward, and the means at both ends of the 95 % interval of its gain over the base."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class HeldOutRecord:
+    """A point of the held-out curve: the same prompts and seeds at every version.
+
+    Attributes:
+        version: of the averaged weights; 0 is the base.
+        images: number of images.
+        rewards: of the trained sum, if there are several trained rewards, and of each reward.
+    """
+
+    version: int
+    images: int
+    rewards: dict[str, Estimate]
+
+    @classmethod
+    def of(
+        cls, version: int, base: Evaluation, found: Evaluation, weights: Mapping[str, float], seeds: int
+    ) -> "HeldOutRecord":
+        """The record of an evaluation: trained rewards first, over the first `seeds` images of each prompt."""
+        rows = compare(base.first(seeds), found.first(seeds), weights)
+        first = [name for name in (TRAINED_SUM, *weights) if name in rows]
+        images = next(iter(found.first(seeds).scores.values())).numel()
+        rewards = {}
+        for name in dict.fromkeys((*first, *rows)):
+            row = rows[name]
+            rewards[name] = Estimate(row["after"], row["before"] + row["low"], row["before"] + row["high"])
+        return cls(version, images, rewards)
+
+    def line(self) -> dict[str, Any]:
+        """The evaluation's line of metrics.jsonl."""
+        means = {name: one.mean for name, one in self.rewards.items() if name != TRAINED_SUM}
+        line = {"version": self.version, "images": self.images, "rewards": means}
+        if not self.version:
+            return line
+        ends = {end: {name: getattr(one, end) for name, one in self.rewards.items()} for end in ("low", "high")}
+        return line | ends
+
+    def message(self) -> HeldOut:
+        """Wire message."""
+        rewards = {name: EstimateMessage(**vars(one)) for name, one in self.rewards.items()}
+        return HeldOut(version=self.version, images=self.images, rewards=rewards)
+
+
+@dataclass(frozen=True)
+class IterationRecord:
+    """An iteration's outcome.
+
+    Attributes:
+        iteration: index from 0; it produces version iteration + 1 of the behaviour policy.
+        explored_version: version under which the candidates were explored.
+        precision, numerics: arithmetic of the exploration.
+        proxy_mean: mean score of all candidates.
+        spearman: rank fidelity before the iteration, if it was measured then; a line of its own in metrics.jsonl.
+        score: spread of the training samples' scores.
+        without_spread: share of the prompts whose samples all score equally up to rounding.
+        rewards: spread of each reward of the training samples.
+        shares: share of each trained reward in the spread of the score.
+        digest: digest of the new behaviour policy's adapter file.
+        update: figures of the optimiser steps.
+        explored_seconds: time of the exploration.
+        waited_seconds: time that the trainer waited for it; None for local exploration.
+        regenerated_seconds: time of regenerating and scoring; None for local candidates.
+        trained_seconds: time of the update.
+        pushed_seconds: time of the push; None before it.
+        scoring: time of each reward of candidates and of training samples, and where it ran; of rank 0's share.
+    """
+
+    iteration: int
+    explored_version: int
+    precision: str
+    numerics: str
+    proxy_mean: float
+    spearman: float | None
+    score: Spread
+    without_spread: float
+    rewards: dict[str, Spread]
+    shares: dict[str, float]
+    digest: str
+    update: UpdateFigures
+    explored_seconds: float
+    waited_seconds: float | None
+    regenerated_seconds: float | None
+    trained_seconds: float
+    pushed_seconds: float | None = None
+    scoring: tuple[ScoringTime, ...] = ()
+
+    @property
+    def version(self) -> int:
+        """Version of the behaviour policy that the iteration produced."""
+        return self.iteration + 1
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase, as metrics.jsonl names them."""
+        phases = {
+            "explore": self.explored_seconds,
+            "wait": self.waited_seconds,
+            "regenerate": self.regenerated_seconds,
+            "train": self.trained_seconds,
+            "push": self.pushed_seconds,
+        }
+        return {name: seconds for name, seconds in phases.items() if seconds is not None}
+
+    def line(self) -> dict[str, Any]:
+        """The iteration's line of metrics.jsonl."""
+        return {
+            "iteration": self.iteration,
+            "version": self.version,
+            "proxy_mean": self.proxy_mean,
+            "reward_mean": self.score.mean,
+            "reward_best": self.score.best,
+            "reward_worst": self.score.worst,
+            "groups_without_spread": self.without_spread,
+            "rewards": {name: spread.mean for name, spread in self.rewards.items()},
+            **({"shares": self.shares} if len(self.shares) > 1 else {}),
+            "explored_version": self.explored_version,
+            "precision": self.precision,
+            "numerics": self.numerics,
+            "digest": self.digest,
+            "loss": self.update.loss,
+            "grad_norm": self.update.grad_norm,
+            "grad_norm_max": self.update.grad_norm_max,
+            **{f"objective/{name}": value for name, value in self.update.figures.items()},
+            "seconds": self.seconds,
+            "scoring": [one.model_dump() for one in self.scoring],
+        }
+
+    def report(
+        self,
+        planned: int,
+        samples: Samples | None,
+        held_out: Sequence[HeldOut] = (),
+        settings: RunSettings | None = None,
+    ) -> IterationReport:
+        """Report of the iteration for the service.
+
+        Args:
+            planned: number of iterations of the whole run.
+            samples: images for the page.
+            held_out: evaluations since the report of the previous iteration.
+            settings: of the run.
+        """
+        return IterationReport(
+            iteration=self.iteration,
+            version=self.version,
+            explored_version=self.explored_version,
+            score=self.score.message(),
+            proxy_mean=self.proxy_mean,
+            spearman=self.spearman,
+            loss=self.update.loss,
+            rewards={name: spread.message() for name, spread in self.rewards.items()},
+            seconds={name: round(seconds, 4) for name, seconds in self.seconds.items()},
+            scoring=self.scoring,
+            planned=planned,
+            held_out=tuple(held_out),
+            settings=settings,
+            samples=samples,
+        )

@@ -1,0 +1,246 @@
+"""Log of a run: metrics.jsonl, progress in the terminal, reports for the service's page, and trackers."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+from solrl_client.retries import Wait
+from solrl_client.rollouts import RolloutClient
+
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.evaluation.scores import Evaluation
+from solrl_trainer.records.metrics_file import Metrics, own_time
+from solrl_trainer.records.records import HeldOutRecord, IterationRecord
+from solrl_trainer.report.pairs import CandidatePairs
+from solrl_trainer.settings.resuming import Change
+from solrl_trainer.service.reward_specs import as_requested
+from solrl_trainer.rollouts.exploration import Exploration
+from solrl_trainer.rollouts.groups import CandidateGroup
+from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.service.source import RolloutSource, rollout_source
+from solrl_trainer.records.status_reports import StatusReporter
+from solrl_trainer.trackers.feed import Trackers
+from solrl_trainer.ranks.world import World
+
+
+class Reporter(Protocol):
+    """Shows progress to the user."""
+
+    def phase(self, iteration: int, name: str) -> None:
+        """A phase of an iteration begins."""
+
+    def progress(self, done: float, total: float) -> None:
+        """So much of the phase is done, in any unit."""
+
+    def counted(self, iteration: int, part: str, done: int, total: int) -> None:
+        """So many candidates of an iteration are `part`: explored, regenerated or trained."""
+
+    def finished(self, record: IterationRecord) -> None:
+        """An iteration is complete."""
+
+    def note(self, text: str) -> None:
+        """Show a line of text."""
+
+    def waiting(self, server: str, wait: Wait | None) -> None:
+        """A server is waited for; None: no longer. Any thread."""
+
+
+class RunLog:
+    """Metrics, progress, reports and trackers of a run. Without these, as on all ranks except 0, it does nothing.
+
+    Attributes:
+        spearman: rank fidelity of exploration by version, as far as it is measured; only on rank 0.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics | None = None,
+        reporter: Reporter | None = None,
+        status: StatusReporter | None = None,
+        trackers: Trackers | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._trackers = trackers
+        self._reporter = reporter
+        self._status = status
+        self._started = time.perf_counter()
+        self._iteration: dict[str, float] = {}
+        self._run: dict[str, float] = {}
+        self._earlier: dict[str, float] = {}
+        self.spearman: dict[int, float] = {}
+
+    def note(self, text: str) -> None:
+        """Show a line of text."""
+        if self._reporter is not None:
+            self._reporter.note(text)
+
+    def waiting(self, server: str, wait: Wait | None) -> None:
+        """A server is waited for; None: no longer. It is an `OnWait`."""
+        if self._reporter is not None:
+            self._reporter.waiting(server, wait)
+
+    def pushed_digests(self) -> set[str]:
+        """Digests of the adapter files of all iterations in metrics.jsonl."""
+        return {line["digest"] for line in self._metrics.lines("iteration")} if self._metrics is not None else set()
+
+    def rewind(self, version: int) -> None:
+        """Drop lines beyond `version`, from which the run continues; −1 drops all lines."""
+        if self._metrics is not None:
+            self._metrics.rewind(version)
+            self._earlier = self._metrics.seconds()
+            self.spearman = {line["version"]: line["spearman"] for line in self._metrics.lines("fidelity")}
+            if self._trackers is not None:
+                self._trackers.start(version, self._metrics.lines())
+
+    def changed(self, version: int, changes: Sequence[Change]) -> None:
+        """The run continues from `version` with these changes."""
+        if changes:
+            self._log("change", version=version, changes={one.name: [one.then, one.now] for one in changes})
+            self.note(f"changed after version {version}: {'; '.join(map(str, changes))}")
+
+    def candidates(self, iteration: int, exploration: Exploration) -> Iterator[CandidateGroup]:
+        """Yield the groups of an exploration; time spent waiting for a group counts as "wait"."""
+        groups = iter(exploration)
+        while True:
+            with self.phase(iteration, "explore", clock="wait"):
+                group = next(groups, None)
+            if group is None:
+                return
+            yield group
+
+    @contextmanager
+    def phase(self, iteration: int, name: str, clock: str | None = None) -> Iterator[None]:
+        """Show a phase of an iteration, and time it under the name `clock`, by default its own."""
+        self._show(iteration, name)
+        with _timed(self._iteration, clock or name):
+            yield
+
+    def elapsed(self, name: str) -> float:
+        """Seconds of a phase of this iteration so far."""
+        return self._iteration.get(name, 0.0)
+
+    def counted(self, iteration: int, part: str, done: int, total: int) -> None:
+        """So many candidates of an iteration are `part`: explored, regenerated or trained."""
+        if self._reporter is not None:
+            self._reporter.counted(iteration, part, done, total)
+        if self._status is not None:
+            self._status.counted(iteration, part, done, total)
+
+    def samples_ready(self, iteration: int, samples: IterationSamples) -> None:
+        """An iteration's samples are complete, and the service has nothing to do for this run."""
+        if self._status is not None:
+            self._status.show(iteration, samples)
+
+    def pairs_ready(self, iteration: int, samples: IterationSamples, pairs: CandidatePairs | None) -> None:
+        """Explored and regenerated images of the last iteration are there; None if the service refused them."""
+        if self._status is not None:
+            self._status.show_pairs(iteration, samples, pairs)
+
+    def iteration_trained(self, record: IterationRecord) -> None:
+        """An iteration is trained; its checkpoint and push follow."""
+        self._log("iteration", **record.line())
+
+    def iteration_finished(self, record: IterationRecord) -> None:
+        """An iteration is pushed."""
+        self._log("push", version=record.version, seconds={"push": record.pushed_seconds})
+        if self._status is not None:
+            self._status.report(record)
+        if self._reporter is not None:
+            self._reporter.finished(record)
+        for name, seconds in record.seconds.items():
+            self._run[name] = self._run.get(name, 0.0) + seconds
+        self._iteration.clear()
+
+    @contextmanager
+    def measuring(self, version: int, name: str) -> Iterator[None]:
+        """Show a measurement on held-out prompts; all of them are timed as "evaluate"."""
+        self._show(version, name)
+        with _timed(self._run, "evaluate"):
+            yield
+
+    def progress(self, done: float, total: float) -> None:
+        """Show how much of a measurement is done."""
+        if self._reporter is not None:
+            self._reporter.progress(done, total)
+
+    def is_evaluated(self, version: int) -> bool:
+        """Whether metrics.jsonl has the evaluation of a version."""
+        return self._metrics is not None and any(
+            line["version"] == version for line in self._metrics.lines("evaluation")
+        )
+
+    def held_out(self, weights: Mapping[str, float]) -> dict[int, float]:
+        """Weighted sum of the trained rewards on held-out prompts by version, as far as evaluated; only on rank 0."""
+        lines = self._metrics.lines("evaluation") if self._metrics is not None else []
+        return {
+            line["version"]: sum(weight * line["rewards"][name] for name, weight in weights.items())
+            for line in lines
+            if weights.keys() <= line["rewards"].keys()
+        }
+
+    def evaluated(self, record: HeldOutRecord, found: Evaluation, prompts: Sequence[str]) -> None:
+        """A version was evaluated on held-out prompts; a resumed run measures its first version again."""
+        version = record.version
+        if self._metrics is not None and not self.is_evaluated(version):
+            self._log("evaluation", **record.line())
+            if self._trackers is not None:
+                self._trackers.samples(version, prompts, found.images)
+        if self._status is not None:
+            self._status.evaluated(record)
+        means = ", ".join(f"{name} {one.mean:.4f}" for name, one in record.rewards.items())
+        self.note(f"held out, version {version}, images {record.images}: {means}")
+
+    def fidelity(self, version: int, prompts: int, figures: Mapping[str, Any]) -> None:
+        """Rank fidelity of exploration at a version."""
+        self._log("fidelity", version=version, prompts=prompts, **figures)
+        if self._metrics is not None:
+            self.spearman[version] = figures["spearman"]
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase and in "total", including those before the run was resumed."""
+        names = {**self._earlier, **self._run}
+        by_phase = {name: self._run.get(name, 0.0) + self._earlier.get(name, 0.0) for name in names}
+        return by_phase | {"total": time.perf_counter() - self._started + sum(own_time(self._earlier).values())}
+
+    def _show(self, iteration: int, name: str) -> None:
+        if self._reporter is not None:
+            self._reporter.phase(iteration, name)
+
+    def _log(self, event: str, **values: Any) -> None:
+        if self._metrics is not None:
+            line = self._metrics.log(event, **values)
+            if self._trackers is not None:
+                self._trackers.line(line)
+
+
+@contextmanager
+def open_run_log(
+    config: RunConfig, reporter: Reporter | None, world: World, trackers: Trackers | None = None
+) -> Iterator[RunLog]:
+    """The log of a run; on exit it waits for the last report. Only rank 0 has metrics, progress and reports."""
+    with ExitStack() as stack:
+        if world.rank > 0 or reporter is None:
+            yield RunLog()
+            return
+        status = None
+        if config.uses_service:
+            # A separate client without retries: the run's client retries for minutes.
+            client = RolloutClient(config.rollout_url, timeout=120.0, patience=0.0)
+
+            def source() -> RolloutSource:
+                rewards = as_requested(config.trained, config, client.model(config.model_name))
+                return rollout_source(config, client, rewards=rewards)
+
+            reports = StatusReporter(client, config, source, reporter.note)
+            status = stack.enter_context(reports)
+        yield RunLog(Metrics(config.output / "metrics.jsonl"), reporter, status, trackers)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started

@@ -1,0 +1,262 @@
+"""Reports of a run to the service, for its page. Failures never stop a training."""
+
+import base64
+import io
+import json
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from PIL import Image
+from solrl_client.rollouts import RolloutClient
+from solrl_proto.problems import ProblemError
+from solrl_proto.status import THUMBNAIL_SIDE, Activity, HeldOut, RunSettings, SamplePair, Samples, Work
+from torch.nn.functional import interpolate
+
+from solrl_trainer.settings.config import OF_A_MACHINE, RunConfig
+from solrl_trainer.records.records import HeldOutRecord, IterationRecord
+from solrl_trainer.report.pairs import CandidatePairs, candidate_pairs
+from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.service.source import RolloutSource
+
+_PROMPTS = 2
+_SHORTEST_PAUSE = 5.0
+_PAUSE_AFTER_FAILURE = 60.0
+_SHARE = 0.01
+"""Share of the service's time that images for the page may take."""
+_LONGEST_END = 15.0
+_COUNTS_EVERY = 3.0
+"""Least seconds between two messages about progress within an iteration."""
+_NOT_VALID = 422
+_VALUE_LENGTH = 256
+_PROMPT_LENGTH = 1000
+
+
+class ImageBudget:
+    """Limits images for the page to a hundredth of the service's time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns seconds."""
+        self._clock = clock
+        self._due = clock()
+
+    def take(self) -> bool:
+        """Whether images may be requested now. After True, returns False until `spent` or `failed` is called."""
+        if self._clock() < self._due:
+            return False
+        self._due = float("inf")
+        return True
+
+    def spent(self, seconds: float) -> None:
+        """Record that images took `seconds` of the service's work; time in its queue does not count."""
+        self._due = self._clock() + max(_SHORTEST_PAUSE, seconds / _SHARE)
+
+    def failed(self) -> None:
+        """Record that requesting images failed."""
+        self._due = self._clock() + _PAUSE_AFTER_FAILURE
+
+
+class StatusReporter:
+    """Reports iterations from a background thread, and occasionally requests a few images from the service.
+
+    Images are requested while the iteration trains: the service is then idle unless it serves other runs, and still has
+    the right adapter merged. As a context manager, it waits for pending work on a clean exit.
+    """
+
+    def __init__(
+        self,
+        client: RolloutClient,
+        config: RunConfig,
+        source: Callable[[], RolloutSource],
+        note: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            client: a separate client that does not retry; closed at the end.
+            config: settings of the run.
+            source: returns a source of candidates that uses this client; called in the thread.
+            note: called once, when a report is lost.
+            clock: returns seconds.
+        """
+        self._client = client
+        self._config = config
+        self._source = source
+        self._note = note
+        self._clock = clock
+        self._settings: RunSettings | None = None
+        self._held_out: list[HeldOut] = []
+        self._told: IterationRecord | None = None
+        self._arrived = False
+        self._counts: dict[str, Work] = {}
+        self._counted_at = (-1, -math.inf)
+        self._budget = ImageBudget()
+        self._failed = False
+        self._samples: Samples | None = None
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._work.put(self._describe)
+        self._thread = threading.Thread(target=self._run, name="solrl-status", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._work.put(None)
+        if kind is None:
+            self._thread.join(_LONGEST_END)
+
+    def show(self, iteration: int, samples: IterationSamples) -> None:
+        """Fetch images of some samples for the iteration's report, if new ones are due.
+
+        Those of the last iteration come to `show_pairs`.
+        """
+        if iteration + 1 < self._config.iterations and self._work.empty() and self._budget.take():
+            self._work.put(lambda: self._fetch(iteration, samples))
+
+    def show_pairs(self, iteration: int, samples: IterationSamples, pairs: CandidatePairs | None) -> None:
+        """Show some of these images in the iteration's report; without any, fetch the few that are shown."""
+        if pairs is None:
+            self._work.put(lambda: self._fetch(iteration, samples))
+        else:
+            shown = pairs.outermost(_PROMPTS)
+            self._work.put(lambda: self._keep(iteration, samples, shown))
+
+    def counted(self, iteration: int, part: str, done: int, total: int) -> None:
+        """So many candidates of an iteration are explored, regenerated or trained; told every few seconds."""
+        began, told = self._counted_at
+        if iteration != began:
+            self._counts = {}
+        self._counts[part] = Work(done=done, total=total)
+        if iteration != began or self._clock() - told >= _COUNTS_EVERY:
+            self._counted_at = iteration, self._clock()
+            prompts, keep = self._config.explore.prompts, self._config.explore.keep
+            regenerated = Work(done=0, total=prompts * keep) if self._config.two_stage else None
+            trained = Work(done=0, total=prompts * self._config.kept)
+            counts = {"regenerated": regenerated, "trained": trained} | self._counts
+            if "explored" in counts and self._work.empty():
+                activity = Activity(iteration=iteration, **counts)  # type: ignore[arg-type]
+                self._work.put(lambda: self._client.tell_activity(self._config.run, activity))
+
+    def evaluated(self, record: HeldOutRecord) -> None:
+        """Report a held-out evaluation: again with the iteration before it, or with the first iteration."""
+        self._work.put(lambda: self._tell_evaluated(record))
+
+    def report(self, record: IterationRecord) -> None:
+        """Report an iteration."""
+        self._work.put(lambda: self._tell(record))
+
+    def _run(self) -> None:
+        with self._client:
+            while (work := self._work.get()) is not None:
+                try:
+                    work()
+                except Exception as error:
+                    self._fail(error)
+
+    def _describe(self) -> None:
+        self._settings = run_settings(self._config)
+
+    def _fetch(self, iteration: int, samples: IterationSamples) -> None:
+        try:
+            shown = candidate_pairs(samples, self._source(), prompts=_PROMPTS, each=1)
+        except BaseException:
+            self._budget.failed()
+            raise
+        self._budget.spent(shown.seconds)
+        self._keep(iteration, samples, shown)
+
+    def _keep(self, iteration: int, samples: IterationSamples, shown: CandidatePairs) -> None:
+        exploration = samples.exploration
+        self._samples = Samples(
+            iteration=iteration,
+            version=exploration.version,
+            precision=exploration.precision,  # type: ignore[arg-type]  # pydantic checks it
+            numerics=exploration.numerics,  # type: ignore[arg-type]
+            pairs=_pairs(shown),
+        )
+        if self._told is not None and self._told.iteration == iteration:  # they come after its report
+            self._tell(self._told)
+
+    def _tell(self, record: IterationRecord) -> None:
+        if self._arrived:
+            self._held_out, self._settings = [], None
+        self._told = record
+        samples, self._samples = self._samples, None
+        self._send(samples)
+
+    def _tell_evaluated(self, record: HeldOutRecord) -> None:
+        self._held_out.append(record.message())
+        if self._told is not None and self._told.version == record.version:
+            self._send(None)
+
+    def _send(self, samples: Samples | None) -> None:
+        """Report the newest iteration with the evaluations around it; the first one brings the settings."""
+        assert self._told is not None
+        run, planned = self._config.run, self._config.iterations
+        self._arrived = False
+        try:
+            self._client.tell(run, self._told.report(planned, samples, self._held_out[-2:], self._settings))
+        except ProblemError as error:
+            if error.problem.status != _NOT_VALID:
+                raise
+            # An older service does not know all of it, or it is too large: the iteration alone is not.
+            self._client.tell(run, self._told.report(planned, None))
+            self._fail(error)
+        self._arrived = True
+
+    def _fail(self, error: Exception) -> None:
+        if not self._failed:
+            self._failed = True
+            self._note(f"the service's page does not show all of this run: {error}")
+
+
+def run_settings(config: RunConfig) -> RunSettings:
+    """Settings of a run for the page, without addresses and paths of a machine; dotted names."""
+    folders = {name: Path(value).name for name in ("model", "prompts") if Path(value := getattr(config, name)).is_dir()}
+    values: dict[str, str] = {}
+    for name, value in config.model_copy(update=folders).model_dump(mode="json", exclude=set(OF_A_MACHINE)).items():
+        inner = {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+        values |= {key: _setting(one) for key, one in ({name: value} if name == "rewards" else inner).items()}
+    return RunSettings(trained=config.weights, values=values)
+
+
+def _setting(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _VALUE_LENGTH else f"{text[: _VALUE_LENGTH - 1]}…"
+
+
+def _pairs(shown: CandidatePairs) -> tuple[SamplePair, ...]:
+    return tuple(
+        SamplePair(
+            place=pair.place,
+            prompt=pair.prompt[:_PROMPT_LENGTH],
+            seed=pair.seed,
+            proxy=pair.proxy,
+            true=pair.true,
+            explored=thumbnail(explored),
+            regenerated=thumbnail(regenerated),
+        )
+        for pair, explored, regenerated in zip(shown.pairs, shown.explored, shown.regenerated, strict=True)
+    )
+
+
+def thumbnail(image: torch.Tensor) -> str:
+    """Base64 WebP of an image float32 [3, H, W] in [0, 1], at most `THUMBNAIL_SIDE` pixels a side."""
+    side = max(image.shape[-2:])
+    if side > THUMBNAIL_SIDE:
+        size = [max(1, round(length * THUMBNAIL_SIDE / side)) for length in image.shape[-2:]]
+        image = interpolate(image[None], size=size, mode="area")[0]
+    file = io.BytesIO()
+    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    Image.fromarray(pixels).save(file, "WEBP", quality=90)
+    return base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,121 @@
+"""Supply of a rollout service with the adapter versions of a run."""
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from solrl_client.rollouts import RolloutClient
+from solrl_proto.adapters import AdapterList, adapter_digest
+from solrl_proto.problems import Problem, ProblemError, ProblemKind
+
+from solrl_trainer.service.problems import run_taken
+
+LOST = (ProblemKind.RUN_NOT_FOUND, ProblemKind.VERSION_NOT_FOUND)
+"""Problem kinds that mean that the service has lost versions of a run."""
+
+
+class AdapterSupply:
+    """Keeps the service supplied with the adapter versions that a run needs.
+
+    Versions that the service loses are pushed again: it may restart, or its Redis may recover an older version.
+    """
+
+    def __init__(
+        self,
+        client: RolloutClient,
+        *,
+        run: str,
+        model: str,
+        lag: int,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`lag`: number of versions by which exploration is behind the newest."""
+        self._client = client
+        self._run = run
+        self._model = model
+        self._lag = lag
+        self._note = note
+        self._adapters: dict[int, bytes] = {}
+        self._lock = threading.RLock()
+
+    def start(self, adapters: Mapping[int, bytes], own: Collection[str] = ()) -> None:
+        """Make sure that the service has these versions of the run, the last as its head.
+
+        Later versions at the service are deleted, if this run pushed them before it was interrupted. If the service no
+        longer has these versions, the whole run is deleted and pushed again.
+
+        Args:
+            adapters: files by version.
+            own: digests of every version that this run has pushed.
+
+        Raises:
+            ProblemError: 409 `run-taken`: the service has another run with this name.
+        """
+        self._adapters = dict(adapters)
+        last = max(adapters)
+        held = self._client.adapters(self._run)
+        if held is not None and held.head > last:
+            if not all(info.digest in own for info in held.versions if info.version > last):
+                raise run_taken(self._client.url, self._run, held.head)
+            self._rewind(held, last)
+        self._push_missing()
+
+    def push(self, version: int, adapter: bytes) -> None:
+        """Push a new version on top of the newest."""
+        with self._lock:
+            parent = max(self._adapters, default=None)
+            self._adapters[version] = adapter
+            for old in sorted(self._adapters)[: -(self._lag + 2)]:
+                del self._adapters[old]
+            try:
+                self._client.push(self._run, version, parent, self._model, adapter)
+            except ProblemError as error:
+                if not self.restore(error.problem):
+                    raise
+
+    def restore(self, problem: Problem) -> bool:
+        """Push versions again that, according to `problem`, the service has lost; returns whether it pushed any."""
+        if problem.kind not in (*LOST, ProblemKind.PARENT_CONFLICT):
+            return False
+        with self._lock:
+            pushed = self._push_missing()
+        if pushed:
+            self._note(f"the service had lost this run's {_versions(pushed)}; pushed again")
+        return bool(pushed)
+
+    def _rewind(self, held: AdapterList, version: int) -> None:
+        """Make `version` the head again, or delete the run if the service lacks a required version."""
+        stored = {info.version: info.digest for info in held.versions}
+        if all(stored.get(needed) == adapter_digest(adapter) for needed, adapter in self._adapters.items()):
+            try:
+                self._client.rewind(self._run, version, held.head)
+            except ProblemError as error:
+                if error.problem.kind not in LOST:
+                    raise
+            else:
+                self._note(f"the service went back to version {version} of this run; its head was {held.head}")
+                return
+        self._client.delete(self._run)
+        self._note(f"the service no longer has all versions up to {version}; all of this run's are pushed again")
+
+    def _push_missing(self) -> list[int]:
+        """Push all known versions beyond the service's head, and return them.
+
+        Raises:
+            ProblemError: 409 `run-taken`.
+        """
+        held = self._client.adapters(self._run)
+        stored = {info.version: info.digest for info in held.versions} if held else {}
+        for version, adapter in self._adapters.items():
+            if held is not None and stored.get(version, adapter_digest(adapter)) != adapter_digest(adapter):
+                raise run_taken(self._client.url, self._run, held.head)
+        head = held.head if held else None
+        missing = sorted(version for version in self._adapters if head is None or version > head)
+        for version in missing:
+            self._client.push(self._run, version, head, self._model, self._adapters[version])
+            head = version
+        return missing
+
+
+def _versions(versions: Sequence[int]) -> str:
+    named = " and ".join(map(str, versions))
+    return f"version {named}" if len(versions) == 1 else f"versions {named}"

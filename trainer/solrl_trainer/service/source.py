@@ -1,0 +1,183 @@
+"""Requests to a rollout service for the candidates of one run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from solrl_client.rollouts import RolloutClient, rollout_request
+from solrl_proto.identifiers import Tier
+from solrl_proto.models import Numerics
+from solrl_proto.problems import Problem
+from solrl_proto.rollouts import (
+    AdapterRef,
+    Plan,
+    PromptItem,
+    RewardSpec,
+    RolloutAnswer,
+    RolloutGroup,
+)
+
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.rollouts.exploration import ExploredImages
+from solrl_trainer.service.png import from_png
+
+PlanOf = Callable[[int], Plan]
+"""Settings of generation in an iteration."""
+
+
+@dataclass(frozen=True)
+class RolloutSource:
+    """The service as a source of a run's candidates, always under an exact adapter version.
+
+    Attributes:
+        client: client of the service.
+        run, model: names at the service.
+        candidates: candidates per prompt.
+        plan_of: settings of generation in an iteration.
+        rewards: rewards in the score, see `as_requested`.
+        fingerprint: digest of model and rewards that every answer must have; None to accept any.
+        numerics: of each precision, as the service said at the start; None to accept any.
+        restore: removes the cause of a refusal, if it can; the request is then repeated.
+    """
+
+    client: RolloutClient
+    run: str
+    model: str
+    candidates: int
+    plan_of: PlanOf
+    rewards: tuple[RewardSpec, ...]
+    fingerprint: str | None = None
+    numerics: Mapping[Tier, Numerics] | None = None
+    restore: Callable[[Problem], bool] | None = None
+
+    def candidates_of(
+        self,
+        prompts: Sequence[PromptItem],
+        version: int,
+        seed_root: int,
+        *,
+        iteration: int,
+        whole: bool = False,
+        on_group: Callable[[RolloutGroup], None] = lambda group: None,
+    ) -> RolloutAnswer:
+        """Seeds and scores of each prompt's candidates under `version`.
+
+        Args:
+            prompts: prompts to explore.
+            version: version of the run's adapter.
+            seed_root: root of the candidates' seeds.
+            iteration: iteration whose plan to use.
+            whole: do not prune.
+            on_group: called with each group as it arrives, from this thread.
+
+        Raises:
+            ProblemError: refused or unreachable; 422 `digest-mismatch`: the service now serves another model; 409
+                `served-differently`: the answer does not match the request.
+        """
+        return self._answer(
+            prompts,
+            version,
+            {"count": self.candidates, "seed_root": seed_root},
+            self._whole(iteration) if whole else self.plan_of(iteration),
+            on_group=on_group,
+        )
+
+    def images_of(
+        self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
+    ) -> ExploredImages:
+        """Images of the given candidates of each prompt, explored for an iteration under `version`.
+
+        Raises:
+            ProblemError: refused or unreachable.
+        """
+        plan = self._whole(iteration, decoder_precision=None)
+        answer = self._answer(prompts, version, {"seeds": seeds}, plan, images=True)
+        images = [from_png(png) for group in answer.groups for png in group.images or () if png is not None]
+        spent = answer.seconds
+        return ExploredImages(torch.stack(images), spent.switch + spent.generate + spent.reward)
+
+    def group_of(self, prompt: PromptItem, seeds: Sequence[int], version: int) -> RolloutAnswer:
+        """One group, the candidates of these seeds in iteration `version`, with their latents.
+
+        Raises as `candidates_of`.
+        """
+        return self._answer([prompt], version, {"seeds": [seeds]}, self._whole(version), latents=True)
+
+    def _whole(self, iteration: int, **others: None) -> Plan:
+        """The plan of an iteration without pruning and without these other settings."""
+        return self.plan_of(iteration).model_copy(update={"prune": None, **others})
+
+    def _answer(
+        self,
+        prompts: Sequence[PromptItem],
+        version: int,
+        candidates: Mapping[str, Any],
+        plan: Plan,
+        *,
+        images: bool = False,
+        latents: bool = False,
+        on_group: Callable[[RolloutGroup], None] = lambda group: None,
+    ) -> RolloutAnswer:
+        request = rollout_request(
+            model=self.model,
+            adapter=AdapterRef(run=self.run, version=version),
+            prompts=tuple(prompts),
+            candidates=candidates,
+            plan=plan,
+            rewards=self.rewards,
+            images="png" if images else "none",
+            latents="float32" if latents else None,
+        )
+        return self.client.rollouts(
+            request,
+            fingerprint=self.fingerprint,
+            numerics=self.numerics,
+            on_group=on_group,
+            restore=self.restore,
+        )
+
+
+def rollout_source(
+    config: RunConfig,
+    client: RolloutClient,
+    *,
+    rewards: tuple[RewardSpec, ...] | None = None,
+    fingerprint: str | None = None,
+    numerics: Mapping[Tier, Numerics] | None = None,
+    restore: Callable[[Problem], bool] | None = None,
+) -> RolloutSource:
+    """Build the source of a run's candidates from its settings; without `rewards`, the service has loaded all."""
+    return RolloutSource(
+        client=client,
+        run=config.run,
+        model=config.model_name,
+        candidates=config.explore.candidates,
+        plan_of=partial(exploration_plan, config),
+        rewards=config.trained if rewards is None else rewards,
+        fingerprint=fingerprint,
+        numerics=numerics,
+        restore=restore,
+    )
+
+
+def training_plan(config: RunConfig, steps: int) -> Plan:
+    """The plan of the samples that are trained on, with this number of steps."""
+    return Plan(steps=steps, solver=config.solver, guidance=config.guidance, precision="bf16")
+
+
+def exploration_plan(config: RunConfig, iteration: int) -> Plan:
+    """The exploration plan of an iteration."""
+    explore = config.explore
+    return Plan(
+        steps=explore.steps,
+        prune=explore.prune,
+        solver=config.solver,
+        fitted=explore.fitted,
+        sde=config.explored_steps(iteration),
+        guidance=config.guidance,
+        precision=explore.precision,
+        adapter=explore.adapter,
+        decoder_precision=explore.decoder_precision,
+    )

@@ -1,0 +1,454 @@
+"""Settings of a run, validated when read. Defaults are Sol-RL's released settings; presets adapt them to a model."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from solrl_client.addresses import check_rollout_url
+from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
+from solrl_proto.rollouts import (
+    AdapterUse,
+    DecoderPrecision,
+    FittedSolver,
+    ModelBinding,
+    Precision,
+    Prune,
+    RewardSpec,
+    Solver,
+    StochasticSteps,
+)
+
+from solrl_trainer.algorithms.base import AlgorithmSettings
+from solrl_trainer.algorithms.diffusionnft import DiffusionNftSettings
+from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.algorithms.training_data import TrainingData
+from solrl_trainer.settings.section import Positive, Section, Steps
+
+SelectionMode = Literal["best_worst", "random", "mean_deviation", "extremes_random"]
+ExplorationSampler = Literal["ode", "training"]
+
+
+class Explore(Section):
+    """Candidates of each prompt."""
+
+    source: Literal["service", "local"] = "service"
+    """service: a rollout service explores. local: the trainer's device explores, in turns with its other phases."""
+    prompts: Positive = 48
+    """Prompts per iteration."""
+    candidates: Annotated[int, Field(ge=2)] = 96
+    """Candidates per prompt."""
+    keep: Annotated[int, Field(ge=2)] = 24
+    """Number of candidates to select from a group."""
+    selection: SelectionMode = "best_worst"
+    """best_worst: the best and the worst, half of each. random: drawn at random. mean_deviation: those furthest from
+    the group's mean. extremes_random: the best one, the worst one, and others drawn at random."""
+    steps: Steps = 6
+    """Solver steps of a candidate."""
+    precision: Precision = "auto"
+    """auto: the fastest precision that the exploring device supports natively, and BF16 with regenerate.at=none.
+    Emulation must be requested by name."""
+    adapter: AdapterUse = "merged"
+    """merged: the adapter is merged into the weights, which are then quantised. unmerged: the base's weights are
+    quantised, and the adapter's product, in BF16, is added to their outputs, so that rounding loses no small change.
+    Needs precision=nvfp4."""
+    prune: Prune | None = None
+    """After step `after`, only the `keep` most extreme candidates of a group continue."""
+    fitted: FittedSolver | None = None
+    """Steps fitted to the model by `solrl-train calibrate`; null selects the run's solver."""
+    decoder_precision: DecoderPrecision | None = None
+    """Precision of the decoder's 3×3 convolutions, except the first and the last, for images that are only scored;
+    null: the autoencoder's own. fp8 takes less time on GPUs from Hopper on, and is emulated elsewhere, which is slower.
+    Images of a report and regenerated samples are decoded in the autoencoder's own precision."""
+    sampler: ExplorationSampler = "ode"
+    """ode: the run's solver, or the fitted steps. training: the stochastic steps of the algorithm's own trajectories,
+    with the same noise in each, so that candidates rank as the regenerated samples; steps must be regenerate.steps."""
+    calibrated_for: ModelBinding | None = None
+    """Model and settings that `solrl-train calibrate` chose this plan for; a run with others is refused."""
+    lag: Annotated[int, Field(ge=0)] = 0
+    """Iteration i is explored under version i − lag, while earlier iterations are trained; 0 explores strictly under
+    the current version. The service must retain lag + 1 versions."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.keep > self.candidates:
+            raise ValueError(f"keep is {self.keep}, but there are only {self.candidates} candidates")
+        if self.lag and self.source != "service":
+            raise ValueError("lag is for exploration at a service; candidates generated here are always current")
+        if self.fitted is not None and self.sampler == "training":
+            raise ValueError(
+                "fitted steps follow the ODE; expected explore.fitted=null with explore.sampler=training, or "
+                "explore.sampler=ode"
+            )
+        if self.adapter == "unmerged" and self.precision != "nvfp4":
+            raise ValueError(f"adapter is unmerged at precision {self.precision}; expected precision=nvfp4, or merged")
+        if self.fitted is not None and len(self.fitted.sigmas) != self.steps:
+            raise ValueError(
+                f"steps is {self.steps}, but the solver was fitted for {len(self.fitted.sigmas)}; expected "
+                f"explore.steps={len(self.fitted.sigmas)}, or explore.fitted=null for the run's solver"
+            )
+        if self.prune is not None:
+            if self.selection != "best_worst":
+                raise ValueError(f"prune keeps the best and worst; selection {self.selection} needs all candidates")
+            if self.prune.keep < self.keep or self.prune.after >= self.steps:
+                raise ValueError(
+                    f"prune is after {self.prune.after} of {self.steps} steps to {self.prune.keep}; "
+                    f"expected fewer than {self.steps} steps, and at least the {self.keep} that are selected"
+                )
+        return self
+
+
+class Regenerate(Section):
+    """Regeneration of the selected seeds in BF16."""
+
+    at: Literal["trainer", "service", "none"] = "trainer"
+    """trainer: the trainer's device regenerates. service: the service regenerates under the newest version, at any
+    explore.lag, and scores with all rewards of the run. none: training uses the explored candidates themselves, which
+    requires explore.source=local."""
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of each rank's prompts that the service regenerates with at=service; the trainer's device regenerates the
+    others meanwhile."""
+    steps: Steps = 10
+    """Solver steps of a sample."""
+    keep: Annotated[int, Field(ge=2)] | None = None
+    """Number of a prompt's regenerated samples to train on, selected by their rewards; null: all of them."""
+    selection: SelectionMode = "best_worst"
+    """Mode of this second selection; see explore.selection."""
+
+
+class Lora(Section):
+    """Shape of the adapter, which has Gaussian initialisation."""
+
+    rank: Positive = 32
+    """Rank of each layer's update."""
+    alpha: Annotated[float, Field(gt=0)] = 64.0
+    """Each layer's update is scaled by alpha / rank."""
+
+
+class Optimizer(Section):
+    """AdamW, and the size of its steps."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    """Constant learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of AdamW's two moments."""
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    """AdamW's weight decay."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to AdamW's denominator."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients are scaled down to this norm, over all LoRA weights."""
+    updates: Positive = 1
+    """Optimiser steps per epoch."""
+    epochs: Positive = 1
+    """Passes over an iteration's samples. Each has timesteps, noise and order of its own, and `updates` steps."""
+    batch: Positive = 16
+    """Samples per backward pass."""
+    checkpointing: bool | Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Transformer blocks whose activations the backward pass recomputes instead of storing them, which is slower: true
+    for all, false for none, or a number. auto plans the fewest with which training fits in the GPU; none on a CPU."""
+    shard_base: bool | Literal["auto"] = "auto"
+    """Spread the frozen base over the ranks, which is slower; LoRA weights stay whole. auto does so if it does not fit
+    in each rank's GPU beside its training state."""
+    encoders: Literal["auto", "gpu", "cpu"] = "auto"
+    """Where text encoders wait while no prompt is encoded. cpu: in host memory; they are moved to the GPU once per
+    iteration, and encode there. auto does so if with them on the GPU the run would not fit, or would recompute the
+    activations of more blocks."""
+    reference: Literal["bf16", "fp8"] = "bf16"
+    """Precision of the reference's velocities on a GPU. fp8 takes about half the time and a second copy of the weights;
+    at the default weight of the pull to the reference it changes the gradient by about 1e-5."""
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps per iteration."""
+        return self.updates * self.epochs
+
+
+class PolicySettings(Section):
+    """Settings of the behaviour policy and the evaluation weights, which both follow the trained policy."""
+
+    decay_rate: Annotated[float, Field(ge=0)] = 0.001
+    """Behaviour policy after each iteration: old ← d·old + (1 − d)·current with
+    d = min(decay_rate · max(s − decay_flat, 0), decay_max), where s counts iterations from 1; see counter."""
+    decay_max: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Largest d of the behaviour policy; 0: the behaviour policy becomes the current one after each iteration."""
+    decay_flat: Annotated[int, Field(ge=0)] = 0
+    """Number s up to which d remains 0."""
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the averaged evaluation weights, ramped up as (1 + i) / (10 + i) over iterations i, from 0."""
+    counter: Literal["iterations", "updates"] = "iterations"
+    """updates: as Sol-RL's released code counts. s counts the run's optimiser steps, and the evaluation weights are
+    averaged after each of them, with i = s. iterations: both happen once per iteration."""
+
+
+class Evaluate(Section):
+    """Settings of evaluation, on held-out prompts with fixed seeds and the averaged weights."""
+
+    prompts: Positive = 128
+    """Held-out prompts, the first of the set."""
+    seeds: Positive = 4
+    """Images per prompt."""
+    steps: Steps = 40
+    """Solver steps of an image."""
+    every: Annotated[int, Field(ge=0)] = 10
+    """Iterations between evaluations along the run, for the held-out curve; 0: only before and after the run."""
+    curve_seeds: Positive = 1
+    """Images per prompt of the held-out curve, the first of `seeds`. Evaluations along the run generate no others."""
+    rewards: tuple[str, ...] = ()
+    """Rewards that are only evaluated."""
+    fidelity_prompts: Annotated[int, Field(ge=0)] = 4
+    """Held-out prompts for which scores of exploration and of regeneration are compared over all candidates."""
+    fidelity_every: Annotated[int, Field(ge=0)] = 10
+    """Iterations between these measurements of rank fidelity; 0: only before the run. The last version, under which
+    nothing is explored, is not measured."""
+    fidelity_wanted: Annotated[float, Field(ge=-1, le=1)] = 0.75
+    """Spearman of rank fidelity below which a note says what to do. The default is just below the miniatures' lowest
+    with Euler, 0.78; the paper has 0.90 to 0.94 for its large models."""
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _list_one(cls, value: Any) -> Any:
+        """Convert a single name to a list."""
+        return (value,) if isinstance(value, str) else value
+
+
+OF_A_MACHINE = ("output", "rollout_url", "served_as", "device", "patience", "reward_options", "track")
+"""Settings that are not shown to others: addresses and paths, which may be private."""
+
+
+class RunConfig(Section):
+    """All settings of a run."""
+
+    # The error of a rollout URL must not show a password in it.
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    preset: str
+    """Preset that the run began with, `<model>/<recipe>/<reward>`; the option `--preset` sets it."""
+    model: str
+    """Registered name, local folder in diffusers format, or hub id."""
+    revision: str | None = None
+    """Hub commit or tag of the model."""
+    served_as: ModelName | None = None
+    """The model's name at the service, if it was started with --model name=…."""
+    rewards: Annotated[dict[str, float], Field(min_length=1)]
+    """Reward → weight in the score. A reward of weight 0 is logged but not trained."""
+    reward_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Reward → options of its loader: model, checkpoint, processor, dtype, batch_size, device; or at, a server. If the
+    rollout service has not loaded a reward with at, requests bring it."""
+    rollout_url: Annotated[str, AfterValidator(check_rollout_url)] = "http://127.0.0.1:8100"
+    """Address of the rollout service, for explore.source=service; without a user or password."""
+    patience: Annotated[float, Field(ge=0)] = 600.0
+    """Seconds to wait during the run for the rollout service, or for a usable answer of a reward server."""
+    run: RunName
+    """Name of the run, also at the service. By default model, recipe and trained rewards."""
+    output: Path
+    """Folder of the run; by default `runs/RUN`."""
+    prompts: str
+    """Registered prompt set, or a folder with train/test files."""
+    iterations: Positive = 100
+    """Iterations of the run."""
+    seed: Seed = 42
+    """Seed of prompts, candidates, LoRA weights and training noise."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto is CUDA if available, otherwise the CPU. Several ranks need auto, cuda or cpu."""
+    batch: Positive = 24
+    """Largest number of images that this device generates or scores at once. Small models on a GPU run faster with
+    more. It changes results by rounding only."""
+    guidance: Annotated[float, Field(ge=1, le=30)] = 1.0
+    """Guidance scale of every phase: classifier-free, or an input of a guidance-distilled model; 1 is none."""
+    solver: Solver = "euler"
+    """Solver of every phase: Euler, or DPM-Solver++ of second order."""
+    explore: Explore = Explore()
+    regenerate: Regenerate = Regenerate()
+    lora: Lora = Lora()
+    optimizer: Optimizer = Optimizer()
+    algorithm: SerializeAsAny[AlgorithmSettings] = DiffusionNftSettings()
+    policy: PolicySettings = PolicySettings()
+    evaluate: Evaluate = Evaluate()
+    checkpoint_every: Positive = 1
+    """Iterations between checkpoints; the last iteration always has one."""
+    keep_checkpoints: Positive = 2
+    """Number of newest checkpoints to keep. The one with the best held-out reward is kept as well (evaluate.every)."""
+    track: tuple[str, ...] = ()
+    """Trackers that get a copy of the log: tensorboard, wandb, trackio, swanlab, or package.module:attribute. Each of
+    these needs the extra of its name. Sample images come with each held-out evaluation; see evaluate.every."""
+
+    @property
+    def model_name(self) -> str:
+        """The model's name at the service."""
+        return self.served_as or default_model_name(self.model)
+
+    @property
+    def two_stage(self) -> bool:
+        """Whether selected seeds are regenerated; otherwise the candidates themselves are trained on."""
+        return self.regenerate.at != "none"
+
+    @property
+    def curve_seeds(self) -> int:
+        """Images per prompt of the held-out curve; all if nothing is evaluated along the run."""
+        judge = self.evaluate
+        return min(judge.curve_seeds, judge.seeds) if 0 < judge.every < self.iterations else judge.seeds
+
+    @property
+    def kept(self) -> int:
+        """Samples per prompt that are trained on."""
+        return self.regenerate.keep or self.explore.keep
+
+    @property
+    def uses_service(self) -> bool:
+        """Whether a rollout service explores."""
+        return self.explore.source == "service"
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Trained reward → its weight in the score."""
+        return {name: weight for name, weight in self.rewards.items() if weight}
+
+    @property
+    def trained(self) -> tuple[RewardSpec, ...]:
+        """Rewards with a weight in the score."""
+        return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.weights.items())
+
+    @property
+    def served_rewards(self) -> tuple[RewardSpec, ...]:
+        """Rewards that the service scores: all if it regenerates, otherwise those with a weight."""
+        if self.regenerate.at != "service":
+            return self.trained
+        return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.rewards.items())
+
+    @property
+    def training_data(self) -> TrainingData[Any]:
+        """Kind of training data of the run's algorithm."""
+        data: TrainingData[Any] = ALGORITHMS.find(self.algorithm.name)(self.algorithm).trains_on
+        return data
+
+    def explored_steps(self, iteration: int) -> StochasticSteps | None:
+        """Stochastic steps of the candidates that are explored for an iteration; None if they follow an ODE.
+
+        Raises:
+            ValueError: a plan cannot name the steps of the algorithm's trajectories.
+        """
+        if self.explore.sampler == "ode":
+            return None
+        solver = self.training_data.solver(self.solver, self.regenerate.steps, iteration, self.seed)
+        if not isinstance(solver, StochasticSteps):
+            raise ValueError(
+                f"explore.sampler is training, but the samples of {self.algorithm.name} do not take stochastic steps "
+                "that a plan can name; expected explore.sampler=ode"
+            )
+        return solver
+
+    @field_validator("regenerate")
+    @classmethod
+    def _suits_exploration(cls, value: Regenerate, given: ValidationInfo) -> Regenerate:
+        explore = given.data.get("explore")  # missing if it is invalid itself
+        if value.keep is None and value.selection != "best_worst":
+            raise ValueError(f"selection is {value.selection}, but all samples are kept; expected a number as keep")
+        if value.keep is not None and value.at == "none":
+            raise ValueError("keep selects among regenerated samples; with at=none, expected explore.keep alone")
+        if value.keep is not None and explore is not None and value.keep > explore.keep:
+            raise ValueError(f"keep is {value.keep}, but only {explore.keep} are regenerated; see explore.keep")
+        if value.share < 1 and value.at != "service":
+            raise ValueError(f"share is {value.share}, but at={value.at}; expected at=service, or no share")
+        if value.at == "service" and explore is not None and explore.source != "service":
+            raise ValueError("at=service needs a service; expected explore.source=service, or at=trainer")
+        if value.at == "none" and explore is not None:
+            if explore.adapter == "unmerged":
+                raise ValueError(
+                    "explore.adapter=unmerged is for cheap candidates, and with at=none they are trained on"
+                )
+            if explore.source == "service":
+                raise ValueError(
+                    "a service answers with scores, not with candidates to train on; "
+                    "expected at=trainer, at=service or explore.source=local"
+                )
+            for name in ("prune", "fitted", "decoder_precision"):
+                if getattr(explore, name) is not None:
+                    raise ValueError(
+                        f"explore.{name} generates cheap candidates, and with at=none they are trained on; "
+                        f"expected at=trainer, or explore.{name}=null"
+                    )
+        return value
+
+    @field_validator("track", mode="before")
+    @classmethod
+    def _list_one(cls, value: Any) -> Any:
+        """Convert a single name to a list."""
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _weigh_one(cls, value: Any) -> Any:
+        """`rewards=clipscore` and a list of names: each with weight 1."""
+        names = [value] if isinstance(value, str) else value
+        return (
+            dict.fromkeys(names, 1.0) if isinstance(names, list) and all(isinstance(n, str) for n in names) else value
+        )
+
+    @field_validator("algorithm", mode="before")
+    @classmethod
+    def _validate_as_its_algorithms(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return ALGORITHMS.find(str(value.get("name", AlgorithmSettings().name))).Settings.model_validate(value)
+
+    @property
+    def bindings(self) -> tuple[ModelBinding, ...]:
+        """Models and settings that the exploration plan and its fitted solver are bound to."""
+        fitted = self.explore.fitted.fitted_for if self.explore.fitted is not None else None
+        return tuple(bound for bound in (self.explore.calibrated_for, fitted) if bound is not None)
+
+    @model_validator(mode="after")
+    def _explores_as_calibrated(self) -> Self:
+        for bound in self.bindings:
+            if (bound.solver, bound.guidance) != (self.solver, self.guidance):
+                raise ValueError(
+                    f"the exploration plan was calibrated for solver {bound.solver} at guidance {bound.guidance:g}; "
+                    f"got {self.solver} at guidance {self.guidance:g}; use those, calibrate again, or set "
+                    "explore.fitted=null and explore.calibrated_for=null"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _trains_on_what_is_served(self) -> Self:
+        if self.regenerate.at == "service":
+            data = self.training_data
+            solver = data.solver(self.solver, self.regenerate.steps, 0, self.seed)
+            if data.recorded or solver != self.solver:
+                raise ValueError(
+                    f"regenerate.at is service, which answers final latents of the run's solver; {self.algorithm.name} "
+                    "trains on every step or uses a solver of its own; expected regenerate.at=trainer"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _explores_as_it_regenerates(self) -> Self:
+        explore, steps = self.explore, self.regenerate.steps
+        if explore.sampler == "ode":
+            return self
+        if not self.two_stage:
+            raise ValueError(
+                "explore.sampler is training, but with regenerate.at=none the candidates are the training samples and "
+                "take their steps anyway; expected explore.sampler=ode"
+            )
+        if explore.steps != steps or steps < 2:
+            raise ValueError(
+                f"explore.steps is {explore.steps} and regenerate.steps {steps} with explore.sampler=training; "
+                "expected equal numbers of at least 2, since the noise belongs to a step"
+            )
+        self.explored_steps(0)
+        return self
+
+    @model_validator(mode="after")
+    def _trains_something(self) -> Self:
+        if not self.trained:
+            raise ValueError("every reward has weight 0; set another weight for at least one")
+        return self

@@ -1,0 +1,183 @@
+"""Checks of a run before loading: folder, prompts, service, rewards and model.
+
+The fastest checks come first. Without them, errors would appear after loading the models or at the end of the run.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from solrl_client.rollouts import RolloutClient
+from solrl_proto.models import ModelInfo
+from solrl_proto.problems import ProblemError, ProblemKind
+from solrl_proto.rollouts import PromptItem
+
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.records.folder import FolderInUseError, check_new, is_locked
+from solrl_trainer.service.problems import require_precision, require_rewards, run_taken
+from solrl_trainer.settings.prompts import find_prompts, in_both, read_prompts, read_split
+from solrl_trainer.trackers.registry import require_trackers
+from solrl_trainer.records.waits import Waits
+
+FIRST_PATIENCE = 15.0
+"""Seconds to try to reach the service; a wrong address should be reported soon."""
+
+Note = Callable[[str], None]
+RewardOptions = Mapping[str, Mapping[str, Any]]
+"""Reward → options of its loader."""
+NO_OPTIONS: RewardOptions = {}
+
+
+def check_run(config: RunConfig, note: Note, *, resume: bool) -> RunConfig:
+    """Check a run that is about to start.
+
+    Args:
+        config: its settings.
+        note: shows a line of text to the user.
+        resume: whether it continues the run in its folder.
+
+    Returns:
+        The settings, without evaluation rewards that cannot score images of these prompts.
+
+    Raises:
+        ValueError, OSError: folder, prompts, rewards or model cannot be used; says what to do.
+        ProblemError: the service cannot be reached, lacks the model, a reward or a precision, or has another run
+            with this name.
+        MismatchError: the service has a different noise contract.
+    """
+    _check_here(config, note, resume=resume)
+    if config.uses_service:
+        with RolloutClient(config.rollout_url, patience=FIRST_PATIENCE, on_wait=Waits(note)) as client:
+            _check_service(client, config, resume=resume)
+    return _check_models(config, note)
+
+
+def check_dry_run(config: RunConfig, note: Note, *, resume: bool) -> None:
+    """Check as `check_run`; but a service that does not answer is a note, and a folder in use is an error.
+
+    Raises:
+        FolderInUseError: another process writes to the folder.
+        ValueError, OSError, ProblemError, MismatchError: as `check_run`.
+    """
+    if is_locked(config.output):
+        raise FolderInUseError(f"{config.output} is in use by another process")
+    _check_here(config, note, resume=resume)
+    if config.uses_service:
+        try:
+            with RolloutClient(config.rollout_url, patience=0) as client:
+                _check_service(client, config, resume=resume)
+        except ProblemError as error:
+            if error.problem.kind != ProblemKind.SERVICE_UNREACHABLE:
+                raise
+            note(f"not checked: the service at {config.rollout_url} does not answer")
+    _check_models(config, note)
+
+
+def usable_judges(
+    names: Iterable[str], prompts: Sequence[PromptItem], note: Note, options: RewardOptions = NO_OPTIONS
+) -> list[str]:
+    """Rewards that can judge images of all these prompts, as far as they say; others are noted."""
+    usable = []
+    for name in dict.fromkeys(names):
+        fault = unsuitable_prompt(name, prompts, note, options)
+        if fault is None:
+            usable.append(name)
+        else:
+            note(f"held-out images are not scored with {name}: {fault}")
+    return usable
+
+
+def require_judges(
+    names: Iterable[str], prompts: Sequence[PromptItem], split: str, note: Note, options: RewardOptions = NO_OPTIONS
+) -> None:
+    """Refuse rewards that cannot judge images of all these prompts, as far as they say.
+
+    Raises:
+        ValueError: naming the first such reward and prompt, or a reward that does not exist.
+    """
+    for name in names:
+        fault = unsuitable_prompt(name, prompts, note, options)
+        if fault is not None:
+            raise ValueError(
+                f"reward {name!r} cannot be used with the {split} prompts: {fault}; omit it, or use prompts with the "
+                f"text, or the metadata in {split}_metadata.jsonl, that it needs"
+            )
+
+
+def unsuitable_prompt(name: str, prompts: Sequence[PromptItem], note: Note, options: RewardOptions) -> str | None:
+    """Why a reward cannot judge images of one of the prompts; a server that does not answer is a note."""
+    from solrl_core.errors import RewardUnavailableError
+    from solrl_core.rewards.base import AT, REWARDS, first_fault
+
+    asked = [(prompt.text, prompt.metadata) for prompt in prompts]
+    given = options.get(name, {})
+    if AT not in given:
+        return first_fault(REWARDS.find(name), asked)
+    from solrl_remote.remote_reward import connect_reward
+
+    try:
+        return connect_reward(name, given).first_fault(asked)
+    except RewardUnavailableError as error:
+        note(f"prompts are not checked with {name}: {error}")
+        return None
+
+
+def _check_here(config: RunConfig, note: Note, *, resume: bool) -> None:
+    """Check folder, prompts, and the rewards' names and options."""
+    if not resume:
+        check_new(config.output)
+    require_trackers(config.track)
+    folder = find_prompts(config.prompts)
+    train, test = read_split(folder, "train"), read_split(folder, "test")
+    if config.explore.prompts > (most := len(train.prompts)):
+        raise ValueError(
+            f"explore.prompts is {config.explore.prompts}, but {folder} has {most} train prompts; "
+            f"expected at most {most}: --set explore.prompts={most}"
+        )
+    named = {*config.rewards, *config.evaluate.rewards}
+    unknown = sorted(config.reward_options.keys() - named)
+    if unknown:
+        raise ValueError(f"got reward_options of {', '.join(unknown)}; expected some of the run's: {sorted(named)}")
+    from solrl_core.rewards.base import check_reward  # imports torch, so it follows the fast checks
+
+    for name in sorted(named):
+        check_reward(name, config.reward_options.get(name, {}), all_given=False)
+    for said in filter(None, (train.text, test.text, in_both(train, test))):
+        note(said)
+
+
+def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) -> None:
+    from solrl_core.sampling.noise import check_noise_contract
+
+    from solrl_trainer.service.reward_specs import as_requested
+
+    hosted, service = client.model(config.model_name), client.models()
+    check_noise_contract(service.noise)
+    require_rewards(client.url, service, hosted, as_requested(config.served_rewards, config, hosted))
+    _require_precisions(client.url, hosted, config)
+    # Version 0 may be from an attempt of this run that ended before its first checkpoint.
+    if not resume and (held := client.adapters(config.run)) is not None and held.head > 0:
+        raise run_taken(client.url, config.run, held.head)
+
+
+def _require_precisions(url: str, hosted: ModelInfo, config: RunConfig) -> None:
+    if (explored := config.explore.precision) != "auto":
+        require_precision(url, hosted, explored, where="explore.precision", action="explore.precision=auto")
+    if config.regenerate.at == "service":
+        require_precision(url, hosted, "bf16", where="regenerate.at", action="regenerate.at=trainer")
+
+
+def _check_models(config: RunConfig, note: Note) -> RunConfig:
+    """Check that the rewards can score the prompts, and that the model exists."""
+    from solrl_core.families.load import locate
+
+    folder = find_prompts(config.prompts)
+    train, test = read_prompts(folder, "train"), read_prompts(folder, "test")
+    require_judges(config.rewards, train, "train", note, config.reward_options)
+    require_judges(config.rewards, test, "test", note, config.reward_options)
+    held_out = test[: config.evaluate.prompts]
+    judges = usable_judges(config.evaluate.rewards, held_out, note, config.reward_options)
+    locate(config.model)
+    left_out = set(config.evaluate.rewards) - set(judges) - config.rewards.keys()
+    options: Mapping[str, Any] = {k: v for k, v in config.reward_options.items() if k not in left_out}
+    evaluate = config.evaluate.model_copy(update={"rewards": tuple(judges)})
+    return config.model_copy(update={"evaluate": evaluate, "reward_options": options})

@@ -1,0 +1,309 @@
+"""Presets `<model>/<recipe>/<reward>`, composed from the files in `settings/models` and `settings/recipes`.
+
+Later layers override earlier ones: field defaults, model, recipe, recipe for the model, reward, YAML files in their
+order, `--set key=value`. The source of every value is recorded for a dry run.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+from solrl_core.suggestions import did_you_mean
+from solrl_proto.text_files import read_text
+
+from solrl_trainer.algorithms.base import AlgorithmSettings
+from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.defaults import DEFAULT_PRESET
+from solrl_trainer.settings.unique_yaml import load_unique
+
+Part = TypeVar("Part")
+Layer = tuple[str, Mapping[str, Any]]
+"""(source, dotted key → value)."""
+
+_FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An algorithm in one or two stages, as its file says.
+
+    Attributes:
+        description: in a few words.
+        settings: dotted key → value.
+        models: model → settings for this pair: those of the papers' code, and others scaled to the miniatures.
+    """
+
+    description: str
+    settings: dict[str, Any]
+    models: dict[str, dict[str, Any]]
+
+
+def _read(folder: str) -> dict[str, dict[str, Any]]:
+    """The files of a folder by their names."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former is about ten times as fast
+    return {path.stem: yaml.load(read_text(path), loader) for path in sorted((_FOLDER / folder).glob("*.yaml"))}
+
+
+def _dotted(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in sections under dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in sections.items():
+        flat |= {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, Mapping) else {key: value}
+    return flat
+
+
+MODELS = {name: _dotted(content) for name, content in _read("models").items()}
+"""Model → settings."""
+RECIPES = {
+    name: Recipe(
+        content["description"],
+        _dotted(content.get("settings", {})),
+        {model: _dotted(settings) for model, settings in content.get("models", {}).items()},
+    )
+    for name, content in _read("recipes").items()
+}
+REWARD_WORDS = {
+    "clipscore": "CLIP similarity of image and prompt",
+    "pickscore": "human preference: PickScore",
+    "hpsv2": "human preference: HPS v2.1",
+    "imagereward": "human preference: ImageReward",
+}
+REWARDS: dict[str, dict[str, Any]] = {name: {"rewards": {name: 1.0}} for name in REWARD_WORDS}
+
+
+class ConfigError(ValueError):
+    """An invalid setting; the text names it and the valid choices."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A run's settings and their sources (dotted key → layer)."""
+
+    config: RunConfig
+    sources: dict[str, str]
+
+
+def names() -> list[str]:
+    """Names of all presets."""
+    return [f"{m}/{r}/{w}" for m in MODELS for r in RECIPES for w in REWARDS]
+
+
+def print_presets() -> None:
+    """Print a table of the parts of a preset's name."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    models = {name: str(settings["model"]) for name, settings in MODELS.items()}
+    recipes = {name: recipe.description for name, recipe in RECIPES.items()}
+    words = {name: "miniature, runs on a CPU" if model == name else model for name, model in models.items()}
+    print(f"A preset is <model>/<recipe>/<reward>, as in {DEFAULT_PRESET}")
+    # A table for each part: long names of recipes must not fold the names of models.
+    for part, rows in (("<model>", words), ("<recipe>", recipes), ("<reward>", REWARD_WORDS)):
+        table = Table(box=box.SIMPLE_HEAD, show_header=part == "<model>", show_edge=False, padding=(0, 1, 0, 0))
+        for column in ("part", "name", "stands for"):
+            table.add_column(column)
+        table.columns[2].overflow = "fold"
+        for row, (name, meaning) in enumerate(rows.items()):
+            table.add_row("" if row else part, name, meaning)
+        Console().print(table)
+        print()
+    print("Other rewards, and sums: --set 'rewards={clipscore: 1, hpsv2: 0.5}'")
+
+
+def _pick(table: Mapping[str, Part], kind: str, name: str) -> Part:
+    if name not in table:
+        raise ConfigError(f"got {kind} {name!r}{did_you_mean(name, table)}; expected one of {sorted(table)}")
+    return table[name]
+
+
+def resolve(
+    preset: str,
+    *,
+    overrides: Sequence[str] = (),
+    files: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """Compose a run's settings.
+
+    Args:
+        preset: `<model>/<recipe>/<reward>`.
+        overrides: `key=value` strings, the value in YAML.
+        files: contents of YAML files by name, nested or dotted; later ones win.
+        arguments: dotted settings from the command line's own options.
+
+    Raises:
+        ConfigError: unknown preset or key, or an invalid value.
+    """
+    parts = preset.split("/")
+    if len(parts) != 3:
+        raise ConfigError(f"got preset {preset!r}; expected <model>/<recipe>/<reward>, e.g. {DEFAULT_PRESET}")
+    model, name, reward = parts
+    recipe = _pick(RECIPES, "recipe", name)
+    layers: list[Layer] = [
+        ("preset", {"preset": preset, "run": preset.replace("/", "-")}),
+        (f"model {model}", _pick(MODELS, "model", model)),
+        (f"recipe {name}", recipe.settings),
+        (f"recipe {name} for {model}", recipe.models.get(model, {})),
+        (f"reward {reward}", _pick(REWARDS, "reward", reward)),
+    ]
+    return _compose([*layers, *_given(overrides, files, arguments)])
+
+
+def resolve_again(
+    saved: RunConfig,
+    *,
+    overrides: Sequence[str] = (),
+    files: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """The settings of a run that is continued: those it had, and what is given now. Raises as `resolve`."""
+    source = str(saved.output / "config.json")
+    layer = _flatten(saved.model_dump(mode="json"), set(_flatten_fields()))
+    return _compose([(source, layer), *_given(overrides, files, arguments)])
+
+
+def _given(
+    overrides: Sequence[str], files: Mapping[str, Any] | None, arguments: Mapping[str, Any] | None
+) -> list[Layer]:
+    known = set(_flatten_fields())
+    layers: list[Layer] = []
+    for name, content in (files or {}).items():
+        if not isinstance(content, Mapping):
+            raise ConfigError(f"{name} contains a {type(content).__name__}; expected a mapping of settings")
+        layers.append((name, _flatten(content, known)))
+    layers.append(("--set", dict(parse_override(override) for override in overrides)))
+    layers.append(("command line", {k: v for k, v in (arguments or {}).items() if v is not None}))
+    return layers
+
+
+def _compose(layers: Sequence[Layer]) -> Resolved:
+    known = {*_flatten_fields(), *_algorithm_fields(layers)}
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for source, layer in layers:
+        for key, value in layer.items():
+            if key not in known:
+                raise _unknown(key, known, source)
+            values[key], sources[key] = value, source
+    if "output" not in values:
+        values["output"], sources["output"] = f"runs/{values['run']}", "run"
+    try:
+        config = RunConfig.model_validate(_nest(values))
+    except ValidationError as error:
+        raise refused(error, sources) from error
+    if sources["run"] == "preset":
+        run = _default_run(config)
+        output = Path("runs", run) if sources["output"] == "run" else config.output
+        config = config.model_copy(update={"run": run, "output": output})
+    return Resolved(config, {key: sources.get(key, "default") for key in sorted(known)})
+
+
+def _default_run(config: RunConfig) -> str:
+    """Name of a run after its preset's model and recipe and the rewards that it trains."""
+    model, recipe, _ = config.preset.split("/")
+    name = "-".join((model, recipe, *config.weights)).lower()
+    return re.sub(r"[^a-z0-9._-]", "-", name)[:64].rstrip("._-")
+
+
+def _unknown(key: str, known: Collection[str], source: str) -> ConfigError:
+    if section := sorted(name for name in known if name.startswith(f"{key}.")):
+        return ConfigError(f"got setting {key!r} from {source}, which is a section; expected one of {section}")
+    return ConfigError(
+        f"got setting {key!r} from {source}, which does not exist{did_you_mean(key, known)}; "
+        "`solrl-train run --dry-run` prints all settings"
+    )
+
+
+def read_settings_file(path: Path) -> Any:
+    """The content of a YAML file of settings; an empty one is an empty mapping.
+
+    Raises:
+        ConfigError: it cannot be read, is not YAML, or a setting is there twice; names the file and the line.
+        TextFileError: it is not UTF-8.
+    """
+    try:
+        content = load_unique(read_text(path))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} cannot be used: {_yaml_fault(error)}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; expected a YAML file with settings") from error
+    return {} if content is None else content
+
+
+def _yaml_fault(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return str(error).partition("\n")[0]
+    return f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', None) or 'cannot be read'}"
+
+
+def refused(error: ValidationError, sources: Mapping[str, str]) -> ConfigError:
+    """ConfigError for the first validation error, with the setting's source; `sources` maps dotted key → layer."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    # The location may be inside a setting (an item of a list), or a whole section.
+    given = [source for name, source in sources.items() if f"{key}.".startswith(f"{name}.")]
+    given = given or [source for name, source in sources.items() if name.startswith(f"{key}.")]
+    source = ", ".join(dict.fromkeys(given)) or "defaults"
+    # A rollout URL may be refused for the password in it. A fault between the settings of a section names those.
+    between = first["type"] == "value_error" and isinstance(first["input"], Mapping)
+    got = "" if key == "rollout_url" or between else f"got {first['input']!r}; "
+    place = f"setting {key} (from {source})" if key else "settings"
+    return ConfigError(f"{place}: {got}{first['msg'].removeprefix('Value error, ')}")
+
+
+def parse_override(override: str) -> tuple[str, Any]:
+    """Parse `key=value`, with the value in YAML; ConfigError if it is invalid."""
+    key, equals, value = override.partition("=")
+    if not equals:
+        raise ConfigError(f"got --set {override!r}; expected key=value")
+    try:
+        return key.strip(), load_unique(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"got --set {override!r}; expected a value in YAML ({_yaml_fault(error)})") from error
+
+
+def _flatten(values: Mapping[str, Any], known: set[str], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and prefix + key not in known:
+            flat |= _flatten(value, known, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _flatten_fields() -> list[str]:
+    keys = []
+    for name, info in RunConfig.model_fields.items():
+        section = info.annotation
+        inner = getattr(section, "model_fields", None)
+        keys += [f"{name}.{key}" for key in inner] if inner else [name]
+    return keys
+
+
+def _algorithm_fields(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Settings of the algorithm that the last layer with `algorithm.name` selects."""
+    named = [(source, layer["algorithm.name"]) for source, layer in layers if "algorithm.name" in layer]
+    source, name = named[-1] if named else ("default", AlgorithmSettings().name)
+    try:
+        return [f"algorithm.{key}" for key in ALGORITHMS.find(str(name)).Settings.model_fields]
+    except ValueError as error:
+        raise ConfigError(f"setting algorithm.name (from {source}): {error}") from error
+
+
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        section, dot, name = key.partition(".")
+        if dot:
+            nested.setdefault(section, {})[name] = value
+        else:
+            nested[key] = value
+    return nested

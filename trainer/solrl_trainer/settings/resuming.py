@@ -1,0 +1,217 @@
+"""Changes of a run that is resumed: the rules for them, and the comparison with its checkpoint.
+
+Names of settings are dotted. A part that a run depends on beside its settings is named `kind:part`, for example
+`prompts:train`, `model:vae`, `rewards:clipscore`, `algorithm:my_package:MyAlgorithm`, `libraries:torch`.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal, NamedTuple
+
+from solrl_core.fingerprint import combined_digest, source_digest
+from solrl_core.model_options import ModelOptions
+from solrl_core.suggestions import did_you_mean
+
+from solrl_trainer.records import checkpoints
+from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.records.checkpoints import Origin
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.settings.prompts import find_prompts, read_prompts
+
+Rule = Literal["free", "later", "named", "fixed"]
+MEANINGS: dict[Rule, str] = {
+    "free": "may change: training does not depend on it, except by rounding",
+    "later": "may change: it holds for later iterations, and the change is noted in metrics.jsonl",
+    "named": "may change only with `--allow-change NAME`, and the change is noted in metrics.jsonl",
+    "fixed": "can never change",
+}
+RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
+    ("fixed", ("run", "lora.*")),
+    ("named", ("algorithm.name",)),
+    (
+        "free",
+        (
+            *("iterations", "checkpoint_every", "keep_checkpoints", "evaluate.*", "track", "output", "device"),
+            *("rollout_url", "patience", "served_as", "reward_options.*.at"),
+            *("optimizer.checkpointing", "optimizer.shard_base", "optimizer.encoders"),
+        ),
+    ),
+    ("later", ("batch", "explore.*", "regenerate.*", "optimizer.*", "algorithm.*", "policy.*")),
+)
+"""Rules and patterns of names. The first pattern that fits decides; "named" if none does."""
+_LIBRARIES = (
+    *("solrl", "torch", "triton", "transformer-engine", "diffusers", "transformers", "tokenizers", "sentencepiece"),
+    *("peft", "accelerate", "numpy", "pillow", "ftfy", "onnxruntime", "rapidocr"),
+)
+"""Packages that compute images, scores or weights."""
+_KINDS = ("prompts", "model", "rewards", "algorithm", "libraries")
+_COMPLETE = ("model", "libraries")
+"""Kinds of which a part that only one side has is a change. Other parts come and go with settings."""
+_SHOWN = 60
+"""Characters of a value that an error shows."""
+
+
+class Change(NamedTuple):
+    """A setting or part that differs; a value is None if there is none."""
+
+    name: str
+    then: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.name}: {_shown(self.then)} → {_shown(self.now)}"
+
+    @property
+    def rule(self) -> Rule:
+        """How it may change."""
+        # Checkpoints lack the older versions that a larger lag explores under.
+        return "fixed" if self.name == "explore.lag" and self.now > self.then else rule_of(self.name)
+
+
+def rule_of(name: str) -> Rule:
+    """How a setting may change, or a part that a run depends on."""
+    return next((rule for rule, patterns in RULES if any(fnmatchcase(name, one) for one in patterns)), "named")
+
+
+def check_names(names: Collection[str]) -> None:
+    """Refuse names that no setting or part can have, of options `--allow-change`.
+
+    Raises:
+        ValueError: there is no such name.
+    """
+    known = {*RunConfig.model_fields, *_KINDS}
+    for name in names:
+        if (head := name.partition(":")[0].partition(".")[0]) not in known:
+            raise ValueError(
+                f"got --allow-change {name}{did_you_mean(head, known)}; expected a setting, a section of settings, "
+                f"or one of {', '.join(_KINDS)}"
+            )
+
+
+def check_before_loading(config: RunConfig, checkpoint: int | None, allowed: Collection[str]) -> None:
+    """Check metrics, settings, prompts and libraries of a run that is resumed; arguments and errors as `check`."""
+    check_names(allowed)
+    metrics = config.output / "metrics.jsonl"
+    if metrics.is_file():
+        read_metrics(metrics)
+    if (origin := checkpoints.origin(config.output / "checkpoints", checkpoint)) is not None:
+        check(origin, config, parts_before_loading(config), allowed)
+
+
+def check(origin: Origin, config: RunConfig, parts: Mapping[str, str], allowed: Collection[str]) -> list[Change]:
+    """Compare what is asked with what a checkpoint was trained with.
+
+    Args:
+        origin: of the checkpoint.
+        config: settings that are asked for.
+        parts: digests and versions of what the run depends on beside them, as far as known. Only kinds that the
+            checkpoint has, too, are compared.
+        allowed: names of settings, sections, parts and kinds of parts that may change although they are "named".
+
+    Returns:
+        All changes, without those of "free" settings.
+
+    Raises:
+        ValueError: something else differs, or fewer iterations are asked for than are finished.
+    """
+    if config.iterations < origin.version:
+        raise ValueError(
+            f"{origin.path} has finished {origin.version} iterations, but iterations is {config.iterations}; expected "
+            f"at least {origin.version}, or --checkpoint with an earlier version to go back to"
+        )
+    found = [one for one in _changes(origin, config, parts) if one.rule != "free"]
+    fixed = [one for one in found if one.rule == "fixed"]
+    named = [one for one in found if one.rule == "named" and not _is_allowed(one.name, allowed)]
+    if fixed or named:
+        shown = "; ".join(map(str, fixed + named))
+        remedies = []
+        if fixed:
+            remedies.append(f"{', '.join(one.name for one in fixed)} cannot change: start a new run with another --run")
+        if named:
+            options = " ".join(f"--allow-change {one.name}" for one in named)
+            remedies.append(f"Undo what is not meant, and allow the rest by name: {options}")
+        raise ValueError(f"{origin.path} is of a run with (stored → asked) {shown}. {'. '.join(remedies)}")
+    return found
+
+
+def parts_when_loaded(
+    config: RunConfig, model: Mapping[str, str], options: ModelOptions, rewards: Mapping[str, str]
+) -> dict[str, str]:
+    """All parts, with those that are known only once the model and the rewards are loaded.
+
+    Args:
+        config: the run's settings.
+        model: digests of the model's parts.
+        options: the model's own, without which a prompt and a seed would give another image.
+        rewards: digests of the rewards, by `reward:<name>`.
+    """
+    # The rewards have digests of their own, and the paths in their options are those of one machine.
+    own = {name: value for name, value in asdict(options).items() if name != "rewards"}
+    of_model = dict(model) | {"solrl.json": combined_digest(json.dumps(own, sort_keys=True))}
+    return (
+        parts_before_loading(config)
+        | {f"model:{name}": digest for name, digest in of_model.items()}
+        | {f"rewards:{name.removeprefix('reward:')}": digest for name, digest in rewards.items()}
+    )
+
+
+def parts_before_loading(config: RunConfig) -> dict[str, str]:
+    """Digests of both splits' prompts with their metadata and of the algorithm's code, and the libraries' versions."""
+    folder = find_prompts(config.prompts)
+    parts = {}
+    for split in ("train", "test"):
+        prompts = [one.model_dump(mode="json") for one in read_prompts(folder, split)]
+        parts[f"prompts:{split}"] = combined_digest(json.dumps(prompts, sort_keys=True))
+    name = config.algorithm.name
+    if not ALGORITHMS.is_built_in(name):  # those come with a version of solrl
+        parts[f"algorithm:{name}"] = source_digest(ALGORITHMS.find(name))
+    return parts | dict(_libraries())
+
+
+def _libraries() -> Iterator[tuple[str, str]]:
+    for name in _LIBRARIES:
+        try:
+            yield f"libraries:{name}", version(name).partition("+")[0]  # after + is what it was built for
+        except PackageNotFoundError:
+            continue
+
+
+def _changes(origin: Origin, config: RunConfig, parts: Mapping[str, str]) -> Iterator[Change]:
+    then, now = (dict(_leaves(one.model_dump(mode="json"))) for one in (origin.config, config))
+    for name in sorted(then.keys() | now.keys()):
+        if then.get(name) != now.get(name):
+            yield Change(name, then.get(name), now.get(name))
+    for kind in sorted(_kinds(origin.parts) & _kinds(parts)):
+        for name in sorted(name for name in origin.parts.keys() | parts.keys() if _kind(name) == kind):
+            change = Change(name, origin.parts.get(name), parts.get(name))
+            if change.then != change.now and (kind in _COMPLETE or None not in change):
+                yield change
+
+
+def _kinds(parts: Mapping[str, str]) -> set[str]:
+    return set(map(_kind, parts))
+
+
+def _kind(part: str) -> str:
+    return part.partition(":")[0]
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _is_allowed(name: str, allowed: Collection[str]) -> bool:
+    return any(name == one or name.startswith((f"{one}.", f"{one}:")) for one in allowed)
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

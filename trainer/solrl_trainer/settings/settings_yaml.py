@@ -1,0 +1,38 @@
+"""Settings of a run as YAML that `solrl-train run --config` takes."""
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import yaml
+
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.presets import Resolved
+
+SETTINGS_YAML = "settings.yaml"
+"""File in a run's folder."""
+
+_OF_ONE_RUN = ("run", "output")
+"""Settings of which every run needs its own."""
+
+
+def settings_yaml(config: RunConfig, omitted: Collection[str] = _OF_ONE_RUN) -> str:
+    """All settings in sections, without those that are omitted; by default for another run with the same settings."""
+    return _dumped(config.model_dump(mode="json", exclude=set(omitted)), flow=False) + "\n"
+
+
+def sourced_yaml(resolved: Resolved) -> Iterator[str]:
+    """All settings under dotted keys, each with its source as a comment.
+
+    A name or a folder that follows from other settings is itself a comment, since it would not follow any more.
+    """
+    values = resolved.config.model_dump(mode="json")
+    for key, source in resolved.sources.items():
+        section, _, name = key.partition(".")
+        value = _dumped(values[section][name] if name else values[section], flow=True)
+        follows = (key, source) in (("run", "preset"), ("output", "run"))
+        yield f"{'# ' if follows else ''}{key}: {value.removesuffix('...').strip()}  # {source}"
+
+
+def _dumped(values: Any, flow: bool) -> str:
+    text: str = yaml.safe_dump(values, default_flow_style=flow, sort_keys=False, allow_unicode=True, width=float("inf"))
+    return text.strip()
