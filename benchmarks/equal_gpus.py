@@ -26,21 +26,21 @@ import torch
 from solrl_core.adapter import encode_adapter
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.skeleton import Meta, materialize
-from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_core.rewards import RewardSet
+from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_proto.rollouts import PromptItem
-from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.loop import roll_out, train_iteration, training_samples
+from solrl_trainer.loop import collect_samples, train_step, training_samples
 from solrl_trainer.policy.models import Models
 from solrl_trainer.policy.policy import CURRENT, OLD
-from solrl_trainer.settings.presets import resolve
-from solrl_trainer.ranks.process_group import process_group
-from solrl_trainer.ranks.rank_info import read_rank_info
-from solrl_trainer.rollouts.iteration import IterationSamples
-from solrl_trainer.records.run_log import RunLog
-from solrl_trainer.session import Session, connect
 from solrl_trainer.policy.update import trained_steps
-from solrl_trainer.ranks.world import SoloWorld, World, gather_values, pick_device
+from solrl_trainer.ranks.communicator import Communicator, SingleProcess, gather_values, pick_device
+from solrl_trainer.ranks.rank_info import read_rank_info
+from solrl_trainer.ranks.rank_runtime import process_group
+from solrl_trainer.records.run_log import RunLog
+from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.session import Session, connect
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.presets import resolve
 from step_time import TOKENS
 from support.results import Results, Row, device_name, options, table
 from support.true_size import MINIATURES, random_hps, skeleton
@@ -90,7 +90,7 @@ class Bench:
     old: PeftPolicy
     models: Models
 
-    def session(self, world: World, settings: dict[str, Any]) -> Session:
+    def session(self, world: Communicator, settings: dict[str, Any]) -> Session:
         """A session of a recipe, at version 0."""
         config = with_settings(self.config, settings)
         explorer = self.models.explorer if config.two_stage else self.models.generator
@@ -119,7 +119,7 @@ def main() -> None:
     results.show()
 
 
-def measure_model(model: str, args: argparse.Namespace, world: World, results: Results) -> None:
+def measure_model(model: str, args: argparse.Namespace, world: Communicator, results: Results) -> None:
     """Measure one model's rows, unless all are known; rank 0 writes them."""
     known = {(row["gpus"], row["part"]) for row in results.rows if row["model"] == model}
     wanted = [{(1, part) for part in (*ROLL_OUTS, TRAINING, OLD_TRAINING)}]
@@ -141,16 +141,16 @@ def measure_model(model: str, args: argparse.Namespace, world: World, results: R
 def warm_up(bench: Bench) -> None:
     """Compile everything on this GPU alone, and give the policies their first weights back."""
     first = weights(bench)
-    warm = bench.session(SoloWorld(), WARM_UP)
-    train_iteration(warm, RunLog(), 0, roll_out(warm, RunLog(), 0))
-    warm = bench.session(SoloWorld(), {**NAIVE, **WARM_UP, "explore.steps": 1})
-    roll_out(warm, RunLog(), 0)
+    warm = bench.session(SingleProcess(), WARM_UP)
+    train_step(warm, RunLog(), 0, collect_samples(warm, RunLog(), 0))
+    warm = bench.session(SingleProcess(), {**NAIVE, **WARM_UP, "explore.steps": 1})
+    collect_samples(warm, RunLog(), 0)
     restore(bench, first)
 
 
 def alone(bench: Bench) -> Iterator[Row]:
     """Rows of one GPU: seconds of one prompt by part."""
-    solo, first = SoloWorld(), weights(bench)
+    solo, first = SingleProcess(), weights(bench)
     sessions = {way: bench.session(solo, settings) for way, settings in SETTINGS.items()}
     for way, session in sessions.items():
         row, samples = rolled_out(session, way, 0)
@@ -160,7 +160,7 @@ def alone(bench: Bench) -> Iterator[Row]:
     restore(bench, first)
 
 
-def shared(bench: Bench, world: World) -> Iterator[Row]:
+def shared(bench: Bench, world: Communicator) -> Iterator[Row]:
     """Rows of all GPUs, one prompt per rank; seconds of as many prompts as there are GPUs."""
     for way, settings in SETTINGS.items():
         session = bench.session(world, {**settings, "explore.prompts": world.size})
@@ -175,7 +175,7 @@ def rolled_out(session: Session, way: str, iteration: int) -> tuple[Row, Iterati
     """Row of an iteration's samples, and the samples."""
     log = RunLog()
     with timed() as seconds:
-        samples = roll_out(session, log, iteration)
+        samples = collect_samples(session, log, iteration)
     row = {"gpus": session.world.size, "part": way, "s": seconds()}
     return row | {"explore": log.elapsed("wait"), "regenerate": log.elapsed("regenerate")}, samples
 
@@ -184,7 +184,7 @@ def training(session: Session, samples: IterationSamples, iteration: int) -> Row
     """Row of an iteration's training: update, decay, average, digest, and merging the new version."""
     log = RunLog()
     with timed() as seconds:
-        train_iteration(session, log, iteration, samples)
+        train_step(session, log, iteration, samples)
     return {"gpus": session.world.size, "part": TRAINING, "s": seconds()}
 
 

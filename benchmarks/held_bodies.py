@@ -86,7 +86,7 @@ def healthy(url: str, over: threading.Event) -> list[int]:
 
 
 def main() -> int:
-    """Hold bodies, print and write the result."""
+    """Lease bodies, print and write the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=120)

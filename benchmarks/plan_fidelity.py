@@ -28,9 +28,9 @@ from rich.progress import track
 from safetensors.torch import load_file, save_file
 from solrl_core.families import load_backbone
 from solrl_core.fidelity import rank_fidelity
+from solrl_core.rewards import RewardSet
 from solrl_core.sampling.fitting import SCHEDULES
 from solrl_core.sampling.generator import Generator
-from solrl_core.rewards import RewardSet
 from solrl_core.sampling.solver_specs import SOLVERS
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
@@ -40,12 +40,12 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
 from solrl_proto.selection import best_worst
 from solrl_trainer.calibration.fitting import fit_solvers, recipe_examples
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.evaluation.scores import paired_gain
-from solrl_trainer.settings.presets import resolve
-from solrl_trainer.settings.prompts import find_prompts, read_prompts
 from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.scoring import SampleScorer
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.presets import resolve
+from solrl_trainer.settings.prompts import find_prompts, read_prompts
 from support.plan_page import ALLOWED, CHECKED, FITTED, FP8, STEPS, TRUE_STEPS, WHOLE, page, plot
 from support.plan_parts import measure_in_parts
 from support.precisions import MODELS, OF_PRESET, PRECISIONS, REWARDS, generator_at, solver_of

@@ -22,9 +22,9 @@ from unittest.mock import patch
 import torch
 from solrl_core.adapter import Adapter, decode_adapter, encode_adapter, lora_a_key, lora_b_key
 from solrl_core.families.skeleton import materialize
+from solrl_core.rewards import RewardSet
 from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_core.sampling.generator import CHUNK_SIZE, Generator
-from solrl_core.rewards import RewardSet
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.rollouts import Plan, Prune
 from support.own_process import ProcessEndedError, rows_of

@@ -19,10 +19,10 @@ from solrl_core.families.skeleton import materialize
 from solrl_core.precision import fastest_tier
 from solrl_core.rewards import RewardSet
 from solrl_trainer import loop
+from solrl_trainer.memory.run_memory import plan_run
+from solrl_trainer.records.records import IterationRecord
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
-from solrl_trainer.records.records import IterationRecord
-from solrl_trainer.memory.run_memory import plan_run
 from support.own_process import rows_of
 from support.results import Results, Row, device_name, options, table
 from support.true_size import random_hps, skeleton

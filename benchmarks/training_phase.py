@@ -21,16 +21,16 @@ from typing import Any
 import torch
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.skeleton import Meta, materialize
-from solrl_core.sampling.generator import Generator
 from solrl_core.kernels import attention
 from solrl_core.lora import target_modules
+from solrl_core.sampling.generator import Generator
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingSamples
-from solrl_trainer.settings.config import Lora, RunConfig
-from solrl_trainer.policy.policy import CURRENT, OLD, Policy
-from solrl_trainer.settings.presets import resolve
 from solrl_trainer.memory.training_memory import plan_training
+from solrl_trainer.policy.policy import CURRENT, OLD, Policy
 from solrl_trainer.policy.update import Updater
+from solrl_trainer.settings.config import Lora, RunConfig
+from solrl_trainer.settings.presets import resolve
 from step_time import TOKENS
 from support.own_process import rows_of
 from support.results import Results, Row, device_name, options, table

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.fidelity import rank_fidelity
-from solrl_core.sampling.noise import initial_noise
 from solrl_core.precision import apply_policy
 from solrl_core.rewards import load_reward
+from solrl_core.sampling.noise import initial_noise
 from solrl_core.sampling.sampler import solve
 from solrl_minis.catalog import prompts
 from solrl_minis.verifier import verify_batch

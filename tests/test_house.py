@@ -177,8 +177,8 @@ def parameters(function: object) -> list[str]:
 
 def test_the_public_names_are_as_agreed() -> None:
     from solrl_client.rollouts import RolloutClient
-    from solrl_core.sampling.noise import initial_noise
     from solrl_core.precision.nvfp4 import quantize_dequantize
+    from solrl_core.sampling.noise import initial_noise
     from solrl_trainer.algorithms.diffusionnft import nft_loss
     from solrl_trainer.selection import best_worst
 

@@ -116,11 +116,11 @@ def watch_chunks(noted: Witness) -> None:
 
 def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:
     """`solrl-train run`; notes what each iteration trains on, and the random numbers and optimiser it begins with."""
-    from solrl_trainer.policy import update
     from solrl_trainer.commands.cli import main
-    from solrl_trainer.rollouts.iteration import IterationSamples
-    from solrl_trainer.records.run_log import RunLog
+    from solrl_trainer.policy import update
     from solrl_trainer.policy.update import Updater
+    from solrl_trainer.records.run_log import RunLog
+    from solrl_trainer.rollouts.iteration import IterationSamples
 
     noted, rank = Witness(Path(witness)), os.environ.get("RANK", "0")
     ready, pairs, optimise = RunLog.samples_ready, update.training_pairs, Updater.update

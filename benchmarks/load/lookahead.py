@@ -12,9 +12,9 @@ from pathlib import Path
 from common import Row, seconds_of, service
 from solrl_client.rollouts import RolloutClient
 from solrl_trainer.records.metrics_file import own_time, read_metrics
+from solrl_trainer.service.source import rollout_source
 from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import find_prompts, prompts_of_iteration, read_prompts
-from solrl_trainer.service.source import rollout_source
 
 PRESET = "mini-sana/sol_rl/clipscore"
 _SETTINGS = ("explore.prompts=4", "evaluate.prompts=8", "evaluate.fidelity_prompts=0")

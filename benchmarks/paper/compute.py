@@ -20,8 +20,8 @@ from solrl_trainer.algorithms.grpo import GrpoSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.calibration.plans import solver_steps
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.policy.update import trained_steps
+from solrl_trainer.settings.config import RunConfig
 
 SHAPES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 1024²"}
 SOURCES = ("step_time.json", "training_phase.json")

@@ -13,9 +13,9 @@ import torch
 from solrl_trainer.algorithms.base import Velocities, group_advantages
 from solrl_trainer.algorithms.diffusionnft import AdvantageMode, DiffusionNft, DiffusionNftSettings
 from solrl_trainer.algorithms.training_data import ForwardBatch
-from solrl_trainer.settings.config import PolicySettings
 from solrl_trainer.policy.policy import average_decay, old_decay
 from solrl_trainer.records.records import share_without_spread
+from solrl_trainer.settings.config import PolicySettings
 
 from parity.published import Published
 

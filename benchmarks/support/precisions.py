@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from solrl_core.families.base import Backbone
-from solrl_core.sampling.generator import Generator
 from solrl_core.precision import apply_policy, probe
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
+from solrl_core.sampling.generator import Generator
 from solrl_proto.rollouts import Solver
 from solrl_trainer.settings.presets import resolve
 

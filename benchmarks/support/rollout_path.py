@@ -7,9 +7,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from solrl_core.rewards import RewardSet
 from solrl_core.sampling.device_events import DeviceEvent, record_event
 from solrl_core.sampling.generator import Generator
-from solrl_core.rewards import RewardSet
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream

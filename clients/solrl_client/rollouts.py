@@ -260,7 +260,7 @@ class RolloutClient:
             headers={"Content-Type": "application/json"},
         )
 
-    def tell_activity(self, run: str, activity: Activity) -> None:
+    def report_progress(self, run: str, activity: Activity) -> None:
         """Report progress within an iteration."""
         body = _json(activity)
         headers = {"Content-Type": "application/json"}

@@ -140,7 +140,7 @@ class RemoteReward:
         if digest is None:
             self._http = TimedClient(self.at, token, timeout or TIMEOUT)
             announced = self._announced()
-            digest, waits = announced.digest, announced.answers_within or 0.0
+            digest, waits = announced.digest, announced.max_latency_s or 0.0
         self.digest = digest
         self.timeout = timeout or TIMEOUT + waits
         self.advice = ""

@@ -61,7 +61,7 @@ class VlmJudge:
 
     Attributes:
         at: address of the endpoint.
-        answers_within: seconds within which a question is answered, or its fault is told.
+        max_latency_s: seconds within which a question is answered, or its fault is told.
         digest: digest of the model's name, the question, and the code that reads answers.
 
     Raises:
@@ -110,7 +110,7 @@ class VlmJudge:
             largest=_largest_answer(max_tokens, _ALTERNATIVES if logprobs else 0),
         )
         self.at = self._endpoint.address
-        self.answers_within = patience + timeout  # the last attempt begins within the patience
+        self.max_latency_s = patience + timeout  # the last attempt begins within the patience
         self._threads = ThreadPoolExecutor(in_flight, "solrl-judge")
         self._scores: OrderedDict[bytes, float] = OrderedDict()
         self._lock = threading.Lock()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from solrl_core.sampling.lanes import lane_count
+from solrl_core.sampling.cpu_threads import thread_count
 
 
 def arithmetic(device: torch.device) -> dict[str, str]:
@@ -12,7 +12,7 @@ def arithmetic(device: torch.device) -> dict[str, str]:
     if device.type == "cpu":
         return {
             "device": f"CPU with {torch.backends.cpu.get_cpu_capability()}",
-            "threads": str(lane_count()),
+            "threads": str(thread_count()),
             "torch": torch.__version__,
         }
     return {

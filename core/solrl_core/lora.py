@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
-from solrl_core.sampling.lanes import map_in_lanes
 from solrl_core.precision import LowRank, QuantLinear, refresh_weight_
+from solrl_core.sampling.cpu_threads import map_in_threads
 
 
 def target_modules(transformer: nn.Module, targets: str) -> dict[str, nn.Linear]:
@@ -83,7 +83,7 @@ class Merger:
                 merged = None if unmerged else there
             self._write(module, self._merged(name, merged))
 
-        map_in_lanes(write, names, self._device)
+        map_in_threads(write, names, self._device)
 
     def _require_finite(self, adapter: Adapter, names: list[str]) -> None:
         # The sums are computed again for writing: holding all of them would take a model's memory.
@@ -93,7 +93,7 @@ class Merger:
             # In BF16, because a finite float32 value may overflow when it is rounded.
             return torch.isfinite(self._merged(name, adapter).bfloat16()).all()
 
-        good = torch.stack(map_in_lanes(finite, names, self._device)).tolist()
+        good = torch.stack(map_in_threads(finite, names, self._device)).tolist()
         broken = [name for name, is_finite in zip(names, good, strict=True) if not is_finite]
         if broken:
             raise ValueError(f"merging the adapter would make {broken[0]} non-finite; nothing was changed")

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import Meta
-from solrl_core.sampling.generator import Generator
 from solrl_core.precision import LowRank, QuantLinear
+from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.prompt_cache import PROMPT_CACHE_BYTES
 
 GPUS = {

@@ -136,7 +136,7 @@ class Backend(Protocol):
     def batch_sizes(self, limit: int) -> Sequence[int]:
         """Batch sizes that it uses if at most `limit` candidates fit; each is warmed up at the start."""
 
-    def unread_tokens(self, prompt: str) -> int:
+    def truncated_tokens(self, prompt: str) -> int:
         """Number of tokens at the prompt's end that every text encoder truncates."""
 
     def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:

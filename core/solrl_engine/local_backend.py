@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 from solrl_core.arithmetic import arithmetic
-from solrl_core.sampling.batches import gpu_batch_sizes
-from solrl_core.sampling.device_events import DeviceEvent, RunAheadLimit, record_event
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import SCHEDULE, part_digests, schedule_digest
-from solrl_core.sampling.generator import Generator, GeneratorOutput
 from solrl_core.lora import adapter_layout
 from solrl_core.precision import numerics, probe, supported_tiers
+from solrl_core.sampling.batches import gpu_batch_sizes
+from solrl_core.sampling.device_events import DeviceEvent, RunAheadLimit, record_event
+from solrl_core.sampling.generator import Generator, GeneratorOutput
 from solrl_proto.identifiers import Tier
 from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import AdapterUse
@@ -84,9 +84,9 @@ class LocalBackend:
         """Two sizes on a GPU, since each is compiled; `limit` on a CPU."""
         return (limit,) if self._device.type == "cpu" else gpu_batch_sizes(limit)
 
-    def unread_tokens(self, prompt: str) -> int:
+    def truncated_tokens(self, prompt: str) -> int:
         """Number of tokens at the prompt's end that every text encoder truncates."""
-        (unread,) = self._backbone.unread_tokens([prompt])
+        (unread,) = self._backbone.truncated_tokens([prompt])
         return unread
 
     def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:

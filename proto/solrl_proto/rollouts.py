@@ -324,7 +324,7 @@ class RolloutGroup(Message):
     """Base64 PNGs, if requested."""
     latents: Annotated[Latents | None, Field(exclude_if=lambda value: value is None)] = None
     """If requested; absent otherwise."""
-    unread_tokens: Annotated[int, Field(gt=0)] | None = None
+    truncated_tokens: Annotated[int, Field(gt=0)] | None = None
     """Tokens at the prompt's end that the model's text encoders do not read; null if they read all. Prompts that differ
     only there give the same images."""
 

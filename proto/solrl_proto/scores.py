@@ -97,7 +97,7 @@ class RewardInfo(Message):
     digest: Digest
     parameters: int | None
     """Number of weights, if the reward states it."""
-    answers_within: Annotated[float, Field(gt=0, le=MAX_ANSWER_SECONDS)] | None = None
+    max_latency_s: Annotated[float, Field(gt=0, le=MAX_ANSWER_SECONDS)] | None = None
     """Seconds that scores may take, for a reward that asks another service and waits for it."""
 
 

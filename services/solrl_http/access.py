@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Connection
 
 from solrl_http.problems import respond
-from solrl_http.tokens import Keyring, Scope, Token, TokenFileError
+from solrl_http.tokens import Scope, Token, TokenFileError, TokenStore
 
 LOCAL_TENANT = "local"
 """The tenant of all callers of a service without tokens."""
@@ -114,7 +114,7 @@ class AccessControl:
     without a rule is answered 404 here and does not reach the router.
     """
 
-    def __init__(self, app: ASGIApp, rules: Sequence[Rule], keyring: Keyring | None) -> None:
+    def __init__(self, app: ASGIApp, rules: Sequence[Rule], keyring: TokenStore | None) -> None:
         self._app = app
         self._rules = [(rule, compile_path(rule.path)[0]) for rule in rules]
         self._keyring = keyring

@@ -24,7 +24,7 @@ from solrl_http.request_log import RequestLog
 from solrl_http.routes import docs, metrics
 from solrl_http.routes.common import refuse_unknown_parameters
 from solrl_http.settings import HttpSettings
-from solrl_http.tokens import Keyring
+from solrl_http.tokens import TokenStore
 
 _BEARER = {
     "type": "http",
@@ -93,7 +93,7 @@ def _add_middleware(app: FastAPI, rules: list[Rule], settings: HttpSettings) -> 
     app.state.inflight = InflightBytes(settings.max_inflight_bytes, settings.tenant_inflight_bytes)
     app.add_middleware(InflightLimit, budget=app.state.inflight)
     app.add_middleware(Backpressure)
-    keyring = Keyring(settings.token_file) if settings.token_file else None
+    keyring = TokenStore(settings.token_file) if settings.token_file else None
     app.add_middleware(AccessControl, rules=rules, keyring=keyring)
     # A service can also be reached at the address that it listens on.
     app.add_middleware(SiteGuard, hosts=None if keyring else {*settings.allowed_hosts, settings.host})

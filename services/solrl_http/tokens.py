@@ -142,7 +142,7 @@ def parse_lifetime(text: str) -> timedelta | None:
     return int(found[1]) * _UNITS[found[2]]
 
 
-class Keyring:
+class TokenStore:
     """Tokens of a file, which is read again whenever it has changed."""
 
     def __init__(self, path: Path) -> None:

@@ -216,7 +216,7 @@ class Batcher:
         waiter = asyncio.wrap_future(call)
         while not waiter.done():
             reward, since = progress.at
-            limit = self._timeout + (self._rewards.answers_within(reward) or 0)
+            limit = self._timeout + (self._rewards.max_latency_s(reward) or 0)
             left = since + limit - time.monotonic()
             if left <= 0:
                 self._leave(reward, call)

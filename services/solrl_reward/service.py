@@ -76,7 +76,7 @@ class RewardService:
                     name=name,
                     digest=self.digests[name],
                     parameters=_parameters(source),
-                    answers_within=self.rewards.answers_within(name),
+                    max_latency_s=self.rewards.max_latency_s(name),
                 )
                 for name, source in self._settings.sources.items()
             )

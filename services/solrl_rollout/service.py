@@ -14,14 +14,14 @@ from solrl_proto.identifiers import Tier
 from solrl_proto.models import NoiseContract
 from solrl_proto.rollouts import RolloutRequest, Served
 
+from solrl_rollout.engine.adapters.adapter_memory import AdapterMemory
 from solrl_rollout.engine.adapters.adapters import Adapters
 from solrl_rollout.engine.admission import MAX_LATENT_BYTES, check_model, check_request, latent_bytes
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.adapters.held_adapters import HeldAdapters
-from solrl_rollout.engine.rollout import Rollout
-from solrl_rollout.engine.run_rewards import digests_with, run_rewards_of
-from solrl_rollout.engine.work import HeldAdapter, HostedModel, Job, RunReward, release
+from solrl_rollout.engine.external_rewards import digests_with, external_rewards_of
+from solrl_rollout.engine.rollout import RolloutHandle
+from solrl_rollout.engine.work import ExternalReward, HeldAdapter, HostedModel, Job, release
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.curves import OverviewCurves
@@ -49,7 +49,7 @@ class Service:
         self.hosted = {model.info.name: model for model in hosted}
         self.noise: NoiseContract = noise_contract()
         self.adapters = Adapters(
-            store, HeldAdapters(settings.max_queued_adapter_bytes, settings.tenant_queued_adapter_bytes)
+            store, AdapterMemory(settings.max_queued_adapter_bytes, settings.tenant_queued_adapter_bytes)
         )
         self.curves = OverviewCurves(store)
         self.started_at = time.monotonic()
@@ -79,7 +79,7 @@ class Service:
         self.require_accepting()
         self.engine.require_capacity(tenant)
 
-    async def accept(self, request: RolloutRequest, tenant: str, hold: Callable[[int], None]) -> Rollout:
+    async def accept(self, request: RolloutRequest, tenant: str, hold: Callable[[int], None]) -> RolloutHandle:
         """Check a request and queue its work.
 
         Args:
@@ -94,13 +94,13 @@ class Service:
         hosted = self.find_model(request.model)
         most = min(MAX_LATENT_BYTES, self.settings.tenant_inflight_bytes)
         precision = check_request(request, hosted, self.settings.queue_limit, most)
-        run_rewards = run_rewards_of(request.rewards, self.settings.reward_hosts)
+        external_rewards = external_rewards_of(request.rewards, self.settings.reward_hosts)
         hold(latent_bytes(request, hosted.info))
         ref = request.adapter
         adapter = await self.adapters.fetch(tenant, ref, hosted) if ref else None
         try:
             head = await self.store.head(tenant, ref.run) if ref else None
-            rollout = self._rollout(request, tenant, hosted, precision, adapter, run_rewards)
+            rollout = self._rollout(request, tenant, hosted, precision, adapter, external_rewards)
         except BaseException:
             release(adapter)
             raise
@@ -115,8 +115,8 @@ class Service:
         hosted: HostedModel,
         precision: Tier,
         adapter: HeldAdapter | None,
-        run_rewards: Mapping[str, RunReward],
-    ) -> Rollout:
+        external_rewards: Mapping[str, ExternalReward],
+    ) -> RolloutHandle:
         job = Job(
             tenant=tenant,
             run=request.adapter.run if request.adapter else None,
@@ -126,18 +126,18 @@ class Service:
             plan=request.plan,
             rewards=tuple(reward.name for reward in request.rewards),
             images=request.images == "png",
-            run_rewards=run_rewards,
+            external_rewards=external_rewards,
         )
         served = Served(
             model=request.model,
             adapter=request.adapter,
             precision=precision,
             numerics=next(tier.numerics for tier in hosted.info.precisions if tier.precision == precision),
-            fingerprint=fingerprint(digests_with(hosted.info.digests, run_rewards), job.rewards),
+            fingerprint=fingerprint(digests_with(hosted.info.digests, external_rewards), job.rewards),
             plan=request.plan,
         )
         logs.add_fields(run=job.run, model=job.model)
-        return Rollout(request, job, served, self.engine)
+        return RolloutHandle(request, job, served, self.engine)
 
 
 @asynccontextmanager

@@ -25,8 +25,8 @@ from paper.tables.common import Context
 from paper.tuning import GRID, SEED, choose, trials
 from paper.worker import Job, do
 from paper_runs import MACHINE, RESULTS, context_of, finish, finish_trials
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.loop import train
+from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError
 
 TINY: dict[str, Any] = {

@@ -14,7 +14,6 @@ from solrl_core.families import load_backbone, pipeline
 from solrl_core.families.decoder_fp8 import MARGIN, fp8_decoder, input_scales
 from solrl_core.families.decoder_fused import Fp8Convolution, fused_decoder
 from solrl_core.fingerprint import module_digest
-from solrl_core.sampling.generator import decode_in_batches
 from solrl_core.kernels import convolve, convolve_moments, convolve_norm, group_moments, group_norm_silu
 from solrl_core.kernels.convolve import (
     packed_codes,
@@ -25,6 +24,7 @@ from solrl_core.kernels.convolve import (
 )
 from solrl_core.kernels.group_norm import plain_group_norm_silu
 from solrl_core.kernels.rows import scaled_codes
+from solrl_core.sampling.generator import decode_in_batches
 from solrl_core.sampling.noise import initial_noise
 from solrl_proto.rollouts import DecoderPrecision
 from test_decoder_fused import dc, given, kl, reference

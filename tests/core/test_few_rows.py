@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from solrl_core.sampling.few_rows import FEWEST_ROWS, pad_few_rows
 from solrl_core.precision import QuantLinear
+from solrl_core.sampling.min_rows import FEWEST_ROWS, pad_to_min_rows
 from torch import nn
 
 
@@ -15,7 +15,7 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(quantised: bool) -> No
     model = nn.Sequential(QuantLinear.from_linear(layer) if quantised else layer)
     x = torch.randn(FEWEST_ROWS, 256)
     plain = model(x)
-    pad_few_rows(model)
+    pad_to_min_rows(model)
     assert torch.equal(model(x), plain)
     for count in range(FEWEST_ROWS):
         assert torch.equal(model(x[:count]), plain[:count])
@@ -26,7 +26,7 @@ def test_rows_of_tokens_are_not_padded() -> None:
     layer = nn.Linear(4, 4)
     layer.register_forward_hook(lambda module, inputs, output: met.append(output.shape))
     model = nn.Sequential(layer)
-    pad_few_rows(model)
+    pad_to_min_rows(model)
     assert model(torch.randn(2, 3, 4)).shape == (2, 3, 4)
     assert model(torch.randn(2, 4)).shape == (2, 4)
     assert met == [(2, 3, 4), (2, 4)]

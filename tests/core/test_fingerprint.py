@@ -11,7 +11,6 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, SanaPipeline, SanaTransformer2DModel
 from solrl_core import fingerprint
-from solrl_core.sampling import sampler
 from solrl_core.errors import MismatchError
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.load import locate
@@ -24,6 +23,7 @@ from solrl_core.fingerprint import (
     schedule_digest,
     source_digest,
 )
+from solrl_core.sampling import sampler
 from torch import nn
 from transformers import AutoTokenizer
 

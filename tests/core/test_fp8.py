@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from solrl_core.families import load_backbone
-from solrl_core.sampling.generator import Generator
 from solrl_core.kernels import quantize_rows
 from solrl_core.precision import fp8_scaling, supported_tiers
 from solrl_core.precision.fp8 import Fp8Linear, Fp8PointwiseConv, Quantized, by_row, project
 from solrl_core.precision.fp8_emulated import EmulatedFp8Linear, EmulatedFp8PointwiseConv
+from solrl_core.sampling.generator import Generator
 from torch import nn
 
 CPU = torch.device("cpu")

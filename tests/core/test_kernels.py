@@ -14,7 +14,6 @@ from gpu_marks import FP8, GPU, HOPPER
 from lora_helpers import random_adapter
 from solrl_core.families import flux_fused, load_backbone, sd3_fused
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_core.sampling.generator import Generator
 from solrl_core.kernels import (
     add_norm_modulate_quantize,
     attend,
@@ -26,6 +25,7 @@ from solrl_core.kernels import (
 )
 from solrl_core.kernels.bounded_attention import bounded_attention, plain_bounded_attention
 from solrl_core.precision import LayerPolicy, apply_policy, fp8, fuse
+from solrl_core.sampling.generator import Generator
 from torch import Tensor, nn
 
 

@@ -7,12 +7,12 @@ import pytest
 
 PROGRAM = """
 import torch
-from solrl_core.sampling.lanes import lane_count, map_in_lanes
+from solrl_core.sampling.cpu_threads import thread_count, map_in_threads
 
 torch.set_num_threads({first})
-lane_count()
+thread_count()
 torch.set_num_threads({then})
-print(*map_in_lanes(lambda _: torch.get_num_threads(), range(3), torch.device("cpu")))
+print(*map_in_threads(lambda _: torch.get_num_threads(), range(3), torch.device("cpu")))
 """
 
 

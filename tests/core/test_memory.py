@@ -8,8 +8,8 @@ import torch
 from lora_helpers import random_adapter
 from solrl_core.families import load_backbone
 from solrl_core.families.skeleton import load_skeleton
-from solrl_core.sampling.generator import Generator
 from solrl_core.memory import PeakBytes, plan_memory, weight_bytes
+from solrl_core.sampling.generator import Generator
 from solrl_minis import catalog
 
 MIB = 2**20

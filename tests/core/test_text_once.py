@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 import torch
 from lora_helpers import random_adapter
-from solrl_core.sampling import text_once
 from solrl_core.families import Backbone
+from solrl_core.sampling import text_projection_cache
 from solrl_core.sampling.generator import Generator
 from torch import nn
 
@@ -28,7 +28,7 @@ def test_latents_are_those_of_layers_computed_in_every_step(
     generator: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once = latents(generator)
-    monkeypatch.setattr(text_once, "_is_same", lambda known, x: False)
+    monkeypatch.setattr(text_projection_cache, "_is_same", lambda known, x: False)
     assert torch.equal(once, latents(generator))
 
 
@@ -64,7 +64,7 @@ class Counted(nn.Linear):
 def test_the_same_tensor_is_computed_once_and_an_equal_one_again() -> None:
     model = nn.ModuleDict({"text": Counted(), "image": Counted()})
     text, image = (model.get_submodule(name) for name in ("text", "image"))
-    remembered = text_once.TextOnce(model, "text")
+    remembered = text_projection_cache.TextProjectionCache(model, "text")
     x = torch.ones(3, 2)
     with torch.no_grad():
         assert text(x) is text(x.view(3, 2))

@@ -5,9 +5,9 @@ import torch
 from lora_helpers import random_adapter
 from solrl_core.adapter import Adapter
 from solrl_core.families import Backbone, load_backbone
+from solrl_core.precision import LowRank, QuantLinear, quantize_dequantize
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import initial_noise
-from solrl_core.precision import LowRank, QuantLinear, quantize_dequantize
 from solrl_proto.rollouts import AdapterUse
 from torch import Tensor, nn
 

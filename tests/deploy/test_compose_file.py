@@ -247,9 +247,11 @@ def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(tyro, "cli", stop)
     monkeypatch.setattr("sys.argv", words)
-    program = {"solrl-train": solrl_trainer.commands.cli, "solrl-reward": solrl_reward.cli, "solrl-rollout": solrl_rollout.cli}[
-        words[0]
-    ]
+    program = {
+        "solrl-train": solrl_trainer.commands.cli,
+        "solrl-reward": solrl_reward.cli,
+        "solrl-rollout": solrl_rollout.cli,
+    }[words[0]]
     with contextlib.suppress(KeyboardInterrupt, SystemExit):
         program.main()
     monkeypatch.setattr(tyro, "cli", understand)

@@ -20,8 +20,8 @@ from fences import ROOT, blocks
 from lora_helpers import random_adapter
 from solrl_core.adapter import encode_for_diffusers
 from solrl_core.families import load_backbone
-from solrl_core.sampling.generator import Generator
 from solrl_core.rewards import RewardSet
+from solrl_core.sampling.generator import Generator
 from solrl_minis import catalog
 from solrl_proto.noise import PROBE_LENGTH, PROBE_SEED, expand_seeds
 from solrl_proto.problems import ProblemKind

@@ -13,16 +13,16 @@ import torch
 from fences import ROOT, blocks, commands, example
 from safetensors.torch import save_file
 from solrl_core.families import Backbone, load_backbone
-from solrl_core.sampling.generator import Generator
-from solrl_core.sampling.noise import initial_noise
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import REWARDS, prompt_fault
 from solrl_core.rewards.loading import CONFIG, TOKENIZER
+from solrl_core.sampling.generator import Generator
+from solrl_core.sampling.noise import initial_noise
 from solrl_remote.vlm_judge import TEMPLATE, VlmJudge
 from solrl_trainer.algorithms.training_data import ForwardBatch, TrajectoryBatch
 from solrl_trainer.records.metrics_file import read_metrics
-from solrl_trainer.settings.presets import resolve
 from solrl_trainer.run import run
+from solrl_trainer.settings.presets import resolve
 from tiny_auraflow import SIDE, TOKENS, write_auraflow
 
 REWARD, ALGORITHM, FAMILY = (f"docs/extending/{name}.md" for name in ("reward", "algorithm", "family"))

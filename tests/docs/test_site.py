@@ -57,7 +57,11 @@ def test_links_lead_somewhere_on_the_site(page: str) -> None:
         ("README.md", "docs/results/README.md", "results/README.md"),
         ("docs/extending/reward.md", "../results/load.png", "../results/load.png"),
         ("docs/extending/reward.md", "../../CONTRIBUTING.md#style", "../contributing.md#style"),
-        ("docs/design.md", "../core/solrl_core/sampling/noise.py", f"{REPOSITORY}/blob/HEAD/core/solrl_core/sampling/noise.py"),
+        (
+            "docs/design.md",
+            "../core/solrl_core/sampling/noise.py",
+            f"{REPOSITORY}/blob/HEAD/core/solrl_core/sampling/noise.py",
+        ),
         ("docs/results/demo.md", "../../deploy/rewards", f"{REPOSITORY}/tree/HEAD/deploy/rewards"),
         ("docs/design.md", "none.md", "none.md"),
         ("docs/design.md", "#terms", "#terms"),

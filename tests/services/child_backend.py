@@ -68,7 +68,7 @@ class ChildBackend:
         digest = adapter and adapter.digest
         self._call({"do": "set_adapter", "precision": precision, "digest": digest, "use": use}, body)
 
-    def unread_tokens(self, prompt: str) -> int:
+    def truncated_tokens(self, prompt: str) -> int:
         return 0
 
     def generate(

@@ -66,7 +66,7 @@ class FakeBackend:
         self.served.append((precision, adapter.digest if adapter else None))
         self.uses.append(use)
 
-    def unread_tokens(self, prompt: str) -> int:
+    def truncated_tokens(self, prompt: str) -> int:
         return 0
 
     def generate(

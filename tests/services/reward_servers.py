@@ -125,7 +125,7 @@ class Misbehaving:
         asked: paths of all requests.
         heads: headers of all requests.
         leave: ends a hanging answer.
-        answers_within: seconds that it says the reward may wait for another service.
+        max_latency_s: seconds that it says the reward may wait for another service.
     """
 
     def __init__(self, mode: str = "well") -> None:
@@ -133,7 +133,7 @@ class Misbehaving:
         self.asked: list[str] = []
         self.heads: list[dict[str, str]] = []
         self.leave = threading.Event()
-        self.answers_within: float | None = None
+        self.max_latency_s: float | None = None
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -147,7 +147,7 @@ class Misbehaving:
             if not message.get("more_body"):
                 break
         if scope["path"] == "/v1/rewards":
-            reward = {"name": NAME, "digest": DIGEST, "parameters": None, "answers_within": self.answers_within}
+            reward = {"name": NAME, "digest": DIGEST, "parameters": None, "max_latency_s": self.max_latency_s}
             await _answer(send, {"rewards": [reward]})
             return
         if scope["path"] != "/v1/scores":

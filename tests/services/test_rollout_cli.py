@@ -286,7 +286,7 @@ def test_the_doctor_explains_each_precision_on_this_device(tmp_path: Path) -> No
 
 def test_the_doctor_asks_reward_servers() -> None:
     app = Misbehaving()
-    app.answers_within = 30
+    app.max_latency_s = 30
     with serving(app) as address:
         away = f"http://127.0.0.1:{free_port()}"
         settings = Settings(

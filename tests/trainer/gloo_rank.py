@@ -14,8 +14,8 @@ import torch
 from solrl_client.retries import Wait
 from solrl_trainer import loop
 from solrl_trainer.policy.policy import CURRENT, OLD
-from solrl_trainer.ranks.process_group import process_group
 from solrl_trainer.ranks.rank_info import read_rank_info
+from solrl_trainer.ranks.rank_runtime import process_group
 from solrl_trainer.records.records import IterationRecord
 from solrl_trainer.session import Session
 from training_helpers import TINY, resolve
@@ -71,13 +71,13 @@ def main(url: str, folder: str) -> None:
 
     httpx.Client.send = noted  # type: ignore[method-assign]
     sessions: list[Session] = []
-    iterate = loop.train_iteration
+    iterate = loop.train_step
 
     def watched(session: Session, *rest: Any) -> Any:
         sessions.append(session)
         return iterate(session, *rest)
 
-    loop.train_iteration = watched
+    loop.train_step = watched
     os.chdir(folder)
     output = Path(f"rank-{rank}")  # separate folders show which rank writes
     arguments = {"output": output, "run": "together", "rollout_url": url}

@@ -75,9 +75,9 @@ def held_bytes(overrides: Sequence[str], output: str) -> None:
     from solrl_core.families import load_backbone
     from solrl_trainer.policy.models import Models
     from solrl_trainer.policy.policy import Policy
-    from solrl_trainer.settings.presets import resolve
-    from solrl_trainer.ranks.process_group import process_group
     from solrl_trainer.ranks.rank_info import read_rank_info
+    from solrl_trainer.ranks.rank_runtime import process_group
+    from solrl_trainer.settings.presets import resolve
     from torch.distributed.tensor import DTensor
 
     def local(weight: torch.Tensor) -> torch.Tensor:
@@ -112,10 +112,10 @@ def held_bytes(overrides: Sequence[str], output: str) -> None:
 
 def with_another_device(argv: Sequence[str]) -> None:
     """`solrl-train`, where rank 1 finds a GPU."""
-    from solrl_trainer.ranks import world
+    from solrl_trainer.ranks import communicator
 
     if os.environ["RANK"] == "1":
-        world.pick_device = lambda name, process: "cuda:1"
+        communicator.pick_device = lambda name, process: "cuda:1"
     solrl_train(argv)
 
 

@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 from service_helpers import RunningService, running_service
 from solrl_client.retries import Wait
 from solrl_proto.adapters import AdapterList, adapter_digest
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.loop import Result, train
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.records.records import IterationRecord
 from solrl_trainer.rollouts.groups import GroupSelection
 from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.settings.config import RunConfig
 from support.ports import free_port
 from training_helpers import tiny_config
 

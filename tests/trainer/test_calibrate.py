@@ -13,18 +13,18 @@ from solrl_core.fingerprint import model_digest, part_digests
 from solrl_core.sampling.fitting import SCHEDULES
 from solrl_core.sampling.generator import Generator
 from solrl_proto.rollouts import Plan
-from solrl_trainer.commands import calibrate as module
-from solrl_trainer.commands.calibrate import calibrate
 from solrl_trainer.calibration import fitting
 from solrl_trainer.calibration.deciding import Requirement
 from solrl_trainer.calibration.fitting import fit_solvers, measured_prompts, recipe_examples
 from solrl_trainer.calibration.plans import PlanSet
+from solrl_trainer.commands import calibrate as module
+from solrl_trainer.commands.calibrate import calibrate
+from solrl_trainer.report.frontier import Point, frontier
+from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.service.agreement import check_bindings
+from solrl_trainer.service.source import exploration_plan
 from solrl_trainer.settings.presets import ConfigError, resolve
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
-from solrl_trainer.report.frontier import Point, frontier
-from solrl_trainer.service.agreement import check_bindings
-from solrl_trainer.rollouts.candidates import CandidateMaker
-from solrl_trainer.service.source import exploration_plan
 
 PRESET = "mini-sana/sol_rl/clipscore"
 TRAINED_ON_THEMSELVES = ("explore.source=local", "regenerate.at=none", "explore.prune=null")

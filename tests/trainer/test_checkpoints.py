@@ -10,10 +10,10 @@ import pytest
 import torch
 from solrl_core.adapter import encode_adapter
 from solrl_core.families import Backbone
+from solrl_trainer.policy.policy import CURRENT, OLD, Policy
 from solrl_trainer.records import checkpoints
 from solrl_trainer.records.checkpoints import DamagedCheckpointError
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.policy.policy import CURRENT, OLD, Policy
 from training_helpers import make_policy, make_samples, tiny_config, train_on
 
 

@@ -11,8 +11,8 @@ from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import part_digests
 from solrl_core.sampling.prompt_cache import PromptCache
-from solrl_trainer.policy.encoders import Encoders
 from solrl_trainer.loop import train
+from solrl_trainer.policy.encoders import Encoders
 from solrl_trainer.policy.models import Models
 from torch import nn
 from training_helpers import PROMPTS, tiny_config

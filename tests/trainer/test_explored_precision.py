@@ -11,10 +11,10 @@ from solrl_core.precision import fastest_tier, tiers
 from solrl_proto.identifiers import Tier
 from solrl_proto.rollouts import Precision
 from solrl_trainer.calibration.plans import explored_tiers
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.commands.demo import demo_config
-from solrl_trainer.settings.presets import resolve
 from solrl_trainer.service.agreement import note_emulation
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.presets import resolve
 
 ROOT = Path(__file__).parents[2]
 CUDA = torch.device("cuda")

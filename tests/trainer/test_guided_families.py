@@ -12,8 +12,8 @@ from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import initial_noise
 from solrl_core.sampling.sampler import solve
 from solrl_trainer import run
-from solrl_trainer.records import checkpoints
 from solrl_trainer.policy.policy import CURRENT, Policy
+from solrl_trainer.records import checkpoints
 from solrl_trainer.settings.presets import resolve
 from tiny_qwen import write_flux2_klein, write_qwen_image
 from training_helpers import TINY

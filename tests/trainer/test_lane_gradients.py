@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from solrl_trainer.policy.lane_gradients import LANES, LaneGradients
+from solrl_trainer.policy.gradient_buckets import LANES, GradientBuckets
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PARAMETERS = [torch.zeros(5, 3), torch.zeros(7)]
@@ -52,7 +52,7 @@ def totals(size: int, count: int, device: torch.device = CPU, parts: int = 1) ->
     computed: list[int] = []
 
     def work(world: Threads) -> list[torch.Tensor]:
-        gradients = LaneGradients(PARAMETERS, world, device)
+        gradients = GradientBuckets(PARAMETERS, world, device)
         for number in range(count):
             if gradients.owns(number):
                 computed.append(number)
@@ -79,10 +79,13 @@ def test_any_number_of_ranks_gives_the_same_bits(size: int, count: int) -> None:
 def test_the_largest_share_is_known(size: int, count: int, most: int) -> None:
     """Of eight lanes, three ranks have three, three and two."""
     shares = [
-        sum(LaneGradients(PARAMETERS, Threads(rank, size, threading.Barrier(1), {}), CPU).owns(n) for n in range(count))
+        sum(
+            GradientBuckets(PARAMETERS, Threads(rank, size, threading.Barrier(1), {}), CPU).owns(n)
+            for n in range(count)
+        )
         for rank in range(size)
     ]
-    gradients = LaneGradients(PARAMETERS, Threads(0, size, threading.Barrier(1), {}), CPU)
+    gradients = GradientBuckets(PARAMETERS, Threads(0, size, threading.Barrier(1), {}), CPU)
     assert gradients.most(count) == max(shares) == most
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from solrl_core.families import load_backbone
 from solrl_proto.rollouts import PromptItem
+from solrl_trainer.ranks.communicator import SingleProcess
+from solrl_trainer.session import open_session
 from solrl_trainer.settings.long_prompts import note_long_prompts
 from solrl_trainer.settings.presets import resolve
-from solrl_trainer.session import open_session
-from solrl_trainer.ranks.world import SoloWorld
 
 LONG = "two red circles and " * 10
 
@@ -33,6 +33,6 @@ def test_a_run_names_its_own(tmp_path: Path) -> None:
     settings = [f"prompts={tmp_path}", "explore.prompts=1", "lora.rank=2", "evaluate.rewards=clipscore"]
     notes: list[str] = []
     with open_session(
-        resolve("mini-sana/naive_scaling/clipscore", overrides=settings).config, notes.append, SoloWorld()
+        resolve("mini-sana/naive_scaling/clipscore", overrides=settings).config, notes.append, SingleProcess()
     ):
         assert [note for note in notes if note.startswith("1 of 2 training prompts are longer")]

@@ -8,10 +8,10 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from solrl_core.adapter import lora_a_key, lora_b_key
 from solrl_core.families import Backbone, load_backbone
-from solrl_trainer.settings.config import Lora
 from solrl_trainer.policy.lora import LoraLinear, Pair
 from solrl_trainer.policy.lora_product import lora_product
 from solrl_trainer.policy.policy import CURRENT, Policy
+from solrl_trainer.settings.config import Lora
 from torch import nn
 from training_helpers import velocity
 

@@ -19,12 +19,12 @@ from solrl_core.memory import RESERVED, plan_memory
 from solrl_core.rewards.size import reward_bytes
 from solrl_minis import catalog
 from solrl_proto.identifiers import Tier
-from solrl_trainer.memory import run_memory
 from solrl_trainer.commands.cli import main
-from solrl_trainer.settings.config import Lora
-from solrl_trainer.settings.presets import resolve
+from solrl_trainer.memory import run_memory
 from solrl_trainer.memory.run_memory import Layout, RunMemory, Wanted, plan_run
 from solrl_trainer.memory.training_memory import TrainingPlan, iteration_bytes, plan_training
+from solrl_trainer.settings.config import Lora
+from solrl_trainer.settings.presets import resolve
 from support.true_shapes import write_skeleton
 from training_helpers import tiny_config
 from typed import typed

@@ -6,10 +6,10 @@ import pytest
 import torch
 from solrl_core.adapter import decode_adapter, encode_adapter
 from solrl_core.families import Backbone, load_backbone
-from solrl_core.sampling.generator import Generator
 from solrl_core.lora import adapter_layout
-from solrl_trainer.settings.config import Lora, PolicySettings
+from solrl_core.sampling.generator import Generator
 from solrl_trainer.policy.policy import CURRENT, OLD, Policy, old_decay, require_finite
+from solrl_trainer.settings.config import Lora, PolicySettings
 from training_helpers import velocity
 
 LORA = Lora(rank=2, alpha=4)

@@ -7,9 +7,9 @@ import torch
 from real_runs import Watcher
 from run_folders import iteration_record
 from solrl_trainer.evaluation.scores import Evaluation
+from solrl_trainer.policy.update import UpdateFigures
 from solrl_trainer.records.records import HeldOutRecord, Spread, share_without_spread
 from solrl_trainer.records.run_log import RunLog
-from solrl_trainer.policy.update import UpdateFigures
 
 
 def test_the_line_of_an_iteration() -> None:

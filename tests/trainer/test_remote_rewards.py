@@ -12,15 +12,15 @@ from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 from solrl_reward.app import create_app
 from solrl_reward.settings import Settings
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.commands.doctor import check
+from solrl_trainer.memory.run_memory import reward_sizes
 from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.run import run
+from solrl_trainer.service.problems import require_rewards
+from solrl_trainer.service.reward_specs import reward_specs
+from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.preflight import check_run, require_judges, usable_judges
 from solrl_trainer.settings.presets import resolve
-from solrl_trainer.service.problems import require_rewards
-from solrl_trainer.service.reward_specs import as_requested
-from solrl_trainer.run import run
-from solrl_trainer.memory.run_memory import reward_sizes
 
 AWAY = "http://127.0.0.1:9"
 SMALL = (
@@ -188,12 +188,12 @@ def test_requests_name_the_server_and_digest_of_what_is_not_loaded(
     with RolloutClient(service.url) as client:
         hosted = client.model(MODEL)
     digests = {f"reward:{BROUGHT}": "sha256:" + "1" * 64}
-    loaded, brought = as_requested(config.served_rewards, config, hosted, digests)
+    loaded, brought = reward_specs(config.served_rewards, config, hosted, digests)
     assert (loaded.name, loaded.at, loaded.digest) == ("clipscore", None, None)
     assert (brought.name, brought.weight, brought.at) == (BROUGHT, 0.5, server)
     assert brought.digest == digests[f"reward:{BROUGHT}"]
     plain = config.model_copy(update={"reward_options": {}})
-    assert as_requested(plain.served_rewards, plain, hosted) == plain.served_rewards
+    assert reward_specs(plain.served_rewards, plain, hosted) == plain.served_rewards
 
 
 def test_a_service_that_does_not_ask_the_server_is_refused_before_the_run(
@@ -209,7 +209,7 @@ def test_a_service_that_does_not_ask_the_server_is_refused_before_the_run(
     with RolloutClient(service.url) as client:
         models = client.models()
     hosted, none = models.models[0], models.model_copy(update={"reward_hosts": ()})
-    asked = as_requested(config.served_rewards, config, hosted)
+    asked = reward_specs(config.served_rewards, config, hosted)
     with pytest.raises(ProblemError, match="asks no reward servers of runs"):
         require_rewards(service.url, none, hosted, asked)
     odd = [spec.model_copy(update={"at": f"{server}/path"}) for spec in asked if spec.at]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from solrl_core.model_options import ModelOptions
-from solrl_trainer.records.checkpoints import Origin
 from solrl_trainer.commands.cli import main
+from solrl_trainer.records.checkpoints import Origin
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.resuming import check, check_names, parts_before_loading, parts_when_loaded, rule_of
 from training_helpers import TINY, tiny_config

@@ -14,10 +14,10 @@ from fake_backend import SHAPE, FakeBackend
 from reward_servers import serving
 from service_helpers import rollout_request
 from solrl_core.errors import RewardError, RewardUnavailableError
-from solrl_core.sampling.generator import GeneratorOutput
-from solrl_core.sampling.noise import initial_noise
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.base import PlainDefaults
+from solrl_core.sampling.generator import GeneratorOutput
+from solrl_core.sampling.noise import initial_noise
 from solrl_core.sampling.sampler import Trajectory
 from solrl_core.sampling.solvers import Euler
 from solrl_engine.scorer import Scorer

@@ -11,10 +11,10 @@ from hostile_service import Answer, HostileService, hostile_service
 from run_folders import iteration_record
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.status import HeldOut, RunSettings
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.records.records import Estimate, HeldOutRecord
-from solrl_trainer.service.source import RolloutSource
 from solrl_trainer.records.status_reports import StatusReporter, run_settings
+from solrl_trainer.service.source import RolloutSource
+from solrl_trainer.settings.config import RunConfig
 from training_helpers import tiny_config
 
 LOST, ARRIVED = Answer(503), Answer()

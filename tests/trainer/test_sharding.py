@@ -9,7 +9,7 @@ from solrl_core.sampling.generator import Generator
 from solrl_trainer.policy import sharding
 from solrl_trainer.policy.policy import Policy
 from solrl_trainer.policy.sharding import check_sharding, place, shard_base, sharded_bytes
-from solrl_trainer.ranks.world import SoloWorld, World
+from solrl_trainer.ranks.communicator import Communicator, SingleProcess
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -28,12 +28,12 @@ class Two:
 def test_it_is_refused_where_it_cannot_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
     config, cpu = tiny_config("optimizer.shard_base=true"), torch.device("cpu")
     with pytest.raises(ValueError, match=r"for one process; expected several ranks: start with torchrun"):
-        check_sharding(config, cpu, SoloWorld())
-    monkeypatch.setattr(sharding, "lane_count", lambda: 3)
+        check_sharding(config, cpu, SingleProcess())
+    monkeypatch.setattr(sharding, "thread_count", lambda: 3)
     with pytest.raises(ValueError, match=r"on a CPU with 3 threads; expected one: set OMP_NUM_THREADS=1"):
         check_sharding(config, cpu, Two())  # type: ignore[arg-type]
     check_sharding(config, torch.device("cuda"), Two())  # type: ignore[arg-type]
-    check_sharding(tiny_config(), cpu, SoloWorld())
+    check_sharding(tiny_config(), cpu, SingleProcess())
 
 
 class Model(nn.Module):
@@ -73,13 +73,13 @@ def test_each_rank_has_a_part_of_the_blocks_and_all_else() -> None:
 
 
 @pytest.fixture
-def four_ranks() -> Iterator[World]:
+def four_ranks() -> Iterator[Communicator]:
     """The first of four ranks, whose collectives do nothing."""
     import torch.testing._internal.distributed.fake_pg  # registers the backend
 
     dist.init_process_group("fake", rank=0, world_size=4, store=dist.HashStore())
 
-    class Four(SoloWorld):
+    class Four(SingleProcess):
         size = 4
 
         def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -91,7 +91,7 @@ def four_ranks() -> Iterator[World]:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
 @pytest.mark.parametrize("name", ["mini-flux", "mini-sd3", "mini-sana"])
-def test_a_device_holds_what_the_plan_says(name: str, device: str, four_ranks: World) -> None:
+def test_a_device_holds_what_the_plan_says(name: str, device: str, four_ranks: Communicator) -> None:
     torch._dynamo.reset()
     backbone = load_backbone(name, device=device, waiting=True)
     config = tiny_config("optimizer.shard_base=true", "optimizer.checkpointing=1", "optimizer.encoders=cpu")

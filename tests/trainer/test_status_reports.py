@@ -16,11 +16,11 @@ from solrl_client.rollouts import RolloutClient
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.status import THUMBNAIL_SIDE, RunDetail
 from solrl_trainer import loop
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.loop import train
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.records.records import IterationRecord
 from solrl_trainer.records.status_reports import ImageBudget, thumbnail
+from solrl_trainer.settings.config import RunConfig
 from training_helpers import tiny_config
 
 SMALL = (

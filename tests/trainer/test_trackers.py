@@ -16,11 +16,11 @@ import torch
 from recording_tracker import Recorder
 from run_folders import iteration_line
 from solrl_trainer.commands.cli import main
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.evaluation.scores import Evaluation
 from solrl_trainer.records.metrics_file import Metrics, read_metrics
 from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog
+from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.trackers.base import Tracker
 from solrl_trainer.trackers.feed import contact_sheet, figures, open_trackers
 from solrl_trainer.trackers.registry import TRACKERS

@@ -9,9 +9,9 @@ import torch
 from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_trainer.memory import training_memory
-from solrl_trainer.settings.config import Lora
-from solrl_trainer.policy.lora import inject
 from solrl_trainer.memory.training_memory import TrainingPlan, plan_training, wanted_blocks
+from solrl_trainer.policy.lora import inject
+from solrl_trainer.settings.config import Lora
 from tiny_pipelines import write_z_image
 from training_helpers import tiny_config
 

@@ -13,10 +13,10 @@ from solrl_core.sampling.generator import Generator
 from solrl_trainer.algorithms.base import Loss, Velocities
 from solrl_trainer.algorithms.diffusionnft import DiffusionNft, DiffusionNftSettings
 from solrl_trainer.algorithms.training_data import ForwardBatch
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.policy.policy import CURRENT, OLD
-from solrl_trainer.settings.presets import resolve
 from solrl_trainer.policy.update import UpdateFigures, trained_steps, training_pairs
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.presets import resolve
 from training_helpers import PROMPTS, TINY, make_policy, make_samples, tiny_config, train_on, updater
 
 MINIATURES = ("mini-sana", "mini-sd3", "mini-flux")
@@ -64,7 +64,7 @@ def test_a_layer_without_a_gradient_is_refused_unless_its_family_names_it(
     with pytest.raises(ValueError, match=rf"1 adapted layers.*{name}"):
         train_on(make_samples(mine), policy, mine, optimizer, config, 0)
     assert equal(start, policy.tensors(CURRENT))
-    monkeypatch.setattr(type(mine), "idle_layers", name)
+    monkeypatch.setattr(type(mine), "unused_lora_layers", name)
     train_on(make_samples(mine), policy, mine, optimizer, config, 0)
     products = {key: value for key, value in policy.tensors(CURRENT).items() if "lora_B" in key}
     assert {key for key, value in products.items() if not value.any()} == {lora_b_key(name)}

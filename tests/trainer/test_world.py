@@ -8,7 +8,14 @@ import pytest
 import torch
 from fault_trials.processes import RankPrograms
 from service_helpers import RunningService, running_service
-from solrl_trainer.ranks.world import SoloWorld, gather_rows, gather_values, pick_device, require_equal, share
+from solrl_trainer.ranks.communicator import (
+    SingleProcess,
+    gather_rows,
+    gather_values,
+    pick_device,
+    require_equal,
+    share,
+)
 
 
 class Ranks:
@@ -39,10 +46,10 @@ def test_shares_are_all_items_in_order_and_rank_0_has_at_least_one(count: int, s
 def test_values_of_all_ranks_keep_every_bit() -> None:
     value = {"sum": 0.1 + 0.2, "names": ["ä"], "none": None}
     assert gather_values(value, Ranks(1, 3)) == [value] * 3
-    assert gather_values(value, SoloWorld()) == [value]
+    assert gather_values(value, SingleProcess()) == [value]
     rows = torch.rand(2, 3)
     assert torch.equal(gather_rows(rows, Ranks(0, 2)), torch.cat([rows, rows]))
-    assert gather_rows(rows, SoloWorld()) is rows
+    assert gather_rows(rows, SingleProcess()) is rows
 
 
 class Apart(Ranks):
@@ -64,7 +71,7 @@ def test_each_rank_has_a_separate_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [pick_device("auto", Ranks(rank, 2)) for rank in range(2)] == ["cuda:0", "cuda:1"]
     assert pick_device("cuda", Ranks(1, 2)) == "cuda:1"
     assert pick_device("cpu", Ranks(1, 2)) == "cpu"
-    assert [pick_device(name, SoloWorld()) for name in ("auto", "cuda", "cuda:5")] == ["cuda", "cuda", "cuda:5"]
+    assert [pick_device(name, SingleProcess()) for name in ("auto", "cuda", "cuda:5")] == ["cuda", "cuda", "cuda:5"]
     with pytest.raises(ValueError, match="device is cuda:1 for 2 ranks; expected auto, cuda or cpu"):
         pick_device("cuda:1", Ranks(1, 2))
     with pytest.raises(ValueError, match=r"rank 2 is number 2 of its machine, which has 2 GPUs.*--nproc-per-node 2"):

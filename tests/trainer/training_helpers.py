@@ -6,13 +6,13 @@ import torch
 from solrl_core.families import Backbone
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingSamples
-from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.memory.training_memory import wanted_blocks
 from solrl_trainer.policy.models import build_policy
 from solrl_trainer.policy.policy import Policy
-from solrl_trainer.settings.presets import resolve
-from solrl_trainer.memory.training_memory import wanted_blocks
 from solrl_trainer.policy.update import UpdateFigures, Updater
-from solrl_trainer.ranks.world import SoloWorld, World
+from solrl_trainer.ranks.communicator import Communicator, SingleProcess
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.presets import resolve
 
 TINY = ("lora.rank=2", "lora.alpha=4", "regenerate.steps=4", "optimizer.updates=2", "optimizer.batch=4")
 PROMPTS = ["a red circle", "two blue squares", "a green cross", "a small cyan triangle"]
@@ -45,7 +45,7 @@ def updater(
     backbone: Backbone,
     optimizer: torch.optim.Optimizer,
     config: RunConfig,
-    world: World | None = None,
+    world: Communicator | None = None,
 ) -> Updater:
     """The updater of a run with these settings."""
     return Updater(
@@ -57,7 +57,7 @@ def updater(
         sigmas=backbone.sigmas(config.regenerate.steps),
         guidance=config.guidance,
         seed=config.seed,
-        world=world or SoloWorld(),
+        world=world or SingleProcess(),
     )
 
 

@@ -10,12 +10,8 @@ from solrl_engine.side_stream import Pending, in_background
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import ProblemError
 
-from solrl_trainer.records import checkpoints
-from solrl_trainer.settings import resuming
 from solrl_trainer.algorithms.base import advantages_of
 from solrl_trainer.algorithms.training_data import TrainingSamples
-from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.evaluation.scores import Evaluation
 from solrl_trainer.evaluation.held_out import (
     evaluate_along,
     evaluate_average,
@@ -23,19 +19,23 @@ from solrl_trainer.evaluation.held_out import (
     measure_fidelity,
     note_better_checkpoint,
 )
+from solrl_trainer.evaluation.scores import Evaluation
+from solrl_trainer.policy.update import UpdateFigures
+from solrl_trainer.ranks.communicator import Communicator, SingleProcess, require_equal, share, wait_for_rank_zero
+from solrl_trainer.records import checkpoints
 from solrl_trainer.records.records import IterationRecord, Spread, share_without_spread
-from solrl_trainer.report.pairs import SHOWN_PROMPTS, CandidatePairs, candidate_pairs
-from solrl_trainer.settings.resuming import Change
 from solrl_trainer.records.reward_shares import note_shares, reward_shares
+from solrl_trainer.records.run_log import Reporter, RunLog, open_run_log
+from solrl_trainer.report.pairs import SHOWN_PROMPTS, CandidatePairs, candidate_pairs
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import ScoredGroup, parts_of
 from solrl_trainer.rollouts.iteration import IterationSamples
-from solrl_trainer.records.run_log import Reporter, RunLog, open_run_log
 from solrl_trainer.selection import reselect, select
 from solrl_trainer.session import Session, open_session
+from solrl_trainer.settings import resuming
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.resuming import Change
 from solrl_trainer.trackers.feed import Trackers
-from solrl_trainer.policy.update import UpdateFigures
-from solrl_trainer.ranks.world import SoloWorld, World, require_equal, share, wait_for_rank_zero
 
 _SHOWN_EACH = 3
 
@@ -70,7 +70,7 @@ def train(
     resume: bool = False,
     checkpoint: int | None = None,
     allowed: Collection[str] = (),
-    world: World | None = None,
+    world: Communicator | None = None,
     trackers: Trackers | None = None,
 ) -> Result:
     """Run a training, or continue one.
@@ -90,7 +90,7 @@ def train(
         ValueError: the run cannot be resumed with these settings, prompts, model, rewards or libraries.
         FloatingPointError: a loss or gradient that is not finite.
     """
-    world = world or SoloWorld()
+    world = world or SingleProcess()
     found = None
     if resume:
         own = checkpoints.latest(config.output / "checkpoints", checkpoint) if world.rank == 0 else None
@@ -122,12 +122,12 @@ def train(
             samples = None  # frees the previous iteration's
             evaluate_along(session, log, iteration, before)
             measure_fidelity(session, log, iteration)
-            samples = roll_out(session, log, iteration)
+            samples = collect_samples(session, log, iteration)
             if iteration == version:
                 note_shares(reward_shares(samples.rewards, config.weights), log.note)
             if iteration + 1 == config.iterations:
                 pictures = begin_pairs(session, log, iteration, samples)
-            train_iteration(session, log, iteration, samples)
+            train_step(session, log, iteration, samples)
         after = evaluate_average(session, log, config.iterations, before)
         pairs = pictures() if pictures else None
         note_better_checkpoint(config, log)
@@ -142,7 +142,7 @@ def train(
         )
 
 
-def roll_out(session: Session, log: RunLog, iteration: int) -> IterationSamples:
+def collect_samples(session: Session, log: RunLog, iteration: int) -> IterationSamples:
     """Explore, select, regenerate and score an iteration's samples.
 
     A group is selected and regenerated as soon as it arrives, while a service explores the others. A GPU regenerates
@@ -177,11 +177,11 @@ def roll_out(session: Session, log: RunLog, iteration: int) -> IterationSamples:
     session.clock.add("candidates", "service", exploration.summary.times)
     samples = IterationSamples.gather(prompts, groups, exploration.summary, session.world)
     log.samples_ready(iteration, samples)
-    session.explorer.look_ahead(iteration)
+    session.explorer.prefetch(iteration)
     return samples
 
 
-def train_iteration(session: Session, log: RunLog, iteration: int, samples: IterationSamples) -> None:
+def train_step(session: Session, log: RunLog, iteration: int, samples: IterationSamples) -> None:
     """Train on an iteration's samples, and return the next version of the behaviour policy."""
     config, models = session.config, session.models
     with log.phase(iteration, "train"):

@@ -5,21 +5,21 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from solrl_trainer.settings import resuming
-from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.evaluation.scores import compare, verdicts
 from solrl_trainer.commands.export import export
-from solrl_trainer.records.folder import SETTINGS, check_new, saved_settings
+from solrl_trainer.evaluation.scores import compare, verdicts
 from solrl_trainer.loop import Result, train
+from solrl_trainer.ranks.communicator import Communicator
+from solrl_trainer.records.folder import SETTINGS, check_new, saved_settings
 from solrl_trainer.records.output_files import write_file
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.report.figures import trained_text
 from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
 from solrl_trainer.report.page import write_report
+from solrl_trainer.settings import resuming
+from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.settings_yaml import SETTINGS_YAML, settings_yaml
 from solrl_trainer.trackers.feed import open_trackers
-from solrl_trainer.ranks.world import World
 
 
 def run(
@@ -28,7 +28,7 @@ def run(
     resume: bool = False,
     version: int | None = None,
     allowed: Collection[str] = (),
-    world: World | None = None,
+    world: Communicator | None = None,
 ) -> dict[str, Any]:
     """Train, then write result.json, gallery, grid.png, lora.safetensors, README.md and report.html into the folder.
 
@@ -68,7 +68,7 @@ def run(
     return summary
 
 
-def follow(config: RunConfig, *, resume: bool, version: int | None, world: World) -> None:
+def follow(config: RunConfig, *, resume: bool, version: int | None, world: Communicator) -> None:
     """Train as a rank other than 0, which writes and prints nothing. Arguments as in `run`."""
     train(config, None, resume=resume, checkpoint=version, world=world)
 

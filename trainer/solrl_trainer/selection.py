@@ -9,8 +9,8 @@ import torch
 from solrl_proto.noise import expand_seeds
 from solrl_proto.selection import best_worst, levelled, rounding
 
-from solrl_trainer.settings.config import Explore, Regenerate, SelectionMode
 from solrl_trainer.rollouts.groups import CandidateGroup, GroupSelection, ScoredGroup
+from solrl_trainer.settings.config import Explore, Regenerate, SelectionMode
 
 __all__ = ["MODES", "best_worst", "extremes_random", "mean_deviation", "reselect", "select", "uniform"]
 

@@ -19,15 +19,20 @@ from solrl_engine.scorer import Scorer
 from solrl_proto.rollouts import PromptItem
 from solrl_remote.remote_reward import connect_reward
 
-from solrl_trainer.records import checkpoints
 from solrl_trainer.algorithms.base import Algorithm
 from solrl_trainer.algorithms.registry import ALGORITHMS
-from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.long_prompts import note_long_prompts
 from solrl_trainer.policy.models import Models
-from solrl_trainer.settings.prompts import find_prompts, prompts_of_iteration, read_prompts
+from solrl_trainer.policy.sharding import LockstepCommunicator
+from solrl_trainer.policy.update import Updater
+from solrl_trainer.ranks.communicator import Communicator, pick_device, share, wait_for_rank_zero
+from solrl_trainer.records import checkpoints
+from solrl_trainer.records.reward_clock import RewardClock
 from solrl_trainer.report.pairs import SHOWN_PROMPTS
-from solrl_trainer.settings.resuming import parts_when_loaded
+from solrl_trainer.rollouts.exploration import Explorer
+from solrl_trainer.rollouts.local import LocalExplorer
+from solrl_trainer.rollouts.on_device import DeviceSampling
+from solrl_trainer.rollouts.regenerate import Regenerator
+from solrl_trainer.rollouts.scoring import SampleScorer
 from solrl_trainer.service.adapter_supply import AdapterSupply
 from solrl_trainer.service.agreement import (
     check_bindings,
@@ -40,17 +45,12 @@ from solrl_trainer.service.connection import (
     connect_service,
     rollout_client,
 )
-from solrl_trainer.rollouts.exploration import Explorer
-from solrl_trainer.rollouts.local import LocalExplorer
-from solrl_trainer.rollouts.on_device import DeviceSampling
-from solrl_trainer.rollouts.regenerate import Regenerator
-from solrl_trainer.records.reward_clock import RewardClock
-from solrl_trainer.rollouts.scoring import SampleScorer
-from solrl_trainer.service.regenerator import ServiceRegenerator
 from solrl_trainer.service.explorer import ServiceExplorer
-from solrl_trainer.policy.sharding import InStepWorld
-from solrl_trainer.policy.update import Updater
-from solrl_trainer.ranks.world import World, pick_device, share, wait_for_rank_zero
+from solrl_trainer.service.regenerator import ServiceRegenerator
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.long_prompts import note_long_prompts
+from solrl_trainer.settings.prompts import find_prompts, prompts_of_iteration, read_prompts
+from solrl_trainer.settings.resuming import parts_when_loaded
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Session:
     """
 
     config: RunConfig
-    world: World
+    world: Communicator
     models: Models
     rewards: RewardSet
     algorithm: Algorithm[Any, Any]
@@ -135,12 +135,12 @@ class Session:
         # No rank may explore under a version before rank 0 has pushed it.
         wait_for_rank_zero(self.world)
         self.models.merge_behaviour(adapter, version)
-        self.explorer.look_ahead(version, beyond=self.config.regenerate.at != "service")
+        self.explorer.prefetch(version, beyond=self.config.regenerate.at != "service")
 
 
 @contextmanager
 def open_session(
-    config: RunConfig, note: Callable[[str], None], world: World, on_wait: OnWait = ignore
+    config: RunConfig, note: Callable[[str], None], world: Communicator, on_wait: OnWait = ignore
 ) -> Iterator[Session]:
     """Load everything, and refuse a service or an exploration plan that differs from what is loaded here.
 
@@ -279,7 +279,7 @@ def connect(
             guidance=config.guidance,
             seed=config.seed,
             world=world,
-            in_step=isinstance(world, InStepWorld),
+            in_step=isinstance(world, LockstepCommunicator),
             after_step=partial(models.policy.average_step, settings=config.policy),
         ),
         train_prompts=train,

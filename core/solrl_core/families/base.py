@@ -84,7 +84,7 @@ class Backbone(ABC):
         return linear_flops(self.transformer, lambda: self.velocity(self.transformer, latents, sigma, conditioning))
 
     @property
-    def idle_layers(self) -> str | None:
+    def unused_lora_layers(self) -> str | None:
         """Regular expression of the whole dotted names of adapted layers whose output nothing uses; by default none.
 
         They get no gradient. Training refuses other layers without one.
@@ -125,7 +125,7 @@ class Backbone(ABC):
         """Keep the conditioning of so many prompts, the newest, even if the cache grows beyond its usual size."""
         self._prompts.least = prompts
 
-    def unread_tokens(self, prompts: Sequence[str]) -> list[int]:
+    def truncated_tokens(self, prompts: Sequence[str]) -> list[int]:
         """For each prompt, the tokens at its end that no text encoder reads: prompts that differ only there are one."""
         return [0] * len(prompts)
 

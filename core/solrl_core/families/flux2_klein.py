@@ -74,7 +74,7 @@ class Flux2Klein(PipelineBackbone):
         )[0]
         return states
 
-    def unread_tokens(self, prompts: Sequence[str]) -> list[int]:
+    def truncated_tokens(self, prompts: Sequence[str]) -> list[int]:
         """Tokens beyond the limit, which counts those of the chat template too."""
         tokenizer = self._pipeline.tokenizer
 

@@ -15,9 +15,9 @@ from solrl_core.families.base import Backbone, Conditioning, raise_recompile_lim
 from solrl_core.families.decoder_fp8 import decodes_images, fp8_decoder, has_decoder_kernels
 from solrl_core.families.decoder_fused import fused_decoder
 from solrl_core.model_options import ModelOptions
-from solrl_core.sampling.noise import initial_noise
 from solrl_core.precision import LayerPolicy
 from solrl_core.precision.fuse import fuse_feed_forwards
+from solrl_core.sampling.noise import initial_noise
 
 Predict = Callable[[torch.Tensor, torch.Tensor, Conditioning], torch.Tensor]
 """(latents [B, ...], sigma [B], conditioning) → velocity [B, ...] float32."""
@@ -122,7 +122,7 @@ class PipelineBackbone(Backbone):
         """Rebuild this backbone from its pipeline, after the pipeline's parts have moved to another device."""
         return type(self)(self._pipeline, self.name, self.options)
 
-    def unread_tokens(self, prompts: Sequence[str]) -> list[int]:
+    def truncated_tokens(self, prompts: Sequence[str]) -> list[int]:
         """Tokens beyond the limit of each text encoder, for the one that reads most."""
         beyond = []
         for name, tokenizer in self.parts.items():

@@ -57,7 +57,7 @@ class QwenImage(PipelineBackbone):
         return 512
 
     @property
-    def idle_layers(self) -> str:
+    def unused_lora_layers(self) -> str:
         """Text queries of the last block, and all layers after them: the block's text output is discarded."""
         last = len(list(self.transformer.get_submodule("transformer_blocks").children())) - 1
         return rf"transformer_blocks\.{last}\.(attn\.(add_q_proj|to_add_out)|txt_mlp\..*)"
@@ -106,7 +106,7 @@ class QwenImage(PipelineBackbone):
         mask = tokens.attention_mask[:, first:].bool()
         return torch.where(mask[..., None], states, 0), mask
 
-    def unread_tokens(self, prompts: Sequence[str]) -> list[int]:
+    def truncated_tokens(self, prompts: Sequence[str]) -> list[int]:
         """Tokens beyond the limit, which counts those of the template after the prompt, but not those before it."""
         pipeline = self._pipeline
         template = pipeline.prompt_template_encode

@@ -102,7 +102,7 @@ class Sana(PipelineBackbone):
             return super().stack(conditionings)
         return {name: row.expand(len(conditionings), *row.shape[1:]) for name, row in first.items()}
 
-    def unread_tokens(self, prompts: Sequence[str]) -> list[int]:
+    def truncated_tokens(self, prompts: Sequence[str]) -> list[int]:
         """Tokens beyond the limit, which does not count those of the instruction before the prompt."""
         tokenizer, instruction = self._pipeline.tokenizer, "\n".join(self.options.complex_human_instruction or [])
         limit = self.max_sequence_length

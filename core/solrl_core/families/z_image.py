@@ -70,7 +70,7 @@ class ZImage(PipelineBackbone):
         )
         return text
 
-    def unread_tokens(self, prompts: Sequence[str]) -> list[int]:
+    def truncated_tokens(self, prompts: Sequence[str]) -> list[int]:
         """Tokens of the prompts beyond the limit, which also counts the chat template before them."""
         before = self._as_chat("prompt").partition("prompt")[0]
         counts = token_counts(self._pipeline.tokenizer, [before + prompt for prompt in prompts])

@@ -28,7 +28,7 @@ Reward = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], to
 A reward may have a `digest` attribute ("sha256:…") over its weights. Without it, the digest is over its source and what
 that uses of its own module. A reward that demands something of a prompt's text or metadata says so with
 `checks_prompts`. One that asks a paid service may count in an attribute `costs`, numbers by kind that only grow. One
-that waits for another service states in an attribute `answers_within` how many seconds a call may take.
+that waits for another service states in an attribute `max_latency_s` how many seconds a call may take.
 """
 
 
@@ -275,9 +275,9 @@ class RewardSet:
         """Numbers of the rewards that count what they use of other services, such as tokens, by reward and kind."""
         return {name: dict(reward.costs) for name, reward in self._rewards.items() if hasattr(reward, "costs")}
 
-    def answers_within(self, name: str) -> float | None:
+    def max_latency_s(self, name: str) -> float | None:
         """Seconds that a reward's scores may take, at most a day; None if it does not wait for another service."""
-        seconds: float | None = getattr(self._rewards[name], "answers_within", None)
+        seconds: float | None = getattr(self._rewards[name], "max_latency_s", None)
         return min(seconds, MAX_ANSWER_SECONDS) if seconds else None
 
     def first_fault(self, name: str, prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> str | None:

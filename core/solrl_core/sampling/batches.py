@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from solrl_core.sampling.lanes import lane_count
+from solrl_core.sampling.cpu_threads import thread_count
 
 FEWEST_ON_CPU, MOST_ON_CPU = 4, 12
 """In batches of these sizes, and up to 15, a candidate's bits do not depend on the size: measured on the miniatures."""
@@ -38,7 +38,7 @@ def batches(count: int, limit: int, device: torch.device) -> list[PaddedBatch]:
     """
     if device.type == "cpu":
         fewest = min(FEWEST_ON_CPU, limit)
-        number = max(math.ceil(count / min(limit, MOST_ON_CPU)), min(lane_count(), math.ceil(count / fewest)))
+        number = max(math.ceil(count / min(limit, MOST_ON_CPU)), min(thread_count(), math.ceil(count / fewest)))
         size = math.ceil(count / number)
         return [_padded(start, min(start + size, count), fewest) for start in range(0, count, size)]
     whole, quarter = gpu_batch_sizes(limit)

@@ -15,18 +15,18 @@ from solrl_proto.rollouts import AdapterUse, DecoderPrecision
 from torch import nn
 
 from solrl_core.adapter import Adapter
-from solrl_core.sampling.batches import PaddedBatch, batches
-from solrl_core.sampling.device_events import upload
 from solrl_core.families.base import Backbone
-from solrl_core.sampling.few_rows import pad_few_rows
-from solrl_core.sampling.lanes import map_in_lanes
 from solrl_core.lora import Merger, target_modules
-from solrl_core.sampling.noise import initial_noise, step_noise
 from solrl_core.precision import PRECISIONS, apply_policy, numerics
 from solrl_core.rewards.images import as_pil
+from solrl_core.sampling.batches import PaddedBatch, batches
+from solrl_core.sampling.cpu_threads import map_in_threads
+from solrl_core.sampling.device_events import upload
+from solrl_core.sampling.min_rows import pad_to_min_rows
+from solrl_core.sampling.noise import initial_noise, step_noise
 from solrl_core.sampling.sampler import Recorder, Recording, Trajectory, advance
 from solrl_core.sampling.solver_specs import SolverSpec, make_solver
-from solrl_core.sampling.text_once import TextOnce
+from solrl_core.sampling.text_projection_cache import TextProjectionCache
 
 CHUNK_SIZE = 24
 """Largest number of candidates in a batch of a service, and by default of a trainer."""
@@ -99,13 +99,13 @@ class Generator:
             apply_policy(self.transformer, backbone.policy_at(precision), precision, backbone.device)
         self.layout = {name: (module.out_features, module.in_features) for name, module in clean.items()}
         self._merger = Merger(clean, self.transformer)
-        self._text: TextOnce | None = None
+        self._text: TextProjectionCache | None = None
         if backbone.device.type == "cuda":
             backbone.compile(self.transformer)
         elif backbone.device.type == "cpu":
-            pad_few_rows(self.transformer)
+            pad_to_min_rows(self.transformer)
             if backbone.text_layers is not None:
-                self._text = TextOnce(self.transformer, backbone.text_layers)
+                self._text = TextProjectionCache(self.transformer, backbone.text_layers)
 
     def merge_through(
         self, read: Callable[[str], torch.Tensor], write: Callable[[nn.Module, torch.Tensor], None]
@@ -198,7 +198,7 @@ class Generator:
             unpadded = slice(batch.count)
             return end.rows(unpadded), None if recorder is None else recorder.recording(sigmas, unpadded)
 
-        parts = map_in_lanes(run, batches(len(seeds), batch_limit, device), device)
+        parts = map_in_threads(run, batches(len(seeds), batch_limit, device), device)
         end = Trajectory.join([trajectory for trajectory, _ in parts])
         assert end.clean is not None
         recordings = [recording for _, recording in parts if recording is not None]
@@ -222,7 +222,7 @@ def decode_in_batches(
     cut = batches(len(latents), min(batch_limit, most), latents.device)
     rows = [latents[list(batch.rows)] for batch in cut]
     decode = torch.inference_mode()(partial(backbone.decode, precision=precision))
-    parts = map_in_lanes(decode, rows, latents.device)
+    parts = map_in_threads(decode, rows, latents.device)
     return torch.cat([part[: batch.count] for part, batch in zip(parts, cut, strict=True)])
 
 

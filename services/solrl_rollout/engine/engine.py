@@ -12,10 +12,10 @@ from concurrent.futures import Future
 
 from solrl_proto.status import WorkerStatus
 
-from solrl_rollout.engine.queue.dispatch import Dispatch
-from solrl_rollout.engine.queue.feed import WorkerFeed
 from solrl_rollout.engine.hosting import describe, require_equal
 from solrl_rollout.engine.problems import engine_dead, generation_failed
+from solrl_rollout.engine.queue.feed import WorkerFeed
+from solrl_rollout.engine.queue.scheduler import Scheduler
 from solrl_rollout.engine.work import Chunk, HostedModel, Job
 from solrl_rollout.engine.workers.base import Worker, WorkerDiedError
 from solrl_rollout.settings import Settings
@@ -45,9 +45,9 @@ class Engine:
             workers: at least one, not loaded yet.
         """
         self._metrics = metrics
-        self._dispatch = Dispatch(settings, metrics)
+        self._scheduler = Scheduler(settings, metrics)
         several = len(workers) > 1
-        self._feeds = [WorkerFeed(worker, self._dispatch, keeps_run=several) for worker in workers]
+        self._feeds = [WorkerFeed(worker, self._scheduler, keeps_run=several) for worker in workers]
         self._comparing = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._ready: Future[list[HostedModel]] = Future()
@@ -55,12 +55,12 @@ class Engine:
     @property
     def dead(self) -> bool:
         """Whether no worker will serve again."""
-        return self._dispatch.dead
+        return self._scheduler.dead
 
     @property
     def throughput(self) -> RecentThroughput:
         """Throughput of the last minute."""
-        return self._dispatch.throughput
+        return self._scheduler.throughput
 
     @property
     def workers(self) -> tuple[WorkerStatus, ...]:
@@ -90,7 +90,7 @@ class Engine:
         Raises:
             ProblemError: 429 `queue-full`, 503 `engine-dead`.
         """
-        self._dispatch.submit(chunks, reserved=reserved)
+        self._scheduler.submit(chunks, reserved=reserved)
 
     def require_capacity(self, tenant: str) -> None:
         """Check that the queue has room for at least one more candidate of a tenant.
@@ -98,11 +98,11 @@ class Engine:
         Raises:
             ProblemError: 429 `queue-full`, 503 `engine-dead`.
         """
-        self._dispatch.require_capacity(tenant)
+        self._scheduler.require_capacity(tenant)
 
     def cancel(self, job: Job) -> None:
         """Remove a job's waiting chunks and stop its running ones at the next step. Harmless after its end."""
-        self._dispatch.cancel(job)
+        self._scheduler.cancel(job)
         for feed in self._feeds:
             feed.worker.cancel(job)
 
@@ -112,23 +112,23 @@ class Engine:
         Raises:
             ProblemError: 503 `engine-dead`.
         """
-        with self._dispatch.changed:
-            self._dispatch.require_alive()
+        with self._scheduler.changed:
+            self._scheduler.require_alive()
             return _all_of([feed.worker.ping() for feed in self._feeds if feed.serving])
 
     def waiting(self, tenant: str) -> tuple[list[Chunk], bool]:
         """A tenant's waiting chunks, and whether one of its chunks is running."""
-        with self._dispatch.changed:
+        with self._scheduler.changed:
             running = any(chunk.tenant == tenant for feed in self._feeds for chunk in feed.chunks)
-            return self._dispatch.waiting(tenant), running
+            return self._scheduler.waiting(tenant), running
 
     def close(self) -> None:
         """Cancel unfinished work and end the threads."""
-        with self._dispatch.changed:
-            self._dispatch.closing = True
+        with self._scheduler.changed:
+            self._scheduler.closing = True
             jobs = [chunk.job for feed in self._feeds for chunk in feed.chunks]
             loading = [feed.worker for feed in self._feeds if not (feed.serving or feed.ended)]
-            self._dispatch.changed.notify_all()
+            self._scheduler.changed.notify_all()
         for worker in loading:
             worker.close()
         for job in jobs:
@@ -141,16 +141,16 @@ class Engine:
         try:
             all_loaded = self._load(feed)
         except BaseException as error:
-            with self._dispatch.changed:
-                self._dispatch.closing = True
-                self._dispatch.changed.notify_all()
+            with self._scheduler.changed:
+                self._scheduler.closing = True
+                self._scheduler.changed.notify_all()
             self._end(feed, error)
             with self._comparing:
                 if not self._ready.done():  # another worker may have failed, too
                     self._ready.set_exception(error)
             return
         self._set_serving(feed, True)
-        if all_loaded and self._dispatch.closing:
+        if all_loaded and self._scheduler.closing:
             self._ready.set_exception(engine_dead())
         elif all_loaded:
             self._ready.set_result(describe({one.worker.name: one.hosted for one in self._feeds}))
@@ -201,8 +201,8 @@ class Engine:
                 "worker %s is loaded again in %g seconds; of %d deaths after which it is given up, it has %d",
                 *(name, pause, _MOST_DEATHS, feed.idle_deaths),
             )
-            with self._dispatch.changed:
-                if self._dispatch.changed.wait_for(lambda: self._dispatch.closing, pause):
+            with self._scheduler.changed:
+                if self._scheduler.changed.wait_for(lambda: self._scheduler.closing, pause):
                     return False
             try:
                 self._load(feed)
@@ -222,25 +222,25 @@ class Engine:
         return False
 
     def _set_serving(self, feed: WorkerFeed, serving: bool) -> None:
-        with self._dispatch.changed:
+        with self._scheduler.changed:
             feed.serving = serving
-            self._dispatch.serving = sum(one.serving for one in self._feeds)
+            self._scheduler.serving = sum(one.serving for one in self._feeds)
         self._metrics.worker_up(feed.worker.name, serving)
 
     def _end(self, feed: WorkerFeed, error: BaseException | None) -> None:
         """End a worker for good: the others make its chunks. After the last one, resolve all with an error."""
         self._set_serving(feed, False)
-        with self._dispatch.changed:
+        with self._scheduler.changed:
             feed.ended = True
             if all(one.ended for one in self._feeds):
-                self._dispatch.dead = True
+                self._scheduler.dead = True
             left, feed.chunks = feed.chunks, []
-        if not self._dispatch.dead:
-            self._dispatch.put_back(left)
+        if not self._scheduler.dead:
+            self._scheduler.put_back(left)
         else:
             for chunk in left:
                 chunk.result.set_exception(generation_failed() if isinstance(error, Exception) else engine_dead())
-            for chunk in self._dispatch.clear():
+            for chunk in self._scheduler.clear():
                 if chunk.result.running() or chunk.result.set_running_or_notify_cancel():
                     chunk.result.set_exception(engine_dead())
         feed.worker.close()

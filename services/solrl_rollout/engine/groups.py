@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import torch
 from PIL import Image
-from solrl_core.sampling.generator import CHUNK_SIZE
 from solrl_core.rewards.base import weighted_sum
+from solrl_core.sampling.generator import CHUNK_SIZE
 from solrl_core.sampling.sampler import Trajectory
 from solrl_proto.rollouts import Latents, RolloutGroup, RolloutRequest
 from solrl_proto.selection import best_worst
@@ -84,7 +84,7 @@ class ScoredGroup:
             pruned=None if survived is None else tuple(i not in survived for i in range(len(self.seeds))),
             images=None if images is None else self._in_place(images),
             latents=self._latents() if self.request.latents else None,
-            unread_tokens=self.finished[0].unread_tokens or None,
+            truncated_tokens=self.finished[0].truncated_tokens or None,
         )
 
     def _latents(self) -> Latents:

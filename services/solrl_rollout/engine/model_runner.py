@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 
 import torch
-from solrl_core.sampling.generator import CHUNK_SIZE, GeneratorOutput
 from solrl_core.rewards.base import REWARDS
+from solrl_core.sampling.generator import CHUNK_SIZE, GeneratorOutput
 from solrl_engine.backend import AdapterMergeError, Backend, LayerPrecisionError
 from solrl_engine.batch_size import AdaptiveBatchSize, DoesNotFitError, free_memory
 from solrl_proto.identifiers import Tier
@@ -86,7 +86,7 @@ class ModelRunner:
         return GeneratedChunk(
             chunk=chunk,
             output=output,
-            unread_tokens=self.backend.unread_tokens(chunk.prompt.text),
+            truncated_tokens=self.backend.truncated_tokens(chunk.prompt.text),
             started_at=started_at,
             switched=switched,
             began=began,

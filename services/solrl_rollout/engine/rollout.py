@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _SHOWN_PROMPTS = 5
 
 
-class Rollout:
+class RolloutHandle:
     """The work of one request. Its owner must close it, which cancels unfinished work."""
 
     def __init__(self, request: RolloutRequest, job: Job, served: Served, engine: Engine) -> None:
@@ -95,7 +95,7 @@ class Rollout:
             group = group.after_pruning(places, await self._scored(survivors))
         # In a thread, since it compresses images.
         answer = await asyncio.to_thread(group.answer)
-        if answer.unread_tokens:
+        if answer.truncated_tokens:
             self._unread.append(answer.prompt_id)
         return answer
 

@@ -8,7 +8,7 @@ from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_bytes
 from solrl_engine.scorer import Scorer, float_images, scores_of, sum_times
 
-from solrl_rollout.engine.run_rewards import RunRewards
+from solrl_rollout.engine.external_rewards import ExternalRewards
 from solrl_rollout.engine.work import Chunk, GeneratedChunk, Job, ScoredChunk
 
 
@@ -17,7 +17,7 @@ class ChunkScorer(Scorer):
 
     def __init__(self, rewards: RewardSet) -> None:
         super().__init__(rewards)
-        self._run_rewards = RunRewards()
+        self._run_rewards = ExternalRewards()
 
     def asks_servers(self, job: Job) -> bool:
         """Whether reward servers compute some of a job's rewards."""
@@ -42,7 +42,7 @@ class ChunkScorer(Scorer):
             rewards=scores.rewards,
             images=images,
             trajectory=None if chunk.until is None else output.trajectory.to(torch.device("cpu")),
-            unread_tokens=generated.unread_tokens,
+            truncated_tokens=generated.truncated_tokens,
             started_at=generated.started_at,
             switched=generated.switched,
             switch=generated.merged.since(generated.began),
@@ -62,7 +62,7 @@ class ChunkScorer(Scorer):
             return scored
         assert isinstance(scored.images, torch.Tensor)
         began, images = time.monotonic(), scored.images.permute(0, 3, 1, 2)
-        with self._run_rewards.connected(chunk.job.run_rewards) as brought:
+        with self._run_rewards.connected(chunk.job.external_rewards) as brought:
             scores = scores_of(self.rewards.joined(brought), served, images, [chunk.prompt] * chunk.candidates)
         rewards = scored.rewards | scores.rewards
         asked = time.monotonic() - began
@@ -77,4 +77,4 @@ class ChunkScorer(Scorer):
 
     def _served(self, job: Job) -> list[str]:
         here = self.rewards.computed_here
-        return [name for name in job.rewards if name in job.run_rewards or name not in here]
+        return [name for name in job.rewards if name in job.external_rewards or name not in here]

@@ -17,7 +17,7 @@ from solrl_proto.identifiers import Tier
 from solrl_proto.models import ModelInfo
 from solrl_proto.rollouts import Plan, PromptItem, RewardTime, RolloutRequest
 
-from solrl_rollout.engine.adapters.held_adapters import Hold
+from solrl_rollout.engine.adapters.adapter_memory import Lease
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class HostedModel:
 class HeldAdapter(VersionedAdapter):
     """A decoded adapter with a request's hold on it."""
 
-    hold: Hold
+    hold: Lease
 
 
-class RunReward(NamedTuple):
+class ExternalReward(NamedTuple):
     """A reward that a run brings: its server's address, and the digest that it must have, if the request says it."""
 
     at: str
@@ -67,8 +67,8 @@ def release(adapter: VersionedAdapter | None) -> None:
 class Job:
     """The part of a request that its chunks share.
 
-    Setting `cancelled` stops a running chunk at its next step, and ends its requests to reward servers. `run_rewards`
-    are those of `rewards` that the run brings.
+    Setting `cancelled` stops a running chunk at its next step, and ends its requests to reward servers.
+    `external_rewards` are those of `rewards` that the run brings.
     """
 
     tenant: str
@@ -79,13 +79,13 @@ class Job:
     plan: Plan
     rewards: tuple[str, ...]
     images: bool
-    run_rewards: Mapping[str, RunReward] = field(default_factory=dict)
+    external_rewards: Mapping[str, ExternalReward] = field(default_factory=dict)
     cancelled: Cancellation = field(default_factory=Cancellation)
 
     @cached_property
     def run_servers(self) -> frozenset[str]:
         """Addresses of the reward servers that the run brings."""
-        return frozenset(reward.at for reward in self.run_rewards.values())
+        return frozenset(reward.at for reward in self.external_rewards.values())
 
 
 @dataclass(eq=False)
@@ -171,7 +171,7 @@ class GeneratedChunk:
 
     Attributes:
         output: its candidates, complete once `finished` is reached.
-        unread_tokens: tokens at the prompt's end that no text encoder read.
+        truncated_tokens: tokens at the prompt's end that no text encoder read.
         started_at: when the engine took it from the queue, by `time.monotonic`.
         switched: whether another adapter was served before.
         began, merged, finished: device events before the merge of the adapter, after it, and at the end.
@@ -179,7 +179,7 @@ class GeneratedChunk:
 
     chunk: Chunk
     output: GeneratorOutput
-    unread_tokens: int
+    truncated_tokens: int
     started_at: float
     switched: bool
     began: DeviceEvent
@@ -195,7 +195,7 @@ class ScoredChunk:
         rewards: name → float32 [N].
         images: uint8 [N, H, W, 3] if the request asks for images, or the PNG files that a worker process made of them.
         trajectory: latents, if the candidates may continue or the request asks for them.
-        unread_tokens: tokens at the prompt's end that no text encoder read.
+        truncated_tokens: tokens at the prompt's end that no text encoder read.
         started_at: when its generation began, by `time.monotonic`.
         switched: whether another adapter was served before.
         switch, generate, reward: seconds spent on each.
@@ -206,7 +206,7 @@ class ScoredChunk:
     rewards: dict[str, torch.Tensor]
     images: torch.Tensor | Sequence[bytes] | None
     trajectory: Trajectory | None
-    unread_tokens: int
+    truncated_tokens: int
     started_at: float
     switched: bool
     switch: float

@@ -14,8 +14,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from solrl_core.adapter import Adapter, decode_adapter, encode_adapter, encode_for_diffusers
 from solrl_core.errors import AdapterError
 from solrl_core.families import Backbone
-from solrl_core.sampling.generator import Generator
 from solrl_core.lora import adapter_layout
+from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import initial_noise
 from tiny_models import ONE_EACH, Tiny, by_diffusers
 from tiny_pipelines import PROMPTS, difference, on_a_grid
@@ -69,7 +69,7 @@ def test_gradients_reach_every_factor(model: Backbone) -> None:
         moved = factor.grad is not None and bool(factor.grad.any())
         assert moved != any(part in name for part in idle), name
         layer = name.removeprefix("base_model.model.").partition(".lora_")[0]
-        assert factor.grad is not None or re.fullmatch(model.idle_layers or "", layer), name
+        assert factor.grad is not None or re.fullmatch(model.unused_lora_layers or "", layer), name
 
 
 def test_the_adapter_file_holds_what_peft_saves_and_loads(model: Backbone, tmp_path: Path) -> None:

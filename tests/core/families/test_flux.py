@@ -7,8 +7,8 @@ import torch
 from diffusers import FluxTransformer2DModel
 from solrl_core.families.flux import Flux, pack, position_ids, unpack
 from solrl_core.lora import adapter_layout
-from solrl_core.sampling.noise import initial_noise
 from solrl_core.precision import LayerPolicy, linear_flops
+from solrl_core.sampling.noise import initial_noise
 from tiny_models import Tiny, named_layers, sized, variants
 from tiny_pipelines import PROMPTS, difference
 

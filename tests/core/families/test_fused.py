@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from solrl_core.sampling.noise import initial_noise
 from solrl_core.precision import apply_policy, fp8
+from solrl_core.sampling.noise import initial_noise
 from tiny_models import ONE_EACH, Tiny
 from tiny_pipelines import PROMPTS, difference
 from torch import Tensor, nn

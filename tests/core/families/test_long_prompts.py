@@ -25,7 +25,7 @@ def test_prompts_that_differ_in_unread_tokens_alone_are_one(backbone: Backbone) 
         first, second = f"{start} circle", f"{start} square"
         one, other = backbone.encode([first]), backbone.encode([second])
         same = all(torch.equal(one[name], other[name]) for name in one)
-        unread = backbone.unread_tokens([first, second])
+        unread = backbone.truncated_tokens([first, second])
         assert (min(unread) > 0) == same, (length, unread)
         seen.append(unread[0])
     assert seen[0] == 0

@@ -8,8 +8,8 @@ from diffusers import QwenImageTransformer2DModel
 from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope
 from solrl_core.families.qwen_image import Positions, QwenImage
 from solrl_core.lora import adapter_layout
-from solrl_core.sampling.noise import initial_noise
 from solrl_core.precision import LayerPolicy, linear_flops, share_of_flops
+from solrl_core.sampling.noise import initial_noise
 from tiny_models import Tiny, named_layers, variants
 from tiny_pipelines import PROMPTS, difference
 

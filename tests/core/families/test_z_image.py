@@ -28,7 +28,7 @@ def test_tokens_beyond_the_limit_are_not_read(tiny: Tiny) -> None:
     backbone = tiny.backbone
     # The tokenizer has a token for each letter; 6 come before the prompt: the start of the message, user and newline.
     fits = "a" * (QWEN_TOKENS - 6)
-    assert backbone.unread_tokens([*PROMPTS, fits, fits + "bcd"]) == [0, 0, 0, 3]
+    assert backbone.truncated_tokens([*PROMPTS, fits, fits + "bcd"]) == [0, 0, 0, 3]
     one, other = (backbone.encode([text])["states"] for text in (fits, fits + "bcd"))
     assert torch.equal(one, other)
 

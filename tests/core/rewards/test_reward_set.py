@@ -288,4 +288,4 @@ def test_options_override_the_models_and_must_be_known(backbone: Backbone) -> No
 
 @pytest.mark.parametrize(("stated", "found"), [(30.0, 30.0), (float("inf"), 86_400.0), (0, None), (None, None)])
 def test_a_reward_s_time_for_an_answer_is_bounded_and_may_be_none(stated: float | None, found: float | None) -> None:
-    assert RewardSet({"a": Mock(answers_within=stated)}).answers_within("a") == found
+    assert RewardSet({"a": Mock(max_latency_s=stated)}).max_latency_s("a") == found

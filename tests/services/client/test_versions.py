@@ -66,7 +66,7 @@ def test_what_is_not_used_is_not_sent(service: HostileService) -> None:
         client.tell("run", report(0, scoring=[]))
         client.tell("run", report(0, held_out=[held_out(1, 0.5)], settings=run_settings()))
         none = Work(done=0, total=1)
-        client.tell_activity("run", Activity(iteration=0, explored=none, trained=none))
+        client.report_progress("run", Activity(iteration=0, explored=none, trained=none))
         client.rollouts(RolloutRequest.model_validate(rollout_request(count=3, steps=1)))
     plain, used, activity, request = map(json.loads, service.bodies)
     required = {name for name, field in Point.model_fields.items() if field.is_required()}

@@ -11,8 +11,8 @@ from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
 from solrl_proto.adapters import AdapterInfo, adapter_digest
 from solrl_proto.problems import ProblemError, RetryLaterError
 from solrl_proto.rollouts import AdapterRef
+from solrl_rollout.engine.adapters.adapter_memory import AdapterMemory
 from solrl_rollout.engine.adapters.adapters import Adapters
-from solrl_rollout.engine.adapters.held_adapters import HeldAdapters
 from solrl_rollout.engine.work import VersionedAdapter
 from solrl_rollout.store import MemoryRunStore
 
@@ -28,7 +28,7 @@ def adapter() -> Adapter:
 
 
 def adapters_of(store: MemoryRunStore, limit: int = 2**20, tenant_limit: int = 2**20) -> Adapters:
-    return Adapters(store, HeldAdapters(limit, tenant_limit))
+    return Adapters(store, AdapterMemory(limit, tenant_limit))
 
 
 async def push(adapters: Adapters, version: int, body: bytes, digest: str) -> str | None:
@@ -212,7 +212,7 @@ async def test_adapters_that_requests_hold_are_bounded() -> None:
 
 
 async def test_a_tenant_holds_no_more_than_its_part() -> None:
-    held = HeldAdapters(limit=100, tenant_limit=60)
+    held = AdapterMemory(limit=100, tenant_limit=60)
     first = held.take("a", ("mini", "x"), 50)
     with pytest.raises(RetryLaterError, match="the adapters of the tenant's requests have 50 bytes"):
         held.take("a", ("mini", "y"), 20)
@@ -228,7 +228,7 @@ async def test_a_tenant_holds_no_more_than_its_part() -> None:
 async def test_a_fetch_that_fails_holds_nothing() -> None:
     store = Counting(fails=True)
     await pushed(store)
-    held = HeldAdapters(2**20, 2**20)
+    held = AdapterMemory(2**20, 2**20)
     store.opened.set()
     with pytest.raises(OSError, match="first read"):
         await Adapters(store, held).fetch("tenant", AdapterRef(run="run", version=0), HOSTED)

@@ -75,7 +75,7 @@ def test_turns_depend_on_the_measured_seconds_of_a_kind_of_work(monkeypatch: pyt
         now[0] += 8.0 if request.precision == "nvfp4" else 1.0
 
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr("solrl_rollout.engine.queue.dispatch.time", clock)
+    monkeypatch.setattr("solrl_rollout.engine.queue.scheduler.time", clock)
     monkeypatch.setattr("solrl_rollout.engine.model_runner.time", clock)
     engine = started_engine(FakeBackend(on_step=step))
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 from solrl_rollout.engine.queue.costs import StepCosts
-from solrl_rollout.engine.queue.fair_queue import FairQueue, QueueFull, Turn
+from solrl_rollout.engine.queue.fair_queue import FairQueue, Quantum, QueueFull
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,7 +338,7 @@ def test_absent_runs_are_forgotten() -> None:
 def served(servers: int, runs: int, takes: int, chance: random.Random, *, keeps_run: bool = True) -> list[list[object]]:
     """Runs that each of several servers takes, in random order of the servers; each run always has more items."""
     queue = queue_of(*(Item(run) for _ in range(takes) for run in range(runs)), limit=takes * runs, turn=4)
-    turns = [Turn(keeps_run=keeps_run) for _ in range(servers)]
+    turns = [Quantum(keeps_run=keeps_run) for _ in range(servers)]
     found: list[list[object]] = [[] for _ in turns]
     for _ in range(takes):
         server = chance.randrange(servers)
@@ -403,7 +403,7 @@ def test_a_newcomer_waits_for_no_work_that_is_put_back(before: bool, tenant: str
 
 def test_a_run_that_must_wait_lets_others_pass_and_loses_nothing() -> None:
     queue = queue_of(*[Item("slow")] * 2, *[Item("a")] * 2, Item("slow", tenant="u"), Item("b", tenant="u"), turn=4)
-    turn = Turn()
+    turn = Quantum()
     first = queue.take(turn)
     assert first is not None
     assert first.run == "slow"

@@ -8,8 +8,8 @@ from fake_backend import FakeBackend, chunk, job, started_engine
 from service_helpers import RunningService, problem, rollout_request
 from solrl_core.errors import DecoderError
 from solrl_core.families import load_backbone
-from solrl_core.sampling.generator import Generator
 from solrl_core.rewards import RewardSet
+from solrl_core.sampling.generator import Generator
 from solrl_engine.backend import GenerationRequest
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import Plan, RolloutAnswer

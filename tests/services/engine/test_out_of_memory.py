@@ -102,7 +102,7 @@ def test_a_request_whose_halves_fail_is_made_in_quarters_while_others_are_served
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Engine]]:
     """Starts an engine in this process, whose batches are whole chunks."""
-    monkeypatch.setattr("solrl_core.sampling.batches.lane_count", lambda: 1)
+    monkeypatch.setattr("solrl_core.sampling.batches.thread_count", lambda: 1)
     monkeypatch.setattr(*small_memory.whole_chunks())
     engines = []
 

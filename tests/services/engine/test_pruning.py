@@ -8,9 +8,9 @@ import torch
 from service_helpers import RunningService, problem, rollout_request
 from solrl_core.families import load_backbone
 from solrl_core.fingerprint import model_digest
+from solrl_core.rewards import RewardSet
 from solrl_core.sampling.fitting import SCHEDULES, fit, make_examples
 from solrl_core.sampling.generator import Generator
-from solrl_core.rewards import RewardSet
 from solrl_proto.rollouts import FittedSolver, RolloutAnswer, RolloutRequest
 from solrl_proto.selection import best_worst
 from solrl_rollout.engine.work import Job, cut_into_chunks

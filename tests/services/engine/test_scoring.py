@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from fake_backend import REWARD, brightness, chunk, job
-from solrl_core.sampling.device_events import HostEvent
-from solrl_core.sampling.generator import GeneratorOutput
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_uint8
+from solrl_core.sampling.device_events import HostEvent
+from solrl_core.sampling.generator import GeneratorOutput
 from solrl_core.sampling.sampler import Trajectory
 from solrl_core.sampling.solvers import Euler
 from solrl_engine.scorer import sum_times

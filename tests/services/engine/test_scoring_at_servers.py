@@ -9,13 +9,13 @@ import pytest
 import torch
 from fake_backend import REWARD, SHAPE, Events, FakeBackend, Observed, engine_of, settle, started_engine
 from reward_servers import NAME, Misbehaving, RewardProcess, serving, until
-from solrl_core.sampling.noise import initial_noise
 from solrl_core.rewards.images import as_bytes, as_floats, as_uint8
+from solrl_core.sampling.noise import initial_noise
 from solrl_engine.backend import GenerationRequest
 from solrl_proto import Plan, PromptItem
 from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.work import Chunk, Job, RunReward
+from solrl_rollout.engine.work import Chunk, ExternalReward, Job
 from solrl_rollout.engine.workers import make_workers, process_workers
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
@@ -66,9 +66,9 @@ def chunk(
     brings: RewardProcess | None = None,
 ) -> Chunk:
     """A chunk whose seeds are its own; `-name` is an event of its result. `brings`: its run's own server of `held`."""
-    own = {} if brings is None else {HELD: RunReward(brings.address, None)}
+    own = {} if brings is None else {HELD: ExternalReward(brings.address, None)}
     names = rewards or (HELD, REWARD)
-    job = Job("t", "r", "mini-sana", None, "bf16", Plan(steps=1), names, images=images, run_rewards=own)
+    job = Job("t", "r", "mini-sana", None, "bf16", Plan(steps=1), names, images=images, external_rewards=own)
     prompt = PromptItem(id=name, text=name, metadata={"folder": str(folder)})
     made = Chunk(job, prompt, range(COUNT * ord(name), COUNT * (ord(name) + 1)))
     if events is not None:

@@ -14,8 +14,8 @@ from fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, job
 from solrl_core.sampling.noise import initial_noise
 from solrl_engine.backend import GenerationRequest
 from solrl_proto.problems import ProblemError, RetryLaterError
-from solrl_rollout.engine.queue.dispatch import Dispatch
 from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.queue.scheduler import Scheduler
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
 from solrl_rollout.engine.workers.base import Feed, WorkerDiedError
 from solrl_rollout.engine.workers.local import LocalWorker
@@ -231,8 +231,8 @@ def test_another_run_waits_for_the_running_chunk_alone_when_a_worker_dies() -> N
 
 @pytest.mark.parametrize(("serving", "seconds"), [(1, 20), (2, 10), (4, 5)])
 def test_retry_after_counts_the_workers_that_serve(monkeypatch: pytest.MonkeyPatch, serving: int, seconds: int) -> None:
-    monkeypatch.setattr("solrl_rollout.engine.queue.dispatch.time", SimpleNamespace(monotonic=lambda: 100.0))
-    dispatch = Dispatch(Settings(rewards=(REWARD,), queue_limit=20), Metrics())
+    monkeypatch.setattr("solrl_rollout.engine.queue.scheduler.time", SimpleNamespace(monotonic=lambda: 100.0))
+    dispatch = Scheduler(Settings(rewards=(REWARD,), queue_limit=20), Metrics())
     dispatch.serving = serving
     scored = ScoredChunk({}, None, None, 0, 96.0, False, 0.0, 4.0, 0.0)
     dispatch.record("fake:0", chunk(job()), scored, 0.0)  # 4 seconds for 4 candidates
@@ -243,8 +243,8 @@ def test_retry_after_counts_the_workers_that_serve(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_time_at_reward_servers_is_no_worker_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solrl_rollout.engine.queue.dispatch.time", SimpleNamespace(monotonic=lambda: 100.0))
-    dispatch = Dispatch(Settings(rewards=(REWARD,), queue_limit=20), Metrics())
+    monkeypatch.setattr("solrl_rollout.engine.queue.scheduler.time", SimpleNamespace(monotonic=lambda: 100.0))
+    dispatch = Scheduler(Settings(rewards=(REWARD,), queue_limit=20), Metrics())
     dispatch.serving = 1
     # Begun 60 s ago, it took the worker 4 s and a server 50 s, in which the worker finished others, the last at 99.5.
     asked = ScoredChunk({}, None, None, 0, 40.0, False, 0.0, 3.0, 51.0, 50.0)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from service_helpers import RunningService, problem, rollout_request
 from solrl_core.families import load_backbone
-from solrl_core.sampling.generator import Generator
 from solrl_core.rewards import RewardSet
+from solrl_core.sampling.generator import Generator
 from solrl_proto.rollouts import StochasticSteps
 from solrl_proto.selection import best_worst
 

@@ -22,7 +22,7 @@ from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
 from solrl_proto.rollouts import RewardTime
 from solrl_rollout.engine.problems import out_of_memory
-from solrl_rollout.engine.work import RunReward, ScoredChunk, VersionedAdapter
+from solrl_rollout.engine.work import ExternalReward, ScoredChunk, VersionedAdapter
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.engine.workers.encoding import (
     decode_chunk,
@@ -59,13 +59,16 @@ def same(ours: Trajectory | None, theirs: Trajectory | None) -> bool:
 def test_a_chunk_arrives_as_it_was_sent() -> None:
     adapter = VersionedAdapter("sha256:one", make_adapter(LAYOUT, 1))
     of = job("r", "t", steps=4, precision="nvfp4", adapter=adapter, images=True)
-    of.run_rewards = {REWARD: RunReward("http://a:1", "sha256:two"), "other": RunReward("http://b:2", None)}
+    of.external_rewards = {
+        REWARD: ExternalReward("http://a:1", "sha256:two"),
+        "other": ExternalReward("http://b:2", None),
+    }
     of.plan = of.plan.model_copy(update={"solver": "dpm2", "guidance": 2.5})
     sent = chunk(of, "a “red” circle", start=halfway(4), until=3, reserved=2)
     header, body = encode_chunk(sent)
     arrived = decode_chunk(json.loads(json.dumps(header)), body)
     assert (header["adapter"], arrived.job.adapter) == (adapter.digest, None)  # which is found by its digest
-    for field in ("tenant", "run", "model", "precision", "plan", "rewards", "images", "run_rewards"):
+    for field in ("tenant", "run", "model", "precision", "plan", "rewards", "images", "external_rewards"):
         assert getattr(arrived.job, field) == getattr(of, field), field
     assert (arrived.prompt, list(arrived.seeds), arrived.until) == (sent.prompt, list(sent.seeds), 3)
     assert same(arrived.start, sent.start)
@@ -84,7 +87,7 @@ def test_a_result_arrives_with_compressed_images(shared: bool) -> None:
     assert arrived.images is not None
     assert [bytes(image)[:4] for image in arrived.images] == [b"\x89PNG"] * 4
     assert same(arrived.trajectory, sent.trajectory)
-    for field in ("unread_tokens", "switched", "switch", "generate", "reward", "asked", "times"):
+    for field in ("truncated_tokens", "switched", "switch", "generate", "reward", "asked", "times"):
         assert getattr(arrived, field) == getattr(sent, field)
 
 

@@ -218,17 +218,17 @@ def test_progress_within_the_iteration_follows(
     def work(done: int) -> dict[str, int]:
         return {"done": done, "total": 1152}
 
-    def tell_activity(explored: int) -> int:
+    def report_progress(explored: int) -> int:
         body = {"iteration": 4, "explored": work(explored), "regenerated": work(96), "trained": work(0)}
         return guarded.client.put("/v1/runs/shapes/activity", json=body).status_code
 
     with browser.page() as page:
         enter(page, at="run=shapes")
         assert page.see("document.getElementById('activity').hidden")
-        assert tell_activity(480) == 204
+        assert report_progress(480) == 204
         page.wait("document.getElementById('activity').innerText.includes('explored 480 of 1,152')")
         assert "regenerated 96 of 1,152" in page.see("document.getElementById('activity').innerText")
-        assert tell_activity(960) == 204
+        assert report_progress(960) == 204
         page.wait("document.getElementById('activity').innerText.includes('explored 960 of 1,152')")
         assert page.see(CUT) == []
 

@@ -15,9 +15,9 @@ from service_helpers import (
 )
 from solrl_core.families import Backbone
 from solrl_core.fingerprint import SCHEDULE, check_digests, part_digests, schedule_digest
+from solrl_core.rewards import RewardSet
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import check_noise_contract
-from solrl_core.rewards import RewardSet
 from solrl_proto import ModelList, RolloutAnswer
 from solrl_proto.noise import expand_seeds
 
@@ -149,8 +149,8 @@ def test_prompts_beyond_what_the_model_reads_are_named(service: RunningService) 
     long = "two red circles and " * 10
     answer = service.rollout(prompts=[f"{long} a cross", f"{long} a square", "a red circle"], count=2, steps=1)
     first, second, short = answer["groups"]
-    assert first["unread_tokens"] == second["unread_tokens"] > 0
-    assert short["unread_tokens"] is None
+    assert first["truncated_tokens"] == second["truncated_tokens"] > 0
+    assert short["truncated_tokens"] is None
     named = [line for line in service.log.read_text().splitlines() if "longer than the text encoder" in line]
     assert "2 of 3 prompts" in named[-1]
     assert "'p0', 'p1'" in named[-1]

@@ -14,8 +14,8 @@ import pytest
 from security_helpers import Guarded, guarded_service
 from service_helpers import problem
 from solrl_http.tokens import (
-    Keyring,
     TokenFileError,
+    TokenStore,
     create_token,
     parse_lifetime,
     read_tokens,
@@ -99,7 +99,7 @@ def test_a_keyring_accepts_only_the_exact_token(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     secret, made = create_token(file, "a", ("push",), None)
     create_token(file, "b", ("push",), None)
-    ring = Keyring(file)
+    ring = TokenStore(file)
     assert len(ring) == 2
     assert ring.find(secret) == made
     for other in (secret[:-1], secret + "x", secret.upper(), "", made.sha256, "solrl_", "\udcff"):
@@ -109,7 +109,7 @@ def test_a_keyring_accepts_only_the_exact_token(tmp_path: Path) -> None:
 def test_a_keyring_follows_its_file(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     first, made = create_token(file, "a", ("push",), None)
-    ring = Keyring(file)
+    ring = TokenStore(file)
     second, _ = create_token(file, "b", ("push",), None)
     assert ring.find(second) is not None
     revoke_token(file, made.id)
@@ -129,7 +129,7 @@ def test_a_keyring_follows_its_file(tmp_path: Path) -> None:
 def test_a_passing_error_locks_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "tokens.json"
     first, _ = create_token(file, "a", ("push",), None)
-    ring = Keyring(file)
+    ring = TokenStore(file)
     create_token(file, "b", ("push",), None)
 
     def out_of_handles(*_: object) -> int:
@@ -146,7 +146,7 @@ def test_a_passing_error_locks_nobody_out(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_fifo_is_refused_as_a_token_file(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     first, _ = create_token(file, "a", ("push",), None)
-    ring = Keyring(file)
+    ring = TokenStore(file)
     file.unlink()
     os.mkfifo(file)
     with pytest.raises(TokenFileError):

@@ -13,15 +13,15 @@ from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, serving
 from service_helpers import problem, rollout_request
 from solrl_client.addresses import origin
 from solrl_core.fingerprint import fingerprint
-from solrl_core.sampling.noise import initial_noise
 from solrl_core.rewards.images import as_floats, as_uint8
+from solrl_core.sampling.noise import initial_noise
 from solrl_http.tokens import create_token
 from solrl_remote.remote_reward import TOKEN
 from solrl_reward.app import create_app as create_reward_app
 from solrl_reward.settings import Settings as RewardSettings
-from solrl_rollout.engine import run_rewards
-from solrl_rollout.engine.run_rewards import RunRewards
-from solrl_rollout.engine.work import RunReward
+from solrl_rollout.engine import external_rewards
+from solrl_rollout.engine.external_rewards import ExternalRewards
+from solrl_rollout.engine.work import ExternalReward
 from solrl_rollout.http.app import create_app
 from solrl_rollout.settings import Settings
 from support.ports import free_port
@@ -230,7 +230,7 @@ def test_a_server_that_fails_fails_its_requests_alone(
     client: httpx.Client, brought: tuple[Misbehaving, str], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, address = brought
-    monkeypatch.setattr(run_rewards, "TIMEOUT", 1.0 if mode == "slow" else 60.0)
+    monkeypatch.setattr(external_rewards, "TIMEOUT", 1.0 if mode == "slow" else 60.0)
     app.leave.clear()
     app.mode = mode
     # With another digest it is connected anew, for which the time limit counts.
@@ -245,7 +245,7 @@ def test_a_server_that_fails_fails_its_requests_alone(
     answered(client, {"name": REWARD})
     assert NAME not in client.get("/metrics").text.replace(REWARD, "")
     app.mode = "well"
-    monkeypatch.setattr(run_rewards, "TIMEOUT", 60.0)
+    monkeypatch.setattr(external_rewards, "TIMEOUT", 60.0)
     answered(client, {"name": NAME, "at": address, "digest": DIGEST})
 
 
@@ -311,20 +311,20 @@ def test_the_log_does_not_advise_the_operator_about_a_run_s_server(
     brought: tuple[Misbehaving, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     app, address = brought
-    app.answers_within = 100.0
+    app.max_latency_s = 100.0
     try:
-        with RunRewards().connected({NAME: RunReward(address, None)}) as connected:
-            assert connected[NAME].timeout == run_rewards.TIMEOUT  # type: ignore[attr-defined]
+        with ExternalRewards().connected({NAME: ExternalReward(address, None)}) as connected:
+            assert connected[NAME].timeout == external_rewards.TIMEOUT  # type: ignore[attr-defined]
     finally:
-        app.answers_within = None
+        app.max_latency_s = None
     assert "timeout" not in caplog.text
 
 
 def test_connections_are_kept_within_a_bound() -> None:
-    rewards = RunRewards(most=2)
-    first, second, third = (RunReward(DEAD, "sha256:" + digit * 64) for digit in "123")
+    rewards = ExternalRewards(most=2)
+    first, second, third = (ExternalReward(DEAD, "sha256:" + digit * 64) for digit in "123")
 
-    def found(wanted: RunReward) -> Any:
+    def found(wanted: ExternalReward) -> Any:
         with rewards.connected({NAME: wanted}) as connected:
             return connected[NAME]
 

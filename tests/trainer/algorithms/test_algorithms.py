@@ -16,11 +16,11 @@ from solrl_trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Ve
 from solrl_trainer.algorithms.diffusionnft import DiffusionNft, DiffusionNftSettings, nft_loss
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import ForwardBatch, ForwardProcess, TrainingSamples
+from solrl_trainer.policy.policy import CURRENT, OLD
+from solrl_trainer.policy.update import training_pairs
 from solrl_trainer.settings.config import PolicySettings, RunConfig
 from solrl_trainer.settings.older_settings import read_settings
-from solrl_trainer.policy.policy import CURRENT, OLD
 from solrl_trainer.settings.presets import ConfigError
-from solrl_trainer.policy.update import training_pairs
 from training_helpers import PROMPTS, make_policy, make_samples, tiny_config, train_on
 
 HERE = __name__
@@ -199,7 +199,7 @@ def test_diffusionnft_through_the_interface_is_the_same_bit_for_bit(
     backbone: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two iterations each, in one lane, so that batches are the same."""
-    monkeypatch.setattr("solrl_core.sampling.lanes.lane_count", lambda: 1)
+    monkeypatch.setattr("solrl_core.sampling.cpu_threads.thread_count", lambda: 1)
     config = tiny_config("algorithm.beta=0.5", "algorithm.kl_weight=0.01")
     policy, optimizer = make_policy(backbone, config)
     start = policy.tensors(CURRENT)

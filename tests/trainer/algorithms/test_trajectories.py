@@ -14,14 +14,14 @@ from solrl_engine.sampler import Sampler
 from solrl_proto.rollouts import Plan, PromptItem
 from solrl_trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Velocities
 from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrainingData, TrainingSamples, TrajectoryBatch
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.loop import train
-from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.policy.policy import CURRENT
-from solrl_trainer.settings.presets import ConfigError, resolve
+from solrl_trainer.policy.update import training_pairs
+from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.rollouts.groups import recording_rows
-from solrl_trainer.policy.update import training_pairs
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.presets import ConfigError, resolve
 from training_helpers import TINY, make_policy, updater
 
 STEPS, ETA, CLIP = 3, 0.7, 0.2

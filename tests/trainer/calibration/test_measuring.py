@@ -3,16 +3,16 @@
 import pytest
 import torch
 from solrl_core.families import load_backbone
-from solrl_core.sampling.generator import Generator
 from solrl_core.rewards import RewardSet
+from solrl_core.sampling.generator import Generator
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
 from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
 from solrl_trainer.calibration.measuring import Bench
+from solrl_trainer.ranks.communicator import SingleProcess
 from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.scoring import SampleScorer
-from solrl_trainer.ranks.world import SoloWorld
 
 SEEDS = list(range(8))
 PROMPTS = [PromptItem(id=text[2:], text=text) for text in ("a red circle", "a blue square", "a green star")]
@@ -42,7 +42,7 @@ def test_every_plan_has_its_turn_on_each_prompt(scorer: tuple[Generator, SampleS
         return CandidateMaker(Sampler(generator, lambda: plan), scores)
 
     finished: list[float] = []
-    bench = Bench(maker, PROMPTS, {prompt.id: SEEDS for prompt in PROMPTS}, SoloWorld(), finished.append)
+    bench = Bench(maker, PROMPTS, {prompt.id: SEEDS for prompt in PROMPTS}, SingleProcess(), finished.append)
     found = bench.measure(PLANS)
     # The two plans that share a step are asked for once. After the warm-up, the order turns round with each prompt.
     turn = [PLANS[0], PLANS[1], PLANS[3]]
@@ -60,7 +60,7 @@ def test_sharing_steps_changes_no_score(scorer: tuple[Generator, SampleScorer]) 
     def maker(plan: Plan) -> CandidateMaker:
         return CandidateMaker(Sampler(generator, lambda: plan), scores)
 
-    bench = Bench(maker, PROMPTS, {prompt.id: SEEDS for prompt in PROMPTS}, SoloWorld(), lambda part: None)
+    bench = Bench(maker, PROMPTS, {prompt.id: SEEDS for prompt in PROMPTS}, SingleProcess(), lambda part: None)
     for one in bench.measure(PLANS):
         alone = torch.stack([maker(one.plan).scores([prompt] * len(SEEDS), SEEDS) for prompt in PROMPTS])
         assert torch.equal(one.scores.nan_to_num(-1e9), alone.nan_to_num(-1e9))

@@ -6,10 +6,10 @@ import pytest
 from real_runs import Run, Service, go, selected, selections
 from solrl_client.rollouts import RolloutClient
 from solrl_minis import catalog
-from solrl_trainer.settings.prompts import prompts_of_iteration, read_prompts
 from solrl_trainer.rollouts.exploration import seed_root
-from solrl_trainer.service.source import rollout_source
 from solrl_trainer.selection import best_worst
+from solrl_trainer.service.source import rollout_source
+from solrl_trainer.settings.prompts import prompts_of_iteration, read_prompts
 
 
 def test_a_pruned_plan_trains_on_survivors(service: Service, folder: Path) -> None:

@@ -15,8 +15,8 @@ from solrl_proto.adapters import AdapterList
 from solrl_proto.problems import ProblemError
 from solrl_trainer.loop import train
 from solrl_trainer.records.records import IterationRecord
-from solrl_trainer.service.adapter_supply import AdapterSupply
 from solrl_trainer.run import run
+from solrl_trainer.service.adapter_supply import AdapterSupply
 from training_helpers import tiny_config
 
 

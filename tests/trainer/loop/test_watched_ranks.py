@@ -53,15 +53,15 @@ def test_the_page_gets_the_measurements(watched: Run, service: Service) -> None:
 
 
 def test_a_resumed_run_measures_no_version_again(watched: Run, service: Service, folder: Path) -> None:
-    output, roll_out = folder / "cut", loop.roll_out
+    output, collect_samples = folder / "cut", loop.collect_samples
 
     def cut(*arguments: object) -> object:
         if arguments[-1] == 1:
             raise ConnectionError("gone")
-        return roll_out(*arguments)  # type: ignore[arg-type]
+        return collect_samples(*arguments)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "roll_out", cut)
+        patch.setattr(loop, "collect_samples", cut)
         with pytest.raises(ConnectionError):
             go(service, output, *WATCHED, "iterations=3")
     resumed = go(service, output, *WATCHED, "iterations=3", resume=True)
@@ -75,14 +75,14 @@ def test_a_lagging_run_is_measured_as_it_explores(
 ) -> None:
     asked: list[tuple[int, int]] = []
     roots = set()
-    whole_groups = ServiceExplorer.whole_groups
+    unpruned_groups = ServiceExplorer.unpruned_groups
 
     def noted(self: ServiceExplorer, prompts: object, version: int, root: int, iteration: int) -> object:
         asked.append((version, iteration))
         roots.add(root)
-        return whole_groups(self, prompts, version, root, iteration)  # type: ignore[arg-type]
+        return unpruned_groups(self, prompts, version, root, iteration)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ServiceExplorer, "whole_groups", noted)
+    monkeypatch.setattr(ServiceExplorer, "unpruned_groups", noted)
     settings = (*WATCHED, "iterations=3", "explore.lag=1", "explore.adapter=unmerged", "evaluate.fidelity_wanted=1")
     watcher = Watcher()
     go(service, folder / "late", *settings, watcher=watcher)

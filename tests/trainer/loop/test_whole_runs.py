@@ -6,11 +6,11 @@ from real_runs import Run, Service, samples, selected, selections
 from solrl_client.rollouts import RolloutClient
 from solrl_minis import catalog
 from solrl_proto.rollouts import AdapterRef, Candidates, Plan, RewardSpec, RolloutAnswer, RolloutRequest
-from solrl_trainer.settings.prompts import prompts_of_iteration, read_prompts
 from solrl_trainer.rollouts.exploration import seed_root
+from solrl_trainer.selection import best_worst
 from solrl_trainer.service.png import from_png
 from solrl_trainer.service.source import rollout_source
-from solrl_trainer.selection import best_worst
+from solrl_trainer.settings.prompts import prompts_of_iteration, read_prompts
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import torch
 from PIL import Image
 from solrl_core.adapter import Adapter, encode_for_diffusers, lora_a_key, lora_b_key
 from solrl_core.families import load_backbone
-from solrl_core.sampling.generator import Generator
 from solrl_core.lora import adapter_layout
 from solrl_core.rewards.images import as_pil
-from solrl_trainer.settings.presets import resolve
+from solrl_core.sampling.generator import Generator
 from solrl_trainer.report.model_card import LORA, how_to_load, model_card
+from solrl_trainer.settings.presets import resolve
 
 PROMPT, SEED, STEPS = "a red circle", 0, 4
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from run_folders import RESULT, finished_run, write_metrics
 from solrl_trainer.commands.cli import main
-from solrl_trainer.settings.presets import resolve
 from solrl_trainer.report.compare import AXES, write_comparison
 from solrl_trainer.report.run_files import RunFiles
+from solrl_trainer.settings.presets import resolve
 from typed import typed
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import yaml
 from run_folders import RESULT, finished_run
 from solrl_trainer.records.folder import saved_settings
-from solrl_trainer.settings.presets import resolve
 from solrl_trainer.report.model_card import held_out, model_card
+from solrl_trainer.settings.presets import resolve
 
 
 def front_of(card: str) -> dict[str, object]:

@@ -5,10 +5,10 @@ import torch
 from service_helpers import running_service
 from solrl_core.arithmetic import arithmetic
 from solrl_proto.models import ModelInfo
+from solrl_trainer.ranks.communicator import SingleProcess
 from solrl_trainer.service.agreement import note_arithmetic
 from solrl_trainer.service.explorer import ServiceExplorer
 from solrl_trainer.session import open_session
-from solrl_trainer.ranks.world import SoloWorld
 from training_helpers import tiny_config
 
 OURS = {"device": "CPU with AVX512", "threads": "2", "torch": "2.11.0"}
@@ -47,7 +47,7 @@ def test_a_run_notes_the_threads_of_its_service(monkeypatch: pytest.MonkeyPatch)
     notes: list[str] = []
     with running_service() as service:
         config = tiny_config("evaluate.rewards=clipscore", f"rollout_url={service.url}", run="threads")
-        with open_session(config, notes.append, SoloWorld()) as session:
+        with open_session(config, notes.append, SingleProcess()) as session:
             assert isinstance(session.explorer, ServiceExplorer)
             source = session.explorer.source
             assert source.numerics == {"bf16": "emulated", "nvfp4": "emulated"}

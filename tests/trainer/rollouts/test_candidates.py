@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import torch
 from solrl_core.families import Backbone
-from solrl_core.sampling.generator import CHUNK_SIZE, Generator, GeneratorOutput
 from solrl_core.rewards import RewardSet
+from solrl_core.sampling.generator import CHUNK_SIZE, Generator, GeneratorOutput
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
 from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
 from solrl_proto.selection import best_worst
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.scoring import SampleScorer
+from solrl_trainer.settings.config import RunConfig
 
 PROMPT = PromptItem(id="p", text="a red circle")
 OTHER = PromptItem(id="q", text="two blue squares")

@@ -7,18 +7,15 @@ from typing import Any
 import pytest
 import torch
 from solrl_core.families import load_backbone
-from solrl_core.sampling.generator import Generator
 from solrl_core.rewards import RewardSet
+from solrl_core.sampling.generator import Generator
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import Plan
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.records.metrics_file import read_metrics
-from solrl_trainer.settings.presets import resolve
-from solrl_trainer.settings.prompts import find_prompts, read_prompts
 from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.local import LocalExplorer
@@ -26,6 +23,9 @@ from solrl_trainer.rollouts.regenerate import LocalRegenerator
 from solrl_trainer.rollouts.scoring import SampleScorer
 from solrl_trainer.run import run
 from solrl_trainer.selection import best_worst, select
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.presets import resolve
+from solrl_trainer.settings.prompts import find_prompts, read_prompts
 from training_helpers import TINY
 
 SMALL = (

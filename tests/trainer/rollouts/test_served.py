@@ -25,11 +25,11 @@ from solrl_trainer import session
 from solrl_trainer.commands.cli import main
 from solrl_trainer.loop import Result, train
 from solrl_trainer.records.metrics_file import read_metrics
-from solrl_trainer.settings.presets import ConfigError
-from solrl_trainer.settings.prompts import read_prompts
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.service.regenerator import RegenerationSource, ServedSamples, spread
 from solrl_trainer.service.source import RolloutSource
+from solrl_trainer.settings.presets import ConfigError
+from solrl_trainer.settings.prompts import read_prompts
 from training_helpers import TINY, tiny_config
 from typed import typed
 

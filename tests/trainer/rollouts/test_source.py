@@ -11,9 +11,9 @@ from solrl_core.fingerprint import fingerprint
 from solrl_core.lora import adapter_layout
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutRequest
-from solrl_trainer.settings.presets import resolve
 from solrl_trainer.service.explorer import ServiceExplorer
 from solrl_trainer.service.source import rollout_source
+from solrl_trainer.settings.presets import resolve
 from training_helpers import tiny_config
 
 PROMPTS = [PromptItem(id="p", text="a red circle")]
@@ -66,7 +66,7 @@ def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
     source = rollout_source(config, client)
     explorer = ServiceExplorer(source, lambda iteration: PROMPTS, seed=config.seed, lag=1, iterations=3)
     for version in range(3):
-        explorer.look_ahead(version)
+        explorer.prefetch(version)
         with pytest.raises(ConnectionError):
             list(explorer.explore(version))
     assert sorted(map(explored, client.requests)) == [(0, 0), (0, 1), (1, 2)]
@@ -74,7 +74,7 @@ def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
     with pytest.raises(ConnectionError):
         explorer.images_of(PROMPTS, [[1, 2]], 1, 2)
     with pytest.raises(ConnectionError):
-        explorer.whole_groups(PROMPTS, 0, 7, 1)
+        explorer.unpruned_groups(PROMPTS, 0, 7, 1)
     assert list(map(explored, client.requests)) == [(1, 2), (0, 1)]
 
 

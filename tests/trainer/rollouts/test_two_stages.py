@@ -193,7 +193,7 @@ def test_training_does_not_wait_for_the_images_of_its_report(
     at: str, service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     explorer: Any = ServiceExplorer if at == "service" else LocalExplorer
-    images_of, train_iteration, trained = explorer.images_of, loop.train_iteration, threading.Event()
+    images_of, train_step, trained = explorer.images_of, loop.train_step, threading.Event()
 
     def late(*arguments: Any) -> ExploredImages:
         assert trained.wait(120), "training waits for these images"
@@ -201,11 +201,11 @@ def test_training_does_not_wait_for_the_images_of_its_report(
         return found
 
     def telling(*arguments: Any) -> None:
-        train_iteration(*arguments)
+        train_step(*arguments)
         trained.set()
 
     monkeypatch.setattr(explorer, "images_of", late)
-    monkeypatch.setattr(loop, "train_iteration", telling)
+    monkeypatch.setattr(loop, "train_step", telling)
     run = go(tmp_path / f"late-{at}", *ONE, url=service.url if at == "service" else None)
     pairs = run.result.pairs
     assert pairs is not None

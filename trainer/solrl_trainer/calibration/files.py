@@ -11,9 +11,9 @@ from solrl_proto.rollouts import ModelBinding, Plan
 from solrl_trainer.calibration.deciding import Measured, Requirement
 from solrl_trainer.calibration.group_sizes import GroupSize
 from solrl_trainer.calibration.plans import name
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.records.output_files import write_file
 from solrl_trainer.report.frontier import Point, write_frontier
+from solrl_trainer.settings.config import RunConfig
 
 
 def content(

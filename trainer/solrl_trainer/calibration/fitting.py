@@ -8,9 +8,9 @@ from solrl_core.sampling.generator import Generator
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, PromptItem
 
+from solrl_trainer.ranks.rank_runtime import RankRuntime
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
-from solrl_trainer.ranks.process_group import ProcessGroup
 
 FITTED_PROMPTS, FITTED_SEEDS = 24, 4
 """Training prompts, and candidates per prompt, whose trajectories the fitted solvers match."""
@@ -36,7 +36,7 @@ def fit_solvers(generator: Generator, examples: Examples, schedules: Sequence[Se
 
 
 def fit_on_rank_zero(
-    config: RunConfig, generator: Generator, schedules: Sequence[Sequence[float]], processes: ProcessGroup
+    config: RunConfig, generator: Generator, schedules: Sequence[Sequence[float]], processes: RankRuntime
 ) -> list[FittedSolver]:
     """A solver for each schedule, fitted by the first rank, on every rank; `generator` must be BF16."""
     fitted: list[FittedSolver] = []

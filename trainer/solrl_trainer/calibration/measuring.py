@@ -14,8 +14,8 @@ import torch
 from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_trainer.calibration.plans import solver_steps
+from solrl_trainer.ranks.communicator import Communicator, gather_rows, share
 from solrl_trainer.rollouts.candidates import CandidateMaker
-from solrl_trainer.ranks.world import World, gather_rows, share
 
 Maker = Callable[[Plan], CandidateMaker]
 """Returns the generation and scoring of candidates by a plan, at its precision."""
@@ -53,7 +53,7 @@ class Bench:
         maker: Maker,
         prompts: Sequence[PromptItem],
         seeds: Mapping[str, Sequence[int]],
-        world: World,
+        world: Communicator,
         finish: Callable[[float], None],
     ) -> None:
         self._maker, self._seeds, self._world, self._finish = maker, seeds, world, finish

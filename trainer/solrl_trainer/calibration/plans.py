@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from solrl_core.sampling.fitting import SCHEDULES
 from solrl_core.precision import numerics, supported_tiers
+from solrl_core.sampling.fitting import SCHEDULES
 from solrl_proto.identifiers import Tier
 from solrl_proto.rollouts import FittedSolver, Plan, Precision, Prune
 

@@ -9,9 +9,9 @@ import torch
 from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import model_digest, part_digests
+from solrl_core.rewards import RewardSet
 from solrl_core.sampling.fitting import identity_solver
 from solrl_core.sampling.generator import Generator
-from solrl_core.rewards import RewardSet
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
@@ -34,17 +34,17 @@ from solrl_trainer.calibration.plans import (
     true_plan,
     unpruned,
 )
+from solrl_trainer.ranks.communicator import pick_device
+from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
+from solrl_trainer.records.time_left import OnProgress, Work
+from solrl_trainer.records.waits import Waits
+from solrl_trainer.report.figures import few_prompts_text, sum_text
+from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.scoring import SampleScorer
+from solrl_trainer.service.agreement import check_decoder_precision
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.long_prompts import note_long_prompts
 from solrl_trainer.settings.preflight import require_judges
-from solrl_trainer.ranks.process_group import SINGLE_PROCESS, ProcessGroup
-from solrl_trainer.report.figures import few_prompts_text, sum_text
-from solrl_trainer.service.agreement import check_decoder_precision
-from solrl_trainer.rollouts.candidates import CandidateMaker
-from solrl_trainer.rollouts.scoring import SampleScorer
-from solrl_trainer.records.time_left import OnProgress, Work
-from solrl_trainer.records.waits import Waits
-from solrl_trainer.ranks.world import pick_device
 
 
 def calibrate(
@@ -55,7 +55,7 @@ def calibrate(
     prompts: int,
     requirement: Requirement,
     limits: PlanSet | None = None,
-    processes: ProcessGroup = SINGLE_PROCESS,
+    processes: RankRuntime = SINGLE_PROCESS,
     progress: OnProgress = lambda done, total: None,
 ) -> dict[str, Any]:
     """Measure every plan on this machine; writes calibration.json, frontier.png and plan.yaml to `folder`.

@@ -30,8 +30,8 @@ from solrl_trainer.commands.options import (
     SettingsCommand,
     parse,
 )
-from solrl_trainer.settings.defaults import CALIBRATED_SCHEDULES, DEFAULT_PRESET
 from solrl_trainer.ranks.rank_info import RankInfo, read_rank_info
+from solrl_trainer.settings.defaults import CALIBRATED_SCHEDULES, DEFAULT_PRESET
 
 if TYPE_CHECKING:
     from solrl_trainer.settings.config import RunConfig
@@ -135,8 +135,8 @@ def _run(command: Run, rank_info: RankInfo) -> int:
     if command.dry_run:
         return _dry_run(command)
 
+    from solrl_trainer.ranks.rank_runtime import process_group
     from solrl_trainer.settings.config import RunConfig
-    from solrl_trainer.ranks.process_group import process_group
 
     resume, version = command.resume is not None, command.checkpoint
     with ExitStack() as held, process_group(rank_info) as processes:
@@ -268,8 +268,8 @@ def _report(folders: tuple[Path, ...], output: Path) -> None:
 
 
 def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
+    from solrl_trainer.ranks.rank_runtime import process_group
     from solrl_trainer.records.folder import locked
-    from solrl_trainer.ranks.process_group import process_group
 
     with ExitStack() as held, process_group(rank_info) as processes:
         _check(command)
@@ -278,9 +278,9 @@ def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
             held.enter_context(locked(command.output))
         from solrl_core.sampling.fitting import SCHEDULES
 
-        from solrl_trainer.commands.calibrate import calibrate
         from solrl_trainer.calibration.deciding import Requirement
         from solrl_trainer.calibration.plans import PlanSet
+        from solrl_trainer.commands.calibrate import calibrate
         from solrl_trainer.records.time_left import Countdown
 
         with Countdown("calibrating", quiet=not processes.is_rank_zero) as shown:
@@ -363,7 +363,7 @@ def run_command(command: Calibrate, planned: Collection[str]) -> list[str]:
 def _evaluate(command: Evaluate, rank_info: RankInfo) -> None:
     from rich.console import Console
 
-    from solrl_trainer.ranks.process_group import process_group
+    from solrl_trainer.ranks.rank_runtime import process_group
 
     counts = {"prompts": command.prompts, "seeds": command.seeds, "steps": command.steps}
     with process_group(rank_info) as processes:

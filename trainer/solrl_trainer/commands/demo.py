@@ -18,8 +18,8 @@ import httpx
 from rich.console import Console
 from solrl_core.registry import FolderRegistry
 
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.records.folder import LOCK, locked
+from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import read_settings_file, resolve
 
 PRESET = "mini-sana/sol_rl/clipscore"

@@ -8,30 +8,30 @@ from typing import Any
 
 from pydantic import ValidationError
 from solrl_core.families import load_backbone
-from solrl_core.sampling.generator import Generator
 from solrl_core.rewards import RewardSet
+from solrl_core.sampling.generator import Generator
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_proto.rollouts import Plan, PromptItem
 from solrl_remote.remote_reward import connect_reward
 
-from solrl_trainer.records import checkpoints
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.evaluation.scores import Evaluation, compare, evaluate_together, verdicts
+from solrl_trainer.ranks.communicator import pick_device
+from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
+from solrl_trainer.records import checkpoints
 from solrl_trainer.records.folder import saved_settings
-from solrl_trainer.settings.long_prompts import note_long_prompts
 from solrl_trainer.records.output_files import write_file
-from solrl_trainer.settings.preflight import require_judges, usable_judges
-from solrl_trainer.settings.presets import ConfigError, parse_override, refused
-from solrl_trainer.settings.prompts import find_prompts, read_prompts
-from solrl_trainer.ranks.process_group import SINGLE_PROCESS, ProcessGroup
+from solrl_trainer.records.time_left import OnProgress
+from solrl_trainer.records.waits import Waits
 from solrl_trainer.report.figures import trained_text
 from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
-from solrl_trainer.records.time_left import OnProgress
-from solrl_trainer.records.waits import Waits
-from solrl_trainer.ranks.world import pick_device
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.long_prompts import note_long_prompts
+from solrl_trainer.settings.preflight import require_judges, usable_judges
+from solrl_trainer.settings.presets import ConfigError, parse_override, refused
+from solrl_trainer.settings.prompts import find_prompts, read_prompts
 
 CHANGEABLE = ("reward_options", "device")
 """Settings of the run that an evaluation may change."""
@@ -48,7 +48,7 @@ def evaluate_run(
     seeds: int | None = None,
     steps: int | None = None,
     checkpoint: int | None = None,
-    processes: ProcessGroup = SINGLE_PROCESS,
+    processes: RankRuntime = SINGLE_PROCESS,
 ) -> dict[str, Any]:
     """Evaluate a checkpoint of a run; writes evaluation/{evaluation.json, grid.png} to its folder.
 

@@ -8,16 +8,16 @@ from solrl_core.fidelity import Fidelity, rank_fidelity
 from solrl_engine.sampler import Sampler
 from solrl_proto.rollouts import Plan, PromptItem
 
-from solrl_trainer.records.checkpoints import best_kept
-from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.evaluation.saved_evaluation import load_evaluation, save_evaluation
 from solrl_trainer.evaluation.scores import Evaluation, evaluate_together
+from solrl_trainer.ranks.communicator import gather_rows, gather_values, share
+from solrl_trainer.records.checkpoints import best_kept
 from solrl_trainer.records.records import HeldOutRecord
+from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, flattened, parts_of
-from solrl_trainer.records.run_log import RunLog
-from solrl_trainer.evaluation.saved_evaluation import load_evaluation, save_evaluation
 from solrl_trainer.session import Session
-from solrl_trainer.ranks.world import gather_rows, gather_values, share
+from solrl_trainer.settings.config import RunConfig
 
 BASE_EVALUATION = "base_evaluation.safetensors"
 """File of the base's evaluation in a run's folder; a resumed run does not repeat it."""
@@ -155,7 +155,7 @@ def _fidelity(session: Session, prompts: Sequence[PromptItem], version: int) -> 
     if own:
         session.models.encoders.encode([prompt.text for prompt in own], config.guidance)
         explored = max(0, version - config.explore.lag)
-        groups = session.explorer.whole_groups(own, explored, seed_root(config.seed, -1), version)
+        groups = session.explorer.unpruned_groups(own, explored, seed_root(config.seed, -1), version)
         proxy = torch.tensor([group.scores for group in groups])
         per_batch = session.sampler.batch.groups(config.explore.candidates, session.models.backbone.device)
         true = torch.cat([_true_scores(session, part) for part in parts_of(groups, per_batch)])

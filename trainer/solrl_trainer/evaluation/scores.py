@@ -12,10 +12,10 @@ from solrl_engine.scorer import Scorer
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import PromptItem
 
+from solrl_trainer.ranks.communicator import Communicator, gather_rows, share
+from solrl_trainer.records.time_left import OnProgress
 from solrl_trainer.report.figures import TRAINED_SUM
 from solrl_trainer.rollouts.scoring import score_images
-from solrl_trainer.records.time_left import OnProgress
-from solrl_trainer.ranks.world import World, gather_rows, share
 
 SEED_ROOT = 0
 STRICT = "verifier"
@@ -91,7 +91,7 @@ def evaluate_together(
     sampler: Sampler,
     scorer: Scorer,
     prompts: Sequence[PromptItem],
-    world: World,
+    world: Communicator,
     *,
     seeds: int,
     encode: Callable[[Sequence[str], float], None] = lambda texts, guidance: None,

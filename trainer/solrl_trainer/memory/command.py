@@ -14,10 +14,10 @@ from solrl_core.memory import GPUS, RESERVED
 from solrl_core.precision import fastest_tier
 from solrl_proto.identifiers import Tier
 
-from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.records.output_files import write_file
 from solrl_trainer.memory.run_memory import Layout, RunMemory, plan_run, reward_sizes
 from solrl_trainer.policy.sharding import SHARDED
+from solrl_trainer.records.output_files import write_file
+from solrl_trainer.settings.config import RunConfig
 
 _ASSUMED_GB = 80.0
 _ASSUMED_TIER: Tier = "fp8"

@@ -8,13 +8,15 @@ from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.memory import RESERVED, modules_of, weight_bytes
 from solrl_core.precision import fastest_tier
 
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.memory.run_memory import Layout, RunMemory, Wanted, plan_run
 from solrl_trainer.policy.sharding import check_sharding
-from solrl_trainer.ranks.world import World, gather_values
+from solrl_trainer.ranks.communicator import Communicator, gather_values
+from solrl_trainer.settings.config import RunConfig
 
 
-def find_layout(config: RunConfig, backbone: PipelineBackbone, world: World, note: Callable[[str], None]) -> Layout:
+def find_layout(
+    config: RunConfig, backbone: PipelineBackbone, world: Communicator, note: Callable[[str], None]
+) -> Layout:
     """The layout that the settings and the memory plan determine.
 
     Args:
@@ -40,7 +42,7 @@ def find_layout(config: RunConfig, backbone: PipelineBackbone, world: World, not
     return layout
 
 
-def _planned(config: RunConfig, backbone: PipelineBackbone, world: World, note: Callable[[str], None]) -> Layout:
+def _planned(config: RunConfig, backbone: PipelineBackbone, world: Communicator, note: Callable[[str], None]) -> Layout:
     plan = plan_run(config, backbone.on_meta(), fastest_tier(backbone.device), world.size)
     gpu = usable_bytes(backbone, plan)
     layout = plan.layout(gpu)

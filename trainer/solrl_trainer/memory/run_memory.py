@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import Meta
-from solrl_core.sampling.generator import Generator
 from solrl_core.memory import RESERVED, generation_peaks, keep_unmerged, modules_of, weight_bytes
 from solrl_core.rewards.size import reward_bytes
+from solrl_core.sampling.generator import Generator
 from solrl_proto.identifiers import Tier
 from torch import nn
 
-from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.policy.sharding import sharded_bytes
 from solrl_trainer.memory.training_memory import TrainingPlan, iteration_bytes, plan_training, wanted_blocks
+from solrl_trainer.policy.sharding import sharded_bytes
+from solrl_trainer.settings.config import RunConfig
 
 
 @dataclass(frozen=True)

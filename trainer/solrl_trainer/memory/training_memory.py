@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from solrl_trainer.algorithms.registry import ALGORITHMS
-from solrl_trainer.settings.config import Lora, RunConfig
 from solrl_trainer.policy.lora import inject
 from solrl_trainer.policy.trained_blocks import TrainedBlock, wrap_blocks
+from solrl_trainer.settings.config import Lora, RunConfig
 
 _STATE = 24
 """Bytes per LoRA weight: two policies, two moments, the accumulated gradient, and the gradient of a micro-batch."""

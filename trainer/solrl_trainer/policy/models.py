@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from solrl_core.adapter import Adapter, decode_adapter
 from solrl_core.families import Backbone
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_core.sampling.generator import Generator
 from solrl_core.precision import fastest_tier
+from solrl_core.sampling.generator import Generator
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.identifiers import Tier
 from solrl_proto.rollouts import AdapterUse
 
-from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.policy.encoders import Encoders
 from solrl_trainer.memory.layout import find_layout
-from solrl_trainer.policy.policy import Policy
 from solrl_trainer.memory.run_memory import explored_precision
+from solrl_trainer.policy.encoders import Encoders
+from solrl_trainer.policy.policy import Policy
 from solrl_trainer.policy.sharding import place, shard_base
-from solrl_trainer.ranks.world import SoloWorld, World
+from solrl_trainer.ranks.communicator import Communicator, SingleProcess
+from solrl_trainer.settings.config import RunConfig
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Models:
     explorer: Generator
     policy: Policy
     encoders: Encoders
-    world: World
+    world: Communicator
     explored_use: AdapterUse = "merged"
     behaviour_digest: str = field(default="", init=False)
     version: int = field(default=0, init=False)
@@ -51,7 +51,11 @@ class Models:
 
     @classmethod
     def build(
-        cls, backbone: PipelineBackbone, config: RunConfig, note: Callable[[str], None], world: World | None = None
+        cls,
+        backbone: PipelineBackbone,
+        config: RunConfig,
+        note: Callable[[str], None],
+        world: Communicator | None = None,
     ) -> "Models":
         """Build generators and policies on a clean backbone, in the only order that works.
 
@@ -65,7 +69,7 @@ class Models:
             note: shows a line of text to the user.
             world: ranks that train together, over which the base may be spread; by default this process alone.
         """
-        world = world or SoloWorld()
+        world = world or SingleProcess()
         layout = find_layout(config, backbone, world, note)
         encoders = Encoders(backbone, visiting=layout.visiting)
         backbone.cache_at_least(config.explore.prompts)

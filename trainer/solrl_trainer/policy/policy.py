@@ -10,9 +10,9 @@ from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.families import Backbone
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from solrl_trainer.settings.config import Lora, PolicySettings
 from solrl_trainer.policy.lora import inject
 from solrl_trainer.policy.trained_blocks import recompute_first, wrap_blocks
+from solrl_trainer.settings.config import Lora, PolicySettings
 
 CURRENT, OLD = "current", "old"
 _WITHOUT_GRADIENT = [

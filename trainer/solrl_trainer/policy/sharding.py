@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import torch
 from solrl_core.families import Backbone
-from solrl_core.sampling.generator import Generator
-from solrl_core.sampling.lanes import lane_count
 from solrl_core.precision import refresh_weight_
+from solrl_core.sampling.cpu_threads import thread_count
+from solrl_core.sampling.generator import Generator
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.policy.trained_blocks import wrap_blocks
-from solrl_trainer.ranks.world import World, gather_values
+from solrl_trainer.ranks.communicator import Communicator, gather_values
+from solrl_trainer.settings.config import RunConfig
 
 if TYPE_CHECKING:
     from solrl_trainer.policy.policy import Policy
@@ -30,13 +30,13 @@ SHARDED = ("transformer", "generator")
 """Parts of a run, by the names of the memory plan, whose blocks are sharded."""
 
 
-class InStepWorld:
+class LockstepCommunicator:
     """A world whose ranks share the weights of a generator.
 
     Before any other collective, a rank takes part in the generator's passes of the others until none has any left.
     """
 
-    def __init__(self, world: World, take_part: Callable[[], None]) -> None:
+    def __init__(self, world: Communicator, take_part: Callable[[], None]) -> None:
         """`take_part` does the collectives of one pass."""
         self.rank, self.size, self.local_rank = world.rank, world.size, world.local_rank
         self._world = world
@@ -74,7 +74,7 @@ class InStepWorld:
             self._take_part()
 
 
-def check_sharding(config: RunConfig, device: torch.device, world: World) -> None:
+def check_sharding(config: RunConfig, device: torch.device, world: Communicator) -> None:
     """Refuse `optimizer.shard_base=true` where it cannot be done.
 
     Raises:
@@ -84,9 +84,9 @@ def check_sharding(config: RunConfig, device: torch.device, world: World) -> Non
         return
     if world.size == 1:
         raise ValueError("optimizer.shard_base is true for one process; expected several ranks: start with torchrun")
-    if device.type == "cpu" and lane_count() > 1:
+    if device.type == "cpu" and thread_count() > 1:
         raise ValueError(
-            f"optimizer.shard_base is true on a CPU with {lane_count()} threads; expected one: set OMP_NUM_THREADS=1"
+            f"optimizer.shard_base is true on a CPU with {thread_count()} threads; expected one: set OMP_NUM_THREADS=1"
         )
 
 
@@ -136,8 +136,8 @@ def _is_shared(weight: torch.Tensor, ranks: int) -> bool:
 
 
 def shard_base(
-    backbone: Backbone, generator: Generator, others: Sequence[Generator], policy: "Policy", world: World
-) -> InStepWorld:
+    backbone: Backbone, generator: Generator, others: Sequence[Generator], policy: "Policy", world: Communicator
+) -> LockstepCommunicator:
     """Spread the blocks of a policy and of its BF16 generator over the ranks, in place.
 
     Weights may be in host memory. Block after block moves to the device, where only this rank's part remains. All other
@@ -176,7 +176,7 @@ def shard_base(
 
     for one in (generator, *others):
         one.merge_through(read, write)
-    in_step = InStepWorld(world, lambda: _take_part(sharded))
+    in_step = LockstepCommunicator(world, lambda: _take_part(sharded))
     generator.transformer.register_forward_pre_hook(lambda *_: in_step.begin_pass())
     return in_step
 

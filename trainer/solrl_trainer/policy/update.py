@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 from solrl_core.families import Backbone
-from solrl_core.sampling.lanes import even_slices, map_in_lanes
+from solrl_core.sampling.cpu_threads import even_slices, map_in_threads
 from solrl_proto.noise import expand_seeds
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from solrl_trainer.algorithms.base import Algorithm, FixedPolicy, Velocities
 from solrl_trainer.algorithms.training_data import TrainingData, TrainingSamples
-from solrl_trainer.settings.config import Optimizer
-from solrl_trainer.policy.lane_gradients import LaneGradients
+from solrl_trainer.policy.gradient_buckets import GradientBuckets
 from solrl_trainer.policy.policy import Policy, require_finite
+from solrl_trainer.ranks.communicator import Communicator, SingleProcess, gather_values
 from solrl_trainer.records.time_left import OnProgress, Work
-from solrl_trainer.ranks.world import SoloWorld, World, gather_values
+from solrl_trainer.settings.config import Optimizer
 
 _DIFFERENTIABLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """Kernels for families whose blocks leave attention to torch. cuDNN's gradients are wrong for some memory layouts
@@ -53,7 +53,7 @@ class Updater:
     sampler's timesteps; the (unit, step) pairs are shuffled and split evenly over the epoch's optimiser steps, and each
     part into micro-batches. All randomness comes from the run's seed and the iteration.
 
-    Every rank draws the same pairs and noise, and computes the micro-batches of its lanes; see `LaneGradients`.
+    Every rank draws the same pairs and noise, and computes the micro-batches of its lanes; see `GradientBuckets`.
 
     Attributes:
         backbone: model around the trained transformer.
@@ -77,7 +77,7 @@ class Updater:
     sigmas: Sequence[float]
     guidance: float
     seed: int
-    world: World = field(default_factory=SoloWorld)
+    world: Communicator = field(default_factory=SingleProcess)
     in_step: bool = False
     after_step: Callable[[int], None] = lambda step: None
 
@@ -153,7 +153,7 @@ class Updater:
             Loss, and the shares of the algorithm's figures by micro-batch on all ranks.
         """
         batch = max(1, self.settings.batch // units.shape[1])
-        gradients = LaneGradients(self.policy.parameters, self.world, self.backbone.device)
+        gradients = GradientBuckets(self.policy.parameters, self.world, self.backbone.device)
         computed = []
         starts = range(0, len(units), batch)
         for number, start in enumerate(starts):
@@ -218,7 +218,7 @@ class Updater:
             context, transformer = within[name]
             fixed_velocity = torch.no_grad()(partial(velocity, transformer=transformer))
             with context():
-                fixed[name] = map_in_lanes(fixed_velocity, parts, device)
+                fixed[name] = map_in_threads(fixed_velocity, parts, device)
 
         def gradients(i: int) -> tuple[torch.Tensor, dict[str, float | torch.Tensor], tuple[torch.Tensor, ...]]:
             velocities = Velocities(velocity(parts[i]), {name: each[i] for name, each in fixed.items()})
@@ -228,7 +228,7 @@ class Updater:
             figures = {name: figure * share for name, figure in loss.figures.items()}
             return value.detach(), figures, self._gradient(value)
 
-        done = map_in_lanes(gradients, range(len(parts)), device)
+        done = map_in_threads(gradients, range(len(parts)), device)
         for number, (_, _, gradient) in enumerate(done):
             add(number, gradient)
         return [(loss, figures) for loss, figures, _ in done]
@@ -239,7 +239,7 @@ class Updater:
         Raises:
             ValueError: another layer has no gradient.
         """
-        parameters, idle = self.policy.parameters, self.backbone.idle_layers
+        parameters, idle = self.policy.parameters, self.backbone.unused_lora_layers
         found = torch.autograd.grad(value, parameters, allow_unused=True)
         layers = [name for name in self.policy.layers for _ in ("a", "b")]
         lost = {name for name, gradient in zip(layers, found, strict=True) if gradient is None}
@@ -247,7 +247,7 @@ class Updater:
             raise ValueError(
                 f"the velocity does not depend on {len(faults)} adapted layers, so they would never be trained: "
                 f"{', '.join(faults[:4])}{', …' if faults[4:] else ''}; expected lora_targets of the family "
-                f"{self.backbone.family!r} without them, or idle_layers with them"
+                f"{self.backbone.family!r} without them, or unused_lora_layers with them"
             )
         return tuple(
             torch.zeros_like(parameter) if gradient is None else gradient

@@ -19,11 +19,11 @@ from solrl_core.adapter import Adapter
 from solrl_proto.adapters import AdapterFile
 from solrl_proto.text_files import read_json, read_text
 
+from solrl_trainer.policy.policy import CURRENT, OLD, Policy
+from solrl_trainer.ranks.communicator import Communicator, broadcast_bytes
+from solrl_trainer.records.output_files import write_file, writing
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.older_settings import read_settings
-from solrl_trainer.records.output_files import write_file, writing
-from solrl_trainer.policy.policy import CURRENT, OLD, Policy
-from solrl_trainer.ranks.world import World, broadcast_bytes
 
 CHECKSUMS = "checksums.json"
 PARTS = "parts.json"
@@ -127,7 +127,7 @@ def best_kept(folder: Path, held_out: Mapping[int, float]) -> int | None:
     return max(evaluated, key=lambda version: held_out[version], default=None)
 
 
-def broadcast(found: Checkpoint | None, world: World) -> Checkpoint | None:
+def broadcast(found: Checkpoint | None, world: Communicator) -> Checkpoint | None:
     """Rank 0's checkpoint, on every rank; only rank 0's file system may have it."""
     if world.size == 1:
         return found

@@ -11,8 +11,8 @@ from solrl_proto.status import Spread as SpreadMessage
 
 from solrl_trainer.algorithms.rounding import without_spread
 from solrl_trainer.evaluation.scores import Evaluation, compare
-from solrl_trainer.report.figures import TRAINED_SUM
 from solrl_trainer.policy.update import UpdateFigures
+from solrl_trainer.report.figures import TRAINED_SUM
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,20 @@ from typing import Any, Protocol
 from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
 
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.evaluation.scores import Evaluation
+from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.metrics_file import Metrics, own_time
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
+from solrl_trainer.records.status_reports import StatusReporter
 from solrl_trainer.report.pairs import CandidatePairs
-from solrl_trainer.settings.resuming import Change
-from solrl_trainer.service.reward_specs import as_requested
 from solrl_trainer.rollouts.exploration import Exploration
 from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.service.reward_specs import reward_specs
 from solrl_trainer.service.source import RolloutSource, rollout_source
-from solrl_trainer.records.status_reports import StatusReporter
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.resuming import Change
 from solrl_trainer.trackers.feed import Trackers
-from solrl_trainer.ranks.world import World
 
 
 class Reporter(Protocol):
@@ -216,7 +216,7 @@ class RunLog:
 
 @contextmanager
 def open_run_log(
-    config: RunConfig, reporter: Reporter | None, world: World, trackers: Trackers | None = None
+    config: RunConfig, reporter: Reporter | None, world: Communicator, trackers: Trackers | None = None
 ) -> Iterator[RunLog]:
     """The log of a run; on exit it waits for the last report. Only rank 0 has metrics, progress and reports."""
     with ExitStack() as stack:
@@ -229,7 +229,7 @@ def open_run_log(
             client = RolloutClient(config.rollout_url, timeout=120.0, patience=0.0)
 
             def source() -> RolloutSource:
-                rewards = as_requested(config.trained, config, client.model(config.model_name))
+                rewards = reward_specs(config.trained, config, client.model(config.model_name))
                 return rollout_source(config, client, rewards=rewards)
 
             reports = StatusReporter(client, config, source, reporter.note)

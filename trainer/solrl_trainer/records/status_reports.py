@@ -19,11 +19,11 @@ from solrl_proto.problems import ProblemError
 from solrl_proto.status import THUMBNAIL_SIDE, Activity, HeldOut, RunSettings, SamplePair, Samples, Work
 from torch.nn.functional import interpolate
 
-from solrl_trainer.settings.config import OF_A_MACHINE, RunConfig
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
 from solrl_trainer.report.pairs import CandidatePairs, candidate_pairs
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.service.source import RolloutSource
+from solrl_trainer.settings.config import OF_A_MACHINE, RunConfig
 
 _PROMPTS = 2
 _SHORTEST_PAUSE = 5.0
@@ -145,7 +145,7 @@ class StatusReporter:
             counts = {"regenerated": regenerated, "trained": trained} | self._counts
             if "explored" in counts and self._work.empty():
                 activity = Activity(iteration=iteration, **counts)  # type: ignore[arg-type]
-                self._work.put(lambda: self._client.tell_activity(self._config.run, activity))
+                self._work.put(lambda: self._client.report_progress(self._config.run, activity))
 
     def evaluated(self, record: HeldOutRecord) -> None:
         """Report a held-out evaluation: again with the iteration before it, or with the first iteration."""

@@ -15,6 +15,7 @@ from PIL import Image
 
 from solrl_trainer.records.metrics_file import own_time
 from solrl_trainer.records.output_files import write_file
+from solrl_trainer.records.reward_shares import SMALL, shares_text
 from solrl_trainer.report import figures, rendering, style
 from solrl_trainer.report.fidelity import describe_fidelity
 from solrl_trainer.report.gallery import Gallery, load_gallery
@@ -28,7 +29,6 @@ from solrl_trainer.report.run_charts import (
     time_chart,
 )
 from solrl_trainer.report.run_files import RunFiles, mean_shares, served_text, setting_text
-from solrl_trainer.records.reward_shares import SMALL, shares_text
 
 SHOWN_FIRST = 16
 """Prompts of the before/after grid that are shown at first; the others unfold."""

@@ -77,7 +77,7 @@ class ImageSource(Protocol):
 class Explorer(ImageSource, Protocol):
     """A source of candidates."""
 
-    def look_ahead(self, version: int, *, beyond: bool = True) -> None:
+    def prefetch(self, version: int, *, beyond: bool = True) -> None:
         """Begin all explorations that are possible now that `version` is the behaviour policy.
 
         Without `beyond`, only that of its own iteration.
@@ -86,7 +86,7 @@ class Explorer(ImageSource, Protocol):
     def explore(self, iteration: int) -> Exploration:
         """The candidates of an iteration."""
 
-    def whole_groups(
+    def unpruned_groups(
         self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int
     ) -> list[CandidateGroup]:
         """Explore the groups of these prompts under `version` as for an iteration, but without pruning.

@@ -7,9 +7,9 @@ import torch
 from solrl_core.sampling.sampler import Recording
 from solrl_proto.rollouts import PromptItem
 
+from solrl_trainer.ranks.communicator import Communicator, gather_rows, gather_values
 from solrl_trainer.rollouts.exploration import ExplorationSummary
 from solrl_trainer.rollouts.groups import ScoredGroup
-from solrl_trainer.ranks.world import World, gather_rows, gather_values
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class IterationSamples:
         prompts: Sequence[PromptItem],
         groups: Sequence[ScoredGroup],
         exploration: ExplorationSummary,
-        world: World,
+        world: Communicator,
     ) -> "IterationSamples":
         """Gather the samples of all ranks.
 
@@ -71,7 +71,7 @@ class IterationSamples:
         )
 
 
-def _gathered(recordings: Sequence[Recording], world: World) -> Recording | None:
+def _gathered(recordings: Sequence[Recording], world: Communicator) -> Recording | None:
     if not recordings:
         return None
     own = Recording.join(recordings)

@@ -30,7 +30,7 @@ class LocalExplorer:
         self._candidates = candidates
         self._seed = seed
 
-    def look_ahead(self, version: int, *, beyond: bool = True) -> None:
+    def prefetch(self, version: int, *, beyond: bool = True) -> None:
         """Do nothing: this device is busy with other work."""
 
     def explore(self, iteration: int) -> "LocalExploration":
@@ -38,7 +38,7 @@ class LocalExplorer:
         groups = self._groups(self._prompts_of(iteration), seed_root(self._seed, iteration))
         return LocalExploration(groups, iteration, self._maker.sampler.generator)
 
-    def whole_groups(
+    def unpruned_groups(
         self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int
     ) -> list[CandidateGroup]:
         """Explore the groups of these prompts without pruning; `root` is the root of their seeds."""

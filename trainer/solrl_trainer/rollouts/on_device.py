@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from solrl_core.sampling.generator import Generator
 from solrl_core.rewards import RewardSet
+from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.solver_specs import SolverSpec
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
@@ -14,14 +14,14 @@ from solrl_engine.side_stream import SideStream
 from solrl_proto.rollouts import Plan
 
 from solrl_trainer.algorithms.training_data import TrainingData
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.policy.models import Models
+from solrl_trainer.policy.sharding import LockstepCommunicator
+from solrl_trainer.records.reward_clock import Images, RewardClock
 from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.regenerate import LocalRegenerator
-from solrl_trainer.records.reward_clock import Images, RewardClock
 from solrl_trainer.rollouts.scoring import SampleScorer
 from solrl_trainer.service.source import exploration_plan, training_plan
-from solrl_trainer.policy.sharding import InStepWorld
+from solrl_trainer.settings.config import RunConfig
 
 
 class DeviceSampling:
@@ -88,5 +88,5 @@ class DeviceSampling:
         return Sampler(generator, plan, solver, data.recorded, self._batch(generator))
 
     def _batch(self, generator: Generator) -> AdaptiveBatchSize:
-        sharded = isinstance(self._models.world, InStepWorld) and generator is self._models.generator
+        sharded = isinstance(self._models.world, LockstepCommunicator) and generator is self._models.generator
         return AdaptiveBatchSize(self._config.batch, on_exhausted=self._note, retries=not sharded)

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from solrl_core.sampling.generator import GeneratorOutput
 from solrl_core.rewards.base import weighted_sum
+from solrl_core.sampling.generator import GeneratorOutput
 from solrl_engine.scorer import NonFiniteImagesError, Scorer, Scores
 from solrl_engine.side_stream import Pending, SideStream
 from solrl_proto.rollouts import PromptItem, RewardSpec, RewardTime

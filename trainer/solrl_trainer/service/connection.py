@@ -12,13 +12,13 @@ from solrl_core.fingerprint import fingerprint
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
 
-from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.service.adapter_supply import LOST, AdapterSupply
 from solrl_trainer.service.agreement import check_service, note_arithmetic, note_emulation
-from solrl_trainer.service.reward_specs import as_requested
 from solrl_trainer.service.regenerator import RegenerationSource
+from solrl_trainer.service.reward_specs import reward_specs
 from solrl_trainer.service.source import RolloutSource, rollout_source, training_plan
-from solrl_trainer.ranks.world import World
+from solrl_trainer.settings.config import RunConfig
 
 FIRST_PATIENCE = 15.0
 """Seconds to try to reach the service before anything is loaded; a wrong address should be reported soon."""
@@ -40,7 +40,7 @@ class ServiceConnection:
 
 
 def rollout_client(
-    config: RunConfig, world: World, on_wait: OnWait = ignore
+    config: RunConfig, world: Communicator, on_wait: OnWait = ignore
 ) -> AbstractContextManager[RolloutClient | None]:
     """A client of the run's service; None if this device explores."""
     if not config.uses_service:
@@ -55,7 +55,7 @@ def connect_service(
     client: RolloutClient,
     backbone: Backbone,
     digests: Mapping[str, str],
-    world: World,
+    world: Communicator,
     note: Callable[[str], None],
 ) -> ServiceConnection:
     """Compare a service with what is loaded here, and connect the run to it.
@@ -74,7 +74,7 @@ def connect_service(
     """
     first = client.with_patience(FIRST_PATIENCE)
     served = first.model(config.model_name)
-    check_service(first, config.model_name, as_requested(config.served_rewards, config, served, digests), digests)
+    check_service(first, config.model_name, reward_specs(config.served_rewards, config, served, digests), digests)
     emulated = [tier.precision for tier in served.precisions if tier.numerics == "emulated"]
     note_emulation(emulated, config.explore.precision, note)
     note_arithmetic(served, arithmetic(backbone.device), note)
@@ -84,7 +84,7 @@ def connect_service(
     source = rollout_source(
         config,
         client,
-        rewards=as_requested(config.trained, config, served, digests),
+        rewards=reward_specs(config.trained, config, served, digests),
         fingerprint=fingerprint(digests, [spec.name for spec in config.trained]),
         numerics={tier.precision: tier.numerics for tier in served.precisions},
         restore=_restore(supply, world),
@@ -97,7 +97,7 @@ def connect_service(
 def _regeneration(
     config: RunConfig, source: RolloutSource, backbone: Backbone, digests: Mapping[str, str], served: ModelInfo
 ) -> RegenerationSource:
-    rewards = as_requested(config.served_rewards, config, served, digests)
+    rewards = reward_specs(config.served_rewards, config, served, digests)
     asked = replace(
         source,
         plan_of=lambda iteration: training_plan(config, config.regenerate.steps),
@@ -108,7 +108,7 @@ def _regeneration(
     return RegenerationSource(asked, backbone.latent_shape, exact)
 
 
-def _restore(supply: AdapterSupply | None, world: World) -> Restore:
+def _restore(supply: AdapterSupply | None, world: Communicator) -> Restore:
     """Push versions that the service lost again, on rank 0; another rank notifies rank 0, whatever that is doing."""
     if supply is not None:
         world.on_notice(lambda text: supply.restore(Problem.model_validate_json(text)))

@@ -42,7 +42,7 @@ class ServiceExplorer:
         self._begun = 0
         """The first iteration that has not begun."""
 
-    def look_ahead(self, version: int, *, beyond: bool = True) -> None:
+    def prefetch(self, version: int, *, beyond: bool = True) -> None:
         """Begin all explorations that have not begun, up to `version` + lag, or to `version` without `beyond`."""
         last = version + self._lag if beyond else version
         for iteration in range(max(version, self._begun), min(last + 1, self._iterations)):
@@ -53,10 +53,10 @@ class ServiceExplorer:
             self._begun = iteration + 1
 
     def explore(self, iteration: int) -> "ServiceExploration":
-        """The exploration of an iteration, which `look_ahead` has begun."""
+        """The exploration of an iteration, which `prefetch` has begun."""
         return self._ahead.pop(iteration)
 
-    def whole_groups(
+    def unpruned_groups(
         self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int
     ) -> list[CandidateGroup]:
         """Explore the groups of these prompts under `version` as for an iteration, but without pruning."""

@@ -15,9 +15,9 @@ from solrl_proto.rollouts import PromptItem, RewardTime
 from solrl_trainer.policy.models import Models
 from solrl_trainer.rollouts.exploration import PromptsOf
 from solrl_trainer.rollouts.groups import GroupSelection, ScoredSamples
-from solrl_trainer.service.latents import from_base64
 from solrl_trainer.rollouts.regenerate import LocalRegenerator
 from solrl_trainer.rollouts.scoring import OnTimes
+from solrl_trainer.service.latents import from_base64
 from solrl_trainer.service.source import RolloutSource
 
 TOLERANCE = 0.05

@@ -9,7 +9,7 @@ from solrl_proto.rollouts import RewardSpec
 from solrl_trainer.settings.config import RunConfig
 
 
-def as_requested(
+def reward_specs(
     rewards: Sequence[RewardSpec], config: RunConfig, hosted: ModelInfo, digests: Mapping[str, str] | None = None
 ) -> tuple[RewardSpec, ...]:
     """Rewards as the run's requests name them: those that the service has not loaded with the run's own server.

@@ -19,9 +19,9 @@ from solrl_proto.rollouts import (
     RolloutGroup,
 )
 
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.rollouts.exploration import ExploredImages
 from solrl_trainer.service.png import from_png
+from solrl_trainer.settings.config import RunConfig
 
 PlanOf = Callable[[int], Plan]
 """Settings of generation in an iteration."""
@@ -36,7 +36,7 @@ class RolloutSource:
         run, model: names at the service.
         candidates: candidates per prompt.
         plan_of: settings of generation in an iteration.
-        rewards: rewards in the score, see `as_requested`.
+        rewards: rewards in the score, see `reward_specs`.
         fingerprint: digest of model and rewards that every answer must have; None to accept any.
         numerics: of each precision, as the service said at the start; None to accept any.
         restore: removes the cause of a refusal, if it can; the request is then repeated.

@@ -14,7 +14,7 @@ def note_long_prompts(
 ) -> None:
     """Note the prompts of each kind whose end the model does not read."""
     for kind, prompts in prompts_by_kind.items():
-        unread = backbone.unread_tokens([prompt.text for prompt in prompts])
+        unread = backbone.truncated_tokens([prompt.text for prompt in prompts])
         cut = [(count, prompt.text) for count, prompt in zip(unread, prompts, strict=True) if count]
         if cut:
             shown = "; ".join(f"{_shortened(text)!r} ({count} tokens)" for count, text in cut[:_SHOWN])

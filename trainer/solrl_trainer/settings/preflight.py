@@ -11,12 +11,12 @@ from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import PromptItem
 
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.records.folder import FolderInUseError, check_new, is_locked
+from solrl_trainer.records.waits import Waits
 from solrl_trainer.service.problems import require_precision, require_rewards, run_taken
+from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompts import find_prompts, in_both, read_prompts, read_split
 from solrl_trainer.trackers.registry import require_trackers
-from solrl_trainer.records.waits import Waits
 
 FIRST_PATIENCE = 15.0
 """Seconds to try to reach the service; a wrong address should be reported soon."""
@@ -148,11 +148,11 @@ def _check_here(config: RunConfig, note: Note, *, resume: bool) -> None:
 def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) -> None:
     from solrl_core.sampling.noise import check_noise_contract
 
-    from solrl_trainer.service.reward_specs import as_requested
+    from solrl_trainer.service.reward_specs import reward_specs
 
     hosted, service = client.model(config.model_name), client.models()
     check_noise_contract(service.noise)
-    require_rewards(client.url, service, hosted, as_requested(config.served_rewards, config, hosted))
+    require_rewards(client.url, service, hosted, reward_specs(config.served_rewards, config, hosted))
     _require_precisions(client.url, hosted, config)
     # Version 0 may be from an attempt of this run that ended before its first checkpoint.
     if not resume and (held := client.adapters(config.run)) is not None and held.head > 0:

@@ -15,11 +15,11 @@ from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.model_options import ModelOptions
 from solrl_core.suggestions import did_you_mean
 
-from solrl_trainer.records import checkpoints
 from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.records import checkpoints
 from solrl_trainer.records.checkpoints import Origin
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
 
 Rule = Literal["free", "later", "named", "fixed"]

@@ -14,8 +14,8 @@ from solrl_proto.identifiers import Message
 from solrl_proto.text_files import read_json
 from torch.nn.functional import interpolate
 
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.records.output_files import write_file
+from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.trackers.base import TrackedRun, Tracker
 from solrl_trainer.trackers.registry import TRACKERS
 

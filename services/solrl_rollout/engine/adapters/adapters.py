@@ -10,7 +10,7 @@ from solrl_proto.adapters import AdapterInfo, adapter_digest
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import AdapterRef
 
-from solrl_rollout.engine.adapters.held_adapters import Content, HeldAdapters
+from solrl_rollout.engine.adapters.adapter_memory import AdapterMemory, Content
 from solrl_rollout.engine.work import HeldAdapter, HostedModel
 from solrl_rollout.store import RunStore
 
@@ -29,7 +29,7 @@ class Adapters:
     A content is decoded once for all that hold it. The newest are cached, too.
     """
 
-    def __init__(self, store: RunStore, held: HeldAdapters) -> None:
+    def __init__(self, store: RunStore, held: AdapterMemory) -> None:
         """`held`: the budget of the adapters that fetchers hold."""
         self._store = store
         self.held = held

@@ -64,7 +64,7 @@ class QueueFull(Exception):  # noqa: N818
 
 
 @dataclass
-class Turn:
+class Quantum:
     """The turns of one server of the queue.
 
     Attributes:
@@ -114,7 +114,7 @@ class FairQueue(Generic[Item]):
         self._waiting: Waiting[Item] = {}
         self._tenants: FairShare[str] = FairShare()
         self._runs: dict[str, FairShare[Run]] = {}
-        self._only_turn = Turn()
+        self._only_turn = Quantum()
         self._newcomers_served = 0
 
     def put(self, items: Sequence[Item], *, reserved: bool = False) -> None:
@@ -157,7 +157,7 @@ class FairQueue(Generic[Item]):
             if taken + candidates > self.tenant_limit:
                 raise QueueFull(taken, self.tenant_limit, tenant)
 
-    def take(self, turn: Turn | None = None, held: Callable[[Item], bool] | None = None) -> Item | None:
+    def take(self, turn: Quantum | None = None, held: Callable[[Item], bool] | None = None) -> Item | None:
         """Remove and return the next item of a server.
 
         Args:
@@ -253,7 +253,7 @@ class FairQueue(Generic[Item]):
         }
         return {tenant: runs for tenant, runs in ready.items() if runs}
 
-    def _next_run(self, turn: Turn, waiting: Waiting[Item]) -> tuple[str, Run]:
+    def _next_run(self, turn: Quantum, waiting: Waiting[Item]) -> tuple[str, Run]:
         tenant = self._tenants.newcomer(self._waiting.keys(), waiting.keys())
         if tenant is None:
             if turn.run in waiting.get(turn.tenant, {}) and turn.taken < self._turn:
@@ -263,7 +263,7 @@ class FairQueue(Generic[Item]):
         self._tenants.admit(tenant)
         return tenant, self._next_of(tenant, turn, waiting[tenant])
 
-    def _next_of(self, tenant: str, turn: Turn, runs: dict[Run, deque[Item]]) -> Run:
+    def _next_of(self, tenant: str, turn: Quantum, runs: dict[Run, deque[Item]]) -> Run:
         """A newcomer of the tenant, unless enough came first; otherwise the rest of a turn, or its least served run."""
         share = self._runs[tenant]
         newcomer = share.newcomer(self._waiting[tenant].keys(), runs.keys())
@@ -280,7 +280,7 @@ class FairQueue(Generic[Item]):
         share.admit(chosen)
         return chosen
 
-    def _lead(self, turn: Turn) -> float:
+    def _lead(self, turn: Quantum) -> float:
         """The cost by which a server's run may be ahead of the least served one and get another turn."""
         items = self._waiting.get(turn.tenant, {}).get(turn.run)
         if not turn.keeps_run or not items:

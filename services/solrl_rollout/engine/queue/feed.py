@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from solrl_proto.status import WorkerStatus
 
-from solrl_rollout.engine.queue.dispatch import OWN_SERVERS, Dispatch
-from solrl_rollout.engine.queue.fair_queue import Turn
+from solrl_rollout.engine.queue.fair_queue import Quantum
+from solrl_rollout.engine.queue.scheduler import BUILTIN_SERVERS, Scheduler
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
 from solrl_rollout.engine.workers.base import WaitingFeed, Worker
 
@@ -25,7 +25,7 @@ class WorkerFeed(WaitingFeed):
         chunks: chunks that it has taken and not finished. Guarded by `changed` of the dispatch.
     """
 
-    def __init__(self, worker: Worker, dispatch: Dispatch, *, keeps_run: bool) -> None:
+    def __init__(self, worker: Worker, dispatch: Scheduler, *, keeps_run: bool) -> None:
         """`keeps_run`: whether it stays with its run beyond a turn while that is fair."""
         super().__init__(dispatch.changed)
         self.worker = worker
@@ -36,8 +36,8 @@ class WorkerFeed(WaitingFeed):
         self.idle_deaths = 0
         self.restarts = 0
         self.chunks: list[Chunk] = []
-        self._dispatch = dispatch
-        self._turn = Turn(keeps_run=keeps_run)
+        self._scheduler = dispatch
+        self._turn = Quantum(keeps_run=keeps_run)
         self._finishing = threading.Lock()
         """Held while a chunk is accounted for: several threads finish chunks."""
         self._last_end = 0.0
@@ -56,11 +56,11 @@ class WorkerFeed(WaitingFeed):
     @property
     def closing(self) -> bool:
         """Whether the engine closes."""
-        return self._dispatch.closing
+        return self._scheduler.closing
 
     def next_chunk(self) -> Chunk | None:
         """Take the worker's next chunk from the queue, if there is one now."""
-        chunk = self._dispatch.take(self._turn, self.chunks, self._servers)
+        chunk = self._scheduler.take(self._turn, self.chunks, self._servers)
         if chunk is not None:
             self.chunks.append(chunk)
         return chunk
@@ -68,7 +68,7 @@ class WorkerFeed(WaitingFeed):
     def finish(self, chunk: Chunk, scored: ScoredChunk) -> None:
         """Resolve a chunk with its result."""
         with self._finishing:
-            self._last_end = self._dispatch.record(self.worker.name, chunk, scored, self._last_end)
+            self._last_end = self._scheduler.record(self.worker.name, chunk, scored, self._last_end)
             self._drop(chunk)
             self.deaths = 0
             self._finished += 1
@@ -81,7 +81,7 @@ class WorkerFeed(WaitingFeed):
 
     def died(self) -> None:
         """Count a death."""
-        finished = self._dispatch.finished
+        finished = self._scheduler.finished
         if not self.deaths or finished != self._finished_by_all:
             self.idle_deaths = 0
         self._finished_by_all = finished
@@ -90,19 +90,19 @@ class WorkerFeed(WaitingFeed):
 
     def put_back(self, begun: Sequence[Chunk]) -> None:
         """Queue all chunks again, after the worker's death; it had begun some of them."""
-        with self._dispatch.changed:
+        with self._scheduler.changed:
             chunks, self.chunks = self.chunks, []
         for chunk in begun:
             chunk.losses += 1
-        self._dispatch.put_back(chunks)
+        self._scheduler.put_back(chunks)
 
     def _servers(self, chunk: Chunk) -> frozenset[str]:
         """The reward servers that a chunk needs."""
         job = chunk.job
         served = next((one.served_rewards for one in self.hosted if one.info.name == job.model), frozenset())
-        own = any(name in served and name not in job.run_rewards for name in job.rewards)
-        return job.run_servers | {OWN_SERVERS} if own else job.run_servers
+        own = any(name in served and name not in job.external_rewards for name in job.rewards)
+        return job.run_servers | {BUILTIN_SERVERS} if own else job.run_servers
 
     def _drop(self, chunk: Chunk) -> None:
-        with self._dispatch.changed:
+        with self._scheduler.changed:
             self.chunks.remove(chunk)

@@ -16,7 +16,7 @@ from solrl_proto.rollouts import Plan, PromptItem, RewardTime
 
 from solrl_rollout.engine.groups import png
 from solrl_rollout.engine.problems import generation_failed
-from solrl_rollout.engine.work import Chunk, HostedModel, Job, RunReward, ScoredChunk
+from solrl_rollout.engine.work import Chunk, ExternalReward, HostedModel, Job, ScoredChunk
 
 Header = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
@@ -34,7 +34,7 @@ def encode_chunk(chunk: Chunk) -> tuple[Header, bytes]:
         "precision": job.precision,
         "plan": job.plan.model_dump(mode="json"),
         "rewards": job.rewards,
-        "run_rewards": job.run_rewards,
+        "external_rewards": job.external_rewards,
         "images": job.images,
         "prompt": chunk.prompt.model_dump(mode="json"),
         "seeds": list(chunk.seeds),
@@ -55,7 +55,7 @@ def decode_chunk(header: Header, body: bytes) -> Chunk:
         precision=header["precision"],
         plan=plan,
         rewards=tuple(header["rewards"]),
-        run_rewards={name: RunReward(*reward) for name, reward in header["run_rewards"].items()},
+        external_rewards={name: ExternalReward(*reward) for name, reward in header["external_rewards"].items()},
         images=header["images"],
     )
     start = unpack_trajectory(header["start"], _load(body), plan)
@@ -74,7 +74,7 @@ def encode_scored(scored: ScoredChunk) -> tuple[Header, bytes]:
         "trajectory": place,
         "rewards": list(scored.rewards),
         "images": None if images is None else len(images),
-        "unread_tokens": scored.unread_tokens,
+        "truncated_tokens": scored.truncated_tokens,
         "elapsed": time.monotonic() - scored.started_at,
         "switched": scored.switched,
         "switch": scored.switch,
@@ -94,7 +94,7 @@ def decode_scored(header: Header, body: bytes, plan: Plan) -> ScoredChunk:
         rewards={name: tensors[f"reward.{name}"] for name in header["rewards"]},
         images=None if images is None else [tensors[f"image.{i}"].numpy().tobytes() for i in range(images)],
         trajectory=unpack_trajectory(header["trajectory"], tensors, plan),
-        unread_tokens=header["unread_tokens"],
+        truncated_tokens=header["truncated_tokens"],
         started_at=time.monotonic() - header["elapsed"],
         switched=header["switched"],
         switch=header["switch"],

@@ -153,7 +153,7 @@ class LocalWorker:
             scored = scorer.score_here(generated)
             if scorer.asks_servers(chunk.job):
                 chunk.on_handover()
-                asking = self._asking_for_runs if chunk.job.run_rewards else self._asking
+                asking = self._asking_for_runs if chunk.job.external_rewards else self._asking
                 with self._tasks_change:
                     task = self._asked[chunk] = asking.run(partial(self._ask_servers, scorer, chunk, scored))
                     task.add_done_callback(lambda _: self._asked.pop(chunk))
@@ -192,7 +192,7 @@ class LocalWorker:
             self._feed.fail(chunk, engine_dead())
         except Exception as error:
             job, problem = chunk.job, problem_of(error, chunk)
-            if isinstance(error, RewardError) and not (error.reward in job.run_rewards or job.cancelled.is_set()):
+            if isinstance(error, RewardError) and not (error.reward in job.external_rewards or job.cancelled.is_set()):
                 self._metrics.reward_failed(error.reward)
             if problem is None:
                 logger.exception("a chunk of run %r of %r failed", job.run, job.tenant)

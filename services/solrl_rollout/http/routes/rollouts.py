@@ -21,7 +21,7 @@ from solrl_proto.rollouts import (
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from solrl_rollout.engine.rollout import Rollout
+from solrl_rollout.engine.rollout import RolloutHandle
 from solrl_rollout.http.routes.common import ServiceDep
 
 router = APIRouter(prefix="/v1", tags=["rollouts"], responses=PROBLEMS)
@@ -56,7 +56,7 @@ class RolloutLines(Response):
 
     media_type = STREAM_MEDIA_TYPE
 
-    def __init__(self, rollout: Rollout) -> None:
+    def __init__(self, rollout: RolloutHandle) -> None:
         super().__init__()
         del self.headers["content-length"]
         self._rollout = rollout

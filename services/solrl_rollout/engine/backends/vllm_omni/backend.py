@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 from solrl_core.arithmetic import arithmetic
-from solrl_core.sampling.device_events import DeviceEvent, record_event
 from solrl_core.families.load import load_backbone, model_folder
 from solrl_core.families.skeleton import Meta, load_skeleton
 from solrl_core.fingerprint import SCHEDULE, checkpoint_digest, part_digests, schedule_digest
-from solrl_core.sampling.generator import GeneratorOutput, decode_in_batches
 from solrl_core.lora import adapter_layout
 from solrl_core.precision import numerics
+from solrl_core.sampling.device_events import DeviceEvent, record_event
+from solrl_core.sampling.generator import GeneratorOutput, decode_in_batches
 from solrl_core.sampling.sampler import Trajectory
 from solrl_core.sampling.solver_specs import make_solver
 from solrl_engine.backend import (
@@ -127,9 +127,9 @@ class VllmOmniBackend:
             )
         self._adapter = adapter.digest, number
 
-    def unread_tokens(self, prompt: str) -> int:
+    def truncated_tokens(self, prompt: str) -> int:
         """Number of tokens at the prompt's end that every text encoder truncates."""
-        (unread,) = self._backbone.unread_tokens([prompt])
+        (unread,) = self._backbone.truncated_tokens([prompt])
         return unread
 
     def generate(

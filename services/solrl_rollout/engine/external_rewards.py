@@ -12,7 +12,7 @@ from solrl_proto.rollouts import RewardSpec
 from solrl_remote.remote_reward import RemoteReward
 
 from solrl_rollout.engine.problems import reward_server_refused
-from solrl_rollout.engine.work import RunReward
+from solrl_rollout.engine.work import ExternalReward
 
 MOST_CONNECTED = 64
 """Connected rewards of runs that a worker keeps for each model."""
@@ -22,16 +22,16 @@ _NOT_LISTED = "this service asks only the reward servers that its operator has l
 _NONE_LISTED = "this service asks no reward servers that a run brings"
 
 
-class RunRewards:
+class ExternalRewards:
     """Connected rewards of runs, of which the least recently used are forgotten. Any thread may call its methods."""
 
     def __init__(self, most: int = MOST_CONNECTED) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._connected: OrderedDict[tuple[str, RunReward], Reward] = OrderedDict()
+        self._connected: OrderedDict[tuple[str, ExternalReward], Reward] = OrderedDict()
 
     @contextmanager
-    def connected(self, wanted: Mapping[str, RunReward]) -> Iterator[dict[str, Reward]]:
+    def connected(self, wanted: Mapping[str, ExternalReward]) -> Iterator[dict[str, Reward]]:
         """The rewards by name, connected if they are not yet; those of a server that fails within are forgotten.
 
         Raises:
@@ -46,7 +46,7 @@ class RunRewards:
                     self._connected.pop(key, None)
             raise
 
-    def _find(self, name: str, wanted: RunReward) -> Reward:
+    def _find(self, name: str, wanted: ExternalReward) -> Reward:
         with self._lock:
             if (name, wanted) in self._connected:
                 self._connected.move_to_end((name, wanted))
@@ -59,7 +59,7 @@ class RunRewards:
         return reward
 
 
-def _connect(name: str, wanted: RunReward) -> Reward:
+def _connect(name: str, wanted: ExternalReward) -> Reward:
     # Without the service's token: the server is a stranger's.
     try:
         return RemoteReward(name, wanted.at, timeout=TIMEOUT, digest=wanted.digest, send_token=False)
@@ -67,7 +67,7 @@ def _connect(name: str, wanted: RunReward) -> Reward:
         raise RewardUnavailableError(name, f"cannot be used: {error}") from error
 
 
-def run_rewards_of(rewards: Sequence[RewardSpec], hosts: Collection[str]) -> dict[str, RunReward]:
+def external_rewards_of(rewards: Sequence[RewardSpec], hosts: Collection[str]) -> dict[str, ExternalReward]:
     """The rewards of a request that the run brings, by name, with their addresses as the operator lists them.
 
     Args:
@@ -78,7 +78,7 @@ def run_rewards_of(rewards: Sequence[RewardSpec], hosts: Collection[str]) -> dic
         ProblemError: 422 `reward-unknown` for any other address.
     """
     return {
-        reward.name: RunReward(_allowed(reward.at, hosts, f"body.rewards.{i}.at"), reward.digest)
+        reward.name: ExternalReward(_allowed(reward.at, hosts, f"body.rewards.{i}.at"), reward.digest)
         for i, reward in enumerate(rewards)
         if reward.at is not None
     }
@@ -94,7 +94,7 @@ def _allowed(at: str, hosts: Collection[str], where: str) -> str:
     return found
 
 
-def digests_with(digests: Mapping[str, str], rewards: Mapping[str, RunReward]) -> dict[str, str]:
+def digests_with(digests: Mapping[str, str], rewards: Mapping[str, ExternalReward]) -> dict[str, str]:
     """Digests of a model's parts and rewards, with those of the run's rewards as far as the request says them."""
     brought = {f"reward:{name}": reward.digest for name, reward in rewards.items()}
     return {part: digest for part, digest in {**digests, **brought}.items() if digest is not None}

@@ -18,7 +18,7 @@ class _Call(NamedTuple):
     result: Tensor
 
 
-class TextOnce:
+class TextProjectionCache:
     """Makes layers return the result of their last call if they get the same tensor again.
 
     Each thread has its own results, because it takes all steps of a batch. In gradient mode nothing is remembered.

@@ -15,7 +15,7 @@ from solrl_core.precision import QuantLinear
 FEWEST_ROWS = 16
 
 
-def pad_few_rows(transformer: nn.Module) -> None:
+def pad_to_min_rows(transformer: nn.Module) -> None:
     """Compute at least `FEWEST_ROWS` rows in each linear layer of a transformer that gets [rows, in]; in place."""
     for module in transformer.modules():
         if isinstance(module, nn.Linear | QuantLinear):

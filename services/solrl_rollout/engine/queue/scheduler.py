@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
-from solrl_rollout.engine.queue.costs import StepCosts
-from solrl_rollout.engine.queue.fair_queue import FairQueue, QueueFull, Turn
 from solrl_rollout.engine.problems import engine_dead, queue_full, workers_lost
+from solrl_rollout.engine.queue.costs import StepCosts
+from solrl_rollout.engine.queue.fair_queue import FairQueue, Quantum, QueueFull
 from solrl_rollout.engine.work import Chunk, Job, ScoredChunk
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics, QueueState
@@ -17,13 +17,13 @@ from solrl_rollout.status.throughput import FinishedChunk, RecentThroughput
 
 _TURN = 4
 """Consecutive chunks of one run on a worker: a group of 96 candidates."""
-OWN_SERVERS = ""
+BUILTIN_SERVERS = ""
 """All reward servers of the settings, which share one limit."""
 _MOST_LOSSES = 1
 """Times that a chunk is made again because its worker died."""
 
 
-class Dispatch:
+class Scheduler:
     """Thread-safe, except for what says that its caller holds `changed`.
 
     Attributes:
@@ -73,7 +73,7 @@ class Dispatch:
             with self._refuse_when_full(None):
                 self._queue.require_capacity({tenant: 1})
 
-    def take(self, turn: Turn, begun: Sequence[Chunk], servers: Callable[[Chunk], Collection[str]]) -> Chunk | None:
+    def take(self, turn: Quantum, begun: Sequence[Chunk], servers: Callable[[Chunk], Collection[str]]) -> Chunk | None:
         """The next chunk of a worker, or None. The caller holds `changed`.
 
         A run waits while the worker has as many chunks as it may for one of the reward servers that the run needs. So a
@@ -82,11 +82,11 @@ class Dispatch:
         Args:
             turn: the worker's turn.
             begun: chunks that it has taken and not finished.
-            servers: the reward servers that a chunk needs; all those of the settings are `OWN_SERVERS`.
+            servers: the reward servers that a chunk needs; all those of the settings are `BUILTIN_SERVERS`.
         """
         busy = Counter(at for chunk in begun for at in servers(chunk))
         # One more is generated while servers of the settings score as many as they may.
-        full = {at for at, chunks in busy.items() if chunks >= self._at_servers + (at == OWN_SERVERS)}
+        full = {at for at, chunks in busy.items() if chunks >= self._at_servers + (at == BUILTIN_SERVERS)}
         held = (lambda chunk: not full.isdisjoint(servers(chunk))) if full else None
         while (chunk := self._queue.take(turn, held)) is not None:
             # A chunk that was put back is running already.

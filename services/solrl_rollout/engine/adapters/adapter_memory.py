@@ -13,7 +13,7 @@ Content = tuple[str, str]
 _Held = tuple[str, Content]
 
 
-class Hold:
+class Lease:
     """A request's reference to an adapter. It ends with `release` or when it is garbage-collected, in any thread."""
 
     def __init__(self, held: _Held, ended: deque[_Held]) -> None:
@@ -29,7 +29,7 @@ class Hold:
     __del__ = release
 
 
-class HeldAdapters:
+class AdapterMemory:
     """Bytes of adapters of accepted requests. Content that several requests of a tenant share counts once."""
 
     def __init__(self, limit: int, tenant_limit: int) -> None:
@@ -46,7 +46,7 @@ class HeldAdapters:
         self._settle()
         return sum(self._sizes.values())
 
-    def take(self, tenant: str, content: Content, size: int) -> Hold:
+    def take(self, tenant: str, content: Content, size: int) -> Lease:
         """Count `content` for one more request of a tenant.
 
         Raises:
@@ -60,7 +60,7 @@ class HeldAdapters:
             _require("the tenant's requests", of_tenant, size, self.tenant_limit)
             self._sizes[held] = size
         self._requests[held] += 1
-        return Hold(held, self._ended)
+        return Lease(held, self._ended)
 
     def _settle(self) -> None:
         while self._ended:

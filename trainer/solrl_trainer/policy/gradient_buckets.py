@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from solrl_trainer.ranks.world import World, gather_values
+from solrl_trainer.ranks.communicator import Communicator, gather_values
 
 LANES = 8
 """Lanes of a step on a CPU. If the number of ranks divides it, work is shared evenly; ranks beyond it only wait."""
 
 
-class LaneGradients:
+class GradientBuckets:
     """Gradients of a step's micro-batches, summed by lane.
 
     Micro-batch i belongs to lane i modulo the number of lanes, and lane l to rank l modulo the number of ranks.
@@ -21,7 +21,7 @@ class LaneGradients:
     gradients of its lanes, and at the end those of all. On a GPU each rank has one lane, and one collective adds them.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], world: World, device: torch.device) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], world: Communicator, device: torch.device) -> None:
         """`device`: device of the parameters."""
         self._parameters = parameters
         self._world = world

@@ -18,12 +18,12 @@ from solrl_trainer.ranks.shutdown import Shutdown, ShutdownError
 
 if TYPE_CHECKING:
     from solrl_trainer.ranks.collectives import DistributedWorld
-    from solrl_trainer.ranks.world import World
+    from solrl_trainer.ranks.communicator import Communicator
 
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 
 
-class ProcessGroup:
+class RankRuntime:
     """Processes that run a command together; possibly only this one.
 
     Attributes:
@@ -54,7 +54,7 @@ class ProcessGroup:
         self._liveness.barrier()
         return bytes(self._store.get(key)).decode()
 
-    def world(self, device: str, patience: float) -> "World":
+    def world(self, device: str, patience: float) -> "Communicator":
         """Collectives of the ranks.
 
         Args:
@@ -64,10 +64,10 @@ class ProcessGroup:
         Raises:
             ValueError: this rank has no such device.
         """
-        from solrl_trainer.ranks.world import SoloWorld, pick_device
+        from solrl_trainer.ranks.communicator import SingleProcess, pick_device
 
         if self._liveness is None:
-            return SoloWorld()
+            return SingleProcess()
         from solrl_trainer.ranks.collectives import DistributedWorld
 
         kind = pick_device(device, self.rank_info).partition(":")[0]
@@ -94,25 +94,25 @@ class ProcessGroup:
             self._world.close()
 
 
-SINGLE_PROCESS = ProcessGroup(RankInfo())
+SINGLE_PROCESS = RankRuntime(RankInfo())
 
 
 @contextmanager
-def process_group(rank_info: RankInfo) -> Iterator[ProcessGroup]:
+def process_group(rank_info: RankInfo) -> Iterator[RankRuntime]:
     """Process group of a run, until all ranks have left the block.
 
     If a rank raises an error, is stopped or dies within the block, all ranks exit immediately with the same exit code,
     and one per node prints the reason.
     """
     if rank_info.size == 1:
-        yield ProcessGroup(rank_info)
+        yield RankRuntime(rank_info)
         return
     store = _rendezvous(rank_info)
     connections, token = connect(rank_info, store)
     choose_interface(connections)
     liveness = Liveness(rank_info, connections)
     before = signal.signal(signal.SIGTERM, liveness.handle_sigterm)
-    processes = ProcessGroup(rank_info, liveness, _own_keys(store, token))
+    processes = RankRuntime(rank_info, liveness, _own_keys(store, token))
     try:
         try:
             liveness.start()

@@ -25,7 +25,7 @@ class Process(Protocol):
         """Rank of this process on its machine, from 0."""
 
 
-class World(Process, Protocol):
+class Communicator(Process, Protocol):
     """Ranks of a run and their collectives, which every rank must call in the same order."""
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -44,7 +44,7 @@ class World(Process, Protocol):
         """On rank 0: call `handle` with the text of each notice, in another thread. Its error shuts all ranks down."""
 
 
-class SoloWorld:
+class SingleProcess:
     """One process."""
 
     rank = 0
@@ -70,18 +70,18 @@ class SoloWorld:
         """Do nothing: there is no other rank."""
 
 
-def share(items: Sequence[Item], world: World) -> Sequence[Item]:
+def share(items: Sequence[Item], world: Communicator) -> Sequence[Item]:
     """This rank's part of `items`. The parts of all ranks, in order, are `items`; later ranks may get fewer."""
     start, stop = (-(-len(items) * rank // world.size) for rank in (world.rank, world.rank + 1))
     return items[start:stop]
 
 
-def gather_rows(tensor: torch.Tensor, world: World) -> torch.Tensor:
+def gather_rows(tensor: torch.Tensor, world: Communicator) -> torch.Tensor:
     """The rows of all ranks, in the order of ranks."""
     return torch.cat(world.gather(tensor)) if world.size > 1 else tensor
 
 
-def gather_values(value: Any, world: World) -> list[Any]:
+def gather_values(value: Any, world: Communicator) -> list[Any]:
     """JSON values of all ranks, in the order of ranks."""
     if world.size == 1:
         return [value]
@@ -89,7 +89,7 @@ def gather_values(value: Any, world: World) -> list[Any]:
     return [json.loads(bytes(part.tolist())) for part in world.gather(text)]
 
 
-def broadcast_bytes(data: bytes | None, world: World) -> bytes:
+def broadcast_bytes(data: bytes | None, world: Communicator) -> bytes:
     """Rank 0's bytes, on every rank; the others pass None."""
     if world.size == 1:
         assert data is not None
@@ -99,7 +99,7 @@ def broadcast_bytes(data: bytes | None, world: World) -> bytes:
     return world.broadcast(own).numpy().tobytes()
 
 
-def require_equal(what: str, value: str, world: World) -> None:
+def require_equal(what: str, value: str, world: Communicator) -> None:
     """Stop a run whose ranks have diverged.
 
     Args:
@@ -140,7 +140,7 @@ def pick_device(name: str, process: Process) -> str:
     return f"cuda:{process.local_rank}"
 
 
-def wait_for_rank_zero(world: World) -> None:
+def wait_for_rank_zero(world: Communicator) -> None:
     """Wait until rank 0 has reached this point."""
     if world.size > 1:
         world.broadcast(torch.zeros(1))
