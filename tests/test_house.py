@@ -197,12 +197,6 @@ def test_the_public_names_are_as_agreed() -> None:
         assert client.url == "http://localhost:1"
 
 
-def test_files_stay_short() -> None:
-    lines = {path: len(path.read_text().splitlines()) for package in PACKAGES for path in sources(package)}
-    assert max(lines.values()) <= 500
-    assert sorted(lines.values())[len(lines) // 2] <= 200
-
-
 def modules(files: Iterable[Path], root: Path) -> dict[str, Path]:
     """Files by module name, with `root` on the import path."""
     found = {}
