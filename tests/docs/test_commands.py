@@ -89,10 +89,6 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
-
-
 def test_one_sentence_says_what_solrl_is() -> None:
     sentence = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["description"]
     for page in ("README.md", "CHANGELOG.md", "mkdocs.yml"):

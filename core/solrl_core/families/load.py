@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import errors, try_to_load_from_cache
+from packaging.version import Version
 from solrl_proto.text_files import read_json
 
 from solrl_core.families.pipeline import PipelineBackbone, is_text_encoder
@@ -169,6 +170,11 @@ def model_folder(model: str, *, revision: str | None = None) -> Path:
         return Path(DiffusionPipeline.download(where, revision=revision))
 
 
+def dtype_argument(version: str) -> str:
+    """Name of the argument of `from_pretrained` for the weights' dtype; a version ignores one that it does not know."""
+    return "dtype" if Version(version) >= Version("0.40") else "torch_dtype"
+
+
 def load_backbone(
     model: str,
     *,
@@ -195,6 +201,7 @@ def load_backbone(
         ValueError: unknown model or family.
         OSError: files are missing, the hub cannot be reached, or access was not granted.
     """
+    import diffusers
     from diffusers import DiffusionPipeline
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
@@ -209,7 +216,7 @@ def load_backbone(
     folder = model_folder(model, revision=revision)
     with explained(where):
         parts = family.components(folder, held) if transformer is None else {"transformer": transformer}
-        pipeline = DiffusionPipeline.from_pretrained(folder, dtype=held, **parts)
+        pipeline = DiffusionPipeline.from_pretrained(folder, **{dtype_argument(diffusers.__version__): held}, **parts)
     if device.startswith("cuda"):
         # Triton launches kernels on the thread's current device, whichever device the tensors are on.
         torch.cuda.set_device(torch.device(device).index or 0)
