@@ -33,8 +33,8 @@ class PaddedBatch:
 def batches(count: int, limit: int, device: torch.device) -> list[PaddedBatch]:
     """Cut `count` rows into batches of at most `limit`.
 
-    On a CPU there is at least one batch per lane, and each has `FEWEST_ON_CPU` to `MOST_ON_CPU` rows if `limit` allows
-    it. On a GPU a batch has `limit` rows, or a quarter of that if at most three quarters remain.
+    On a CPU there is at least one batch per thread, and each has `FEWEST_ON_CPU` to `MOST_ON_CPU` rows if `limit`
+    allows it. On a GPU a batch has `limit` rows, or a quarter of that if at most three quarters remain.
     """
     if device.type == "cpu":
         fewest = min(FEWEST_ON_CPU, limit)

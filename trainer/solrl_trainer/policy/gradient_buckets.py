@@ -7,18 +7,19 @@ import torch
 
 from solrl_trainer.ranks.communicator import Communicator, gather_values
 
-LANES = 8
-"""Lanes of a step on a CPU. If the number of ranks divides it, work is shared evenly; ranks beyond it only wait."""
+BUCKETS = 8
+"""Buckets of a step on a CPU. If the number of ranks divides it, work is shared evenly; ranks beyond it only wait."""
 
 
 class GradientBuckets:
-    """Gradients of a step's micro-batches, summed by lane.
+    """Gradients of a step's micro-batches, summed by bucket.
 
-    Micro-batch i belongs to lane i modulo the number of lanes, and lane l to rank l modulo the number of ranks.
+    Micro-batch i belongs to bucket i modulo the number of buckets, and bucket b to rank b modulo the number of ranks.
 
-    On a CPU there are `LANES` lanes for any number of ranks. Their sums are gathered and added in the order of
-    the lanes, so ranks with one thread each give the same bits as one process with one thread. A process stores the
-    gradients of its lanes, and at the end those of all. On a GPU each rank has one lane, and one collective adds them.
+    On a CPU there are `BUCKETS` buckets for any number of ranks. Their sums are gathered and added in the order of
+    the buckets, so ranks with one thread each give the same bits as one process with one thread. A process stores the
+    gradients of its buckets, and at the end those of all. On a GPU each rank has one bucket, and one collective adds
+    them.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], world: Communicator, device: torch.device) -> None:
@@ -26,20 +27,20 @@ class GradientBuckets:
         self._parameters = parameters
         self._world = world
         self._ordered = device.type == "cpu"
-        self._lanes = LANES if self._ordered else world.size
+        self._buckets = BUCKETS if self._ordered else world.size
         self._sums: dict[tuple[int, int], list[torch.Tensor]] = {}
 
     def owns(self, number: int) -> bool:
         """Whether this rank computes a micro-batch."""
-        return number % self._lanes % self._world.size == self._world.rank
+        return number % self._buckets % self._world.size == self._world.rank
 
     def most(self, count: int) -> int:
         """The largest number of `count` micro-batches that one rank computes."""
-        return max(Counter(number % self._lanes % self._world.size for number in range(count)).values())
+        return max(Counter(number % self._buckets % self._world.size for number in range(count)).values())
 
     def add(self, number: int, part: int, gradient: Sequence[torch.Tensor]) -> None:
         """Add the gradient of a part of a micro-batch, one tensor per parameter, which may later be modified."""
-        key = (number % self._lanes, part if self._ordered else 0)
+        key = (number % self._buckets, part if self._ordered else 0)
         if key in self._sums:
             torch._foreach_add_(self._sums[key], list(gradient))
         else:

@@ -53,7 +53,7 @@ class Updater:
     sampler's timesteps; the (unit, step) pairs are shuffled and split evenly over the epoch's optimiser steps, and each
     part into micro-batches. All randomness comes from the run's seed and the iteration.
 
-    Every rank draws the same pairs and noise, and computes the micro-batches of its lanes; see `GradientBuckets`.
+    Every rank draws the same pairs and noise, and computes the micro-batches of its buckets; see `GradientBuckets`.
 
     Attributes:
         backbone: model around the trained transformer.
@@ -204,7 +204,7 @@ class Updater:
         at = steps.repeat_interleave(size)
         batch = self._data.batch(samples, rows, at, sigmas, noise, device)
         conditioning = samples.conditioning_of(rows)
-        # On a CPU in lanes of whole units.
+        # On a CPU in threads, of whole units.
         whole = even_slices(len(units), max(1, self.settings.batch // size), device)
         parts = [slice(part.start * size, part.stop * size) for part in whole]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from solrl_trainer.policy.gradient_buckets import LANES, GradientBuckets
+from solrl_trainer.policy.gradient_buckets import BUCKETS, GradientBuckets
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PARAMETERS = [torch.zeros(5, 3), torch.zeros(7)]
@@ -77,7 +77,7 @@ def test_any_number_of_ranks_gives_the_same_bits(size: int, count: int) -> None:
 
 @pytest.mark.parametrize(("size", "count", "most"), [(1, 5, 5), (2, 5, 3), (3, 9, 4), (10, 9, 2)])
 def test_the_largest_share_is_known(size: int, count: int, most: int) -> None:
-    """Of eight lanes, three ranks have three, three and two."""
+    """Of eight buckets, three ranks have three, three and two."""
     shares = [
         sum(
             GradientBuckets(PARAMETERS, Threads(rank, size, threading.Barrier(1), {}), CPU).owns(n)
@@ -96,9 +96,9 @@ def test_the_order_of_the_sum_affects_the_bits() -> None:
 
 
 def test_one_process_adds_few_micro_batches_in_their_order() -> None:
-    ((first, _),) = totals(1, LANES, parts=2)
+    ((first, _),) = totals(1, BUCKETS, parts=2)
     expected = torch.zeros_like(first)
-    for number in range(LANES):
+    for number in range(BUCKETS):
         for part in range(2):
             expected += gradient(number, part)[0]
     assert torch.equal(first, expected)
