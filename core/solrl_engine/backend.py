@@ -1,8 +1,8 @@
-"""The protocol between a worker and the backends that generate candidates.
+"""The protocol of backends, which generate the candidates of one model.
 
 A backend may run in this process, in another process or in another environment, and need not use torch to compute.
 All data between the two can be written as JSON (prompts, plans, identities) and safetensors (latents, images,
-adapters); nothing is pickled. The queue, turns, scoring and recovery from exhausted memory are not the backend's.
+adapters); nothing is pickled. Queueing, scoring and recovery from exhausted memory are the caller's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -113,7 +113,7 @@ class GenerationRequest:
 
     @property
     def prompt(self) -> str:
-        """The first candidate's prompt; a service's chunk has only one."""
+        """The first candidate's prompt, for a caller whose candidates all have it."""
         return self.prompts[0]
 
     def rows(self, which: slice) -> Self:
@@ -156,8 +156,8 @@ class Backend(Protocol):
         Args:
             request: the candidates.
             batch_size: largest batch.
-            between: called before each step, in this thread; if it raises, stop and raise the same. It cancels chunks
-                and answers health calls, which otherwise wait for the end.
+            between: called before each step, in this thread; if it raises, stop and raise the same. So the caller
+                can cancel, and do small work of its own.
 
         Raises:
             DecoderError: the model's decoder cannot compute in the plan's precision.

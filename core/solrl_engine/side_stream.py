@@ -1,4 +1,4 @@
-"""Work beside what follows it: in a thread, or on a second CUDA stream, while the first one generates."""
+"""Work in a thread, and on a GPU on a second CUDA stream, while the caller generates."""
 
 import threading
 from collections.abc import Callable
@@ -28,7 +28,9 @@ def in_background(work: Callable[[], Result], name: str) -> Pending[Result]:
 
 
 class SideStream:
-    """A second stream of a GPU with a thread that feeds it, one piece of work at a time. On a CPU work is done at once.
+    """A second stream of a GPU with a thread that feeds it, one piece of work at a time.
+
+    Without `overlaps`, work is done at once.
 
     Attributes:
         overlaps: whether work runs beside what follows it.

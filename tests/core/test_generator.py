@@ -255,7 +255,7 @@ def test_images_are_the_decoded_latents(backbone: Backbone, bf16: Generator) -> 
 def test_between_is_called_before_every_step_of_every_chunk(bf16: Generator) -> None:
     calls: list[None] = []
     bf16.generate("a", list(range(CHUNK_SIZE + 1)), steps=3, between=lambda: calls.append(None))
-    # At least two chunks, each of three steps; a machine with more lanes makes more of them.
+    # At least two chunks, each of three steps; a machine with more threads makes more of them.
     assert len(calls) >= 6
     assert len(calls) % 3 == 0
 

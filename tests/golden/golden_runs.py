@@ -102,7 +102,7 @@ def _service(log: Path) -> Iterator[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Two threads, because the number of lanes decides where batches are cut."""
+    """Two threads, because the number of threads decides where batches are cut."""
     return os.environ | {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
 
 

@@ -89,7 +89,7 @@ class ChildBackend:
             try:
                 if (
                     stopped is None and between is not None
-                ):  # other lanes of the child may have reached their next step, too
+                ):  # other threads of the child may have reached their next step, too
                     between()
             except BaseException as error:
                 stopped = error

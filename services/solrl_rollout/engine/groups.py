@@ -12,8 +12,8 @@ from PIL import Image
 from solrl_core.rewards.base import weighted_sum
 from solrl_core.sampling.generator import CHUNK_SIZE
 from solrl_core.sampling.sampler import Trajectory
+from solrl_engine.sampler import survivors
 from solrl_proto.rollouts import Latents, RolloutGroup, RolloutRequest
-from solrl_proto.selection import best_worst
 
 from solrl_rollout.engine.problems import score_nonfinite
 from solrl_rollout.engine.work import Chunk, ScoredChunk, last_step
@@ -52,7 +52,7 @@ class ScoredGroup:
             ProblemError: 422 `score-nonfinite`.
         """
         seeds, scores = self.seeds, self._scores()
-        places = sorted(best_worst(scores, min(keep, len(scores))))
+        places = survivors(scores, keep)
         halfway = Trajectory.join([chunk.trajectory for chunk in self.finished if chunk.trajectory is not None])
         parts = [places[start : start + CHUNK_SIZE] for start in range(0, len(places), CHUNK_SIZE)]
         job, prompt, until = self.chunks[0].job, self.chunks[0].prompt, last_step(self.request)

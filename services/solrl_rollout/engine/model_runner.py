@@ -1,4 +1,4 @@
-"""Runs chunks of a hosted model: sets the adapter, generates in batches that fit, and scores."""
+"""A hosted model: sets the adapter and generates chunks in batches that fit; holds the model's scorer."""
 
 import logging
 import time

@@ -1,1 +1,1 @@
-"""Rollouts of an iteration: candidates are explored (at a service or locally), selected, regenerated and scored."""
+"""Groups and samples of an iteration, and how this device makes them."""

@@ -47,7 +47,7 @@ class IterationSamples:
         """Gather the samples of all ranks.
 
         Args:
-            prompts: prompts of all ranks: the parts of `world.share`, concatenated.
+            prompts: prompts of all ranks: the parts of all ranks by `communicator.share`, concatenated.
             groups: groups of this rank, in any order.
             exploration: summary of this rank's exploration.
             world: the ranks.

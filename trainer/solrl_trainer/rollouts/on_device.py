@@ -18,9 +18,9 @@ from solrl_trainer.policy.models import Models
 from solrl_trainer.policy.sharding import LockstepCommunicator
 from solrl_trainer.records.reward_clock import Images, RewardClock
 from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.plans import exploration_plan, training_plan
 from solrl_trainer.rollouts.regenerate import LocalRegenerator
 from solrl_trainer.rollouts.scoring import SampleScorer
-from solrl_trainer.service.source import exploration_plan, training_plan
 from solrl_trainer.settings.config import RunConfig
 
 

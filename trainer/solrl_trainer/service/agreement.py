@@ -1,4 +1,4 @@
-"""Checks before a run that service, trainer and exploration plan use the same model."""
+"""Checks and warnings before a run: digests of service and trainer, bindings of plans, decoders, emulation."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 

@@ -13,11 +13,12 @@ from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
 
 from solrl_trainer.ranks.communicator import Communicator
+from solrl_trainer.rollouts.plans import training_plan
 from solrl_trainer.service.adapter_supply import LOST, AdapterSupply
 from solrl_trainer.service.agreement import check_service, note_arithmetic, note_emulation
 from solrl_trainer.service.regenerator import RegenerationSource
 from solrl_trainer.service.reward_specs import reward_specs
-from solrl_trainer.service.source import RolloutSource, rollout_source, training_plan
+from solrl_trainer.service.source import RolloutSource, rollout_source
 from solrl_trainer.settings.config import RunConfig
 
 FIRST_PATIENCE = 15.0
@@ -109,7 +110,7 @@ def _regeneration(
 
 
 def _restore(supply: AdapterSupply | None, world: Communicator) -> Restore:
-    """Push versions that the service lost again, on rank 0; another rank notifies rank 0, whatever that is doing."""
+    """On rank 0, push again the versions that the service lost; other ranks ask rank 0 to, without waiting."""
     if supply is not None:
         world.on_notice(lambda text: supply.restore(Problem.model_validate_json(text)))
         return supply.restore

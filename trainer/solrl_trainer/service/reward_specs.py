@@ -1,4 +1,4 @@
-"""Rewards that a run brings to a service which has not loaded them."""
+"""Rewards as requests to a service name them."""
 
 from collections.abc import Mapping, Sequence
 

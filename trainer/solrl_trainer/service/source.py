@@ -20,6 +20,7 @@ from solrl_proto.rollouts import (
 )
 
 from solrl_trainer.rollouts.exploration import ExploredImages
+from solrl_trainer.rollouts.plans import exploration_plan
 from solrl_trainer.service.png import from_png
 from solrl_trainer.settings.config import RunConfig
 
@@ -99,7 +100,7 @@ class RolloutSource:
         return ExploredImages(torch.stack(images), spent.switch + spent.generate + spent.reward)
 
     def group_of(self, prompt: PromptItem, seeds: Sequence[int], version: int) -> RolloutAnswer:
-        """One group, the candidates of these seeds in iteration `version`, with their latents.
+        """One group under `version`, by that iteration's plan: the candidates of these seeds, with their latents.
 
         Raises as `candidates_of`.
         """
@@ -159,25 +160,4 @@ def rollout_source(
         fingerprint=fingerprint,
         numerics=numerics,
         restore=restore,
-    )
-
-
-def training_plan(config: RunConfig, steps: int) -> Plan:
-    """The plan of the samples that are trained on, with this number of steps."""
-    return Plan(steps=steps, solver=config.solver, guidance=config.guidance, precision="bf16")
-
-
-def exploration_plan(config: RunConfig, iteration: int) -> Plan:
-    """The exploration plan of an iteration."""
-    explore = config.explore
-    return Plan(
-        steps=explore.steps,
-        prune=explore.prune,
-        solver=config.solver,
-        fitted=explore.fitted,
-        sde=config.explored_steps(iteration),
-        guidance=config.guidance,
-        precision=explore.precision,
-        adapter=explore.adapter,
-        decoder_precision=explore.decoder_precision,
     )

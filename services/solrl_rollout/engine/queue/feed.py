@@ -22,12 +22,12 @@ class WorkerFeed(WaitingFeed):
         deaths: number of times that it died since it last finished a chunk, or served for a long time.
         idle_deaths: those of them since any worker last finished a chunk.
         restarts: number of times that it serves again after its death.
-        chunks: chunks that it has taken and not finished. Guarded by `changed` of the dispatch.
+        chunks: chunks that it has taken and not finished. Guarded by `changed` of the scheduler.
     """
 
-    def __init__(self, worker: Worker, dispatch: Scheduler, *, keeps_run: bool) -> None:
+    def __init__(self, worker: Worker, scheduler: Scheduler, *, keeps_run: bool) -> None:
         """`keeps_run`: whether it stays with its run beyond a turn while that is fair."""
-        super().__init__(dispatch.changed)
+        super().__init__(scheduler.changed)
         self.worker = worker
         self.hosted: list[HostedModel] = []
         self.serving = False
@@ -36,7 +36,7 @@ class WorkerFeed(WaitingFeed):
         self.idle_deaths = 0
         self.restarts = 0
         self.chunks: list[Chunk] = []
-        self._scheduler = dispatch
+        self._scheduler = scheduler
         self._turn = Quantum(keeps_run=keeps_run)
         self._finishing = threading.Lock()
         """Held while a chunk is accounted for: several threads finish chunks."""
