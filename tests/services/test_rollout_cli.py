@@ -257,7 +257,7 @@ def test_the_doctor_refuses_the_reward_options_that_a_start_refuses(
     words = ["--port", "0", "--device", "cpu", "--rewards", rewards, "--reward-options", json.dumps(options)]
     found, start = typed(main, "doctor", *words), typed(main, "serve", *words)
     assert (found.returncode, start.returncode) == (1, 2)
-    assert said in found.stdout
+    assert said in " ".join(found.stdout.split())  # the table folds long texts
     assert said in start.stderr
 
 

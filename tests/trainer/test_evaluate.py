@@ -81,7 +81,7 @@ def test_the_command_scores_with_other_rewards(finished: Path) -> None:
         (["RUN", "--rewards", "beauty"], "got reward 'beauty'; expected one of"),
         (["RUN", "--set", "solver=dpm2"], "got --set solver=…; an evaluation can only set reward_options and device"),
         (["RUN", "--set", "reward_options=3"], "setting reward_options (from --set): got 3"),
-        (["RUN", "--set", "reward_options={hpsv2: {}}"], "got options for rewards ['hpsv2']; expected some of"),
+        (["RUN", "--set", "reward_options={hpsv2: {}}"], "got options for reward 'hpsv2'; expected some of"),
     ],
 )
 def test_invalid_arguments_are_refused(finished: Path, arguments: list[str], message: str) -> None:

@@ -33,7 +33,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def readme_command() -> RunConfig:
     """The README's run of FLUX.1, resolved like the program does."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    (line,) = [line for line in text.splitlines() if "solrl-train run --preset flux1/" in line]
+    line = next(line for line in text.splitlines() if "solrl-train run --preset flux1/" in line)
     words = shlex.split(line[line.index("solrl-train") :], comments=True)
     settings = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
     return resolve(words[words.index("--preset") + 1], overrides=settings).config

@@ -65,8 +65,8 @@ def test_rows_with_one_text_and_other_metadata_are_kept(tmp_path: Path) -> None:
     found = read_split(written(tmp_path, "train_metadata.jsonl", "\n".join(lines)), "train")
     assert [{"prompt": item.text, **item.metadata} for item in found.prompts] == rows
     assert found.rows == 5
-    assert found.text.startswith("5 prompts read from ")
-    assert found.text.endswith(": 3 remain")
+    assert str(found.repeated).startswith("5 prompts read from ")
+    assert str(found.repeated).endswith(": 3 remain")
     backwards = read_split(written(tmp_path, "test_metadata.jsonl", "\n".join(reversed(lines))), "test")
     assert {item.id for item in backwards.prompts} == {item.id for item in found.prompts}
     assert len({item.id for item in found.prompts}) == 3

@@ -234,9 +234,7 @@ def test_a_dry_run_says_that_the_service_was_not_checked(tmp_path: Path) -> None
     url = f"http://127.0.0.1:{free_port()}"
     done = typed(main, "run", "--dry-run", "--rollout-url", url, "--output", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
-    *read, last = done.stderr.splitlines()
-    assert [line.split(" from ")[0] for line in read] == ["1,024 prompts read", "128 prompts read"]
-    assert last == f"not checked: the service at {url} does not answer"
+    assert done.stderr == f"not checked: the service at {url} does not answer\n"
     assert not (tmp_path / "run").exists()
 
 
@@ -247,11 +245,8 @@ def test_evaluation_rewards_that_do_not_fit_the_prompts_are_omitted_with_a_note(
     assert config.evaluate.rewards == ("verifier", "verifier_graded", "judge")
     checked = check_run(config, notes.append, resume=False)
     assert checked == config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"rewards": ()})})
-    assert notes[:2] == [
-        f"{n} prompts read from {own_prompts / name}" for n, name in ((2, "train.txt"), (1, "test.txt"))
-    ]
-    assert notes[2].startswith("held-out images are not scored with verifier: of prompt 'a green cross', expected")
-    assert len(notes) == 5
+    assert notes[0].startswith("held-out images are not scored with verifier: of prompt 'a green cross', expected")
+    assert len(notes) == 3
 
 
 def test_metadata_of_another_prompt_set_does_not_fit_the_verifier(own_prompts: Path) -> None:
@@ -275,7 +270,7 @@ def test_the_miniatures_prompts_fit_the_verifier() -> None:
     notes: list[str] = []
     config = resolve(PRESET).config
     assert check_run(config, notes.append, resume=False) == config
-    assert [note.split(" from ")[0] for note in notes] == ["1,024 prompts read", "128 prompts read"]
+    assert notes == []
 
 
 @pytest.fixture(scope="module")

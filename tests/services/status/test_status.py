@@ -148,7 +148,7 @@ def test_the_page_is_one_file_under_a_strict_policy(service: RunningService) -> 
     assert all(
         policy[kind].startswith("'sha256-") and "unsafe" not in policy[kind] for kind in ("script-src", "style-src")
     )
-    assert int(page.headers["content-length"]) < 20_000
+    assert int(page.headers["content-length"]) < 50_000
     assert not [word for word in ("http://", "https://", "/*style*/", "innerHTML") if word in _without_svg(page.text)]
     again = service.client.get("/", headers={"If-None-Match": page.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")

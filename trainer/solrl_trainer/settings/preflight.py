@@ -141,7 +141,7 @@ def _check_here(config: RunConfig, note: Note, *, resume: bool) -> None:
 
     for name in sorted(named):
         check_reward(name, config.reward_options.get(name, {}), all_given=False)
-    for said in filter(None, (train.text, test.text, in_both(train, test))):
+    for said in filter(None, (train.repeated, test.repeated, in_both(train, test))):
         note(said)
 
 

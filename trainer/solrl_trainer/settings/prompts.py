@@ -43,13 +43,13 @@ class Split:
     rows: int
 
     @property
-    def text(self) -> str:
-        """How many prompts were read, and how many are left."""
+    def repeated(self) -> str | None:
+        """How many prompts were read and how many are left, if some repeat others."""
         merged = self.rows - len(self.prompts)
-        repeated = (
-            f", of which {merged:,} repeat others and are left out: {len(self.prompts):,} remain" if merged else ""
-        )
-        return f"{self.rows:,} prompts read from {self.path}{repeated}"
+        if not merged:
+            return None
+        remain = f"{merged:,} repeat others and are left out: {len(self.prompts):,} remain"
+        return f"{self.rows:,} prompts read from {self.path}, of which {remain}"
 
 
 def read_split(folder: Path, split: str) -> Split:
