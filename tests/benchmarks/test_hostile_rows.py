@@ -11,6 +11,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_held_bodies_take_no_more_than_their_budget(tmp_path: Path) -> None:
     counts = ("--clients", "20", "--seconds", "8", "--budget", "96", "--body", "48", "--out", str(tmp_path))
     command = [sys.executable, str(BENCHMARKS / "held_bodies.py"), *counts]

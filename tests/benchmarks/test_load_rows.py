@@ -14,6 +14,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS / "load")
 
 
+@pytest.mark.release
 def test_new_run_names_win_a_tenant_nothing() -> None:
     from starving import starving
 

@@ -26,6 +26,7 @@ def section() -> tuple[Block, Block]:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_commands_train_on_them(tmp_path: Path) -> None:
     reward, block = section()
     (tmp_path / "my_rewards.py").write_text(reward.text)

@@ -35,6 +35,9 @@ from minis_recipe.sd3 import SD3
 from minis_recipe.tokenizers import CLIP_TOKENS, bert_tokenizer, clip_tokenizer, gemma_tokenizer, t5_tokenizer
 from minis_recipe.tokenizers import corpus as all_texts
 
+pytestmark = pytest.mark.release
+"""They train every stage, of a recipe that ran once."""
+
 FAMILIES = {"mini-sana": SANA, "mini-sd3": SD3, "mini-flux": FLUX}
 STAGES = [(name, stage) for name, miniature in MINIATURES.items() for stage in miniature.stages]
 

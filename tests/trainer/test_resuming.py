@@ -290,7 +290,7 @@ def test_a_damaged_line_stops_the_resume_before_anything_is_loaded(folder: Path)
     path.write_bytes(b"7\n" + path.read_bytes())
     done = resumed(folder, "--iterations", "3")
     assert done.returncode == 2
-    assert f"\nsolrl-train: {path}:1: got '7'; expected a JSON object" in done.stderr
+    assert done.stderr.startswith(f"solrl-train: {path}:1: got '7'; expected a JSON object")
     assert "loading" not in done.stderr
 
 

@@ -124,6 +124,7 @@ def test_a_cancelled_chunk_takes_no_step_after_its_worker_has_answered(tmp_path:
         assert_cancelled_within_a_step(engine, tmp_path / "steps")
 
 
+@pytest.mark.release
 def test_a_stopped_worker_is_replaced_and_its_chunk_is_made_again(tmp_path: Path) -> None:
     with engine_of(stopped) as engine:
         assert_replaced_once_stopped(engine, tmp_path / "stopped")

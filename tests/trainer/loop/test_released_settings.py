@@ -47,6 +47,7 @@ def test_a_resumed_run_of_several_epochs_is_equal_bit_for_bit(whole_result: Resu
     assert iterations_of(folder / "parts") == iterations_of(folder / "whole")
 
 
+@pytest.mark.release
 def test_every_setting_changes_the_run(whole_result: Result, folder: Path) -> None:
     """Otherwise the comparison above would say nothing of it."""
     digests = {iterations_of(folder / "whole")[0]["digest"]}

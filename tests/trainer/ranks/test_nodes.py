@@ -14,7 +14,7 @@ import pytest
 from rank_runs import LAST, LONGER, ONE_THREAD, arguments, iterations, messages, process_of, same_weights
 from support.ports import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.release]
 
 RUN = Path("run")
 """The run's folder, relative to that of each node."""

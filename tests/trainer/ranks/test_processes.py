@@ -85,6 +85,7 @@ def test_several_ranks_evaluate_like_one(alone: Path, together: Path, tmp_path: 
     assert (shared["prompts"], shared["version"]) == (3, LAST)
 
 
+@pytest.mark.release
 def test_several_ranks_calibrate_like_one(tmp_path: Path) -> None:
     words = ["calibrate", "--preset", "mini-sana/sol_rl/clipscore", "--prompts", "3", "--wanted", "0.999"]
     words += ["--steps", "4", "--keep", "4", "--schedules", "1"]
