@@ -1,4 +1,4 @@
-"""Metadata and requests of many lists and objects: refused before they are parsed, by both services."""
+"""Metadata and requests of many lists and objects: both services refuse them before they parse them."""
 
 import json
 from collections.abc import Callable

@@ -12,6 +12,11 @@ FOLDERS = ("proto", "core", "clients", "services", "trainer")
 STOPS = re.findall(r"`(solrl_[\w/]+\.py):(\w+)`", PAGE)
 
 
+def test_stops_are_found() -> None:
+    assert {"collect_samples", "train_step"}.isdisjoint(name for _, name in STOPS)
+    assert ("solrl_rollout/service.py", "accept") in STOPS
+
+
 def functions(path: Path) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}

@@ -50,6 +50,11 @@ def test_drawings_are_equal_small_and_in_the_pages_colours() -> None:
     assert tips(chart) == ["0: &lt;a&gt; 0", "10: &lt;a&gt; 5", "20: &lt;a&gt; 10"]
 
 
+def test_labels_of_a_narrow_axis_keep_their_decimals() -> None:
+    shown = labels(line_chart("x", [Series("a", 0, [0, 6], [0.4332, 0.4527])]))
+    assert {"0.435", "0.440", "0.445", "0.450"} <= set(shown)
+
+
 def test_a_running_mean_looks_back_only() -> None:
     assert running_mean([1, 2, 3, 4, 5, 6], window=3) == [1, 1.5, 2, 3, 4, 5]
 

@@ -24,10 +24,11 @@ _VARIABLES = {light: f"var(--{name})" for name, (light, _) in COLOURS.items()}
 _DIM, _GRID = COLOURS["dim"][0], COLOURS["grid"][0]
 _LESS = re.compile(
     r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|<g/>|(?<=>)\s+(?=<)"
-    r'| id="[a-z0-9.]+_\d+"| transform="rotate\(-0 [^"]*"|(?<=\.\d\d)\d+',
+    r'| id="[a-z0-9.]+_\d+"| transform="rotate\(-0 [^"]*"',
     re.S,
 )
-"""Parts of matplotlib's SVG that a page does not need: metadata, global styles, names of groups, further decimals."""
+"""Parts of matplotlib's SVG that a page does not need: metadata, global styles, names of groups."""
+_FURTHER_DECIMALS = re.compile(r"(?<=\.\d\d)\d+")
 
 
 @contextmanager
@@ -47,6 +48,8 @@ def svg(drawn: Any) -> str:
     buffer = io.StringIO()
     drawn.savefig(buffer, format="svg", metadata={"Date": None})
     text = _LESS.sub("", buffer.getvalue().partition("<svg")[2])
+    # In tags only: texts are the axes' labels.
+    text = re.sub("<[^>]*>", lambda tag: _FURTHER_DECIMALS.sub("", tag[0]), text)
     view = re.search(' viewBox="[^"]*"', text)
     text = f"<svg{view[0] if view else ''}{text[text.index('>') :]}"
     return re.sub("#[0-9a-f]{6}", lambda found: _VARIABLES.get(found[0], found[0]), text)
