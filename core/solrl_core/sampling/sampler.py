@@ -68,6 +68,11 @@ class Recording:
         states = torch.cat([part.states for part in parts], 1)
         return Recording(parts[0].sigmas, states, torch.cat(log_probs, 1) if log_probs else None)
 
+    def rows(self, which: slice) -> "Recording":
+        """Some of the candidates."""
+        log_probs = None if self.log_probs is None else self.log_probs[:, which]
+        return Recording(self.sigmas, self.states[:, which], log_probs)
+
 
 class Recorder:
     """Collects the steps of one trajectory."""

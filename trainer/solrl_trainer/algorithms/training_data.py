@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingSamples:
-    """The regenerated samples of an iteration, prompt after prompt.
+    """Regenerated samples, prompt after prompt.
 
     Attributes:
         latents: clean latents x0, float32 [N, ...].
@@ -41,9 +41,27 @@ class TrainingSamples:
     recording: Recording | None = None
 
     @property
+    def groups(self) -> int:
+        """Number of prompts."""
+        return len(next(iter(self.conditioning.values())))
+
+    @property
     def kept(self) -> int:
         """Samples per prompt."""
-        return len(self.latents) // len(next(iter(self.conditioning.values())))
+        return len(self.latents) // self.groups
+
+    def of_group(self, place: int) -> TrainingSamples:
+        """The samples of one prompt."""
+        import torch
+
+        rows = slice(place * self.kept, (place + 1) * self.kept)
+        return TrainingSamples(
+            latents=self.latents[rows],
+            advantages=self.advantages[rows],
+            conditioning={name: value[place : place + 1] for name, value in self.conditioning.items()},
+            prompts=torch.zeros(self.kept, dtype=torch.long),
+            recording=self.recording and self.recording.rows(rows),
+        )
 
     def conditioning_of(self, rows: torch.Tensor) -> Conditioning:
         """Conditioning of the samples with these indices, one row each."""

@@ -17,7 +17,7 @@ from solrl_trainer.algorithms.base import Algorithm, FixedPolicy, Velocities
 from solrl_trainer.algorithms.training_data import TrainingData, TrainingSamples
 from solrl_trainer.policy.gradient_buckets import GradientBuckets
 from solrl_trainer.policy.policy import Policy, require_finite
-from solrl_trainer.ranks.communicator import Communicator, SingleProcess, gather_values
+from solrl_trainer.ranks.communicator import Communicator, SingleProcess, gather_values, share
 from solrl_trainer.records.time_left import OnProgress, Work
 from solrl_trainer.settings.config import Optimizer
 
@@ -51,9 +51,11 @@ class Updater:
 
     In each epoch, every unit of the algorithm (one or several samples) is trained at a random part of the
     sampler's timesteps; the (unit, step) pairs are shuffled and split evenly over the epoch's optimiser steps, and each
-    part into micro-batches. All randomness comes from the run's seed and the iteration.
+    part into micro-batches. All randomness comes from the run's seed and the iteration. Every rank draws the same pairs
+    and noise, and computes the micro-batches of its buckets; see `GradientBuckets`.
 
-    Every rank draws the same pairs and noise, and computes the micro-batches of its buckets; see `GradientBuckets`.
+    An iteration of one step goes prompt by prompt instead, so that it can begin before all samples are there; see
+    `OneStep`.
 
     Attributes:
         backbone: model around the trained transformer.
@@ -99,29 +101,46 @@ class Updater:
             FloatingPointError: a loss or gradient that is not finite; the weights remain those of the last valid step.
             ValueError: the algorithm has nothing to train on.
         """
-        generator = torch.Generator().manual_seed(expand_seeds(self.seed, f"update/{iteration}", 1)[0])
-        algorithm = self.algorithm
-        units = algorithm.units(samples.advantages, samples.kept)
-        if units.ndim != 2 or not units.numel():
-            name = algorithm.settings.name
-            raise ValueError(f"algorithm {name!r} returned units of shape {tuple(units.shape)}; expected [U, size]")
-        sigmas = torch.tensor(self._data.sigmas(samples, self.sigmas), dtype=torch.float64)
+        if self.settings.steps == 1:
+            step = OneStep(self, iteration, samples.groups, progress)
+            for place in share(range(samples.groups), self.world):
+                step.add(place, samples.of_group(place))
+            return step.finish()
+        generator = self._generator(f"update/{iteration}")
+        units, sigmas = self._units(samples), self._sigmas(samples)
         losses, norms, figures = [], [], []
-        pairs = trained_steps(len(sigmas) - 1, algorithm.settings.timestep_fraction) * len(units)
+        pairs = trained_steps(len(sigmas) - 1, self.algorithm.settings.timestep_fraction) * len(units)
         work = Work(pairs * self.settings.epochs, progress)
-        for number, (chosen, at, share) in enumerate(self._parts(len(units), len(sigmas) - 1, generator)):
+        for number, (chosen, at, portion) in enumerate(self._parts(len(units), len(sigmas) - 1, generator)):
             where = f"iteration {iteration}, update {number}"
             self.optimizer.zero_grad(set_to_none=True)
             loss, shares = self._accumulate(samples, units[chosen], at, sigmas, generator, work)
-            require_finite(loss, "the loss", where)
-            norm = self.policy.gradient_norm(self.settings.max_grad_norm)
-            require_finite(norm, "the gradient norm", where)
-            self.optimizer.step()
-            self.after_step(iteration * self.settings.steps + number + 1)
+            norms.append(self._step(loss, iteration * self.settings.steps + number + 1, where))
             losses.append(loss)
-            norms.append(norm)
-            figures += [{name: value * share for name, value in part.items()} for part in shares]
+            figures += [{name: value * portion for name, value in part.items()} for part in shares]
         return UpdateFigures(sum(losses) / len(losses), sum(norms) / len(norms), max(norms), _summed(figures))
+
+    def _generator(self, name: str) -> torch.Generator:
+        return torch.Generator().manual_seed(expand_seeds(self.seed, name, 1)[0])
+
+    def _units(self, samples: TrainingSamples) -> torch.Tensor:
+        units = self.algorithm.units(samples.advantages, samples.kept)
+        if units.ndim != 2 or not units.numel():
+            name = self.algorithm.settings.name
+            raise ValueError(f"algorithm {name!r} returned units of shape {tuple(units.shape)}; expected [U, size]")
+        return units
+
+    def _sigmas(self, samples: TrainingSamples) -> torch.Tensor:
+        return torch.tensor(self._data.sigmas(samples, self.sigmas), dtype=torch.float64)
+
+    def _step(self, loss: float, number: int, where: str) -> float:
+        """Take the optimiser step of this number in the run, from 1; returns the norm of its gradient."""
+        require_finite(loss, "the loss", where)
+        norm = self.policy.gradient_norm(self.settings.max_grad_norm)
+        require_finite(norm, "the gradient norm", where)
+        self.optimizer.step()
+        self.after_step(number)
+        return norm
 
     def _parts(
         self, units: int, steps: int, generator: torch.Generator
@@ -174,15 +193,13 @@ class Updater:
             with sdpa_kernel(_DIFFERENTIABLE):  # for the other ranks, which need this one's part of the base
                 part = slice(batch)
                 self._micro_batch(samples, units[part], steps[part], sigmas, first_noise, len(units), _discard)
-        # Read only at the end: earlier, each number would wait for the GPU, and then the GPU for more work.
-        own = [
-            (number, sum(float(loss) for loss, _ in parts), _summed(_read(figures) for _, figures in parts))
-            for number, parts in computed
-        ]
-        every = sorted(micro_batch for part in gather_values(own, self.world) for micro_batch in part)
-        for parameter, gradient in zip(self.policy.parameters, gradients.total(), strict=True):
+        every = _gathered(computed, self.world)
+        self._set_gradients(gradients.total())
+        return sum(loss for loss, _ in every), [figures for _, figures in every]
+
+    def _set_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
+        for parameter, gradient in zip(self.policy.parameters, gradients, strict=True):
             parameter.grad = gradient
-        return sum(loss for _, loss, _ in every), [figures for _, _, figures in every]
 
     def _micro_batch(
         self,
@@ -193,7 +210,7 @@ class Updater:
         noise: torch.Tensor | None,
         count: int,
         add: Callable[[int, Sequence[torch.Tensor]], None],
-    ) -> list[tuple[torch.Tensor, dict[str, float | torch.Tensor]]]:
+    ) -> "list[_Part]":
         """Pass the gradient of these units, weighted by their share of `count`, to `add`, part by part.
 
         Returns:
@@ -253,6 +270,112 @@ class Updater:
             torch.zeros_like(parameter) if gradient is None else gradient
             for parameter, gradient in zip(parameters, found, strict=True)
         )
+
+
+class OneStep:
+    """The only optimiser step of an iteration. Its gradient accumulates prompt by prompt.
+
+    Each rank adds its own prompts in their order, so it needs neither the other ranks' samples nor its own later ones.
+    Every prompt has timesteps, order and noise of its own: what it adds does not depend on when it is added. On a CPU
+    the prompts are summed in `BUCKETS` blocks, so that numbers of ranks which divide it give the same bits.
+    """
+
+    def __init__(
+        self, updater: Updater, iteration: int, prompts: int, progress: OnProgress = lambda done, total: None
+    ) -> None:
+        """Begin a step.
+
+        Args:
+            updater: its settings must be for one step per iteration.
+            iteration: its number.
+            prompts: number of prompts of all ranks.
+            progress: as of `Updater.update`.
+        """
+        if updater.settings.steps != 1:
+            raise ValueError(
+                f"got optimizer.updates={updater.settings.updates}, epochs={updater.settings.epochs}; "
+                "expected 1 of each for a step that accumulates over the whole iteration"
+            )
+        self._updater = updater
+        self._iteration = iteration
+        self._prompts = prompts
+        self._own = len(share(range(prompts), updater.world))
+        self._progress = progress
+        self._gradients = GradientBuckets(updater.policy.parameters, updater.world, updater.backbone.device)
+        self._computed: list[tuple[tuple[int, int], list[_Part]]] = []
+        self._pairs = 0
+        self._work: Work | None = None
+        self._again: list[Callable[[], object]] = []
+
+    def add(self, place: int, samples: TrainingSamples) -> None:
+        """Add the gradient of one prompt's samples.
+
+        Args:
+            place: the prompt's place among those of all ranks; one of this rank's, in ascending order.
+            samples: of this prompt alone.
+
+        Raises:
+            ValueError: the algorithm has nothing to train on.
+        """
+        updater = self._updater
+        fraction, batch = updater.algorithm.settings.timestep_fraction, updater.settings.batch
+        generator = updater._generator(f"update/{self._iteration}/{place}")
+        units, sigmas = updater._units(samples), updater._sigmas(samples)
+        index, at = training_pairs(len(units), len(sigmas) - 1, fraction, generator)
+        if self._work is None:
+            self._work = Work(len(index) * self._own, self._progress)
+        add = partial(self._gradients.add, self._gradients.block(place, self._prompts))
+        self._again = []
+        size = max(1, batch // units.shape[1])
+        for number, pairs in enumerate(torch.split(torch.arange(len(index)), size)):
+            noise = updater._data.draw(len(pairs), samples.latents.shape[1:], generator)
+            work = partial(updater._micro_batch, samples, units[index[pairs]], at[pairs], sigmas, noise, 1)
+            with sdpa_kernel(_DIFFERENTIABLE):
+                self._computed.append(((place, number), work(add)))
+            self._again.append(partial(work, _discard))
+            self._work.finish(len(pairs))
+        self._pairs += len(index)
+
+    def finish(self) -> UpdateFigures:
+        """Take the step, after each rank has added its prompts.
+
+        Raises:
+            FloatingPointError: a loss or gradient that is not finite; the weights remain those of the last valid step.
+        """
+        updater, world = self._updater, self._updater.world
+        if updater.in_step and self._own < -(-self._prompts // world.size):
+            for work in self._again:  # for the other ranks, which need this one's part of the base
+                with sdpa_kernel(_DIFFERENTIABLE):
+                    work()
+        every = _gathered(self._computed, world)
+        pairs = sum(gather_values(self._pairs, world))
+        gradients = self._gradients.total()
+        torch._foreach_div_(gradients, pairs)
+        updater.optimizer.zero_grad(set_to_none=True)
+        updater._set_gradients(gradients)
+        loss = sum(loss for loss, _ in every) / pairs
+        norm = updater._step(loss, self._iteration + 1, f"iteration {self._iteration}, update 0")
+        figures = _summed(figures for _, figures in every)
+        return UpdateFigures(loss, norm, norm, {name: value / pairs for name, value in figures.items()})
+
+
+_Part = tuple[torch.Tensor, dict[str, float | torch.Tensor]]
+"""Share of the loss and of the algorithm's figures that a part of a micro-batch has."""
+
+
+def _gathered(
+    computed: Sequence[tuple[Any, Sequence[_Part]]], world: Communicator
+) -> list[tuple[float, dict[str, float]]]:
+    """Loss and figures of the micro-batches of all ranks, in the order of their numbers.
+
+    Read only after the last: earlier, each number would wait for the GPU, and then the GPU for more work.
+    """
+    own = [
+        (number, sum(float(loss) for loss, _ in parts), _summed(_read(figures) for _, figures in parts))
+        for number, parts in computed
+    ]
+    every = [micro_batch for part in gather_values(own, world) for micro_batch in part]
+    return [(loss, figures) for _, loss, figures in sorted(every, key=lambda micro_batch: micro_batch[0])]
 
 
 def training_pairs(
