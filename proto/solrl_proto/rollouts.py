@@ -267,6 +267,8 @@ class RolloutRequest(Message):
     images: Images = "none"
     latents: LatentsFormat | None = None
     """Whether, and in which format, groups contain the candidates' final latents."""
+    ahead: bool = False
+    """Nobody waits for the answer yet. What the tenant's runs wait for goes first, within fair shares."""
 
     @model_validator(mode="after")
     def _groups_fit_prompts(self) -> Self:

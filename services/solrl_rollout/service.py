@@ -126,6 +126,7 @@ class Service:
             plan=request.plan,
             rewards=tuple(reward.name for reward in request.rewards),
             images=request.images == "png",
+            ahead=request.ahead,
             external_rewards=external_rewards,
         )
         served = Served(

@@ -68,7 +68,7 @@ class Job:
     """The part of a request that its chunks share.
 
     Setting `cancelled` stops a running chunk at its next step, and ends its requests to reward servers.
-    `external_rewards` are those of `rewards` that the run brings.
+    `external_rewards` are those of `rewards` that the run brings. Nobody waits yet for one that is `ahead`.
     """
 
     tenant: str
@@ -79,6 +79,7 @@ class Job:
     plan: Plan
     rewards: tuple[str, ...]
     images: bool
+    ahead: bool = False
     external_rewards: Mapping[str, ExternalReward] = field(default_factory=dict)
     cancelled: Cancellation = field(default_factory=Cancellation)
 
@@ -126,6 +127,11 @@ class Chunk:
         Requests that bring rewards have turns of their own, since they may have to wait for a server.
         """
         return self.job.tenant, self.job.run, self.job.run_servers
+
+    @property
+    def ahead(self) -> bool:
+        """Whether nobody waits for it yet."""
+        return self.job.ahead
 
     @property
     def candidates(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 from solrl_rollout.engine.queue.costs import StepCosts
-from solrl_rollout.engine.queue.fair_queue import FairQueue, Quantum, QueueFull
+from solrl_rollout.engine.queue.fair_queue import AHEAD_ITEMS, FairQueue, Quantum, QueueFull
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +21,7 @@ class Item:
     job: str = ""
     tenant: str = "t"
     reserved: int = 0
+    ahead: bool = False
 
     @property
     def cost(self) -> int:
@@ -55,6 +56,40 @@ def test_runs_of_equal_cost_alternate() -> None:
     queue = queue_of(*[Item("a")] * 3, *[Item("b")] * 3)
     assert sorted(map(str, taken(queue, 2))) == ["a", "b"]
     assert sorted(map(str, taken(queue, 2))) == ["a", "b"]
+
+
+def test_within_a_run_items_that_are_waited_for_go_before_those_ahead() -> None:
+    explored = [Item("a", job=f"ahead {i}", ahead=True) for i in range(3)]
+    samples = [Item("a", job=f"sample {i}") for i in range(2)]
+    queue = queue_of(*explored)
+    queue.put(samples)
+    assert [queue.take() for _ in range(5)] == [*samples, *explored]
+
+
+def test_survivors_and_lost_items_return_to_the_front_of_their_kind() -> None:
+    first, second = (Item("a", 2, job=f"ahead {i}", reserved=1, ahead=True) for i in range(2))
+    queue = queue_of(first, second, sample := Item("a"))
+    assert queue.take() is sample
+    assert queue.take() is first
+    queue.put([waited := Item("a")])
+    queue.put([survivor := Item("a", 1, job=first.job, ahead=True)], reserved=True)
+    queue.put_back(sample)
+    assert [queue.take() for _ in range(4)] == [sample, waited, survivor, second]
+
+
+def test_a_run_that_waits_goes_before_runs_that_work_ahead_within_a_fair_share() -> None:
+    """It may get ahead by `AHEAD_ITEMS`; then turns are fair again, so the lead stays what it is."""
+    queue = queue_of(*[Item("ahead", ahead=True) for _ in range(400)], *[Item("waits") for _ in range(400)])
+    first = taken(queue, AHEAD_ITEMS)
+    assert first.count("waits") >= AHEAD_ITEMS - 1
+    later = Counter(taken(queue, 200))
+    assert abs(later["waits"] - later["ahead"]) <= 2
+
+
+def test_working_ahead_for_one_tenant_is_no_reason_to_wait_for_another() -> None:
+    ahead = [Item("a", ahead=True, tenant="one") for _ in range(20)]
+    queue = queue_of(*ahead, *[Item("b", tenant="other") for _ in range(20)])
+    assert Counter(taken(queue, 20)) == {"a": 10, "b": 10}
 
 
 def test_turns_depend_on_cost_rather_than_items() -> None:

@@ -14,6 +14,9 @@ Run = Hashable
 
 NEWCOMERS_IN_A_ROW = 4
 """New runs of a tenant that are served in a row before one of its older runs."""
+AHEAD_ITEMS = 64
+"""Items by which a run that waits for its next one may get ahead of the tenant's runs that only work ahead: the
+samples of an iteration of 48 prompts, and some more."""
 
 
 class QueueItem(Protocol):
@@ -30,6 +33,10 @@ class QueueItem(Protocol):
     @property
     def job(self) -> Hashable:
         """The job it is part of."""
+
+    @property
+    def ahead(self) -> bool:
+        """Whether nobody waits for it yet."""
 
     @property
     def candidates(self) -> int:
@@ -88,6 +95,9 @@ class FairQueue(Generic[Item]):
     a newcomer only without debt, whatever its runs are named. A new run overtakes only other runs of its tenant, and
     only `NEWCOMERS_IN_A_ROW` runs do so in a row.
 
+    Items that somebody waits for go before those that are `ahead`: within a run always, and among the runs of a tenant
+    as long as that gives none a lead of more than `AHEAD_ITEMS` items.
+
     Attributes:
         limit, tenant_limit: the most candidates that may wait, of all tenants and of one.
         candidates: number of waiting candidates; `by_tenant`: of each tenant.
@@ -134,12 +144,10 @@ class FairQueue(Generic[Item]):
             self.require_capacity(requested)
         for item in items:
             self._arrive(item)
-            if not reserved:
-                self._waiting[item.tenant][item.run].append(item)
             self._count(item, 1)
-        if reserved:
-            for item in reversed(items):
-                self._waiting[item.tenant][item.run].appendleft(item)
+        for item in reversed(items) if reserved else items:
+            self._enqueue(item, first=reserved)
+            if reserved:
                 self._reserve(item, -item.candidates)
 
     def require_capacity(self, requested: Mapping[str, int]) -> None:
@@ -193,7 +201,7 @@ class FairQueue(Generic[Item]):
     def put_back(self, item: Item) -> None:
         """Return an item that was taken and will not be finished; it is the next of its run, which pays nothing."""
         self._arrive(item)
-        self._waiting[item.tenant][item.run].appendleft(item)
+        self._enqueue(item, first=True)
         self._count(item, 1)
         self._reserve(item, -item.reserved)
         self.charge(item, -item.cost * self._weight(item))
@@ -245,6 +253,15 @@ class FairQueue(Generic[Item]):
             self._runs.setdefault(tenant, FairShare()).arrive(run, runs.keys())
             runs[run] = deque()
 
+    def _enqueue(self, item: Item, *, first: bool) -> None:
+        """Add an item to its run's, the first or last of those that are ahead like it or are not."""
+        items = self._waiting[item.tenant][item.run]
+        waited = next((place for place, other in enumerate(items) if other.ahead), len(items))
+        if item.ahead:
+            items.insert(waited if first else len(items), item)
+        else:
+            items.insert(0 if first else waited, item)
+
     def _without(self, held: Callable[[Item], bool]) -> Waiting[Item]:
         """The waiting items of runs that need not wait."""
         ready = {
@@ -266,6 +283,7 @@ class FairQueue(Generic[Item]):
     def _next_of(self, tenant: str, turn: Quantum, runs: dict[Run, deque[Item]]) -> Run:
         """A newcomer of the tenant, unless enough came first; otherwise the rest of a turn, or its least served run."""
         share = self._runs[tenant]
+        runs = self._waited(share, runs)
         newcomer = share.newcomer(self._waiting[tenant].keys(), runs.keys())
         last = turn.run if turn.tenant == tenant else None
         if newcomer is not None and self._newcomers_served < NEWCOMERS_IN_A_ROW:
@@ -279,6 +297,14 @@ class FairQueue(Generic[Item]):
                 chosen = share.least_served(runs.keys(), last, self._lead(turn))
         share.admit(chosen)
         return chosen
+
+    def _waited(self, share: FairShare[Run], runs: dict[Run, deque[Item]]) -> dict[Run, deque[Item]]:
+        """The runs of a tenant that wait for their next item, unless there are none or they are too far ahead."""
+        waited = {run: items for run, items in runs.items() if not items[0].ahead}
+        if not waited or len(waited) == len(runs):
+            return runs
+        most = max(items[0].cost * self._weight(items[0]) for items in waited.values())
+        return waited if share.lead(waited, runs) < AHEAD_ITEMS * most else runs
 
     def _lead(self, turn: Quantum) -> float:
         """The cost by which a server's run may be ahead of the least served one and get another turn."""
