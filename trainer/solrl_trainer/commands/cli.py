@@ -21,6 +21,7 @@ from solrl_trainer.commands.options import (
     Doctor,
     Evaluate,
     Export,
+    Layout,
     Memory,
     Presets,
     Report,
@@ -107,6 +108,17 @@ def _dispatch(command: Command, rank_info: RankInfo) -> int:
             from solrl_trainer.memory.command import plan
 
             plan(config, gpu=command.gpu, gpus=command.gpus, out=command.out)
+        case Layout():
+            from solrl_trainer.commands.layout import layout
+
+            layout(
+                _settings(command),
+                gpus=command.gpus,
+                serving=command.services,
+                runs=command.runs,
+                prices=(command.price, command.serving_price),
+                speed=command.serving_speed,
+            )
         case Presets():
             from solrl_trainer.settings.presets import print_presets
 

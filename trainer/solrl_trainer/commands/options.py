@@ -148,6 +148,24 @@ class Memory(SettingsCommand):
 
 
 @dataclass
+class Layout(SettingsCommand):
+    """Seconds, hours and money of each use of some GPUs: colocated, or some of them as a rollout service."""
+
+    gpus: int = 8
+    """GPUs of all runs and the service."""
+    services: Annotated[int | None, _shown("N", "every number")] = None
+    """GPUs of the rollout service."""
+    runs: int = 1
+    """Equal runs that share the GPUs."""
+    price: Annotated[float | None, _shown("PRICE", "not shown")] = None
+    """Price of an hour of one GPU."""
+    serving_price: Annotated[float | None, _shown("PRICE", "--price")] = None
+    """Price of an hour of one GPU of the service."""
+    serving_speed: float = 1.0
+    """Speed of a GPU of the service, relative to a training one."""
+
+
+@dataclass
 class Presets:
     """List the presets."""
 
@@ -214,7 +232,7 @@ class Doctor:
     """Rewards that must be there, by name or package.module:attribute, each with @http://… if a server computes it."""
 
 
-Command = Run | Demo | Evaluate | Export | Calibrate | Memory | Presets | Report | Compare | Runs | Doctor
+Command = Run | Demo | Evaluate | Export | Calibrate | Memory | Layout | Presets | Report | Compare | Runs | Doctor
 COMMANDS: dict[str, type[Command]] = {one.__name__.lower(): one for one in get_args(Command)}
 
 

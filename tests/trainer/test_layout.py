@@ -1,0 +1,104 @@
+"""Layouts of a run on some GPUs: what they take by the rates of a GPU, and the command of the fastest."""
+
+import sys
+
+import pytest
+from solrl_trainer.commands.cli import main
+from solrl_trainer.layouts.layouts import colocated, layouts, served
+from solrl_trainer.layouts.rates import Rates, Stages, fit_rates, shipped_rates, stages
+from solrl_trainer.settings.presets import resolve
+from support.service_simulation import simulate
+
+PARTS = Stages(explore=7.5, regenerate=7.0, train=12.5)
+
+
+def layout(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["solrl-train", "layout", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_rates_fit_the_groups_from_which_they_were_measured() -> None:
+    rates = Rates(bf16=0.03, fp8=0.016, image=0.015, point=0.14)
+
+    def seconds(steps: int, step: float) -> tuple[int, float]:
+        return steps, 96 * (steps * step + rates.image)
+
+    found = fit_rates(96, (seconds(6, rates.fp8), seconds(4, rates.fp8)), seconds(10, rates.bf16), rates.point)
+    assert [found.bf16, found.fp8, found.image] == pytest.approx([rates.bf16, rates.fp8, rates.image])
+
+
+def test_pruning_and_naive_scaling_take_what_their_steps_take() -> None:
+    rates = Rates(bf16=1.0, fp8=0.5, image=0.0, point=0.0)
+
+    def explored(recipe: str, *overrides: str) -> float:
+        return stages(resolve(f"flux1/{recipe}/hpsv2", overrides=overrides).config, rates).explore
+
+    assert explored("sol_rl") == 96 * 6 * 0.5
+    assert explored("sol_rl", "explore.prune={after: 3, keep: 48}") == (96 * 3 + 48 * 3) * 0.5
+    naive = stages(resolve("flux1/naive_scaling/hpsv2").config, rates)
+    assert (naive.explore, naive.regenerate) == (96 * 10 * 1.0, 0)
+
+
+@pytest.mark.parametrize(("serving", "training", "runs"), [(1, 1, 1), (1, 1, 2), (1, 1, 3), (2, 1, 6), (2, 2, 1)])
+@pytest.mark.parametrize("speed", [1.0, 0.4])
+def test_the_formula_is_within_three_percent_of_the_simulated_queue(
+    serving: int, training: int, runs: int, speed: float
+) -> None:
+    planned = served(PARTS, 48, serving, training, runs=runs, speed=speed)
+    found = simulate(
+        PARTS, prompts=48, serving=serving, training=training, runs=runs, share=planned.share, speed=speed, push=0.2
+    )
+    assert found.together == pytest.approx(planned.seconds / runs, rel=0.03)
+    assert max(abs(share * runs - 1) for share in found.shares) < 0.1
+
+
+def test_gpus_that_serve_and_train_cost_as_much_as_colocated_ones_if_neither_waits() -> None:
+    alone, shared = colocated(PARTS, 48, 2), served(PARTS, 48, 1, 1)
+    assert shared.seconds == pytest.approx(alone.seconds, rel=0.05)
+    assert 0 < shared.share < 1
+    assert shared.idle < 0.05
+
+
+def test_the_fastest_layout_comes_first_with_its_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--preset", "flux1/sol_rl/hpsv2", "--gpus", "4")
+    assert layout(monkeypatch, *words, "--price", "3") == 0
+    shown = capsys.readouterr().out
+    assert "4 colocated" in shown
+    assert "torchrun --nproc-per-node=4 -m solrl_trainer run --preset flux1/sol_rl/hpsv2" in shown
+    assert layout(monkeypatch, *words, "--services", "1") == 0
+    shown = capsys.readouterr().out
+    assert "colocated" not in shown
+    assert "solrl-rollout serve --model black-forest-labs/FLUX.1-dev" in shown
+    assert "--rollout-url" in shown
+
+
+def test_a_shared_service_divides_the_gpus_among_all_runs() -> None:
+    found = list(layouts(PARTS, 48, 8, runs=3))
+    assert {(one.serving, one.training) for one in found} == {(0, 2), (1, 2), (2, 2), (3, 1), (4, 1), (5, 1)}
+    assert all(one.gpus <= 8 for one in found if one.serving)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--preset", "mini-sana/sol_rl/clipscore"),
+        ("--preset", "flux1/sol_rl/hpsv2", "--gpus", "0"),
+        ("--preset", "flux1/sol_rl/hpsv2", "--gpus", "2", "--runs", "3"),
+        ("--preset", "flux1/sol_rl/hpsv2", "--serving-speed", "0"),
+    ],
+)
+def test_what_gives_no_layout_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert layout(monkeypatch, *words) == 2
+    assert "expected" in capsys.readouterr().err
+
+
+def test_every_large_model_of_the_paper_has_rates() -> None:
+    for model in ("flux1", "sd3", "sana"):
+        assert all(rates.fp8 < rates.bf16 for rates in shipped_rates(model).values())
+        assert shipped_rates(model)

@@ -1,0 +1,110 @@
+"""`solrl-train layout`: seconds, hours and money of each use of some GPUs, and the command of the fastest."""
+
+import shlex
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from solrl_trainer.layouts.layouts import Layout, layouts
+from solrl_trainer.layouts.rates import Rates, shipped_rates, stages
+from solrl_trainer.settings.config import RunConfig
+
+_HOUR = 3600.0
+
+
+def layout(
+    config: RunConfig,
+    *,
+    gpus: int,
+    serving: int | None,
+    runs: int,
+    prices: tuple[float | None, float | None],
+    speed: float,
+) -> list[Layout]:
+    """Print every layout, the fastest first, and the command of the first; returns them.
+
+    Args:
+        config: settings of each run.
+        gpus: of all runs and the service.
+        serving: GPUs of the service; None for every number.
+        runs: equal runs that share the GPUs.
+        prices: of an hour of a training and of a serving GPU.
+        speed: of a serving GPU, relative to a training one.
+
+    Raises:
+        ValueError: numbers that give no layout, or no measured rates of the model.
+    """
+    for option, value in {"--gpus": gpus, "--runs": runs, "--services": serving}.items():
+        if value is not None and value < 1:
+            raise ValueError(f"got {option} {value}; expected at least 1")
+    if not speed > 0:
+        raise ValueError(f"got --serving-speed {speed:g}; expected more than 0, such as 0.5")
+    found = list(
+        layouts(stages(config, _rates(config)), config.explore.prompts, gpus, serving=serving, runs=runs, speed=speed)
+    )
+    if not found:
+        raise ValueError(
+            f"got --gpus {gpus} for {runs} runs; expected at least {runs + 1}, or {runs} without a service"
+        )
+    console = Console()
+    console.print(_table(config, found, prices))
+    console.print(_advice(config, found[0]), soft_wrap=True, markup=False, highlight=False)
+    return found
+
+
+def _rates(config: RunConfig) -> Rates:
+    name = config.preset.split("/")[0]
+    shipped = shipped_rates(name)
+    if not shipped:
+        raise ValueError(
+            f"no rates were measured for {name}; expected a preset of a model with rates: flux1, sd3 or sana"
+        )
+    gpu, rates = next(iter(shipped.items()))
+    print(f"rates of {name} measured on an {gpu}")
+    return rates
+
+
+def _table(config: RunConfig, found: Sequence[Layout], prices: tuple[float | None, float | None]) -> Table:
+    title = f"{config.preset}: {config.explore.prompts} prompts per iteration, {config.iterations} iterations"
+    table = Table(title=title, title_justify="left")
+    table.add_column("GPUs", no_wrap=True)
+    priced = prices[0] is not None
+    for name in ("s / prompt", "min / iteration", "h / run", "waiting", *(["cost / run"] if priced else [])):
+        table.add_column(name, justify="right")
+    for one in found:
+        iteration = one.seconds * config.explore.prompts
+        hours = iteration * config.iterations / _HOUR
+        cells = [f"{one.seconds:.2f}", f"{iteration / 60:.1f}", f"{hours:.1f}", f"{one.idle:.0%}"]
+        table.add_row(layout_text(one), *cells, *([f"{cost(one, hours, prices):.0f}"] if priced else []))
+    return table
+
+
+def cost(one: Layout, hours: float, prices: tuple[float | None, float | None]) -> float:
+    """Price of one run that takes these hours; of a shared service, its part."""
+    training, serving = prices[0] or 0.0, prices[1] if prices[1] is not None else prices[0] or 0.0
+    return hours * (one.training * training + one.serving / one.runs * serving)
+
+
+def layout_text(one: Layout) -> str:
+    """A layout in words."""
+    if not one.serving:
+        return f"{one.training} colocated"
+    training = f"{one.training} training" if one.runs == 1 else f"{one.runs} × {one.training} training"
+    return f"{one.serving} serving + {training}"
+
+
+def _advice(config: RunConfig, best: Layout) -> str:
+    run = ["run", "--preset", config.preset]
+    program = (
+        ["solrl-train"]
+        if best.training == 1
+        else ["torchrun", f"--nproc-per-node={best.training}", "-m", "solrl_trainer"]
+    )
+    lines = ["fastest:"]
+    if best.serving:
+        model = config.model if config.served_as is None else f"{config.served_as}={config.model}"
+        lines.append("  " + shlex.join(["solrl-rollout", "serve", "--model", model, "--gpus", str(best.serving)]))
+        run += ["--rollout-url", "http://127.0.0.1:8100"]
+    lines.append("  " + shlex.join([*program, *run]))
+    return "\n".join(lines)

@@ -1,0 +1,101 @@
+"""Layouts of a run on some GPUs, and the seconds that each takes per prompt."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from solrl_trainer.layouts.rates import Stages
+
+LAG = 1
+"""Versions by which exploration is behind where a service explores; more hide nothing further."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Use of some GPUs.
+
+    Attributes:
+        serving: GPUs of the rollout service; 0: every GPU explores, regenerates and trains.
+        training: GPUs of each run.
+        runs: runs that share the service.
+        share: share of the prompts that the service regenerates.
+        seconds: per prompt of one run.
+        idle: share of the GPUs' time in which they wait.
+    """
+
+    serving: int
+    training: int
+    runs: int
+    share: float
+    seconds: float
+    idle: float
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs."""
+        return self.serving + self.runs * self.training
+
+
+def colocated(stages: Stages, prompts: int, gpus: int) -> Layout:
+    """Every GPU takes its prompts through all stages.
+
+    Args:
+        stages: of one prompt on one GPU.
+        prompts: per iteration.
+        gpus: of the run.
+    """
+    most = -(-prompts // gpus)
+    seconds = most * stages.total / prompts
+    return Layout(0, gpus, 1, 0.0, seconds, 1 - stages.total / (gpus * seconds))
+
+
+def served(stages: Stages, prompts: int, serving: int, training: int, *, runs: int = 1, speed: float = 1.0) -> Layout:
+    """A service explores ahead and regenerates a share of the prompts, while the runs' GPUs train on what has arrived.
+
+    The share is the best of those that whole prompts of a rank allow.
+
+    Args:
+        stages: of one prompt on one training GPU.
+        prompts: per iteration.
+        serving: GPUs of the service.
+        training: GPUs of each run.
+        runs: runs that share the service.
+        speed: of a serving GPU, relative to a training one.
+    """
+    own = -(-prompts // training)
+    best: Layout | None = None
+    for regenerated in range(own + 1):
+        share = regenerated / own
+        service = runs * prompts * (stages.explore + share * stages.regenerate) / (serving * speed)
+        local = (own - regenerated) * stages.regenerate
+        # A rank waits for its first sample: of the service, unless it regenerates some itself meanwhile.
+        first = max(stages.regenerate / speed - local, 0.0) if regenerated else 0.0
+        iteration = max(service, local + first + own * stages.train)
+        work = runs * prompts * (stages.total - (1 - 1 / speed) * (stages.explore + share * stages.regenerate))
+        layout = Layout(
+            serving, training, runs, share, iteration / prompts, 1 - work / (iteration * (serving + runs * training))
+        )
+        if best is None or layout.seconds < best.seconds:
+            best = layout
+    assert best is not None
+    return best
+
+
+def layouts(
+    stages: Stages, prompts: int, gpus: int, *, serving: int | None = None, runs: int = 1, speed: float = 1.0
+) -> Iterator[Layout]:
+    """All layouts of `runs` equal runs on `gpus` GPUs, the fastest first.
+
+    Args:
+        stages: of one prompt on one training GPU.
+        prompts: per iteration.
+        gpus: of all runs and the service.
+        serving: GPUs of the service; by default every number.
+        runs: that share the GPUs.
+        speed: of a serving GPU, relative to a training one.
+    """
+    found = [colocated(stages, prompts, gpus // runs)] if gpus >= runs and not serving else []
+    for number in [serving] if serving else range(1, gpus):
+        training = (gpus - number) // runs
+        if training:
+            found.append(served(stages, prompts, number, training, runs=runs, speed=speed))
+    yield from sorted(found, key=lambda layout: layout.seconds)
