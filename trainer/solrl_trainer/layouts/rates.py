@@ -66,7 +66,7 @@ def fit_rates(
 
 def shipped_rates(model: str) -> dict[str, Rates]:
     """GPU → rates of a preset's model; empty if none were measured."""
-    every = json.loads(files("solrl_trainer.layouts").joinpath(SHIPPED).read_text("utf-8"))
+    every = json.loads(files("solrl_trainer.layouts").joinpath(SHIPPED).read_text(encoding="utf-8"))
     return {gpu: Rates.of(models[model]) for gpu, models in every.items() if model in models}
 
 
