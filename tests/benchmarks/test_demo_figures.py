@@ -9,6 +9,8 @@ from demo_figures import row, table
 from solrl_trainer.commands.demo import demo_config, plan_file
 
 ROOT = Path(__file__).parents[2]
+WITHIN = 0.01
+"""BF16 rounds differently on other processor types, which changes fitted weights."""
 RECORDED = json.loads((ROOT / "docs/results/demo.json").read_text())
 
 
@@ -71,13 +73,14 @@ def test_readme_quotes_the_stored_figures() -> None:
 
 @pytest.mark.release
 @pytest.mark.slow
-def test_a_plan_of_the_demos_form_is_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shipped_plan_is_fitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import demo_plan
 
     monkeypatch.setattr(demo_plan, "plan_file", lambda: tmp_path / "plan.json")
-    monkeypatch.chdir(ROOT)
     demo_plan.main()
-    plan = json.loads((tmp_path / "plan.json").read_text())["explore"]
-    shipped = json.loads(plan_file().read_text())["explore"]
-    assert (plan.keys(), plan["steps"]) == (shipped.keys(), shipped["steps"])
-    assert plan["fitted"].keys() == shipped["fitted"].keys()
+    plan, shipped = (json.loads(path.read_text())["explore"] for path in (tmp_path / "plan.json", plan_file()))
+    assert plan["calibrated_for"] == shipped["calibrated_for"]
+    assert plan["fitted"]["sigmas"] == shipped["fitted"]["sigmas"]
+    for name in ("moves", "ends"):
+        for fitted, stored in zip(plan["fitted"][name], shipped["fitted"][name], strict=True):
+            assert fitted == pytest.approx(stored, abs=WITHIN), name
