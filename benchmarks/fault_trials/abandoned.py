@@ -13,14 +13,14 @@ from typing import Any
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 
 from fault_trials.adapters import rollout_body
-from fault_trials.findings import Findings, Row, Tell
+from fault_trials.findings import Findings, Row
 from fault_trials.processes import RolloutService, rollout_service
 
 _CROWD = 20
 _STEPS = 40
 
 
-def run(trials: int, tell: Tell, findings: Findings) -> None:
+def run(trials: int, findings: Findings) -> None:
     """Run `trials` disconnects: half of them one at a time, the others in crowds, whose first request is running."""
     chance = random.Random(0)
     with rollout_service() as service:
@@ -29,9 +29,8 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
         sizes += [rest] if (rest := trials // 2 % _CROWD) else []
         for number, size in enumerate(sizes):
             _trial(f"trial-{number}", size, service, chance, findings)
-            findings.trials += size
             for _ in range(size):
-                tell(f"{size} at once")
+                findings.done(f"{size} at once")
         answered = service.http.post("/v1/rollouts", json=rollout_body(prompt="last", count=2, steps=1))
         findings.require(answered.status_code == 200, "at the end", answered.text[:200])
 

@@ -14,14 +14,14 @@ from support.redis_server import running_redis
 
 from fault_trials.adapters import content_digest, kind, make_adapter, put, rollout_body
 from fault_trials.damage import Damaged, at_the_sender, flipped, header_length, on_the_way, sampled
-from fault_trials.findings import Findings, Row, Tell
+from fault_trials.findings import Findings, Row
 from fault_trials.processes import RolloutService, rollout_service
 
 RUN = "whole"
 FULL = 10_000
 
 
-def run(flips: int, tell: Tell, findings: Findings) -> None:
+def run(flips: int, findings: Findings) -> None:
     """Try `flips` flipped bits in the tensors, and the same share of every other kind of damage."""
     share = min(1.0, flips / FULL)
     adapter = make_adapter(1)
@@ -32,14 +32,13 @@ def run(flips: int, tell: Tell, findings: Findings) -> None:
         before = _images(service)
         for damaged in _all(on_the_way(body, flips, share), at_the_sender(adapter, body, share)):
             _push(service, damaged, content_digest(body), findings)
-            findings.trials += 1
-            tell(damaged.what)
+            findings.done(damaged.what)
         findings.require(_images(service) == before, "at the end", "images differ")
         held = service.http.get(f"/v1/runs/{RUN}/adapters").json()
         findings.require([one["version"] for one in held["versions"]] == [0], "at the end", f"it holds {held}")
         stored = service.http.get(f"/v1/runs/{RUN}/adapters/0/weights").content
         findings.require(stored == body, "at the end", "the stored bytes differ")
-    asyncio.run(_in_redis(body, share, findings, tell))
+    asyncio.run(_in_redis(body, share, findings))
 
 
 def _all(*parts: Iterator[Damaged]) -> Iterator[Damaged]:
@@ -64,7 +63,7 @@ def _images(service: RolloutService) -> list[str]:
     return images
 
 
-async def _in_redis(body: bytes, share: float, findings: Findings, tell: Tell) -> None:
+async def _in_redis(body: bytes, share: float, findings: Findings) -> None:
     """Damage the bytes stored in Redis; the store must detect it when reading them."""
     digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
     info = AdapterInfo(
@@ -86,8 +85,7 @@ async def _in_redis(body: bytes, share: float, findings: Findings, tell: Tell) -
                 found = error.problem.kind
             findings.require(found == "adapter-corrupt", "damaged in Redis", f"found {found}")
             findings.add("damaged in Redis")
-            findings.trials += 1
-            tell("damaged in Redis")
+            findings.done("damaged in Redis")
         client.set(chunk, body)
         findings.require(await store.get("tenant", RUN, 0) == (info, body), "damaged in Redis", "not mended")
         await store.close()

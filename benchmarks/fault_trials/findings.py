@@ -5,16 +5,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Tell = Callable[[str], None]
-"""Called after each trial with a short description of its outcome."""
+"""Called after each trial with a short description of it."""
 
 
 @dataclass
 class Findings:
-    """Number of trials, counters, and violated guarantees."""
+    """Number of trials, counters, and violated guarantees; `tell` follows the trials."""
 
     trials: int = 0
     counted: dict[str, Any] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
+    tell: Tell = field(default=lambda text: None, repr=False)
+
+    def done(self, text: str) -> None:
+        """Count a trial, and tell what it was."""
+        self.trials += 1
+        self.tell(text)
 
     def add(self, name: str, count: int = 1) -> None:
         """Increase a counter."""
@@ -51,5 +57,5 @@ class Row:
     promise: str
     full: int
     short: int
-    run: Callable[[int, Tell, Findings], None]
+    run: Callable[[int, Findings], None]
     resumable: bool = False

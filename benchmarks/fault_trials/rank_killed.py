@@ -9,7 +9,7 @@ from typing import Any
 
 from fault_trials import child
 from fault_trials.doom import PHASES, Doom
-from fault_trials.findings import Findings, Row, Tell
+from fault_trials.findings import Findings, Row
 from fault_trials.processes import RankPrograms, RolloutService, rollout_service
 from fault_trials.trainer_killed import Kind, Run, compare
 
@@ -54,7 +54,7 @@ def train_rank(argv: list[str], witness: str, victim: int | None, doom: Doom | N
     child.train(argv, witness, doom if os.environ["RANK"] == str(victim) else None)
 
 
-def run(trials: int, tell: Tell, findings: Findings) -> None:
+def run(trials: int, findings: Findings) -> None:
     """Run `trials` trainings; in each, one rank is killed once."""
     with tempfile.TemporaryDirectory(prefix="solrl-ranks-") as name, rollout_service() as service:
         whole = SharedRun(Path(name), "whole", 1, service)
@@ -71,7 +71,6 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
                 continue
             trial = SharedRun(Path(name), f"run-{number}", size, service)
             _trial(trial, whole, victim, Doom(phase, number % _KIND.iterations, delay), findings)
-            tell(f"rank {victim} of {size} in {phase}")
 
 
 def _trial(trial: SharedRun, whole: SharedRun, victim: int, doom: Doom, findings: Findings) -> None:
@@ -79,7 +78,7 @@ def _trial(trial: SharedRun, whole: SharedRun, victim: int, doom: Doom, findings
     started = time.monotonic()
     codes = trial.start(victim, doom).wait()
     died = codes[victim] == _KILLED
-    findings.trials += 1
+    findings.done(name)
     findings.add(f"killed in {doom.point}", died)
     findings.add("rank 0 killed", died and victim == 0)
     findings.most("most seconds until all had ended", round(time.monotonic() - started))

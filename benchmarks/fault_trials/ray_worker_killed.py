@@ -8,14 +8,14 @@ from pathlib import Path
 from support.ray_nodes import ray_nodes
 
 from fault_trials.adapters import layout
-from fault_trials.findings import Findings, Row, Tell
+from fault_trials.findings import Findings, Row
 from fault_trials.processes import RolloutService
 from fault_trials.worker_killed import kill_workers
 
 _MODULES = Path(__file__).parents[1]
 
 
-def run(trials: int, tell: Tell, findings: Findings) -> None:
+def run(trials: int, findings: Findings) -> None:
     """Run `trials` kills of one of two actors."""
     layout()  # fill the cache before threads start
     with ExitStack() as stack:
@@ -27,7 +27,7 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
         service.environment = stack.enter_context(ray_nodes(2, **watched))
         stack.callback(service.kill)
         service.start()
-        kill_workers(service, partial(_actors, witness), trials, tell, findings)
+        kill_workers(service, partial(_actors, witness), trials, findings)
 
 
 def _actors(witness: str) -> set[int]:

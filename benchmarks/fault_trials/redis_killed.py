@@ -14,7 +14,7 @@ from solrl_proto.problems import ProblemError
 from solrl_rollout.store.redis import CHUNK_BYTES, RedisRunStore
 from support.redis_server import RedisServer, dump, running_redis
 
-from fault_trials.findings import Findings, Row, Tell
+from fault_trials.findings import Findings, Row
 from fault_trials.redis_proxy import PLACES, RedisProxy
 
 TENANT, RUN = "tenant", "run"
@@ -54,12 +54,12 @@ def version(number: int, body: bytes) -> tuple[AdapterInfo, bytes]:
 OLD, NEW, NEXT = version(0, b"old"), version(1, _FILLER + b"!"), version(2, b"next")
 
 
-def run(trials: int, tell: Tell, findings: Findings) -> None:
+def run(trials: int, findings: Findings) -> None:
     """Run `trials` kills, cycling through each place of each command."""
-    asyncio.run(_run(trials, tell, findings))
+    asyncio.run(_run(trials, findings))
 
 
-async def _run(trials: int, tell: Tell, findings: Findings) -> None:
+async def _run(trials: int, findings: Findings) -> None:
     with running_redis() as server:
         findings.counted["Redis"] = server.version()
     commands = await _commands()
@@ -75,9 +75,8 @@ async def _run(trials: int, tell: Tell, findings: Findings) -> None:
                     outcome = await _trial(plan, server, waits, findings)
                 finally:
                     await asyncio.to_thread(server.kill)
-            findings.trials += 1
             findings.add(outcome)
-            tell(f"{plan}: {outcome}")
+            findings.done(f"{plan}: {outcome}")
 
     await asyncio.gather(*(lane() for _ in range(_LANES)))
 

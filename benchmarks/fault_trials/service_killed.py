@@ -26,7 +26,7 @@ from solrl_trainer.service.source import rollout_source
 from support.redis_server import running_redis
 
 from fault_trials.adapters import adapter_file, layout, small_config
-from fault_trials.findings import Findings, Row, Tell
+from fault_trials.findings import Findings, Row
 from fault_trials.processes import RolloutService
 
 _ROOT = 11
@@ -103,7 +103,7 @@ class Asked:
         return self.answer.groups
 
 
-def run(trials: int, tell: Tell, findings: Findings) -> None:
+def run(trials: int, findings: Findings) -> None:
     """Run `trials` kills, half with adapters in the service's memory, half in Redis."""
     layout()  # fill the cache before threads start
     with ExitStack() as stack:
@@ -117,15 +117,13 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
         for where, flags, count in lanes:
             service = RolloutService(folder, *flags)
             stack.callback(service.kill)
-            running.append(pool.submit(_trials, count, where, service, stop, findings, tell))
+            running.append(pool.submit(_trials, count, where, service, stop, findings))
         stack.callback(stop.set)
         for lane in running:
             lane.result()
 
 
-def _trials(
-    count: int, where: str, service: RolloutService, stop: threading.Event, findings: Findings, tell: Tell
-) -> None:
+def _trials(count: int, where: str, service: RolloutService, stop: threading.Event, findings: Findings) -> None:
     if not count:
         return
     service.start()
@@ -155,9 +153,8 @@ def _trials(
         done += 1
         with _JUDGING:
             _judge(name, shape, whole[shape], groups, asked, service.witness.events(since), findings)
-            findings.trials += 1
             findings.add(f"adapters in {where}")
-        tell(f"{name}: {came} of {shape.groups} groups had come")
+            findings.done(f"{name}: {came} of {shape.groups} groups had come")
 
 
 def _wait_for(service: RolloutService, since: int, count: int) -> None:

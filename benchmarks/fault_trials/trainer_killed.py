@@ -19,7 +19,7 @@ from solrl_trainer.settings.defaults import DEFAULT_PRESET
 from fault_trials import child
 from fault_trials.adapters import SMALL
 from fault_trials.doom import ENDS, PHASES, POINTS, Doom
-from fault_trials.findings import Findings, Row, Tell
+from fault_trials.findings import Findings, Row
 from fault_trials.processes import Program, RolloutService, rollout_service
 from fault_trials.witness import Witness
 
@@ -120,7 +120,7 @@ _FIRST: tuple[Sequence[str], ...] = (("explore", "regenerate", "push"), ("train"
 """Points at which the first trials die in succession. The tests run only these, and they must cover every phase."""
 
 
-def run(trials: int, tell: Tell, findings: Findings) -> None:
+def run(trials: int, findings: Findings) -> None:
     """Run `trials` trainings, each killed once, twice, or in every phase."""
     with tempfile.TemporaryDirectory(prefix="solrl-runs-") as name, rollout_service() as service:
         folder = Path(name)
@@ -137,7 +137,6 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
                 dooms = _dooms(number, whole[kind])
                 trial = Run(folder, f"run-{number}", kind, service)
                 _trial(trial, whole[kind], dooms, findings)
-                tell(f"{kind}: {', then '.join(map(str, dooms))}")
 
             try:
                 list(pool.map(one, range(trials)))
@@ -174,7 +173,7 @@ def _trial(trial: Run, whole: Run, dooms: Sequence[Doom], findings: Findings) ->
     died = codes.count(_KILLED)
     end = trial.go(resume=True)
     with _JUDGING:
-        findings.trials += 1
+        findings.done(name)
         for doom, code in zip(dooms, codes, strict=True):
             findings.add(f"killed in {doom.point}", code == _KILLED)
         findings.add("killed more than once", died > 1)

@@ -1,16 +1,20 @@
 """Two services on one Redis: pushes race through both, then each sees at once what happened at the other."""
 
+import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import httpx
-from support.redis_server import running_redis
+from support.redis_server import dump, running_redis
 
 from fault_trials.adapters import adapter_file, kind, put, rollout_body
-from fault_trials.findings import Findings, Row, Tell
+from fault_trials.findings import Findings, Row
 from fault_trials.processes import rollout_service
-from fault_trials.races import RACERS, RUN, judge, race, require_no_other_keys
 
+RACERS = 4
+RUN = "race"
+_LOST = {"version-conflict", "parent-conflict"}
 _BACK, _DELETED = 3, 10
 """Going back after every third race, deleting the run after every tenth."""
 
@@ -18,7 +22,7 @@ Scores = dict[bytes, list[float]]
 """Adapter file → scores of one group under it, the same at both fronts on a CPU."""
 
 
-def run(trials: int, tell: Tell, findings: Findings) -> None:
+def run(trials: int, findings: Findings) -> None:
     """Run `trials` races. After each, the front that did not take the winner explores under it."""
     # Two sets in turn, so that a version that returns with its number has other content than before.
     sets = [[adapter_file(10 * i + seed) for seed in range(RACERS)] for i in range(2)]
@@ -33,10 +37,9 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
         head = _begin(clients[0], first)
         for trial in range(trials):
             name, bodies = f"race {trial} on version {head}", sets[trial % 2]
-            versions = [head + 1] * RACERS
-            answers = race(pool, clients, versions, head, bodies)
-            before, head = head, judge(answers, versions, bodies, clients, findings, name)
-            winner = next((i for i, answer in enumerate(answers) if answer.status_code == 201), None)
+            # In every other race the pushes also differ in the number of the next version.
+            versions = [head + 1 + (i % 2 if trial % 2 else 0) for i in range(RACERS)]
+            before, (head, winner) = head, _race(pool, clients, versions, head, bodies, findings, name)
             if winner is not None:
                 _explore(clients[winner], fronts[1 - winner % 2], head, bodies[winner], scores, findings, name)
             if trial % _DELETED == _DELETED - 1:
@@ -46,9 +49,42 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
             elif trial % _BACK == _BACK - 1:
                 front, other = fronts[:: 1 if trial % 2 else -1]
                 head = _go_back(front, other, before, head, findings, name)
-            findings.trials += 1
-            tell(f"version {head} is the head")
-        require_no_other_keys(server.url, clients[0], findings)
+            findings.done(f"version {head} is the head")
+        held, versions = dump(server.url), clients[0].get(f"/v1/runs/{RUN}/adapters").json()["versions"]
+        findings.counted["keys at the end"] = len(held)
+        findings.require(len(held) == 3 + len(versions), "at the end", f"{len(held)} keys for {len(versions)} versions")
+
+
+def _race(
+    pool: ThreadPoolExecutor,
+    clients: list[httpx.Client],
+    versions: list[int],
+    head: int,
+    bodies: list[bytes],
+    findings: Findings,
+    trial: str,
+) -> tuple[int, int | None]:
+    """Push every body at the same moment, each by its own client; returns the new head, and whose push won."""
+    barrier = threading.Barrier(RACERS)
+
+    def push(i: int) -> httpx.Response:
+        barrier.wait()
+        return put(clients[i], RUN, versions[i], bodies[i], parent=head)
+
+    answers = list(pool.map(push, range(RACERS)))
+    outcomes = Counter("won" if answer.status_code == 201 else kind(answer) for answer in answers)
+    for outcome, count in outcomes.items():
+        findings.add(outcome, count)
+    findings.require(outcomes["won"] == 1, trial, f"{outcomes['won']} winners")
+    findings.require(set(outcomes) <= {"won", *_LOST}, trial, f"answered {dict(outcomes)}")
+    now: int = clients[0].get(f"/v1/runs/{RUN}/adapters").json()["head"]
+    winner = next((i for i, answer in enumerate(answers) if answer.status_code == 201), None)
+    if winner is not None:
+        findings.require(now == versions[winner], trial, f"the head is {now}, {versions[winner]} won")
+        for client in clients[:2]:
+            stored = client.get(f"/v1/runs/{RUN}/adapters/{versions[winner]}/weights").content
+            findings.require(stored == bodies[winner], trial, "the head's bytes are not the winner's")
+    return now, winner
 
 
 def _begin(front: httpx.Client, body: bytes) -> int:

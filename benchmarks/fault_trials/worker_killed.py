@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from solrl_proto.rollouts import RolloutGroup
 
 from fault_trials.adapters import layout, rollout_body
-from fault_trials.findings import Findings, Row, Tell
+from fault_trials.findings import Findings, Row
 from fault_trials.processes import RolloutService, rollout_service
 from fault_trials.service_killed import SHAPES, Asked, Shape, require_whole
 
@@ -36,11 +36,11 @@ _BESIDE = "beside"
 """Prompt of the other run."""
 
 
-def run(trials: int, tell: Tell, findings: Findings) -> None:
+def run(trials: int, findings: Findings) -> None:
     """Run `trials` kills of one of two workers."""
     layout()  # fill the cache before threads start
     with two_workers() as service:
-        kill_workers(service, partial(children_of, service.pid), trials, tell, findings)
+        kill_workers(service, partial(children_of, service.pid), trials, findings)
 
 
 @contextmanager
@@ -53,16 +53,13 @@ def two_workers(*flags: str) -> Iterator[RolloutService]:
         yield service
 
 
-def kill_workers(
-    service: RolloutService, processes: Callable[[], set[int]], trials: int, tell: Tell, findings: Findings
-) -> None:
+def kill_workers(service: RolloutService, processes: Callable[[], set[int]], trials: int, findings: Findings) -> None:
     """Kill workers of a running service.
 
     Args:
         service: a service with two workers.
         processes: returns the process ids of its workers.
         trials: number of kills, with those that the findings have.
-        tell: called after each.
         findings: takes counts and violated guarantees.
     """
     done = number = findings.trials
@@ -102,10 +99,9 @@ def kill_workers(
         own = [one for one in noted if one.get("prompt") != _BESIDE]
         _judge(trial, shape, whole[shape], groups, asked, own, findings)
         _judge_beside(trial, noted, findings)
-        findings.trials += 1
         findings.add(f"killed after {kind}")
         findings.add("killed again while it loaded", twice)
-        tell(f"{trial}: {kind} of {last['prompt']}")
+        findings.done(f"{trial}: {kind} of {last['prompt']}")
 
 
 def wait_for(service: RolloutService, since: int, kind: str, count: int) -> dict[str, Any]:

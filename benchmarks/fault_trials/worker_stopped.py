@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from fault_trials.adapters import rollout_body
-from fault_trials.findings import Findings, Row, Tell
+from fault_trials.findings import Findings, Row
 from fault_trials.processes import RolloutService
 from fault_trials.worker_killed import KINDS, all_serve, restarts_of, two_workers, wait_for
 
@@ -27,7 +27,7 @@ _BRIEF = 3
 """Every this many trials, the worker goes on by itself."""
 
 
-def run(trials: int, tell: Tell, findings: Findings) -> None:
+def run(trials: int, findings: Findings) -> None:
     """Run `trials` stops of one of two workers."""
     chance = random.Random("stopped")
     with two_workers("--live-timeout", str(_LIVE)) as service, ThreadPoolExecutor(_REQUESTS) as pool:
@@ -44,10 +44,9 @@ def run(trials: int, tell: Tell, findings: Findings) -> None:
             if not all_serve(service, restarts + (not brief)):
                 findings.require(False, trial, "two workers do not serve again")
                 return
-            findings.trials += 1
             findings.add("goes on after a moment" if brief else f"stopped after {kind}")
             findings.add("workers replaced", restarts_of(service) - restarts)
-            tell(trial)
+            findings.done(trial)
 
 
 def _ask(service: RolloutService, number: int) -> tuple[Any, float]:

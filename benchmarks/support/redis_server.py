@@ -68,11 +68,6 @@ class RedisServer:
         self.kill()
         self.start()
 
-    def has_waitaof(self) -> bool:
-        """Whether the server supports WAITAOF, which waits until writes are on disk (Redis 7.2)."""
-        with redis.Redis.from_url(self.url) as client:
-            return client.execute_command("COMMAND INFO", "WAITAOF") != [None]
-
     def wait_until_written(self) -> None:
         """Wait until the file holds all writes: under everysec, Redis buffers them in memory during an fsync."""
         with redis.Redis.from_url(self.url) as client:

@@ -7,26 +7,15 @@ import pytest
 from fault_trials import (
     abandoned,
     corrupted,
-    judge_answers,
-    judge_secret,
-    nested_json,
-    odd_images,
-    races,
     redis_killed,
     redis_restarted,
-    reward_raises,
-    reward_stalled,
     service_killed,
     trainer_killed,
     two_fronts,
 )
 from fault_trials.findings import Findings, Row
 
-MODULES = (
-    *(races, two_fronts, redis_killed, redis_restarted, corrupted, abandoned),
-    *(judge_secret, judge_answers, odd_images, reward_stalled, reward_raises, nested_json),
-    *(service_killed, trainer_killed),
-)
+MODULES = (two_fronts, redis_killed, redis_restarted, corrupted, abandoned, service_killed, trainer_killed)
 ROWS = [module.ROW for module in MODULES]
 
 
@@ -34,6 +23,6 @@ ROWS = [module.ROW for module in MODULES]
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_the_guarantee_of_each_row_holds(row: Row) -> None:
     findings = Findings()
-    row.run(row.short, lambda text: None, findings)
+    row.run(row.short, findings)
     assert findings.broken == []
     assert findings.trials >= row.short
