@@ -4,14 +4,13 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from solrl_core.sampling.sde import DanceSde
 from solrl_trainer.algorithms.base import Velocities
 from solrl_trainer.algorithms.dancegrpo import DanceGrpo, DanceGrpoSettings
 from solrl_trainer.algorithms.training_data import TrajectoryBatch
 
-from parity.published import Published
+from parity.published import Published, normals, values_of
 
 REPOSITORY = "https://github.com/XueZeyue/DanceGRPO"
 _SCRIPT = ("fastvideo/train_grpo_flux.py",)
@@ -36,8 +35,8 @@ def ours() -> dict[str, torch.Tensor]:
         old = solver.log_prob(x, sigma, sigma_next, given["v_old"], x_next)
         batch = TrajectoryBatch(x, sigma.float(), given["advantages"], x_next, sigma, sigma_next, old, solver)
         loss = algorithm.loss(batch, Velocities(v, {}))
-        ratio = torch.as_tensor(loss.figures["ratio"])
-        values |= _values(case, loss.value, v, old, algorithm.advantages(given["rewards"]), ratio)
+        others = {"log probability": old, "advantages": algorithm.advantages(given["rewards"])}
+        values |= values_of(case, loss.value, v, others | {"ratio": torch.as_tensor(loss.figures["ratio"])})
     return values
 
 
@@ -62,7 +61,8 @@ def theirs(published: Published) -> dict[str, torch.Tensor]:
         }
         advantages = published.run_statements(_SCRIPT, "n", "samples['advantages']", names)["advantages"]
         names = published.run_statements(_SCRIPT, "advantages", "loss", names)
-        values |= _values(case, names["loss"], v, old, advantages, names["ratio"].mean())
+        others = {"log probability": old, "advantages": advantages, "ratio": names["ratio"].mean()}
+        values |= values_of(case, names["loss"], v, others)
     return values
 
 
@@ -78,28 +78,10 @@ def _their_log_prob(step: Any, velocity: torch.Tensor, given: dict[str, torch.Te
 
 def fixed_inputs() -> dict[str, torch.Tensor]:
     """Steps and velocities of four samples, float32 [4, 2, 3, 3], noise levels, rewards of a prompt, and advantages."""
-    random = np.random.RandomState(0)  # its stream is the same in every version of numpy
-
-    def normal() -> torch.Tensor:
-        return torch.from_numpy(random.standard_normal((4, 2, 3, 3))).float()
-
-    x, v_old = normal(), normal()
-    x_next = x - 0.08 * v_old + 0.1 * normal()
+    x, v_old, noise, change = normals(4, 4, 2, 3, 3).float()
+    x_next = x - 0.08 * v_old + 0.1 * noise
     # The advantages of the loss do not sum to 0: otherwise it is small, and its rounding relatively large.
     others = {"rewards": torch.tensor([[0.2, 0.9, 0.55, 0.4]]), "advantages": torch.tensor([1.3, -0.4, 0.8, 2.0])}
     times = torch.linspace(1, 0, 13)
     sigmas = 3 * times / (1 + 2 * times)
-    return {"x": x, "x_next": x_next, "v_old": v_old, "v": v_old + normal(), "sigmas": sigmas, **others}
-
-
-def _values(
-    case: str,
-    loss: torch.Tensor,
-    v: torch.Tensor,
-    log_prob: torch.Tensor,
-    advantages: torch.Tensor,
-    ratio: torch.Tensor,
-) -> dict[str, torch.Tensor]:
-    (gradient,) = torch.autograd.grad(loss, v)
-    values = {"loss": loss, "gradient": gradient, "log probability": log_prob, "advantages": advantages}
-    return {f"{name}, {case}": value.detach().flatten() for name, value in (values | {"ratio": ratio}).items()}
+    return {"x": x, "x_next": x_next, "v_old": v_old, "v": v_old + change, "sigmas": sigmas, **others}

@@ -17,7 +17,7 @@ from solrl_trainer.policy.policy import average_decay, old_decay
 from solrl_trainer.records.records import share_without_spread
 from solrl_trainer.settings.config import PolicySettings
 
-from parity.published import Published
+from parity.published import Published, normals, values_of
 
 REPOSITORY = "https://github.com/NVlabs/DiffusionNFT"
 _LOSS = ("scripts/train_nft_sd3.py", "train_scripts/sol_rl/train_sana.py")
@@ -45,7 +45,9 @@ def ours() -> dict[str, torch.Tensor]:
         batch = ForwardBatch(inputs["x_t"], inputs["t"], inputs["advantages"], inputs["x0"], inputs["noise"])
         fixed = {"old": inputs["v_old"], "reference": inputs["v_ref"]}
         loss = DiffusionNft(settings).loss(batch, Velocities(v, fixed))  # type: ignore[arg-type]
-        values |= _loss_values(mode, beta, loss.value, v, loss.figures["kl"], loss.figures["old_distance"])
+        others = {"kl": loss.figures["kl"], "old distance": loss.figures["old_distance"]}
+        others = {name: torch.as_tensor(value) for name, value in others.items()}
+        values |= values_of(f"{mode}, beta {beta:g}", loss.value, v, others)
     rewards = fixed_rewards()
     for global_std in (True, False):
         values[f"advantages, global_std={global_std}"] = group_advantages(rewards, global_std=global_std)
@@ -79,7 +81,8 @@ def theirs(published: Published) -> dict[str, torch.Tensor]:
         }
         found = published.run_statements(_LOSS, "loss_terms", "loss_terms['total_loss']", names)
         terms = found["loss_terms"]
-        values |= _loss_values(mode, beta, found["loss"], v, terms["kl_div"], terms["old_deviate"])
+        others = {"kl": terms["kl_div"], "old distance": terms["old_deviate"]}
+        values |= values_of(f"{mode}, beta {beta:g}", found["loss"], v, others)
     rewards = fixed_rewards()
     prompts = [f"prompt {group}" for group in range(len(rewards)) for _ in rewards[group]]
     tracker = published.definitions(_TRACKER, ["PerPromptStatTracker"], {"np": np})["PerPromptStatTracker"]
@@ -105,15 +108,11 @@ def cases() -> Iterator[tuple[AdvantageMode, tuple[float, float, float]]]:
 
 def fixed_inputs() -> dict[str, torch.Tensor]:
     """Velocities near the true one at six points, float32 [6, 2, 3, 3], and advantages on both sides of the clip."""
-    random = np.random.RandomState(0)  # its stream is the same in every version of numpy
-
-    def normal() -> torch.Tensor:
-        return torch.from_numpy(random.standard_normal((6, 2, 3, 3))).float()
-
-    x0, noise = normal(), normal()
+    x0, noise, *changes = normals(5, 6, 2, 3, 3).float()
     t = torch.tensor([1.0, 0.9, 0.7, 0.5, 0.3, 0.1])
     at = t.view(-1, 1, 1, 1)
-    velocities = {name: noise - x0 + 0.3 * normal() for name in ("v", "v_old", "v_ref")}
+    names = ("v", "v_old", "v_ref")
+    velocities = {name: noise - x0 + 0.3 * change for name, change in zip(names, changes, strict=True)}
     advantages = torch.tensor([-7.0, -0.8, 0.0, 0.3, 2.0, 6.0])
     return velocities | {"x0": x0, "noise": noise, "t": t, "x_t": (1 - at) * x0 + at * noise, "advantages": advantages}
 
@@ -123,11 +122,3 @@ def fixed_rewards() -> torch.Tensor:
     rewards = torch.from_numpy(np.random.RandomState(1).standard_normal((5, 6))).float()
     rewards[3] = 0.25
     return rewards
-
-
-def _loss_values(
-    mode: str, beta: float, loss: torch.Tensor, v: torch.Tensor, kl: Any, old_distance: Any
-) -> dict[str, torch.Tensor]:
-    (gradient,) = torch.autograd.grad(loss, v)
-    values = {"loss": loss.detach(), "gradient": gradient.flatten(), "kl": kl, "old distance": old_distance}
-    return {f"{name}, {mode}, beta {beta:g}": value for name, value in values.items()}

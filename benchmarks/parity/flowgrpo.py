@@ -13,7 +13,7 @@ from solrl_trainer.algorithms.base import FixedPolicy, Velocities
 from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings, kl_divergence, released_kl
 from solrl_trainer.algorithms.training_data import TrajectoryBatch
 
-from parity.published import Published
+from parity.published import Published, normals, values_of
 
 REPOSITORY = "https://github.com/yifan123/flow_grpo"
 _STEP = ("flow_grpo/diffusers_patch/sd3_sde_with_logprob.py",)
@@ -44,7 +44,8 @@ def ours() -> dict[str, torch.Tensor]:
         loss = algorithm.loss(batch, Velocities(v, fixed))
         ratio = torch.as_tensor(loss.figures["ratio"])
         kl = released_kl(batch, kl_divergence(batch, v, given["v_ref"])).mean()
-        values |= _values(case, loss.value, v, mean, old, algorithm.advantages(given["rewards"]), ratio, kl)
+        others = {"mean": mean, "log probability": old, "advantages": algorithm.advantages(given["rewards"])}
+        values |= values_of(case, loss.value, v, others | {"ratio": ratio, "kl": kl})
     return values
 
 
@@ -74,8 +75,9 @@ def theirs(published: Published) -> dict[str, torch.Tensor]:
         names = published.run_statements(_LOSS, "advantages", "policy_loss", names)
         names = published.run_statements(_LOSS, "kl_loss", "loss", names)
         advantages = tracker(settings.global_std).update(["a", "a", "b", "b"], given["rewards"].flatten().numpy())
-        ratio, kl = names["ratio"].mean(), names["kl_loss"]
-        values |= _values(case, names["loss"], v, mean, old, torch.as_tensor(advantages), ratio, kl)
+        others = {"mean": mean, "log probability": old, "advantages": torch.as_tensor(advantages)}
+        others |= {"ratio": names["ratio"].mean(), "kl": names["kl_loss"]}
+        values |= values_of(case, names["loss"], v, others)
     return values
 
 
@@ -95,30 +97,9 @@ def schedule() -> Any:
 
 def fixed_inputs() -> dict[str, torch.Tensor]:
     """Steps and velocities of four samples, float32 [4, 2, 3, 3], rewards of two prompts, and advantages."""
-    random = np.random.RandomState(0)  # its stream is the same in every version of numpy
-
-    def normal() -> torch.Tensor:
-        return torch.from_numpy(random.standard_normal((4, 2, 3, 3))).float()
-
-    x, v_old = normal(), normal()
-    x_next = x - 0.15 * v_old + 0.3 * normal()
-    v, v_ref = v_old + normal(), v_old + normal()
+    x, v_old, noise, change, another = normals(5, 4, 2, 3, 3).float()
+    x_next = x - 0.15 * v_old + 0.3 * noise
+    v, v_ref = v_old + change, v_old + another
     # The advantages of the loss do not sum to 0: otherwise it is small, and its rounding relatively large.
     others = {"rewards": torch.tensor([[0.2, 0.9], [0.5, 0.4]]), "advantages": torch.tensor([1.3, -0.4, 0.8, 2.0])}
     return {"x": x, "x_next": x_next, "v_old": v_old, "v": v, "v_ref": v_ref, **others}
-
-
-def _values(
-    case: str,
-    loss: torch.Tensor,
-    v: torch.Tensor,
-    mean: torch.Tensor,
-    log_prob: torch.Tensor,
-    advantages: torch.Tensor,
-    ratio: torch.Tensor,
-    kl: torch.Tensor,
-) -> dict[str, torch.Tensor]:
-    (gradient,) = torch.autograd.grad(loss, v)
-    values = {"loss": loss, "gradient": gradient, "mean": mean, "log probability": log_prob}
-    values |= {"advantages": advantages, "ratio": ratio, "kl": kl}
-    return {f"{name}, {case}": value.detach().flatten() for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""Public code that is run without importing its modules, whose dependencies are missing here."""
+"""Public code that is run without importing its modules, whose dependencies are missing here, and what it is given."""
 
 import ast
 import subprocess
@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Published:
 
         Args:
             files: possible paths of the file; the first that exists is read.
-            first, last: targets of the first and of the last assignment, as written, e.g. `a["b"]`.
+            first, last: targets of the first and of the last assignment, as written, e.g. `a["b"]`, or a whole call.
             given: names that they use.
 
         Raises:
@@ -56,7 +59,7 @@ class Published:
         """
         path, tree = self._parsed(files)
         for block in _blocks(tree):
-            targets = [ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else None for node in block]
+            targets = [_target(node) for node in block]
             if first in targets and last in targets:
                 own = block[targets.index(first) : targets.index(last) + 1]
                 values = dict(given)
@@ -70,6 +73,26 @@ class Published:
             if path.is_file():
                 return path, ast.parse(path.read_text(encoding="utf-8"))
         raise LookupError(f"{self.folder} has none of {list(files)}; expected a clone of the algorithm's public code")
+
+
+def normals(*shape: int) -> torch.Tensor:
+    """Normal values in float64, always the same ones: the stream is equal in every version of numpy."""
+    return torch.from_numpy(np.random.RandomState(0).standard_normal(shape))
+
+
+def values_of(
+    case: str, loss: torch.Tensor, v: torch.Tensor, others: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The values that are compared: a loss, its gradient with respect to `v`, and others."""
+    (gradient,) = torch.autograd.grad(loss, v)
+    values = {"loss": loss, "gradient": gradient, **others}
+    return {f"{name}, {case}": value.detach().flatten() for name, value in values.items()}
+
+
+def _target(node: ast.stmt) -> str | None:
+    if isinstance(node, ast.Assign):
+        return ast.unparse(node.targets[0])
+    return ast.unparse(node) if isinstance(node, ast.Expr) else None
 
 
 def _blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
