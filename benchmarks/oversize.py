@@ -102,10 +102,10 @@ def main() -> int:
                     statuses = sorted(set(heads[name][0]))
                     print(f"{name:40} {statuses} {heads[name][1] / MIB:+8.1f} MiB", flush=True)
     wrong = [status for statuses, _ in bodies.values() for status in statuses if status != 413]
-    wrong += [status for statuses, _ in heads.values() for status in statuses if status not in (431, _HUNG_UP)]
+    wrong += [status for statuses, _ in heads.values() for status in statuses if status not in (400, 431, _HUNG_UP)]
     most = {of: max(size for _, size in found.values()) for of, found in (("bodies", bodies), ("heads", heads))}
     row = Row(
-        f"413 for bodies, 431 for heads; at most {asked.limit} MiB (the limit) + {MARGIN // MIB} MiB of memory",
+        f"413 for bodies, 400 or 431 for heads; at most {asked.limit} MiB (the limit) + {MARGIN // MIB} MiB of memory",
         f"{len(bodies)} bodies of {TIMES * asked.limit} MiB, with and without a length: at most "
         f"{most['bodies'] / MIB:+.1f} MiB; {len(heads)} times {AT_ONCE} heads of 40 kB to 5 MB at once: at most "
         f"{most['heads'] / MIB:+.1f} MiB; {len(wrong)} wrong answers",

@@ -114,7 +114,6 @@ class ProblemKind(StrEnum):
     TOKENS_UNREADABLE = "tokens-unreadable", 503, "Token file cannot be used"
     TOO_MANY_BYTES = "too-many-bytes", 503, "Too many bytes in flight"
     TOO_MANY_CANDIDATES = "too-many-candidates", 422, "Request is too large"
-    TOO_MANY_CONNECTIONS = "too-many-connections", 503, "Too many connections"
     TOO_MANY_IMAGES = "too-many-images", 422, "Answer would be too large"
     UNAUTHENTICATED = "unauthenticated", 401, "Caller is not authenticated"
     UNEXPECTED_ANSWER = "unexpected-answer", 502, "Unexpected answer"

@@ -3,17 +3,17 @@
 Only a request's head is checked, before any of the body is read.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
-from solrl_proto.identifiers import Message
-from solrl_proto.problems import Problem, ProblemKind
+from solrl_proto.problems import ProblemError, ProblemKind
 from starlette.routing import BaseRoute, compile_path
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Connection
 
-from solrl_http.problems import respond
+from solrl_http.limits.hosts import require_own_site
+from solrl_http.problems import Refusal, respond, respond_to
 from solrl_http.tokens import Scope, Token, TokenFileError, TokenStore
 
 LOCAL_TENANT = "local"
@@ -21,6 +21,9 @@ LOCAL_TENANT = "local"
 
 Need = Literal["open", "token", Scope]
 """The access a route requires: none, any valid token, or a token with this scope."""
+
+MAX_HEAD_BYTES = 32 * 1024
+"""Limit of a request's first line and headers together."""
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -100,101 +103,130 @@ def _media_types(route: BaseRoute) -> tuple[str, ...]:
     return tuple(content) if _JSON in content or not content else (*content, _BYTES)
 
 
-class Refusal(Message):
-    """A problem and the challenge that goes with it."""
+class Queue(Protocol):
+    """A service with a bounded queue."""
 
-    problem: Problem
-    challenge: str | None = None
+    def require_capacity(self, tenant: str) -> None:
+        """Raise the ProblemError of work that the tenant cannot queue now."""
 
 
 class AccessControl:
-    """Middleware that passes on only requests that the rules allow.
+    """Middleware that passes on only requests whose heads the rules allow, before any of the body is read.
 
     It stores `caller` and `rule` in the request's state. Without a keyring, every caller is the local tenant. A path
-    without a rule is answered 404 here and does not reach the router.
+    without a rule is answered 404 here and does not reach the router. While a tenant can queue no more, its work is
+    refused here, too, so that a refusal costs little.
     """
 
-    def __init__(self, app: ASGIApp, rules: Sequence[Rule], keyring: TokenStore | None) -> None:
+    def __init__(
+        self, app: ASGIApp, rules: Sequence[Rule], keyring: TokenStore | None, hosts: Collection[str] | None
+    ) -> None:
+        """`hosts`: see `require_own_site`."""
         self._app = app
         self._rules = [(rule, compile_path(rule.path)[0]) for rule in rules]
         self._keyring = keyring
+        self._hosts = hosts
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
-        if scope["type"] == "lifespan":
+        try:
+            self._check(scope)
+        except Refusal as refusal:
+            await respond(refusal.problem, refusal.headers)(scope, receive, send)
+        except ProblemError as error:
+            await respond_to(error)(scope, receive, send)
+        else:
             await self._app(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        matching = {rule.method: rule for rule, pattern in self._rules if pattern.match(scope["path"])}
-        rule = matching.get(scope["method"])
-        state = scope.setdefault("state", {})
-        state["rule"] = rule
-        need = rule.declaration.need if rule else "token"
-        judged = self._judge(scope, need)
-        if isinstance(judged, Caller):
-            if rule is not None and not _has_media_type(scope, rule.media_types):
-                await respond(_unsupported(rule.media_types))(scope, receive, send)
-                return
-            if rule is not None:
-                if need != "open":
-                    state["caller"] = judged
-                await self._app(scope, receive, send)
-                return
-            judged = _no_route(scope, known_path=bool(matching))
-        headers = {"WWW-Authenticate": judged.challenge} if judged.challenge else {}
-        if judged.problem.status == 405:
-            headers["Allow"] = ", ".join(sorted(matching))
-        if judged.problem.status == 503:
-            headers["Retry-After"] = "10"
-        await respond(judged.problem, headers)(scope, receive, send)
 
-    def _judge(self, scope: Connection, need: Need) -> Caller | Refusal:
+    def _check(self, scope: Connection) -> None:
+        require_small_head(scope)
+        require_own_site(scope, self._hosts)
+        matching = {rule.method: rule for rule, pattern in self._rules if pattern.match(scope["path"])}
+        rule = scope["state"]["rule"] = matching.get(scope["method"])
+        caller = self._caller(scope, rule.declaration.need if rule else "token")
+        if rule is None:
+            raise _no_route(scope, matching)
+        _require_media_type(scope, rule.media_types)
+        if rule.declaration.need != "open":
+            scope["state"]["caller"] = caller
+        if rule.declaration.queues_work:
+            queue: Queue = scope["app"].state.service
+            queue.require_capacity(caller.tenant)
+
+    def _caller(self, scope: Connection, need: Need) -> Caller:
         if self._keyring is None or need == "open":
             return Caller()
         sent = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
         kind, _, secret = (sent[0] if len(sent) == 1 else "").partition(" ")
         if kind.lower() != "bearer" or not secret.strip():
-            return _unauthenticated(
+            raise _unauthenticated(
                 "the Authorization header is not a bearer token" if sent else "no bearer token was sent"
             )
         try:
             token = self._keyring.find(secret.strip())
         except TokenFileError:
-            return _tokens_unreadable()
+            raise _tokens_unreadable() from None
         if token is None:
-            return _unauthenticated("the token is unknown", "invalid_token")
+            raise _unauthenticated("the token is unknown", ', error="invalid_token"')
         if token.expired:
-            return _unauthenticated(f"the token {token.id} has expired", "invalid_token")
+            raise _unauthenticated(f"the token {token.id} has expired", ', error="invalid_token"')
         if need != "token" and need not in token.scopes:
-            return _forbidden(token, need)
+            raise _forbidden(token, need)
         return Caller(token.tenant, token.id)
 
 
-def _has_media_type(scope: Connection, expected: Sequence[str]) -> bool:
-    """Whether a body declares one of these types, which other sites' pages cannot send without a CORS preflight."""
+def require_small_head(scope: Connection) -> None:
+    """Refuse a head of more than `MAX_HEAD_BYTES`, or with two lengths of one body.
+
+    A proxy may see the end of such a body elsewhere, which allows request smuggling.
+
+    Raises:
+        Refusal: 431 `head-too-large`, or 400.
+    """
+    size = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    if size > MAX_HEAD_BYTES:
+        raise Refusal(
+            ProblemKind.HEAD_TOO_LARGE.problem(
+                "the path and the headers have more bytes than the service accepts",
+                where="header",
+                got=f"{size} bytes",
+                expected=f"at most {MAX_HEAD_BYTES} bytes",
+                action="send fewer or shorter headers",
+            )
+        )
+    if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+        problem = ProblemKind.BAD_REQUEST.problem(
+            "the request has both Content-Length and Transfer-Encoding",
+            where="header.Content-Length",
+            expected="one of them",
+            action="send one of them",
+        )
+        raise Refusal(problem, {"Connection": "close"})
+
+
+def _require_media_type(scope: Connection, expected: Sequence[str]) -> None:
+    """Refuse a body without one of these types, which other sites' pages cannot send without a CORS preflight."""
     sent = [value.decode("latin-1") for name, value in scope["headers"] if name == b"content-type"]
-    return not expected or (len(sent) == 1 and sent[0].partition(";")[0].strip().lower() in expected)
+    if expected and (len(sent) != 1 or sent[0].partition(";")[0].strip().lower() not in expected):
+        raise Refusal(
+            ProblemKind.UNSUPPORTED_MEDIA_TYPE.problem(
+                "the Content-Type is missing, or is not one that this route accepts",
+                where="header.Content-Type",
+                expected=" or ".join(expected),
+                action="send the Content-Type header with the body's type",
+            )
+        )
 
 
-def _unsupported(expected: Sequence[str]) -> Problem:
-    return ProblemKind.UNSUPPORTED_MEDIA_TYPE.problem(
-        "the Content-Type is missing, or is not one that this route accepts",
-        where="header.Content-Type",
-        expected=" or ".join(expected),
-        action="send the Content-Type header with the body's type",
-    )
-
-
-def _unauthenticated(fault: str, error: str | None = None) -> Refusal:
+def _unauthenticated(fault: str, error: str = "") -> Refusal:
     problem = ProblemKind.UNAUTHENTICATED.problem(
         fault,
         where="header.Authorization",
         expected="Authorization: Bearer <token>",
         action="ask the operator of this service for a token (`solrl-rollout token create`)",
     )
-    return Refusal(problem=problem, challenge=_REALM + (f', error="{error}"' if error else ""))
+    return Refusal(problem, {"WWW-Authenticate": _REALM + error})
 
 
 def _forbidden(token: Token, need: str) -> Refusal:
@@ -205,7 +237,7 @@ def _forbidden(token: Token, need: str) -> Refusal:
         expected=need,
         action=f"use a token created with `--scopes {need}`",
     )
-    return Refusal(problem=problem, challenge=f'{_REALM}, error="insufficient_scope", scope="{need}"')
+    return Refusal(problem, {"WWW-Authenticate": f'{_REALM}, error="insufficient_scope", scope="{need}"'})
 
 
 def _tokens_unreadable() -> Refusal:
@@ -213,10 +245,11 @@ def _tokens_unreadable() -> Refusal:
         "the service's token file cannot be used",
         action="ask the operator to repair it; the service's log says what is wrong",
     )
-    return Refusal(problem=problem)
+    return Refusal(problem, {"Retry-After": "10"})
 
 
-def _no_route(scope: Connection, *, known_path: bool) -> Refusal:
-    kind = ProblemKind.METHOD_NOT_ALLOWED if known_path else ProblemKind.NOT_FOUND
+def _no_route(scope: Connection, methods: Iterable[str]) -> Refusal:
+    allowed = ", ".join(sorted(methods))
+    kind = ProblemKind.METHOD_NOT_ALLOWED if allowed else ProblemKind.NOT_FOUND
     detail = f"{scope['method'][:20]} {scope['path'][:200]}: {kind.title}"
-    return Refusal(problem=kind.problem(detail, action="/docs lists the routes"))
+    return Refusal(kind.problem(detail, action="/docs lists the routes"), {"Allow": allowed} if allowed else None)

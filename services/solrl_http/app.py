@@ -14,11 +14,7 @@ from starlette.types import ASGIApp, Lifespan
 
 from solrl_http import problems
 from solrl_http.access import AccessControl, Rule, access, access_rules
-from solrl_http.limits.backpressure import Backpressure
-from solrl_http.limits.drain import DrainTimeout
-from solrl_http.limits.hosts import SiteGuard
-from solrl_http.limits.inflight import InflightBytes, InflightLimit
-from solrl_http.limits.sizes import BodyLimit, HeadLimit
+from solrl_http.limits.bodies import Bodies, InflightBytes
 from solrl_http.metrics import RequestMetrics
 from solrl_http.request_log import RequestLog
 from solrl_http.routes import docs, metrics
@@ -38,7 +34,7 @@ class _Application(FastAPI):
     """FastAPI with the request log outside its error handling, so that a 500 is logged with its id, too."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        return RequestLog(DrainTimeout(super().build_middleware_stack()), self.state.metrics)
+        return RequestLog(super().build_middleware_stack(), self.state.metrics)
 
 
 def make_app(
@@ -89,15 +85,14 @@ def make_app(
 
 def _add_middleware(app: FastAPI, rules: list[Rule], settings: HttpSettings) -> None:
     # The middleware added last sees a request first.
-    app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
     app.state.inflight = InflightBytes(settings.max_inflight_bytes, settings.tenant_inflight_bytes)
-    app.add_middleware(InflightLimit, budget=app.state.inflight)
-    app.add_middleware(Backpressure)
+    app.add_middleware(
+        Bodies, limit=settings.max_body_bytes, budget=app.state.inflight, slow=settings.slow_client_timeout
+    )
     keyring = TokenStore(settings.token_file) if settings.token_file else None
-    app.add_middleware(AccessControl, rules=rules, keyring=keyring)
     # A service can also be reached at the address that it listens on.
-    app.add_middleware(SiteGuard, hosts=None if keyring else {*settings.allowed_hosts, settings.host})
-    app.add_middleware(HeadLimit)
+    hosts = None if keyring else {host.lower() for host in (*settings.allowed_hosts, settings.host)}
+    app.add_middleware(AccessControl, rules=rules, keyring=keyring, hosts=hosts)
 
 
 def _describe(app: FastAPI, rules: list[Rule], documented: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,16 +30,25 @@ def internal_error() -> Problem:
     )
 
 
-def body_too_large(got: int | str, limit: int, setting: str) -> HTTPException:
-    """The 413, as an HTTPException: FastAPI replaces any other exception that is raised while it reads a body."""
-    problem = ProblemKind.BODY_TOO_LARGE.problem(
-        "the body is larger than the service accepts",
-        where="body",
-        got=got,
-        expected=f"at most {limit} bytes",
-        action=f"send less at a time, or raise {setting} of the service",
+class Refusal(HTTPException):
+    """A problem with headers. While FastAPI reads a body, it replaces any exception that is no HTTPException."""
+
+    def __init__(self, problem: Problem, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(problem.status, headers=headers)
+        self.problem = problem
+
+
+def body_too_large(got: int | str, limit: int, setting: str) -> Refusal:
+    """The 413."""
+    return Refusal(
+        ProblemKind.BODY_TOO_LARGE.problem(
+            "the body is larger than the service accepts",
+            where="body",
+            got=got,
+            expected=f"at most {limit} bytes",
+            action=f"send less at a time, or raise {setting} of the service",
+        )
     )
-    return HTTPException(413, detail=problem)  # type: ignore[arg-type]
 
 
 def install(app: FastAPI) -> None:
@@ -55,7 +64,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
-        problem = error.detail if isinstance(error.detail, Problem) else _of_http(request, error)
+        problem = error.problem if isinstance(error, Refusal) else _of_http(request, error)
         return respond(problem, error.headers)
 
     @app.exception_handler(ClientDisconnect)

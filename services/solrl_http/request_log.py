@@ -1,5 +1,6 @@
 """The request log: an id for each request; a log line and a metric for each answer."""
 
+import asyncio
 import json
 import logging
 import re
@@ -11,7 +12,9 @@ from solrl_proto.problems import PROBLEM_MEDIA_TYPE
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from solrl_http import logs
+from solrl_http.limits.drain import draining
 from solrl_http.metrics import RequestMetrics
+from solrl_http.problems import respond_to
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +26,10 @@ _CLIENT_LEFT = 499
 
 
 class RequestLog:
-    """The outermost middleware, so that every answer has an id and a line."""
+    """The outermost middleware, so that every answer has an id and a line.
+
+    It also answers 503 if the server cancels a request, which happens at the drain timeout.
+    """
 
     def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
         self._app = app
@@ -31,9 +37,7 @@ class RequestLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on and log its answer."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        assert scope["type"] == "http"  # the server offers neither lifespan nor WebSockets
         request_id = _request_id(scope)
         fields = logs.begin_request(request_id)
         scope.setdefault("state", {})["request_id"] = request_id
@@ -53,6 +57,10 @@ class RequestLog:
         with self._metrics.in_progress():
             try:
                 await self._app(scope, receive, observed)
+            except asyncio.CancelledError:
+                if status:  # a stream that has started writes its own end
+                    raise
+                await respond_to(draining("the drain timeout is over"))(scope, receive, observed)
             finally:
                 self._log(scope, status or _CLIENT_LEFT, time.perf_counter() - started_at)
 

@@ -9,12 +9,13 @@ import math
 import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
 from solrl_proto.problems import ProblemError, ProblemKind
 
+from solrl_http.access import MAX_HEAD_BYTES
 from solrl_http.limits.hosts import is_loopback
 from solrl_http.settings import MIB, HttpSettings
 from solrl_http.tokens import read_tokens
@@ -39,6 +40,8 @@ _HOST_FAULT = {
     "expected": "a name or address of this machine",
     "action": "give --host 127.0.0.1 for this machine alone, 0.0.0.0 or :: for all of its addresses",
 }
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_TICK_S = 0.1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -128,48 +131,6 @@ class ServiceDiedError(RuntimeError):
     """The service died; only a new process can replace it."""
 
 
-class DrainingServer(uvicorn.Server):
-    """uvicorn's server, but after a signal it keeps answering until accepted work is finished or the service is dead.
-
-    uvicorn itself would stop listening first, so new clients would get no answer instead of the reason.
-    """
-
-    def __init__(self, config: uvicorn.Config, service: Service, grace: float) -> None:
-        super().__init__(config)
-        self._service = service
-        self._grace = grace
-        self._deadline = math.inf
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        # uvicorn's own handler raises the signal again at the end, which would kill us before the engine stops.
-        loop = asyncio.get_running_loop()
-        handled = (signal.SIGINT, signal.SIGTERM)
-        for number in handled:
-            loop.add_signal_handler(number, self._stop)
-        try:
-            yield
-        finally:
-            for number in handled:
-                loop.remove_signal_handler(number)
-
-    def _stop(self) -> None:
-        """Refuse new work; on a second signal, stop immediately."""
-        self.force_exit = self._service.draining
-        self._deadline = asyncio.get_running_loop().time() + (0 if self.force_exit else self._grace)
-        self._service.draining = True
-
-    async def on_tick(self, counter: int) -> bool:
-        """Return whether to stop listening; called ten times a second."""
-        await super().on_tick(counter)
-        if not self._service.draining:
-            return self._service.dead
-        left = max(0.0, self._deadline - asyncio.get_running_loop().time())
-        # For clients that are still reading their answers by then.
-        self.config.timeout_graceful_shutdown = math.ceil(left)
-        return not self.server_state.tasks or not left or self._service.dead
-
-
 async def _serve(
     settings: HttpSettings,
     listener: socket.socket,
@@ -181,29 +142,55 @@ async def _serve(
     async with app.router.lifespan_context(app):
         host, port = listener.getsockname()[:2]
         announce(app, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        config = _config(app, settings)
-        await DrainingServer(config, app.state.service, settings.drain_timeout).serve([listener])
+        await run_server(uvicorn.Server(_config(app, settings)), listener, app.state.service, settings.drain_timeout)
         if app.state.service.dead:
             raise ServiceDiedError("the working thread died; the log above says why. Start the service again.")
 
 
+async def run_server(server: uvicorn.Server, listener: socket.socket, service: Service, grace: float) -> None:
+    """Serve until a signal, then answer until accepted work is finished, for at most `grace` seconds; or until death.
+
+    uvicorn itself would stop listening at the signal, so new clients would get no answer instead of the reason.
+    """
+    loop, deadline = asyncio.get_running_loop(), math.inf
+
+    def stop() -> None:
+        """Refuse new work; on a second signal, stop immediately."""
+        nonlocal deadline
+        server.force_exit = service.draining
+        deadline = loop.time() + (0 if server.force_exit else grace)
+        service.draining = True
+
+    serving = asyncio.create_task(server.serve([listener]))
+    await asyncio.sleep(0)  # by now it has installed its signal handlers, which end the process
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop)
+    try:
+        while not serving.done():
+            await asyncio.wait([serving], timeout=_TICK_S)
+            left = max(0.0, deadline - loop.time())
+            drained = service.draining and (not server.server_state.tasks or not left)
+            if (drained or service.dead) and not server.should_exit:
+                # For clients that are still reading their answers by then.
+                server.config.timeout_graceful_shutdown = math.ceil(min(left, grace))
+                server.should_exit = True
+        await serving
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
 def _config(app: "ASGIApp", settings: HttpSettings) -> uvicorn.Config:
-    from solrl_http.limits.connections import ConnectionLimits, GuardedProtocol
-    from solrl_http.limits.sizes import MAX_HEAD_BYTES
-
-    class Protocol(GuardedProtocol):
-        limits = ConnectionLimits(settings.slow_client_timeout, settings.max_connections)
-
     return uvicorn.Config(
         app,
-        http=Protocol,
+        http="h11",
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
+        limit_concurrency=settings.max_connections + 1,  # uvicorn refuses the one that reaches its limit
         timeout_keep_alive=settings.keep_alive_timeout,
-        timeout_graceful_shutdown=settings.drain_timeout,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
 

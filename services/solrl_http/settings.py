@@ -56,13 +56,13 @@ class HttpSettings(BaseSettings):
     In the environment they are separated by commas."""
 
     slow_client_timeout: Annotated[float, Field(gt=0)] = 20.0
-    """Seconds within which a request's head must arrive, and over which its body must average 16 KiB per second."""
+    """Seconds over which a request's body must average 16 KiB per second."""
 
     keep_alive_timeout: Annotated[int, Field(ge=1)] = 60
     """Seconds that a connection may be idle between two requests."""
 
     max_connections: Annotated[int, Field(ge=1)] = 512
-    """Maximum number of concurrent connections; further ones are answered 503."""
+    """Maximum number of concurrent connections; while there are more, requests are answered 503."""
 
     log_format: Literal["auto", "json", "text"] = "auto"
     """Format of the log on stderr; auto is text on a terminal, otherwise JSON."""

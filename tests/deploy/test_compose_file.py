@@ -139,10 +139,12 @@ def test_a_service_has_time_to_finish_accepted_work(name: str) -> None:
     assert seconds(SERVICES[name]["stop_grace_period"]) >= drain + Settings.model_fields["live_timeout"].default
 
 
-def test_only_the_loopback_is_published() -> None:
+def test_only_the_loopback_and_tls_are_published() -> None:
     published = [port for body in SERVICES.values() for port in body.get("ports", ())]
-    assert len(published) == len(SERVING)
-    assert all(port.startswith("127.0.0.1:") for port in published)
+    (tls,) = SERVICES["proxy"]["ports"]
+    assert {port for port in published if not port.startswith("127.0.0.1:")} == {tls}
+    assert tls.endswith(":8443")
+    assert "listen 8443 ssl;" in (ROOT / "deploy/nginx.conf").read_text()
 
 
 def test_redis_never_evicts_and_keeps_its_log() -> None:

@@ -19,7 +19,7 @@ BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
 COMPOSE = [line for line in COMMANDS if "docker compose" in line]
 INLINE = re.findall(r"`(docker compose [^`]+)`", PAGE)
-VERBS = {"up", "down", "cp", "run", "exec", "build", "logs", "stop", "ps"}
+VERBS = {"up", "down", "cp", "run", "exec", "build", "logs", "stop", "ps", "restart"}
 WITH_VALUE = {"--exit-code-from", "--entrypoint"}
 
 

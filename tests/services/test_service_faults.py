@@ -21,7 +21,7 @@ from service_helpers import (
     running_service,
     scores,
 )
-from solrl_http.serving import DrainingServer, bind
+from solrl_http.serving import bind, run_server
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from solrl_rollout.store.redis import RedisRunStore
 from store_helpers import adapter
@@ -160,8 +160,8 @@ async def test_a_second_signal_stops_it_immediately() -> None:
 
     service: Any = SimpleNamespace(draining=False, dead=False)
     config = uvicorn.Config(work, lifespan="off", log_config=None)
-    server, listener = DrainingServer(config, service, grace=600), bind("127.0.0.1", 0)
-    serving = asyncio.create_task(server.serve([listener]))
+    server, listener = uvicorn.Server(config), bind("127.0.0.1", 0)
+    serving = asyncio.create_task(run_server(server, listener, service, grace=600))
     while not server.started:
         await asyncio.sleep(0.01)
     _, writer = await asyncio.open_connection(*listener.getsockname())

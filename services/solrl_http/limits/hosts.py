@@ -5,9 +5,9 @@ import re
 from collections.abc import Collection
 
 from solrl_proto.problems import Problem, ProblemKind
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
-from solrl_http.problems import respond
+from solrl_http.problems import Refusal
 
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
@@ -20,42 +20,34 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class SiteGuard:
-    """Middleware that refuses requests that other sites' pages send through a browser.
+def require_own_site(scope: Scope, allowed: Collection[str] | None) -> None:
+    """Refuse a request that another site's page sends through a browser.
 
     Browsers name the page's site in `Origin` when it sends data or reads answers across sites. On a service without
     tokens, `Host` must also be loopback or allowed: a site can resolve one of its names to this machine (DNS
     rebinding), and then its pages have the service's origin.
+
+    Args:
+        scope: of the request.
+        allowed: names and addresses, in lower case, in addition to loopback; None if callers need tokens.
+
+    Raises:
+        Refusal: 403 `host-not-local` or `foreign-origin`.
     """
+    hosts, origins = (
+        [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
+        for wanted in (b"host", b"origin")
+    )
+    # HTTP/1.0 clients may omit Host; browsers do not.
+    if allowed is not None and not all(_is_known(host, allowed) for host in hosts):
+        raise Refusal(_foreign_host(hosts[0]))
+    if origins and not (len(origins) == len(hosts) == 1 and _is_own(origins[0], hosts[0])):
+        raise Refusal(_foreign_origin(origins[0]))
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str] | None) -> None:
-        """`hosts`: names and addresses allowed in addition to loopback; None if callers need tokens."""
-        self._app = app
-        self._hosts = None if hosts is None else {host.lower() for host in hosts}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 403."""
-        if scope["type"] == "http":
-            problem = self._check(scope)
-            if problem is not None:
-                await respond(problem)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    def _check(self, scope: Scope) -> Problem | None:
-        sent = [(name, value.decode("latin-1")) for name, value in scope["headers"] if name in (b"host", b"origin")]
-        hosts = [value for name, value in sent if name == b"host"]
-        # HTTP/1.0 clients may omit Host; browsers do not.
-        if self._hosts is not None and not all(self._allows(host) for host in hosts):
-            return _foreign_host(hosts[0])
-        origins = [value for name, value in sent if name == b"origin"]
-        if origins and not (len(origins) == len(hosts) == 1 and _is_own(origins[0], hosts[0])):
-            return _foreign_origin(origins[0])
-        return None
-
-    def _allows(self, host: str) -> bool:
-        name = re.sub(r":\d*$", "", host.lower()).rstrip(".").strip("[]")
-        return is_loopback(name) or name.endswith(".localhost") or name in (self._hosts or ())
+def _is_known(host: str, allowed: Collection[str]) -> bool:
+    name = re.sub(r":\d*$", "", host.lower()).rstrip(".").strip("[]")
+    return is_loopback(name) or name.endswith(".localhost") or name in allowed
 
 
 def _is_own(origin: str, host: str) -> bool:

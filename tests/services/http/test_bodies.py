@@ -1,68 +1,188 @@
-"""Bodies take no more memory than they have bytes."""
+"""Bodies that are slow, or too many at once; the budget and the tenant's quota are checked before a body is read."""
 
-import subprocess
-import sys
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from security_helpers import raw
+from service_helpers import MODEL, RunningService, read_response, running_service
+from solrl_http.limits.bodies import RATE, Bodies, InflightBytes, Pace
+from solrl_http.problems import Refusal
+from solrl_rollout.settings import Settings
+from starlette.types import Message, Receive, Scope, Send
 
 MIB = 2**20
-
-# A process of its own, whose heap has no holes yet. Each turn of the event loop adds a part to every body.
-_COLLECTS = '''
-import asyncio, sys
-from pathlib import Path
-from solrl_http.limits.bodies import read_body
-from solrl_http.serving import fix_malloc
-from starlette.requests import ClientDisconnect, Request
-
-PART = 64 * 1024
-
-def memory(kind):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(kind))
-
-async def post(parts, complete):
-    """Send that many parts, which differ; then hang up, unless the body is complete."""
-    given = 0
-    async def receive():
-        nonlocal given
-        await asyncio.sleep(0)
-        if given == parts:
-            return {"type": "http.disconnect"}
-        given += 1
-        return {"type": "http.request", "body": bytes([given % 256]) * PART, "more_body": given < parts or not complete}
-    request = Request({"type": "http", "headers": []}, receive)
-    try:
-        body = await read_body(request, 2**30, RuntimeError)
-    except ClientDisconnect:
-        assert not complete
-    else:
-        assert complete and len(body) == parts * PART
-        assert body[::PART] == bytes(part % 256 for part in range(1, parts + 1))
-
-async def rounds(count, complete, *parts):
-    for most in parts:
-        await asyncio.gather(*(post(most - i, complete) for i in range(count)))
-
-fix_malloc()
-asyncio.run(rounds(1, 1, 1))
-Path("/proc/self/clear_refs").write_text("5")
-before = memory("VmRSS")
-asyncio.run(rounds(*map(int, sys.argv[1:])))
-print(memory("VmHWM") - before)
-'''
+DIGEST = "Content-Digest: sha-256=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:"
+TYPE = "Content-Type: application/octet-stream"
+JSON = {"Content-Type": "application/json"}
+QUOTA = MIB // 2
+LENGTHS = pytest.mark.parametrize("chunked", [False, True], ids=["declared", "chunked"])
 
 
-def peak(count: int, complete: bool, *mib: int) -> int:
-    """Most bytes that `count` bodies at once take; the largest has `mib`, in rounds one after the other."""
-    arguments = [count, int(complete), *(16 * size for size in mib)]
-    command = [sys.executable, "-c", _COLLECTS, *map(str, arguments)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+@pytest.fixture(scope="module")
+def small() -> Iterator[RunningService]:
+    """A service with a budget for two bodies of the largest size, and a quota for half of one in its store."""
+    limits = ["--max-inflight-bytes", str(2 * MIB), "--max-adapter-bytes", str(MIB), "--max-body-bytes", str(MIB)]
+    with running_service(*limits, "--tenant-adapter-bytes", str(QUOTA)) as running:
+        yield running
+        assert "Traceback" not in running.log.read_text()
 
 
-def test_a_body_without_a_length_is_in_memory_once() -> None:
-    assert peak(1, True, 64) <= 72 * MIB
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[RunningService]:
+    """A service that waits a second for the next part of a body."""
+    with running_service("--slow-client-timeout", "1", "--max-connections", "3") as running:
+        yield running
+        assert "Traceback" not in running.log.read_text()
 
 
-def test_bodies_that_grow_beside_each_other_leave_no_holes() -> None:
-    assert peak(16, False, 2, 3, 4, 5, 6) <= 16 * 6 * MIB + 8 * MIB
+def rollout_head(length: str) -> str:
+    return f"POST /v1/rollouts HTTP/1.1\nHost: localhost\nContent-Type: application/json\n{length}"
+
+
+def adapter_head(length: str) -> str:
+    return f"PUT /v1/runs/held/adapters/0?model={MODEL} HTTP/1.1\nHost: localhost\n{DIGEST}\n{TYPE}\n{length}"
+
+
+@contextlib.contextmanager
+def held(service: RunningService, head: str, body: bytes) -> Iterator[socket.socket]:
+    """A request whose body is only partly sent."""
+    with socket.create_connection(("127.0.0.1", service.port), timeout=600) as sock:
+        sock.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)
+        yield sock
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 600
+    while True:
+        with contextlib.suppress(AssertionError):
+            if condition():
+                return
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("head", [rollout_head, adapter_head])
+@pytest.mark.parametrize("sent", [1, 800_000], ids=["silent", "silent after much data"])
+@LENGTHS
+def test_a_client_that_does_not_finish_its_body_is_disconnected(
+    impatient: RunningService, head: Any, sent: int, chunked: bool
+) -> None:
+    """Its time limit does not grow with the data sent before."""
+    body = b"%x\r\n%b\r\n" % (sent, b" " * sent) if chunked else b" " * sent
+    length = "Transfer-Encoding: chunked" if chunked else "Content-Length: 900000"
+    with held(impatient, head(length), body) as sock:
+        status, _, answer = read_response(sock)
+        assert (status, json.loads(answer)["type"]) == (408, "urn:solrl:problem:request-timeout")
+        assert not sock.recv(1)
+
+
+def test_a_body_that_trickles_is_cut_off(impatient: RunningService) -> None:
+    with held(impatient, rollout_head("Content-Length: 100000"), b"{") as sock:
+        sock.settimeout(0.1)
+        while True:
+            with contextlib.suppress(TimeoutError):
+                sock.sendall(b" ")
+                if answer := sock.recv(100):
+                    break
+    assert answer.startswith(b"HTTP/1.1 408")
+
+
+def test_a_body_may_take_as_long_as_it_keeps_its_pace() -> None:
+    pace = Pace(slow=20, due=20)
+    pace.add(RATE * 20 - 1, now=19)
+    assert pace.due == 20
+    pace.add(1, now=19.5)
+    assert pace.due == 39.5
+
+
+def test_one_connection_too_many_gets_an_answer(impatient: RunningService) -> None:
+    def status() -> int:
+        with socket.create_connection(("127.0.0.1", impatient.port), timeout=600) as sock:
+            sock.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            return int(sock.makefile("rb").readline().split()[1])
+
+    impatient.client.close()
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(socket.create_connection(("127.0.0.1", impatient.port), timeout=600))
+        wait_for(lambda: status() == 503)
+    wait_for(lambda: status() == 200)
+
+
+def refusal(service: RunningService) -> tuple[int, str, str | None]:
+    """Status, kind and Retry-After of a request that declares the largest body and sends none."""
+    status, headers, body = raw(service.port, rollout_head(f"Content-Length: {MIB}"))
+    return status, json.loads(body)["type"], headers.get("retry-after")
+
+
+@LENGTHS
+def test_bodies_beyond_the_budget_are_refused_before_they_are_read(small: RunningService, chunked: bool) -> None:
+    length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {MIB}"
+    part = b"%x\r\n%b\r\n" % (MIB - 1000, b" " * (MIB - 1000)) if chunked else b" " * 1000
+    with held(small, rollout_head(length), part), held(small, rollout_head(length), part):
+        wait_for(lambda: small.client.post("/v1/rollouts", content=b" " * 4000, headers=JSON).status_code == 503)
+        assert refusal(small) == (503, "urn:solrl:problem:too-many-bytes", "5")
+        assert small.client.get("/v1/models").status_code == 200
+    # Both connections were closed, and their bytes are free again.
+    wait_for(lambda: small.rollout(count=1, steps=1))
+
+
+@LENGTHS
+def test_an_adapter_over_the_quota_is_refused_before_it_is_read(small: RunningService, chunked: bool) -> None:
+    part, length = b"", f"Content-Length: {QUOTA + 1}"
+    if chunked:
+        part, length = b"%x\r\n%b\r\n" % (QUOTA + 1, b"x" * (QUOTA + 1)), "Transfer-Encoding: chunked"
+    with held(small, adapter_head(length), part) as sock:
+        status, _, body = read_response(sock)
+    problem = json.loads(body)
+    assert (status, problem["type"]) == (413, "urn:solrl:problem:adapter-quota")
+    assert problem["expected"] == f"at most {QUOTA} bytes"
+
+
+def test_a_tenant_may_use_half_of_the_budget() -> None:
+    budget = InflightBytes(limit=100, tenant_limit=50)
+    budget.take("a", 50)
+    for tenant, size in (("a", 1), ("b", 51)):
+        with pytest.raises(Refusal):
+            budget.take(tenant, size)
+    budget.take("b", 50)
+    with pytest.raises(Refusal):
+        budget.take("c", 1)
+    budget.give_back("a", 50)
+    budget.take("c", 50)
+    assert budget.held == 100
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("declared", [None, 30])
+async def test_a_body_counts_until_its_request_is_answered(declared: int | None) -> None:
+    budget = InflightBytes(limit=100, tenant_limit=100)
+    seen = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for _ in range(3):
+            await receive()
+            seen.append(budget.held)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"x" * 10, "more_body": True}
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    headers = [(b"content-length", str(declared).encode())] if declared else []
+    scope = {"type": "http", "method": "PUT", "headers": headers, "state": {}}
+    await Bodies(app, limit=1, budget=budget, slow=600)(scope, receive, send)
+    assert seen == ([30, 30, 30] if declared else [10, 20, 30])
+    assert budget.held == 0
+
+
+def test_a_budget_below_the_largest_body_is_refused() -> None:
+    with pytest.raises(ValidationError, match="max_adapter_bytes is 2 and max_inflight_bytes 1"):
+        Settings(max_inflight_bytes=1, max_adapter_bytes=2, max_body_bytes=1)
