@@ -30,7 +30,7 @@ check: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
-# .ci/run and checks that take hours: full counts of the fault rows, the wheel in a clean environment, the images.
+# .ci/run and checks that take hours: full counts of the fault rows, the wheel in a clean environment.
 release-check:
 	scripts/release-check
 
@@ -52,7 +52,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	$(PIP) --editable '.[docs]'
 	touch $@
 
-# Also `python benchmarks/faults.py --only ROW --trials N`; scripts/prove-checks tests the tests.
+# Also `python benchmarks/faults.py --only ROW --trials N`.
 faults: $(VENV)/.installed-dev
 	scripts/install-test-tools
 	$(VENV)/bin/python benchmarks/faults.py

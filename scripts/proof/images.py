@@ -1,6 +1,7 @@
 """Image builds with buildah: a Debian base from debootstrap, and the Dockerfiles on top of it."""
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -13,11 +14,6 @@ from urllib.error import URLError
 
 SUITE = "bookworm"
 _APT = Path("/etc/apt")
-_REDIS = """\
-FROM {base}
-RUN apt-get update && apt-get install -y --no-install-recommends redis-server && \\
-    install -d -o redis -g redis /data && rm -rf /var/lib/apt/lists/*
-"""
 # Adds to Debian what NVIDIA's image has: PyTorch in the system's Python, and pip constraints.
 _KEPT = """\
 FROM {base}
@@ -47,13 +43,15 @@ class Buildah:
         storage = ["--root", str(self.folder / "storage"), "--runroot", str(self.folder / "run")]
         return ["buildah", *storage, "--storage-driver", self.driver, verb, *arguments]
 
-    def call(self, verb: str, *arguments: str) -> str:
-        """Run a buildah command and return its output.
+    def start(self, image: str, *words: str) -> str:
+        """Run the image's program with these words and return its output.
 
         Raises:
-            RuntimeError: the command failed; includes the end of its output.
+            RuntimeError: it failed; includes the end of its output.
         """
-        return _run(self.command(verb, *arguments))
+        container = _run(self.command("from", "--pull-never", image)).strip()
+        config = json.loads(_run(self.command("inspect", container)))["OCIv1"]["config"]
+        return _run(self.command("run", "--isolation", "chroot", container, "--", *config["Entrypoint"], *words))
 
     def build(self, image: str, dockerfile: Path, context: Path, arguments: dict[str, str], log: Path) -> None:
         """Build an image, writing the output to `log`.
@@ -75,11 +73,6 @@ def debian(buildah: Buildah, image: str) -> None:
     _run(["tar", "-C", str(root), "-cf", str(context / "root.tar"), "."])
     _from_text(buildah, image, context, "FROM scratch\nADD root.tar /\n", ignore="root\n")
     _run(["rm", "-rf", str(context)])
-
-
-def redis(buildah: Buildah, image: str, base: str) -> None:
-    """Build a substitute for Redis' official image, which is only available from a registry."""
-    _from_text(buildah, image, buildah.folder / "redis", _REDIS.format(base=base))
 
 
 def with_torch(buildah: Buildah, image: str, base: str, torch: str) -> None:

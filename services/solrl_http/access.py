@@ -129,6 +129,9 @@ class AccessControl:
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
         try:
             self._check(scope)
         except Refusal as refusal:

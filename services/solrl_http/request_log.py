@@ -37,7 +37,9 @@ class RequestLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on and log its answer."""
-        assert scope["type"] == "http"  # the server offers neither lifespan nor WebSockets
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
         request_id = _request_id(scope)
         fields = logs.begin_request(request_id)
         scope.setdefault("state", {})["request_id"] = request_id

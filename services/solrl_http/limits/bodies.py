@@ -100,6 +100,9 @@ class Bodies:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with a `receive` that raises the refusals, so that the application answers them."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
         caller = scope["state"].get("caller")
         tenant = caller.tenant if caller is not None else None
         held = 0
