@@ -202,7 +202,7 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, hold: Callable[[str], ob
 
 def test_runs_are_spread_evenly_over_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     together = threading.Barrier(6)
-    begun = on_gpus(monkeypatch, 2, lambda _: together.wait(60))
+    begun = on_gpus(monkeypatch, 2, lambda _: together.wait(600))
     runs = Programme(seeds=tuple(range(1, 7))).over_seeds("sol_rl")
     run_missing(runs, tmp_path, jobs=6, until=math.inf, device="cuda")
     assert Counter(begun.values()) == {"0": 3, "1": 3}
@@ -216,8 +216,8 @@ def test_a_run_begins_on_the_gpu_of_one_that_has_ended(tmp_path: Path, monkeypat
         if name == runs[0].name:
             long_begun.set()
             for _ in range(3):
-                assert ended.acquire(timeout=60)
-        assert long_begun.wait(60)
+                assert ended.acquire(timeout=600)
+        assert long_begun.wait(600)
         ended.release()
 
     begun = on_gpus(monkeypatch, 2, hold)

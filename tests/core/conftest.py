@@ -1,6 +1,9 @@
 """The shipped miniature, loaded once for this folder's tests, which must not modify its transformer; FP8 on a CPU."""
 
+from collections.abc import Iterator
+
 import pytest
+import torch
 import torch.nn.functional as F
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.precision import fp8
@@ -10,6 +13,14 @@ from torch import Tensor
 @pytest.fixture(scope="session")
 def backbone() -> Backbone:
     return load_backbone("mini-sana")
+
+
+@pytest.fixture
+def inference() -> Iterator[None]:
+    """Random numbers of one seed, and no gradients."""
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        yield
 
 
 @pytest.fixture

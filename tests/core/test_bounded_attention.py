@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,11 +15,7 @@ from torch import Tensor, nn
 HEADS, SIZE = 3, 16
 
 
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 def sd3_block(largest: float = 2.0, dual: bool = False, qk_norm: str | None = "rms_norm") -> JointTransformerBlock:

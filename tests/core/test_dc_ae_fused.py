@@ -1,25 +1,19 @@
 """Fused EfficientViT blocks of SANA's autoencoder and their operations, against diffusers and torch."""
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 from diffusers.models.autoencoders.autoencoder_dc import EfficientViTBlock, ResBlock
-from gpu_marks import HOPPER
+from gpu_marks import HOPPER, relative
 from solrl_core.families.dc_ae_fused import FusedAttentionBlock, fused_block
 from solrl_core.fingerprint import module_digest
 from solrl_core.kernels.depthwise_taps import depthwise, packed_taps, plain_depthwise
 from solrl_core.kernels.multiscale_attention import multiscale_attention, plain_multiscale_attention
 from torch import Tensor, nn
 
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 def block_of(channels: int, sides: tuple[int, ...], size: int = 32, norm: str = "rms_norm") -> EfficientViTBlock:
@@ -37,11 +31,6 @@ def fused(block: nn.Module) -> FusedAttentionBlock:
     found = fused_block(block)
     assert isinstance(found, FusedAttentionBlock)
     return found
-
-
-def relative(found: Tensor, expected: Tensor) -> float:
-    found, expected = found.cpu().float(), expected.cpu().float()
-    return float(torch.linalg.norm(found - expected) / torch.linalg.norm(expected))
 
 
 @pytest.mark.parametrize("sides", [(5,), (3, 5)])

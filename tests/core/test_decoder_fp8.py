@@ -1,6 +1,6 @@
 """FP8 decoders: operations against torch's arithmetic on rounded numbers, whole decoders against the usual ones."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderDC
 from diffusers.models.normalization import RMSNorm
-from gpu_marks import HOPPER
+from gpu_marks import HOPPER, relative
 from solrl_core.errors import DecoderError
 from solrl_core.families import load_backbone, pipeline
 from solrl_core.families.decoder_fp8 import MARGIN, fp8_decoder, input_scales
@@ -33,19 +33,11 @@ from torch import Tensor, nn
 E4M3 = torch.float8_e4m3fn
 
 
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 def rounded(x: Tensor, scale: float) -> Tensor:
     return scaled_codes(x, scale).float() / scale
-
-
-def error(found: Tensor, expected: Tensor) -> float:
-    return float(torch.linalg.norm(found.float() - expected.float()) / torch.linalg.norm(expected.float()))
 
 
 def test_codes_keep_what_is_not_finite_and_cut_what_is_too_large() -> None:
@@ -62,12 +54,12 @@ def test_codes_convolve_as_the_numbers_that_they_stand_for(enlarge: bool, silu: 
     codes, scales = packed_codes(weight, enlarge=enlarge)
     packed = packed_weight(weight, enlarge=enlarge)
     assert codes.dtype == E4M3
-    assert error(codes.float() * scales[:, None], packed) < 0.03
+    assert relative(codes.float() * scales[:, None], packed) < 0.03
     found = convolve(scaled_codes(x, 8.0), codes, bias, scales / 8, enlarge, silu, None)
     expected = plain_convolve(rounded(x, 8.0), codes.float() * scales[:, None], bias, None, enlarge, silu)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     unrounded = reference(x, weight, bias, enlarge, silu)
-    assert error(found, unrounded) < 0.05
+    assert relative(found, unrounded) < 0.05
     as_codes = convolve(scaled_codes(x, 8.0), codes, bias, scales / 8, enlarge, silu, torch.tensor(4.0))
     assert torch.equal(as_codes.float(), scaled_codes(found, 4.0).float())
     assert as_codes.dtype == E4M3
@@ -79,7 +71,7 @@ def test_a_norm_returns_codes() -> None:
     found = group_norm_silu(x, group_moments(x, 4), weight, bias, 1e-6, torch.tensor(16.0))
     expected = F.silu(F.group_norm(x, 4, weight, bias, 1e-6))
     assert found.dtype == E4M3
-    assert error(found.float() / 16, expected) < 0.03
+    assert relative(found.float() / 16, expected) < 0.03
 
 
 @pytest.mark.parametrize("as_codes", [False, True])
@@ -133,9 +125,9 @@ def test_an_fp8_decoder_is_close_to_the_decoder(build: Callable[[], nn.Module], 
         module.decode(given, return_dict=False)[0]
         for module in (vae, fused_decoder(vae, scales), fp8_decoder(vae, lambda own: own.decode(given)))
     )
-    assert 0.01 < error(rounded, expected) < 0.15
+    assert 0.01 < relative(rounded, expected) < 0.15
     # Not equal: fused modules add up the weights of an enlarged image before they round them.
-    assert 0.8 < error(fused, expected) / error(rounded, expected) < 1.25
+    assert 0.8 < relative(fused, expected) / relative(rounded, expected) < 1.25
     assert module_digest(vae) == before
 
 
@@ -233,7 +225,7 @@ def test_the_kernel_convolves_codes(
     scale = torch.tensor(16.0, device="cuda") if as_codes else None
     found = convolve(images.cuda(), codes.cuda(), bias.cuda(), scales.cuda() / 8, enlarge, silu, scale)
     assert found.dtype == (E4M3 if as_codes else torch.bfloat16)
-    assert error(found.cpu().float() / (16 if as_codes else 1), expected) < (0.03 if as_codes else 4e-3)
+    assert relative(found.cpu().float() / (16 if as_codes else 1), expected) < (0.03 if as_codes else 4e-3)
 
 
 @HOPPER
@@ -253,10 +245,10 @@ def test_the_kernel_normalises(fp8: bool, as_codes: bool, channels: int, out: in
     expected, _ = plain_convolve_norm(images, weight, bias.float(), factors, *norm[:4], None)
     moved = [part.cuda() if isinstance(part, Tensor) else part for part in (images, weight, bias, factors, *norm)]
     found, codes = convolve_norm(*moved)
-    assert error(found.cpu(), expected) < 4e-3
+    assert relative(found.cpu(), expected) < 4e-3
     assert codes.numel() == (found.numel() if as_codes else 0)
     if as_codes:
-        assert error(codes.cpu().float() / 16, expected) < 0.03
+        assert relative(codes.cpu().float() / 16, expected) < 0.03
 
 
 @HOPPER
@@ -271,13 +263,13 @@ def test_the_kernel_measures_convolved_codes(channels: int, out: int, groups: in
     found, moments = convolve_moments(
         images.cuda(), codes.cuda(), bias.cuda(), scales.cuda() / 8, residual.cuda(), groups
     )
-    assert error(found.cpu(), expected) < 4e-3
+    assert relative(found.cpu(), expected) < 4e-3
     if groups:
         weight, bias = torch.ones(out), torch.zeros(out)
         wanted = plain_group_norm_silu(expected, group_moments(expected, groups), weight, bias, 1e-6)
         scale = torch.tensor(16.0, device="cuda")
         got = group_norm_silu(found, moments, weight.bfloat16().cuda(), bias.bfloat16().cuda(), 1e-6, scale)
-        assert error(got.cpu().float() / 16, wanted) < 0.03
+        assert relative(got.cpu().float() / 16, wanted) < 0.03
 
 
 @HOPPER
@@ -292,4 +284,4 @@ def test_an_fp8_decoder_on_a_gpu_equals_its_torch_arithmetic(
     fused = fp8_decoder(vae, lambda own: own.decode(given.cuda().bfloat16()))
     assert any(isinstance(part, Fp8Convolution) and part._has_kernel for part in fused.modules())
     found = fused.decode(given.cuda().bfloat16(), return_dict=False)[0].cpu()
-    assert error(found, whole) < 1.3 * error(expected, whole) + 5e-3
+    assert relative(found, whole) < 1.3 * relative(expected, whole) + 5e-3

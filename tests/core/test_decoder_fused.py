@@ -1,6 +1,6 @@
 """Decoders with fused modules, and the operations of these, against diffusers and torch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,12 +26,7 @@ from solrl_core.kernels import convolve, convolve_moments, group_moments, group_
 from solrl_core.kernels.convolve import packed_weight, plain_convolve
 from torch import Tensor, nn
 
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor, enlarge: bool, silu: bool) -> Tensor:

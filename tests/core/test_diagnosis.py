@@ -79,23 +79,6 @@ def cached(cache: Path, name: str, content: Path = MINI_SANA) -> Path:
     return Path(shutil.copytree(content, repository / "snapshots" / COMMIT))
 
 
-@pytest.mark.parametrize(
-    ("name", "state", "action"),
-    [
-        ("gated/model", "missing", "accept the terms at https://huggingface.co/gated/model, and set HF_TOKEN"),
-        ("private/model", "missing", "set HF_TOKEN to a token that may read it"),
-        ("plain/model", "missing", "no model_index.json there"),
-        ("open/model", "warn", "`hf download open/model`"),
-    ],
-)
-@pytest.mark.usefixtures("hub")
-def test_a_model_of_the_hub_is_not_ok_before_it_is_here(name: str, state: str, action: str) -> None:
-    finding = diagnosis.model(name)
-    assert finding.state == state
-    assert finding.found == f"{name}: it is not in the hub's cache on this machine"
-    assert action in finding.action
-
-
 @pytest.mark.usefixtures("hub")
 def test_the_token_of_the_environment_opens_a_gated_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_other")
@@ -168,16 +151,17 @@ def reward(name: str, **options: str) -> Finding:
     [
         ("gated/model", "missing", "accept the terms at https://huggingface.co/gated/model, and set HF_TOKEN"),
         ("private/model", "missing", "set HF_TOKEN to a token that may read it"),
-        ("plain/model", "missing", "the hub has no config.json there"),
+        ("plain/model", "missing", "the hub has no {file} there"),
         ("open/model", "warn", "`hf download open/model`"),
     ],
 )
+@pytest.mark.parametrize("file", ["model_index.json", "config.json"], ids=["model", "weights of a reward"])
 @pytest.mark.usefixtures("hub")
-def test_weights_of_a_reward_are_not_ok_before_they_are_here(name: str, state: str, action: str) -> None:
-    finding = reward("clipscore", model=name)
+def test_what_the_hub_has_is_not_ok_before_it_is_here(name: str, state: str, action: str, file: str) -> None:
+    finding = reward("clipscore", model=name) if file == "config.json" else diagnosis.model(name)
     assert finding.state == state
     assert finding.found == f"{name}: it is not in the hub's cache on this machine"
-    assert action in finding.action
+    assert action.format(file=file) in finding.action
 
 
 def test_weights_of_a_reward_in_the_hubs_cache_are_ok_when_they_are_whole(cache: Path) -> None:

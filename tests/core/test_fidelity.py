@@ -5,22 +5,15 @@ import torch
 from solrl_core.fidelity import rank_fidelity
 
 
-def test_the_same_order_is_perfect_whatever_the_scale() -> None:
+@pytest.mark.parametrize(("scale", "sign", "overlap", "ranks"), [(5, 1, 1.0, (6.5, 90.5)), (-1, -1, 0.0, (90.5, 6.5))])
+def test_the_same_order_is_perfect_and_the_opposite_the_worst(
+    scale: float, sign: int, overlap: float, ranks: tuple[float, float]
+) -> None:
     true = torch.rand(3, 96, generator=torch.Generator().manual_seed(0))
-    found = rank_fidelity(true * 5 - 2, true)
-    assert found.spearman == pytest.approx(1)
-    assert found.kendall == pytest.approx(1)
-    assert found.top_overlap == found.bottom_overlap == {4: 1.0, 8: 1.0, 12: 1.0}
-    assert (found.top_rank, found.bottom_rank) == (6.5, 90.5)
-
-
-def test_the_opposite_order_is_the_worst() -> None:
-    true = torch.rand(1, 96, generator=torch.Generator().manual_seed(0))
-    found = rank_fidelity(-true, true)
-    assert found.spearman == pytest.approx(-1)
-    assert found.kendall == pytest.approx(-1)
-    assert found.top_overlap == found.bottom_overlap == {4: 0.0, 8: 0.0, 12: 0.0}
-    assert (found.top_rank, found.bottom_rank) == (90.5, 6.5)
+    found = rank_fidelity(true * scale - 2, true)
+    assert (found.spearman, found.kendall) == (pytest.approx(sign), pytest.approx(sign))
+    assert found.top_overlap == found.bottom_overlap == dict.fromkeys((4, 8, 12), overlap)
+    assert (found.top_rank, found.bottom_rank) == ranks
 
 
 def test_a_group_counted_by_hand() -> None:

@@ -21,9 +21,7 @@ from solrl_core.fingerprint import (
     module_digest,
     part_digests,
     schedule_digest,
-    source_digest,
 )
-from solrl_core.sampling import sampler
 from torch import nn
 from transformers import AutoTokenizer
 
@@ -70,17 +68,28 @@ def test_one_changed_weight_changes_the_digest(backbone: Backbone, digests: dict
     assert module_digest(module) != digests[part]
 
 
-def test_two_swapped_weights_of_one_shape_change_the_digest() -> None:
-    def digest(first: str, second: str) -> str:
-        return module_digest(nn.ParameterDict({first: torch.zeros(2), second: torch.ones(2)}))
+@pytest.mark.parametrize(
+    "others",
+    [
+        ({"a": torch.zeros(2, 3)}, {"a": torch.zeros(3, 2)}),
+        ({"a": torch.zeros(2), "b": torch.ones(2)}, {"a": torch.ones(2), "b": torch.zeros(2)}),
+        ({"scale": torch.tensor(1.0)}, {"scale": torch.tensor(2.0)}),
+    ],
+    ids=["shape", "name", "value of a scalar"],
+)
+@pytest.mark.parametrize("buffers", [False, True])
+def test_names_shapes_and_values_count(others: tuple[dict[str, torch.Tensor], ...], buffers: bool) -> None:
+    def digest(tensors: dict[str, torch.Tensor]) -> str:
+        module = nn.Module()
+        for name, tensor in tensors.items():
+            if buffers:
+                module.register_buffer(name, tensor)
+            else:
+                module.register_parameter(name, nn.Parameter(tensor))
+        return module_digest(module)
 
-    assert digest("a", "b") == digest("a", "b")
-    assert digest("a", "b") != digest("b", "a")
-
-
-def test_the_shape_of_a_weight_counts() -> None:
-    one, other = nn.ParameterDict({"a": torch.zeros(2, 3)}), nn.ParameterDict({"a": torch.zeros(3, 2)})
-    assert module_digest(one) != module_digest(other)
+    one, other = others
+    assert digest(one) == digest(one) != digest(other)
 
 
 def test_where_the_channels_are_in_memory_does_not_count() -> None:
@@ -111,16 +120,6 @@ def test_the_place_of_a_value_counts_anywhere_in_a_large_weight() -> None:
 def test_a_gpu_computes_the_same_digest_as_a_cpu() -> None:
     linear = nn.Linear(3000, 3000)
     assert module_digest(copy.deepcopy(linear).cuda()) == module_digest(linear)
-
-
-def test_a_scalar_buffer_counts() -> None:
-    def digest(value: float) -> str:
-        module = nn.Module()
-        module.register_buffer("scale", torch.tensor(value))
-        return module_digest(module)
-
-    assert digest(1.0) == digest(1.0)
-    assert digest(1.0) != digest(2.0)
 
 
 def test_a_changed_configuration_changes_the_digest(backbone: Backbone, digests: dict[str, str]) -> None:
@@ -209,9 +208,3 @@ def test_a_missing_or_other_part_is_named(digests: dict[str, str], part: str) ->
             check_digests(theirs, digests)
         assert raised.value.where == part
         assert raised.value.action.startswith("restart the service if" if "reward:" in part else "load the same")
-
-
-def test_functions_of_different_source_have_different_digests() -> None:
-    assert source_digest(fingerprint.module_digest) == source_digest(fingerprint.module_digest)
-    assert source_digest(fingerprint.module_digest) != source_digest(fingerprint.part_digests)
-    assert source_digest(fingerprint.module_digest) != source_digest(sampler.solve)

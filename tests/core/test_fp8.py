@@ -24,10 +24,6 @@ def test_a_cpu_has_no_fp8_and_the_error_names_alternatives() -> None:
         Generator(load_backbone("mini-sana"), "fp8")
 
 
-def test_nearly_all_of_the_blocks_is_quantised() -> None:
-    assert load_backbone("mini-sana").quantized_share("fp8") >= 0.9
-
-
 def test_sizes_that_do_not_divide_are_refused() -> None:
     with torch.device("meta"), pytest.raises(ValueError, match=r"multiples of 16: got \(8, 32\)"):
         Fp8Linear.from_linear(nn.Linear(32, 8))

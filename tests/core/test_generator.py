@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import SanaPipeline
-from lora_helpers import own_copy, random_adapter, with_value
-from peft import LoraConfig, inject_adapter_in_model
-from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
+from lora_helpers import random_adapter, with_value
 from solrl_core.families import Backbone
 from solrl_core.families.load import locate
 from solrl_core.families.pipeline import listed_blocks
@@ -86,51 +84,16 @@ def test_images_equal_the_familys_pipeline(
     assert float(ours.images.std()) > 0.02
 
 
-def test_guidance_changes_the_image(bf16: Generator) -> None:
-    bf16.set_adapter(None)
-    without = bf16.generate(PROMPTS[0], SEEDS[:1], steps=2)
-    guided = bf16.generate(PROMPTS[0], SEEDS[:1], steps=2, guidance=2.5)
-    assert float((guided.latents - without.latents).abs().max()) > 0.01
-
-
-def on_a_grid(backbone: Backbone) -> tuple[Backbone, Adapter]:
-    """A base and an adapter on multiples of 1/32 so small that their sum needs no rounding to BF16."""
-    mine = own_copy(backbone)
-    generator = torch.Generator().manual_seed(0)
-    tensors = {}
-    for name, module in target_modules(mine.transformer, mine.lora_targets).items():
-        module.weight.data.copy_((module.weight * 32).round().clamp(-32, 32) / 32)
-        tensors[lora_a_key(name)] = torch.randint(-1, 2, (2, module.in_features), generator=generator) / 8
-        tensors[lora_b_key(name)] = torch.randint(-1, 2, (module.out_features, 2), generator=generator) / 8
-    return mine, Adapter(rank=2, alpha=4.0, tensors=tensors)
-
-
-def test_a_merged_adapter_equals_pefts_unmerged_forward(backbone: Backbone) -> None:
-    mine, adapter = on_a_grid(backbone)
-    generator = Generator(mine, "bf16")
-    generator.set_adapter(adapter)
-    unmerged = copy.deepcopy(mine.transformer)
-    config = LoraConfig(r=2, lora_alpha=4, target_modules=mine.lora_targets, init_lora_weights=True)
-    inject_adapter_in_model(config, unmerged)
-    for key, tensor in adapter.tensors.items():
-        name = key.removeprefix("base_model.model.").replace(".lora_A.", ".lora_A.default.")
-        unmerged.get_parameter(name.replace(".lora_B.", ".lora_B.default.")).data.copy_(tensor)
-
-    x, at, rows = initial_noise(SEEDS, mine.latent_shape), torch.tensor([1.0, 0.5, 0.1]), mine.encode(PROMPTS)
-    with torch.no_grad():
-        ours = mine.velocity(generator.transformer, x, at, rows)
-        theirs = mine.velocity(unmerged, x, at, rows)
-        base = mine.velocity(mine.transformer, x, at, rows)
-    assert float((ours - theirs).abs().max()) <= 1e-5 * max(1.0, float(theirs.abs().max()))
-    assert float((ours - base).abs().max()) > 0.01
-
-
 def test_the_base_comes_back_bit_for_bit_after_many_adapters(backbone: Backbone, generator: Generator) -> None:
     before, clean = weights(generator), copy.deepcopy(backbone.transformer.state_dict())
     images = generator.generate(PROMPTS[0], SEEDS, steps=1).images
-    for seed in range(12):
-        generator.set_adapter(random_adapter(backbone, seed, size=0.05 * (seed + 1)))
+    adapters = [random_adapter(backbone, seed, size=0.05 * (seed + 1)) for seed in range(6)]
+    generator.set_adapter(adapters[0])
+    first = weights(generator)
+    for adapter in (*adapters, adapters[0]):
+        generator.set_adapter(adapter)
         assert not same(weights(generator), before)
+    assert same(weights(generator), first)
     generator.set_adapter(None)
     assert same(weights(generator), before)
     assert torch.equal(generator.generate(PROMPTS[0], SEEDS, steps=1).images, images)
@@ -142,7 +105,7 @@ def test_a_bad_adapter_leaves_the_previous_one_serving(backbone: Backbone, gener
     generator.set_adapter(random_adapter(backbone, 0))
     before, images = weights(generator), generator.generate(PROMPTS[0], SEEDS, steps=1).images
     last = list(target_modules(backbone.transformer, backbone.lora_targets))[-1]
-    with pytest.raises(ValueError, match="nothing was changed"):
+    with pytest.raises(ValueError, match=last):
         generator.set_adapter(with_value(random_adapter(backbone, 1), last, value))
     assert same(weights(generator), before)
     assert torch.equal(generator.generate(PROMPTS[0], SEEDS, steps=1).images, images)

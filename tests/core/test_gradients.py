@@ -1,21 +1,12 @@
 """Gradients of the fused blocks and of attention: those of diffusers, on a GPU those of every kernel that is chosen."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_marks import GPU
-from solrl_core.families import load_backbone
-from solrl_core.families.pipeline import PipelineBackbone
+from gpu_marks import GPU, relative
 from solrl_core.kernels import attend, rms_norm_rope
 from solrl_core.kernels.attention import _KERNELS, kernel_name
 from torch import Tensor
-
-
-def distance(x: Tensor, y: Tensor) -> float:
-    with torch.no_grad():
-        return float((x.double() - y.double()).norm() / y.double().norm())
 
 
 def heads(tokens: int, dtype: torch.dtype = torch.float32, device: str = "cpu", size: int = 16) -> Tensor:
@@ -41,7 +32,7 @@ def test_attention_and_its_gradient_are_those_of_torch(masked: bool) -> None:
     out, true = attend(*given, mask), in_torch(*given, mask)
     upstream = torch.randn(out.shape)
     found, wanted = (torch.autograd.grad(y, given, upstream) for y in (out, true))
-    assert all(distance(x, y) < 1e-5 for x, y in zip((out, *found), (true, *wanted), strict=True))
+    assert all(relative(x, y) < 1e-5 for x, y in zip((out, *found), (true, *wanted), strict=True))
     with torch.no_grad():
         assert torch.equal(attend(*given, mask), in_torch(*given, mask))
 
@@ -63,7 +54,7 @@ def test_attention_on_a_gpu_is_right_whatever_the_layout_of_the_gradient(
     wide = tuple(x.detach().double().requires_grad_() for x in given)
     true = in_torch(*wide, None if mask is None else mask.double())
     wanted = torch.autograd.grad(true, wide, upstream.double())
-    assert all(distance(x, y) < 0.01 for x, y in zip((out, *found), (true, *wanted), strict=True))
+    assert all(relative(x, y) < 0.01 for x, y in zip((out, *found), (true, *wanted), strict=True))
 
 
 @GPU
@@ -83,7 +74,7 @@ def test_each_kernel_that_is_there_is_right(name: str, masked: bool) -> None:
         true, true_logsumexp = plain.forward(*wide, mask)
         wanted = plain.backward(upstream.float(), *wide, true, true_logsumexp, mask)
     pairs = zip((out, logsumexp, *found), (true, true_logsumexp, *wanted), strict=True)
-    assert all(distance(x, y) < 0.01 for x, y in pairs)
+    assert all(relative(x, y) < 0.01 for x, y in pairs)
 
 
 @GPU
@@ -117,22 +108,5 @@ def test_the_gradient_of_norm_and_positions(text: int, device: str) -> None:
     if text:
         true.insert(0, turned(wide[1], weights[1], cos, sin))
     wanted = torch.autograd.grad(torch.cat(true, 1), wide, upstream.double())
-    assert distance(out, torch.cat(true, 1)) < 1e-6
-    assert all(distance(x, y) < 1e-6 for x, y in zip(found, wanted, strict=True))
-
-
-@pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
-def test_a_fused_transformer_has_the_gradient_of_diffusers(name: str) -> None:
-    backbone = load_backbone(name)
-    assert isinstance(backbone, PipelineBackbone)
-    fused = copy.deepcopy(backbone.transformer)
-    backbone.fuse(fused)
-    latents = torch.randn(2, *backbone.latent_shape, generator=torch.Generator().manual_seed(0))
-    conditioning = backbone.encode(["a red circle", "two blue squares"])
-    sigma = torch.tensor([0.8, 0.3])
-    gradients = []
-    for transformer in (backbone.transformer, fused):
-        x = latents.clone().requires_grad_()
-        out = backbone.velocity(transformer, x, sigma, conditioning)
-        gradients.append(torch.autograd.grad(out.square().sum(), x)[0])
-    assert distance(gradients[1], gradients[0]) < 1e-4
+    assert relative(out, torch.cat(true, 1)) < 1e-6
+    assert all(relative(x, y) < 1e-6 for x, y in zip(found, wanted, strict=True))

@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from diffusers.models.attention import JointTransformerBlock
 from diffusers.models.attention_processor import Attention, SanaLinearAttnProcessor2_0
 from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
-from gpu_marks import FP8, GPU, HOPPER
+from gpu_marks import FP8, GPU, HOPPER, relative
 from lora_helpers import random_adapter
 from solrl_core.families import flux_fused, load_backbone, sd3_fused
-from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.kernels import (
     add_norm_modulate_quantize,
     attend,
@@ -28,12 +27,7 @@ from solrl_core.precision import LayerPolicy, apply_policy, fp8, fuse
 from solrl_core.sampling.generator import Generator
 from torch import Tensor, nn
 
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 def angles(count: int, size: int) -> tuple[Tensor, Tensor]:
@@ -210,45 +204,6 @@ def test_a_fused_block_is_one_graph(name: str) -> None:
     assert_near(torch.compile(block, backend="aot_eager", fullgraph=True)(**given), expected, 1e-4)
 
 
-@pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
-def test_a_fused_transformer_equals_diffusers(name: str) -> None:
-    backbone = load_backbone(name)
-    assert isinstance(backbone, PipelineBackbone)
-    latents = torch.randn(3, *backbone.latent_shape)
-    conditioning = backbone.encode(["a red circle", "a blue square above a green ring", ""])
-    sigma = torch.tensor([0.9, 0.5, 0.1])
-    expected = backbone.velocity(backbone.transformer, latents, sigma, conditioning)
-    fused = copy.deepcopy(backbone.transformer)
-    backbone.fuse(fused)
-    got = backbone.velocity(fused, latents, sigma, conditioning)
-    assert (got - expected).abs().max() <= 1e-4 * expected.abs().max()
-    swapped = {type(module) for module in fused.modules()} | {type(p) for p in fused.attn_processors.values()}
-    assert any(kind.__module__.startswith("solrl_core.families") for kind in swapped)
-
-
-@pytest.mark.usefixtures("fp8_in_float32")
-@pytest.mark.parametrize("scaling", ["row", "tensor"])
-@pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
-def test_layers_that_share_an_input_share_its_codes(name: str, scaling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp8, "require_fp8", lambda device: scaling)
-    backbone = load_backbone(name)
-    assert isinstance(backbone, PipelineBackbone)
-    latents, conditioning = torch.randn(2, *backbone.latent_shape), backbone.encode(["a red circle"] * 2)
-    sigma = torch.full((2,), 0.5)
-    plain = copy.deepcopy(backbone.transformer)
-    apply_policy(plain, backbone.fp8_policy, "fp8")
-    quantised = counted(monkeypatch, fp8, "quantize_rows")
-    expected = backbone.velocity(plain, latents, sigma, conditioning)
-    unfused = len(quantised)
-    backbone.fuse(plain)
-    quantised.clear()
-    got = backbone.velocity(plain, latents, sigma, conditioning)
-    assert len(quantised) < unfused or scaling == "tensor"
-    # Parts that were concatenated have scales of their own now, and float32 sums are in another order.
-    exact = backbone.velocity(backbone.transformer, latents, sigma, conditioning)
-    assert torch.linalg.norm(got - exact) < 1.2 * torch.linalg.norm(expected - exact)
-
-
 @GPU
 @pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("fp8", marks=FP8)])
@@ -314,10 +269,6 @@ def test_the_depthwise_kernel_of_bf16_is_right_up_to_a_hardwares_tanh(shape: tup
     x, weight, bias = (torch.randn(size).bfloat16() for size in (shape, (shape[-1], 1, 3, 3), shape[-1:]))
     expected = silu_depthwise_glu(x.float(), weight.float(), bias.float())
     assert relative(silu_depthwise_glu(x.cuda(), weight.cuda(), bias.cuda()), expected) < 0.0025
-
-
-def relative(got: Tensor, expected: Tensor) -> float:
-    return float(torch.linalg.norm(got.cpu().float() - expected) / torch.linalg.norm(expected))
 
 
 @GPU

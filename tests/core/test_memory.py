@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 from lora_helpers import random_adapter
+from small_model import small_model
 from solrl_core.families import load_backbone
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.memory import PeakBytes, plan_memory, weight_bytes
 from solrl_core.sampling.generator import Generator
-from solrl_minis import catalog
 
 MIB = 2**20
 
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The miniature without a single weight."""
+    """The small model without a single weight."""
     folder = tmp_path_factory.mktemp("bare") / "mini-sana"
-    shutil.copytree(catalog.mini_sana(), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(small_model(), folder, ignore=shutil.ignore_patterns("*.safetensors"))
     return folder
 
 
@@ -48,7 +48,7 @@ def test_earlier_tensors_are_not_counted() -> None:
 @pytest.mark.parametrize("precision", ["bf16", "nvfp4"])
 def test_weights_are_counted_once_and_need_no_file(bare: Path, precision: str) -> None:
     plan = plan_memory(load_skeleton(str(bare)), [precision], 4)
-    real = load_backbone("mini-sana")
+    real = load_backbone(small_model())
     for part in ("transformer", "vae", "text_encoder"):
         values = sum(p.numel() for p in real.parts[part].parameters())
         # In bfloat16; each tensor is rounded up to the allocator's granule.
@@ -90,7 +90,7 @@ def test_fp8_is_planned_without_units_for_it(bare: Path) -> None:
 
 def test_activations_equal_those_of_a_real_pass(bare: Path) -> None:
     """On the CPU the same operations really run, in float32."""
-    real, bones = load_backbone("mini-sana"), load_skeleton(str(bare))
+    real, bones = load_backbone(small_model()), load_skeleton(str(bare))
     bones.parts["vae"].float()
     peaks = []
     for backbone in (real, bones):
@@ -101,8 +101,8 @@ def test_activations_equal_those_of_a_real_pass(bare: Path) -> None:
     assert peaks[0] == peaks[1] > MIB
 
 
-def test_a_small_batch_is_decoded_in_less_memory() -> None:
-    one, dozen = (plan_memory(load_skeleton("mini-sana"), ["bf16"], batch).activations["decode"] for batch in (1, 24))
+def test_a_small_batch_is_decoded_in_less_memory(bare: Path) -> None:
+    one, dozen = (plan_memory(load_skeleton(str(bare)), ["bf16"], batch).activations["decode"] for batch in (1, 24))
     assert one < dozen / 6
 
 
@@ -115,7 +115,7 @@ def test_an_unmerged_adapter_is_counted_with_its_product(bare: Path) -> None:
     merged, unmerged, large = (
         plan_memory(load_skeleton(str(bare)), ["nvfp4", "bf16"], 12, rank) for rank in (0, 16, 4096)
     )
-    real = Generator(load_backbone("mini-sana"), "nvfp4")
+    real = Generator(load_backbone(small_model()), "nvfp4")
     real.set_adapter(random_adapter(real.backbone, 0, rank=16), "unmerged")
     layers = [real.transformer.get_submodule(name) for name in real.layout]
     kept = [weight.nbytes for layer in layers for weight in getattr(layer, "unmerged", None) or ()]

@@ -2,33 +2,25 @@
 
 import pytest
 import torch
+from gpu_marks import relative
 from solrl_core.precision import (
     QuantLinear,
     QuantPointwiseConv,
     quantize_dequantize,
     refresh_weight_,
 )
-from torch import Tensor, nn
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("inference")
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
-
-
-def relative_error(got: Tensor, expected: Tensor) -> float:
-    return float((got - expected).norm() / expected.norm())
-
-
-@torch.no_grad()
 def test_a_w4a4_linear_on_gaussians_has_the_known_error() -> None:
     linear = nn.Linear(512, 384, bias=False)
     nn.init.normal_(linear.weight)
     x = torch.randn(8, 16, 512)
-    assert 0.11 < relative_error(QuantLinear.from_linear(linear)(x), linear(x)) < 0.16
+    assert 0.11 < relative(QuantLinear.from_linear(linear)(x), linear(x)) < 0.16
 
 
-@torch.no_grad()
 def test_the_linear_multiplies_quantised_values_and_adds_the_bias() -> None:
     linear = nn.Linear(32, 8)
     x = torch.randn(3, 5, 32)
@@ -37,7 +29,6 @@ def test_the_linear_multiplies_quantised_values_and_adds_the_bias() -> None:
     torch.testing.assert_close(QuantLinear.from_linear(linear)(x), expected)
 
 
-@torch.no_grad()
 def test_the_pointwise_conv_is_the_linear_over_channels() -> None:
     conv = nn.Conv2d(48, 20, 1)
     linear = nn.Linear(48, 20)
@@ -49,7 +40,7 @@ def test_the_pointwise_conv_is_the_linear_over_channels() -> None:
     got = QuantPointwiseConv.from_conv(conv)(x)
     assert got.shape == (3, 20, 5, 7)
     torch.testing.assert_close(got, expected)
-    assert relative_error(got, conv(x)) < 0.2
+    assert relative(got, conv(x)) < 0.2
 
 
 @pytest.mark.parametrize(
@@ -60,7 +51,6 @@ def test_the_pointwise_conv_is_the_linear_over_channels() -> None:
     ],
     ids=["linear", "conv"],
 )
-@torch.no_grad()
 def test_the_rest_of_the_batch_does_not_change_a_candidate(
     layer: QuantLinear | QuantPointwiseConv, shape: tuple[int, ...]
 ) -> None:
@@ -73,14 +63,12 @@ def test_the_rest_of_the_batch_does_not_change_a_candidate(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@torch.no_grad()
 def test_the_output_has_the_inputs_dtype(dtype: torch.dtype) -> None:
     assert QuantLinear.from_linear(nn.Linear(32, 8))(torch.randn(2, 32, dtype=dtype)).dtype == dtype
     conv = QuantPointwiseConv.from_conv(nn.Conv2d(32, 8, 1))
     assert conv(torch.randn(2, 32, 3, 3, dtype=dtype)).dtype == dtype
 
 
-@torch.no_grad()
 def test_autocast_does_not_round_the_quantised_values() -> None:
     layer = QuantLinear.from_linear(nn.Linear(32, 8))
     x = torch.randn(2, 32)
@@ -132,7 +120,7 @@ def test_misuse_is_refused_by_name() -> None:
     layer = QuantLinear.from_linear(nn.Linear(32, 8))
     with pytest.raises(TypeError, match="cannot refresh a LayerNorm"):
         refresh_weight_(nn.LayerNorm(8), torch.ones(8))
-    with pytest.raises(RuntimeError, match="no gradient"):
+    with torch.inference_mode(False), torch.enable_grad(), pytest.raises(RuntimeError, match="no gradient"):
         layer(torch.randn(2, 32, requires_grad=True))
     with pytest.raises(TypeError, match=r"got torch\.bfloat16"):
         layer.to(torch.bfloat16)(torch.randn(2, 32))

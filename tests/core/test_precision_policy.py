@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from diffusers.models.transformers.sana_transformer import SanaTransformer2DModel
+from gpu_marks import relative
 from solrl_core.precision import (
     LayerPolicy,
     QuantLinear,
@@ -18,9 +19,7 @@ from torch import Tensor, nn
 BLOCKS_POLICY = LayerPolicy(quantize=(r"^transformer_blocks\.",))
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 @pytest.fixture
@@ -42,10 +41,6 @@ def sana() -> SanaTransformer2DModel:
 def sana_step(model: nn.Module, batch: int = 2) -> Callable[[], Tensor]:
     latents, text = torch.randn(batch, 4, 8, 8), torch.randn(batch, 5, 32)
     return lambda: model(latents, text, torch.full((batch,), 500), return_dict=False)[0]
-
-
-def relative_error(got: Tensor, expected: Tensor) -> float:
-    return float((got - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize(
@@ -93,7 +88,6 @@ def test_keep_wins_and_small_layers_are_kept(sana: SanaTransformer2DModel) -> No
     assert names == ["transformer_blocks.0.ff.conv_inverted", "transformer_blocks.0.ff.conv_point"]
 
 
-@torch.no_grad()
 def test_sana_blocks_are_quantised_and_still_agree(sana: SanaTransformer2DModel) -> None:
     step = sana_step(sana)
     clean = step()
@@ -107,7 +101,7 @@ def test_sana_blocks_are_quantised_and_still_agree(sana: SanaTransformer2DModel)
     assert len(names) == sum(isinstance(m, QuantLinear | QuantPointwiseConv) for m in sana.modules())
     assert share_of_flops(flops, names, ["transformer_blocks"]) >= 0.9
     assert linear_flops(sana, step) == flops
-    assert 0 < relative_error(step(), clean) < 0.3
+    assert 0 < relative(step(), clean) < 0.3
     assert not any(module._forward_hooks for module in sana.modules())
 
 

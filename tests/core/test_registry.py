@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from solrl_core.families.flux import Flux
 from solrl_core.families.load import FAMILIES, MODELS, dtype_argument, locate
 from solrl_core.families.sd3 import StableDiffusion3
 from solrl_core.registry import FolderRegistry, Registry
@@ -147,16 +146,9 @@ def test_folders_are_found_by_function_or_stand_for_themselves(register: Registe
 def test_the_projects_own_registries() -> None:
     assert {"mini-flux", "mini-sana", "mini-sd3"} <= set(MODELS.names())
     assert PROMPTS.names() == ["shapes"]
-    assert REWARDS.names() == [
-        *("aesthetic", "clipscore", "geneval", "hpsv2", "hpsv3", "imagereward", "judge", "ocr", "pickscore"),
-        *("verifier", "verifier_graded", "vlm_judge"),
-    ]
-    assert FAMILIES.names() == [
-        *("Flux2KleinPipeline", "FluxPipeline", "QwenImagePipeline", "SanaPipeline", "StableDiffusion3Pipeline"),
-        "ZImagePipeline",
-    ]
-    assert all(REWARDS.find(name) for name in REWARDS.names())
-    assert FAMILIES.find("FluxPipeline") is Flux
+    assert {"clipscore", "judge", "verifier", "vlm_judge"} <= set(REWARDS.names())
+    for registry in (REWARDS, FAMILIES):
+        assert all(registry.find(name) for name in registry.names())
     with pytest.raises(ValueError, match=r"got model 'mini-sna' \(did you mean 'mini-sana'\?\)"):
         locate("mini-sna")
     assert locate("some/hub-id") == "some/hub-id"

@@ -1,21 +1,16 @@
 """Norm and rotary positions: equal to those of diffusers; on a GPU, the kernel compared with torch's operations."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from diffusers.models.embeddings import apply_rotary_emb
-from gpu_marks import GPU
+from gpu_marks import GPU, relative
 from solrl_core.kernels import rms_norm_rope
 from torch import Tensor
 
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 def angles(count: int, pairs: int) -> tuple[Tensor, Tensor]:
@@ -49,10 +44,6 @@ def test_norm_and_rotation_of_two_parts_equal_those_of_each(text: int) -> None:
         rms_norm_rope(x, weight, cos[text:], sin[text:], 1e-6),
     ]
     assert torch.equal(rms_norm_rope(x, weight, cos, sin, 1e-6, other, text_weight), torch.cat(parts, 1))
-
-
-def relative(got: Tensor, expected: Tensor) -> float:
-    return float(torch.linalg.norm(got.cpu().float() - expected) / torch.linalg.norm(expected))
 
 
 @GPU

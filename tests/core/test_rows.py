@@ -1,20 +1,15 @@
 """FP8 rows: accuracy of the codes; on a GPU, the kernels compared with torch's operations."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_marks import FP8
+from gpu_marks import FP8, relative
 from solrl_core.kernels import E4M3_MAX, quantize_rows
 from torch import Tensor
 
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 def test_rows_come_back_within_half_a_code() -> None:
@@ -47,10 +42,6 @@ def test_a_row_of_zeros_is_zeros() -> None:
     codes, scales = quantize_rows(torch.zeros(2, 16), "")
     assert codes.float().eq(0).all()
     assert scales.isfinite().all()
-
-
-def relative(got: Tensor, expected: Tensor) -> float:
-    return float(torch.linalg.norm(got.cpu().float() - expected) / torch.linalg.norm(expected))
 
 
 @FP8

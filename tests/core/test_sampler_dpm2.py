@@ -67,10 +67,11 @@ def test_up_to_two_steps_equal_euler() -> None:
         assert torch.allclose(euler, dpm2, atol=1e-12)
 
 
+@pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("steps", [1, 6, 10])
-def test_a_straight_path_is_followed_exactly(steps: int) -> None:
+def test_a_straight_path_is_followed_exactly(steps: int, solver: str) -> None:
     clean, noise = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).double().unbind(0)
-    found = solve(lambda x, sigma: noise - clean, noise, unshifted_sigmas(steps), "dpm2")
+    found = solve(lambda x, sigma: noise - clean, noise, unshifted_sigmas(steps), solver)
     assert torch.allclose(found, clean, atol=1e-12)
 
 

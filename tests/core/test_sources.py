@@ -65,9 +65,8 @@ if __name__ == "__main__":
 NUMBERS = itertools.count()
 
 
-def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str) -> str:
-    """Digest of `name` in a module of this text, imported anew."""
-    path = tmp_path / f"rewards_{next(NUMBERS)}.py"
+def imported(path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Any:
+    """A module of this text."""
     path.write_text(text)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -75,7 +74,12 @@ def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str
     module: Any = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, path.stem, module)
     spec.loader.exec_module(module)
-    return source_digest(getattr(module, name))
+    return module
+
+
+def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str) -> str:
+    """Digest of `name` in a module of this text, imported anew."""
+    return source_digest(getattr(imported(tmp_path / f"rewards_{next(NUMBERS)}.py", monkeypatch, text), name))
 
 
 @pytest.mark.parametrize(
@@ -131,13 +135,7 @@ def test_what_its_module_does_not_name_has_the_digest_of_the_module(
 ) -> None:
     text = MODULE + "\n\nclass Holder:\n    pass\n\n\nHolder.reward = [lambda: 1][0]\nholder = [lambda: 2]\n"
     path = tmp_path / "held.py"
-    path.write_text(text)
-    spec = importlib.util.spec_from_file_location("held", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "held", module)
-    spec.loader.exec_module(module)
+    module = imported(path, monkeypatch, text)
     before = source_digest(module.holder[0])
     path.write_text(text.replace("OTHER = 5", "OTHER = 66"))
     assert source_digest(module.holder[0]) != before
@@ -152,7 +150,7 @@ def test_threads_may_read_sources_at_the_same_time() -> None:
     gc.set_threshold(50)
     try:
         with ThreadPoolExecutor(4) as threads:
-            sources = set(threads.map(own_source, [ThreadPoolExecutor] * 600))
+            sources = set(threads.map(own_source, [ThreadPoolExecutor] * 150))
     finally:
         gc.set_threshold(*threshold)
         gc.callbacks.remove(let_others_run)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from gpu_marks import relative
 from solrl_core.precision import (
     LayerPolicy,
     QuantLinear,
@@ -77,10 +78,6 @@ def write_broken_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "transformer_engine").mkdir()
     (folder / "transformer_engine" / "__init__.py").write_text("raise OSError('libcublasLt.so.13: undefined symbol')\n")
     monkeypatch.syspath_prepend(folder)
-
-
-def relative_error(got: Tensor, expected: Tensor) -> float:
-    return float((got.float() - expected.float()).norm() / expected.float().norm())
 
 
 def test_a_cpu_emulates_and_says_why() -> None:
@@ -169,12 +166,12 @@ def test_tokens_are_padded_and_a_refresh_writes_in_place(stand_in: StandIn) -> N
     x = torch.randn(3, 7, 64)
     assert layer(x).shape == (3, 7, 32)
     assert stand_in.rows == [32]
-    assert relative_error(layer(x), clean(x)) < 0.2
+    assert relative(layer(x), clean(x)) < 0.2
     places = [part.data_ptr() for part in layer.buffers()]
     layer.refresh_(clean.weight * 2)
     assert [part.data_ptr() for part in layer.buffers()] == places
     clean.weight.mul_(2)
-    assert relative_error(layer(x), clean(x)) < 0.2
+    assert relative(layer(x), clean(x)) < 0.2
     with pytest.raises(ValueError, match="expected"):
         layer.refresh_(clean.weight[:, :32])
 
@@ -194,7 +191,7 @@ def check_compiled(make: Callable[[], QuantLinear], x: Tensor, backend: str) -> 
     with torch._dynamo.config.patch(error_on_recompile=True):
         blocks[0][0].refresh_(torch.randn(64, 64, device=x.device))  # type: ignore[operator]
         for block in blocks:
-            assert relative_error(compiled(block, x), block(x)) < 0.05
+            assert relative(compiled(block, x), block(x)) < 0.05
 
 
 @needs_engine
@@ -214,7 +211,7 @@ def test_layers_on_a_gpu_multiply_as_their_recipe_says() -> None:
         places = [part.data_ptr() for part in layer.buffers()]
         for _ in range(2):
             low, high = (0.08, 0.2) if native else (0.005, 0.06)
-            assert low < relative_error(layer(x), clean(x)) < high
+            assert low < relative(layer(x), clean(x)) < high
             layer.refresh_(clean.weight.float() * 2)
             clean.weight.mul_(2)
         assert [part.data_ptr() for part in layer.buffers()] == places
@@ -231,7 +228,7 @@ def test_a_weight_on_a_gpu_is_packed_and_padding_changes_nothing() -> None:
     assert torch.equal(layer(x), layer(F.pad(x, (0, 0, 0, 27)))[:5])
     if native:
         values = quantize_dequantize(x) @ quantize_dequantize(clean.weight).T + clean.bias
-        assert relative_error(layer(x), values) < 0.01
+        assert relative(layer(x), values) < 0.01
 
 
 @needs_engine

@@ -150,14 +150,6 @@ def test_only_the_loopback_and_tls_are_published() -> None:
     assert "listen 8443 ssl;" in (ROOT / "deploy/nginx.conf").read_text()
 
 
-def test_redis_never_evicts_and_keeps_its_log() -> None:
-    command = SERVICES["redis"]["command"][-1]
-    for option in ("--appendonly yes", "--maxmemory-policy noeviction", "--requirepass"):
-        assert option in command
-    assert command.startswith("exec ")  # else the shell would get SIGTERM
-    assert SERVICES["redis"]["volumes"] == ["redis:/data"]
-
-
 @pytest.mark.parametrize("name", SERVING)
 def test_every_variable_is_a_setting(name: str) -> None:
     ours = {key for key in WITH_GPUS[name]["environment"] if key.startswith("SOLRL_")}

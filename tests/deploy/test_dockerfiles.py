@@ -41,27 +41,6 @@ def test_they_differ_only_at_their_end() -> None:
     assert rollout[:-2] == trainer[:-1]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_an_image(name: str) -> None:
-    lines = instructions(name)
-    assert lines[:2] == ["ARG BASE=nvcr.io/nvidia/pytorch:26.05-py3", "FROM ${BASE}"]
-    assert next(line for line in reversed(lines) if line.startswith("USER")) == "USER 10001:10001"
-    assert lines[-1].startswith("ENTRYPOINT [")
-    dependencies = next(i for i, line in enumerate(lines) if "install-dependencies.py --torch" in line)
-    assert dependencies < lines.index("COPY . .")
-    assert not any(word in line for line in lines for word in ("TOKEN", "PASSWORD", "SECRET"))
-
-
-def test_the_image_with_vllm_omni() -> None:
-    arguments, omni, _ = stages("rollout")
-    assert arguments[1:] == ["ARG OMNI_BASE=python:3.12-slim-bookworm"]
-    assert omni[0] == "FROM ${OMNI_BASE} AS vllm-omni"
-    lock = next(i for i, line in enumerate(omni) if "--no-deps -r vllm-omni.lock" in line)
-    assert lock < omni.index("COPY . .")
-    assert "USER 10001:10001" in omni
-    assert omni[-2:] == instructions("rollout")[-2:]
-
-
 def test_the_lock_file_has_the_versions_that_the_backend_accepts() -> None:
     lines = (ROOT / support.LOCK).read_text().splitlines()
     locked = dict(line.split("==") for line in lines if "==" in line)
@@ -73,6 +52,32 @@ def test_the_lock_file_has_the_versions_that_the_backend_accepts() -> None:
     assert all(f"{name}=={version}\n" in command for name, version in support.VERSIONS.items())
 
 
+def omni() -> list[str]:
+    return stages("rollout")[1]
+
+
+def image_reward() -> list[str]:
+    return (REWARDS / "imagereward" / "Dockerfile").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("lines", "dependencies"),
+    [
+        (instructions("rollout"), "install-dependencies.py --torch"),
+        (instructions("trainer"), "install-dependencies.py --torch"),
+        (omni(), "--no-deps -r vllm-omni.lock"),
+        (image_reward(), "pip install --no-deps --require-hashes -r requirements.lock"),
+    ],
+    ids=["rollout", "trainer", "vLLM-Omni", "ImageReward"],
+)
+def test_an_image_has_its_dependencies_first_no_secrets_and_another_user(lines: list[str], dependencies: str) -> None:
+    """So a change of the project does not install the dependencies again."""
+    assert next(line for line in reversed(lines) if line.startswith("USER")) == "USER 10001:10001"
+    installs = next(i for i, line in enumerate(lines) if dependencies in line)
+    assert installs < lines.index("COPY . .")
+    assert not any(word in line for line in lines for word in ("TOKEN", "PASSWORD", "SECRET"))
+
+
 def requirements(path: Path) -> list[str]:
     """Requirements of a file, without comments, and without those of files that it includes."""
     lines = [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
@@ -81,15 +86,6 @@ def requirements(path: Path) -> list[str]:
 
 def test_a_reward_service_requires_some_of_what_the_project_does() -> None:
     assert set(requirements(REWARDS / "service.in")) < set(PROJECT)
-
-
-def test_the_image_with_the_package_image_reward() -> None:
-    lines = [line for line in (REWARDS / "imagereward" / "Dockerfile").read_text().splitlines() if line[:1] != "#"]
-    lock = lines.index("RUN pip install --no-deps --require-hashes -r requirements.lock")
-    assert lock < lines.index("COPY . .")
-    assert "USER 10001:10001" in lines
-    assert lines[-2:] == ["EXPOSE 8200", 'ENTRYPOINT ["solrl-reward"]']
-    assert "-r ../service.in" in (REWARDS / "imagereward" / "requirements.in").read_text().splitlines()
 
 
 def test_the_lock_file_of_image_reward_fits_its_requirements_and_has_hashes() -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drawn_scenes import scene
 from solrl_core.rewards import Reward
 from solrl_minis import catalog, judge
 from solrl_minis.judge import Detector, Judge, ReadObject, read, save, shows
-from solrl_minis.scenes import MAX_OBJECTS, SIDE, Scenes, render
+from solrl_minis.scenes import MAX_OBJECTS, SIDE
 from solrl_minis.verifier import verifier_reward
 from solrl_minis.world import COLOURS, SHAPES, Combination, all_combinations
 
@@ -179,20 +180,10 @@ def test_compression_is_a_rounding_of_the_cosine_transform() -> None:
     assert float(much.abs().max()) < 1e-4
 
 
-def scene(*objects: tuple[str, str, float, float, float]) -> torch.Tensor:
-    """One image [1, 3, 64, 64] of (colour, shape, x, y, radius) objects, by the renderer of the miniatures."""
-    place, shape, colour = np.zeros((1, 4, 3), np.float32), np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64)
-    present = np.zeros((1, 4), bool)
-    for j, (c, s, *where) in enumerate(objects):
-        colour[0, j], shape[0, j], present[0, j] = COLOURS.index(c), SHAPES.index(s), True
-        place[0, j] = where
-    return render(Scenes(shape, colour, place, present), 0)
-
-
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_object_is_read(detector: Detector, colour: str, shape: str) -> None:
-    ((found,),) = read(detector, scene((colour, shape, 21, 40, 9)))
+    ((found,),) = read(detector, torch.from_numpy(scene((colour, shape, 21, 40, 9)))[None])
     assert (found.colour, found.shape) == (colour, shape)
     assert (found.x, found.y, found.side) == pytest.approx((21, 40, 18), abs=1.5)
     assert found.confidence > 0.8
@@ -217,7 +208,7 @@ def test_an_image_without_objects_is_wrong(accepts: Judge) -> None:
     red = metadata("single_object", ("red", "square"))
     blank = torch.stack([torch.full((3, SIDE, SIDE), value) for value in (0.0, 0.5, 0.92, 1.0)])
     noise = torch.rand(20, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
-    flat = scene(("red", "square", 32, 32, 40))
+    flat = torch.from_numpy(scene(("red", "square", 32, 32, 40)))[None]
     for images in (blank, noise, flat):
         assert accepts(images, [""] * len(images), [red] * len(images)).sum() == 0
 
@@ -246,12 +237,6 @@ def test_unusable_images_and_weights_are_refused(accepts: Judge, tmp_path: Path)
     save(Detector(width=32), tmp_path)
     with pytest.raises(ValueError, match="has other weights than the judge"):
         Judge(str(tmp_path))
-
-
-def test_loading_draws_no_random_numbers() -> None:
-    before = torch.get_rng_state()
-    Judge()
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_its_digest_is_of_its_weights(accepts: Judge, tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from drawn_scenes import scene
 from solrl_minis import verifier
-from solrl_minis.scenes import PALETTE, SIDE, Scenes, render, sample_scenes
+from solrl_minis.scenes import PALETTE, SIDE, render, sample_scenes
 from solrl_minis.verifier import find_objects, verifier_graded_reward, verifier_reward, verify, verify_batch
 from solrl_minis.world import COLOURS, KINDS, SHAPES, Combination, all_combinations, differing_in_one
 
@@ -73,17 +74,6 @@ def test_graded_is_a_share_and_larger_for_near_misses(combinations: list[Combina
     assert all(0 <= value <= 1 for value in near + far)
     assert np.mean(near) > np.mean(far) + 0.2
     assert np.mean(np.array(near) > np.array(far)) > 0.85
-
-
-def scene(*objects: tuple[str, str, float, float, float]) -> npt.NDArray[np.float32]:
-    """One image of (colour, shape, x, y, radius) objects."""
-    place, shape, colour = np.zeros((1, 4, 3), np.float32), np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64)
-    present = np.zeros((1, 4), bool)
-    for j, (c, s, *where) in enumerate(objects):
-        colour[0, j], shape[0, j], present[0, j] = COLOURS.index(c), SHAPES.index(s), True
-        place[0, j] = where
-    drawn: npt.NDArray[np.float32] = render(Scenes(shape, colour, place, present), 0)[0].numpy()
-    return drawn
 
 
 @pytest.mark.parametrize("colour", COLOURS)

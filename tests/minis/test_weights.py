@@ -1,6 +1,5 @@
 """The shipped weights: small, in BF16, loadable, documented, and as accurate as their cards say."""
 
-import json
 import re
 from pathlib import Path
 
@@ -16,37 +15,7 @@ from minis_recipe import measure, preference
 from minis_recipe.data import Source
 
 MIB = 2**20
-CLASSES = {
-    "mini-sana": {
-        "_class_name": "SanaPipeline",
-        "vae": "AutoencoderDC",
-        "transformer": "SanaTransformer2DModel",
-        "text_encoder": "Gemma2Model",
-        "scheduler": "FlowMatchEulerDiscreteScheduler",
-    },
-    "mini-sd3": {
-        "_class_name": "StableDiffusion3Pipeline",
-        "vae": "AutoencoderKL",
-        "transformer": "SD3Transformer2DModel",
-        "text_encoder": "CLIPTextModelWithProjection",
-        "text_encoder_2": "CLIPTextModelWithProjection",
-        "text_encoder_3": "T5EncoderModel",
-        "tokenizer": "CLIPTokenizer",
-        "tokenizer_3": "T5Tokenizer",
-        "scheduler": "FlowMatchEulerDiscreteScheduler",
-    },
-    "mini-flux": {
-        "_class_name": "FluxPipeline",
-        "vae": "AutoencoderKL",
-        "transformer": "FluxTransformer2DModel",
-        "text_encoder": "CLIPTextModel",
-        "text_encoder_2": "T5EncoderModel",
-        "tokenizer": "CLIPTokenizer",
-        "tokenizer_2": "T5Tokenizer",
-        "scheduler": "FlowMatchEulerDiscreteScheduler",
-    },
-}
-BACKBONES = list(CLASSES)
+BACKBONES = ["mini-sana", "mini-sd3", "mini-flux"]
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
 TUNED = REWARDS[1:]
 LIMITS = {"mini-sana": 8, "mini-sd3": 6, "mini-flux": 6} | {
@@ -102,18 +71,6 @@ def test_the_checkpoint_of_hpsv2_is_open_clips_and_holds_no_code() -> None:
     )
     assert {tensor.dtype for tensor in state.values()} == {torch.bfloat16}
     assert all(torch.isfinite(tensor).all() for tensor in state.values())
-
-
-@pytest.mark.parametrize("name", BACKBONES)
-def test_a_pipeline_is_of_the_familys_classes(name: str) -> None:
-    index = json.loads((catalog.WEIGHTS / name / "model_index.json").read_text())
-    found = {part: index[part] if part == "_class_name" else index[part][1] for part in CLASSES[name]}
-    assert found == CLASSES[name]
-
-
-def test_flux_has_a_guidance_embedding() -> None:
-    config = json.loads((catalog.WEIGHTS / "mini-flux" / "transformer" / "config.json").read_text())
-    assert config["guidance_embeds"]
 
 
 def test_they_make_an_image_that_every_reward_scores(backbone: Backbone) -> None:
@@ -178,15 +135,6 @@ def test_an_uninformative_reward_has_no_agreement(pairs: dict[str, preference.Gr
         return torch.rand(len(images), generator=torch.Generator().manual_seed(0))
 
     assert 0.35 < preference.agreement(blind, pairs["rendered"]) < 0.65
-
-
-def test_the_rewards_differ() -> None:
-    backbone = load_backbone("mini-sana")
-    images = torch.rand(8, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    scores = [load_reward(name, backbone)(images, ["a red circle"] * 8, [{}] * 8) for name in REWARDS]
-    order = {tuple(score.argsort().tolist()) for score in scores}
-    assert len(order) > 1
-    assert len({load_reward(name, backbone).digest for name in REWARDS}) == len(REWARDS)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("folder", [catalog.WEIGHTS / name for name in LIMITS], ids=lambda path: path.name)

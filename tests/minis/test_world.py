@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 from solrl_minis import catalog
 from solrl_minis.world import (
-    COLOURS,
     KINDS,
     OPPOSITE,
     RELATIONS,
-    SHAPES,
-    SIZES,
     Combination,
     all_combinations,
     differing_in_one,
@@ -37,19 +34,6 @@ def meaning(combination: Combination) -> Meaning:
     second, first = combination.things[1], combination.things[0]
     stands = {(second, combination.relation, first), (first, OPPOSITE[combination.relation], second)}
     return objects, frozenset(stands), combination.size
-
-
-def test_the_world_is_large_enough() -> None:
-    assert len(set(COLOURS)) >= 6
-    assert len(set(SHAPES)) >= 4
-    assert set(KINDS) == {"single_object", "two_object", "counting", "position", "size"}
-    assert {c.kind for c in EVERY} == set(KINDS)
-    assert {c.count for c in EVERY if c.kind == "counting"} == {1, 2, 3, 4}
-    assert {c.relation for c in EVERY if c.kind == "position"} == set(RELATIONS)
-    assert {c.size for c in EVERY if c.kind == "size"} == set(SIZES)
-    for kind in KINDS:
-        of_kind = [c for c in EVERY if c.kind == kind]
-        assert {thing for c in of_kind for thing in c.things} == {(c, s) for c in COLOURS for s in SHAPES}
 
 
 def test_each_picture_occurs_once_per_kind() -> None:

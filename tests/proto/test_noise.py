@@ -3,14 +3,7 @@
 import hashlib
 
 import pytest
-from solrl_proto import noise
 from solrl_proto.noise import NOISE_SEED_BITS, SEED_LIMIT, expand_seeds
-
-
-def test_the_constants_are_those_of_version_1() -> None:
-    assert noise.NOISE_CONTRACT_VERSION == 1
-    assert SEED_LIMIT == 2**53
-    assert (noise.PROBE_SEED, noise.PROBE_LENGTH, noise.PROBE_TOLERANCE) == (20_260_406, 16, 1e-5)
 
 
 def by_hand(root: int, prompt_id: str, index: int) -> int:

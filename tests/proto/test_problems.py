@@ -15,28 +15,6 @@ def test_each_kind_has_a_wire_name_a_status_and_a_title(kind: ProblemKind) -> No
     assert (problem.status, problem.title, problem.detail) == (kind.status, kind.title, "a detail")
 
 
-def test_no_two_kinds_share_a_name() -> None:
-    # An alias would be missing among the members, and present in the mapping.
-    assert len(ProblemKind) == len(ProblemKind.__members__) == len({kind.value for kind in ProblemKind})
-
-
-@pytest.mark.parametrize(
-    ("kind", "status"),
-    [
-        (ProblemKind.UNAUTHENTICATED, 401),
-        (ProblemKind.FORBIDDEN, 403),
-        (ProblemKind.RUN_NOT_FOUND, 404),
-        (ProblemKind.VERSION_CONFLICT, 409),
-        (ProblemKind.BODY_TOO_LARGE, 413),
-        (ProblemKind.ADAPTER_KEYS, 422),
-        (ProblemKind.QUEUE_FULL, 429),
-        (ProblemKind.DRAINING, 503),
-    ],
-)
-def test_kinds_have_the_status_that_clients_know(kind: ProblemKind, status: int) -> None:
-    assert kind.status == status
-
-
 def test_a_problem_reads_as_one_sentence_after_another() -> None:
     problem = ProblemKind.QUEUE_FULL.problem("it is full", where="body", got=3, expected="at most 2", action="wait")
     assert str(problem) == "Queue is full: it is full; at body; got 3; expected 'at most 2'; wait"

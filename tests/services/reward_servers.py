@@ -278,8 +278,8 @@ def dripping_head() -> Iterator[str]:
 
 
 def until(reached: Callable[[], bool]) -> None:
-    """Wait until a condition holds; fails after a minute."""
-    deadline = time.monotonic() + 60
+    """Wait until a condition holds; fails after ten minutes."""
+    deadline = time.monotonic() + 600
     while not reached():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Backends, as `BackendLoader`, with which worker processes cannot serve together, or that note how they start."""
+"""Backends, as `BackendLoader`, that change or end their worker process, or that note what it does."""
 
 import contextlib
 import logging
@@ -12,6 +12,7 @@ from typing import Any
 
 from fake_backend import FakeBackend
 from solrl_engine.backend import GenerationRequest
+from solrl_rollout.engine import external_rewards
 
 
 def uneven(*_: Any) -> FakeBackend:
@@ -85,3 +86,9 @@ def paced(*_: Any) -> FakeBackend:
             notes.write(".")
 
     return FakeBackend(on_step=on_step)
+
+
+def patient(*_: Any) -> FakeBackend:
+    """Its process waits ten minutes for the servers that runs bring."""
+    external_rewards.TIMEOUT = 600.0
+    return FakeBackend()

@@ -23,9 +23,9 @@ class Threads:
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         self._given[self.rank] = tensor
-        self._barrier.wait(20)
+        self._barrier.wait(600)
         found = [self._given[rank] for rank in range(self.size)]
-        self._barrier.wait(20)
+        self._barrier.wait(600)
         return found
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -261,7 +261,7 @@ def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
     COMP_WORDS=(solrl-train export --ch); COMP_CWORD=2; _tyro_solrl_train; echo "${COMPREPLY[@]}"
     """
     completion = command("--tyro-print-completion", "bash").stdout
-    done = subprocess.run(["bash", "-c", completion + script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", completion + script], capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines()[-2:] == ["export", "--checkpoint"], done.stderr
 
 

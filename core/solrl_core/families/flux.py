@@ -12,7 +12,7 @@ from torch import nn
 
 from solrl_core.families.base import Conditioning
 from solrl_core.families.flux_fused import FusedBlock, FusedSingleBlock, PairAngles
-from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.families.pipeline import PipelineBackbone, replace_children
 from solrl_core.precision import LayerPolicy
 
 PATCH = 2
@@ -54,16 +54,13 @@ class Flux(PipelineBackbone):
     def fuse(self, transformer: nn.Module) -> None:
         """Swap in blocks that fuse norms with quantisation, and attention's norms with its position embedding."""
         super().fuse(transformer)
-        head: int = self._config.attention_head_dim
-        if head & (head - 1):
-            return  # the rotary kernel needs a head size that is a power of two
+        if not self._rotates_by_kernel:
+            return
         transformer.pos_embed = PairAngles(transformer.get_submodule("pos_embed"))
         double, single = (transformer.get_submodule(name) for name in self.blocks)
-        for name, block in list(double.named_children()):
-            setattr(double, name, FusedBlock(block))
-        blocks = list(single.named_children())
-        for name, block in blocks:
-            setattr(single, name, FusedSingleBlock(block, last=block is blocks[-1][1]))
+        *_, last = single.children()
+        replace_children(double, FusedBlock)
+        replace_children(single, lambda block: FusedSingleBlock(block, last=block is last))
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:

@@ -14,7 +14,7 @@ from solrl_core.families.base import Conditioning
 from solrl_core.families.flux import PATCH
 from solrl_core.families.flux2_klein_fused import FusedBlock, FusedSingleBlock
 from solrl_core.families.flux_fused import PairAngles
-from solrl_core.families.pipeline import PipelineBackbone, classifier_free, token_counts
+from solrl_core.families.pipeline import PipelineBackbone, classifier_free, replace_children, token_counts
 from solrl_core.precision import LayerPolicy
 
 
@@ -123,14 +123,11 @@ class Flux2Klein(PipelineBackbone):
 
     def fuse(self, transformer: nn.Module) -> None:
         """Swap in blocks that fuse norms with quantisation, and attention's norms with its position embedding."""
-        head: int = self._config.attention_head_dim
-        if head & (head - 1):
-            return  # the rotary kernel needs a head size that is a power of two
+        if not self._rotates_by_kernel:
+            return
         transformer.pos_embed = PairAngles(transformer.get_submodule("pos_embed"))
-        for blocks, fused in (("transformer_blocks", FusedBlock), ("single_transformer_blocks", FusedSingleBlock)):
-            parent = transformer.get_submodule(blocks)
-            for name, block in list(parent.named_children()):
-                setattr(parent, name, fused(block))
+        for blocks, fused in zip(self.blocks, (FusedBlock, FusedSingleBlock), strict=True):
+            replace_children(transformer.get_submodule(blocks), fused)
 
     @torch.no_grad()
     def _decoded(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:

@@ -8,24 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from solrl_core.families.flux_fused import Angles, joint_attention, rotated
+from solrl_core.families.flux_fused import Angles, TwoStreamBlock, joint_attention, rotated
 from solrl_core.kernels import attend
 from solrl_core.precision.fp8 import Fp8Linear
 from solrl_core.precision.fuse import add_and_feed_forward, image_layers, modulate, text_layers
 
 
-class FusedBlock(nn.Module):
+class FusedBlock(TwoStreamBlock):
     """Fused `Flux2TransformerBlock` of diffusers, built from that block's submodules."""
-
-    def __init__(self, block: Any) -> None:
-        super().__init__()
-        self.norm1 = block.norm1
-        self.norm1_context = block.norm1_context
-        self.attn = block.attn
-        self.norm2 = block.norm2
-        self.ff = block.ff
-        self.norm2_context = block.norm2_context
-        self.ff_context = block.ff_context
 
     def forward(
         self,

@@ -32,8 +32,8 @@ class PairAngles(nn.Module):
         return cos[:, ::2].contiguous(), sin[:, ::2].contiguous()
 
 
-class FusedBlock(nn.Module):
-    """Fused `FluxTransformerBlock` of diffusers, built from that block's submodules."""
+class TwoStreamBlock(nn.Module):
+    """The submodules of a block of diffusers with a stream of image tokens and one of text tokens."""
 
     def __init__(self, block: Any) -> None:
         super().__init__()
@@ -44,6 +44,10 @@ class FusedBlock(nn.Module):
         self.ff = block.ff
         self.norm2_context = block.norm2_context
         self.ff_context = block.ff_context
+
+
+class FusedBlock(TwoStreamBlock):
+    """Fused `FluxTransformerBlock` of diffusers, built from that block's submodules."""
 
     def forward(
         self,

@@ -210,6 +210,12 @@ class PipelineBackbone(Backbone):
         """Replace modules by fused versions for a GPU, in place. Results are equal up to rounding."""
         fuse_feed_forwards(transformer)
 
+    @property
+    def _rotates_by_kernel(self) -> bool:
+        """Whether the size of an attention head is a power of two, as the rotary kernel needs it."""
+        head: int = self._config.attention_head_dim
+        return head.bit_count() == 1
+
     def _flow_match_sigmas(
         self, steps: int, unshifted: list[float] | None = None, mu: float | None = None
     ) -> list[float]:
@@ -261,6 +267,12 @@ def pipeline_settings(kind: type[Any], config: Mapping[str, Any]) -> dict[str, A
 def is_text_encoder(part: str) -> bool:
     """Whether the part of a pipeline with this name encodes prompts."""
     return part.startswith("text_encoder")
+
+
+def replace_children(parent: nn.Module, made: Callable[[nn.Module], nn.Module]) -> None:
+    """Replace each child of a module by what is made of it."""
+    for name, child in list(parent.named_children()):
+        setattr(parent, name, made(child))
 
 
 def meta_copy(module: nn.Module) -> nn.Module:

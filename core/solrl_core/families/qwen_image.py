@@ -11,7 +11,7 @@ from torch import nn
 
 from solrl_core.families.base import Conditioning
 from solrl_core.families.flux import PATCH, pack, unpack
-from solrl_core.families.pipeline import PipelineBackbone, both_predictions, token_counts
+from solrl_core.families.pipeline import PipelineBackbone, both_predictions, replace_children, token_counts
 from solrl_core.families.qwen_image_fused import FusedBlock, RealPositions
 from solrl_core.model_options import ModelOptions
 from solrl_core.precision import LayerPolicy
@@ -151,13 +151,10 @@ class QwenImage(PipelineBackbone):
     def fuse(self, transformer: nn.Module) -> None:
         """Swap in blocks that fuse norms with quantisation, and attention's norms with its position embedding."""
         super().fuse(transformer)
-        head: int = self._config.attention_head_dim
-        if head & (head - 1):
-            return  # the rotary kernel needs a head size that is a power of two
+        if not self._rotates_by_kernel:
+            return
         transformer.pos_embed = RealPositions(transformer.get_submodule("pos_embed"))
-        blocks = transformer.get_submodule("transformer_blocks")
-        for name, block in list(blocks.named_children()):
-            setattr(blocks, name, FusedBlock(block))
+        replace_children(transformer.get_submodule("transformer_blocks"), FusedBlock)
 
     @torch.no_grad()
     def _decoded(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:

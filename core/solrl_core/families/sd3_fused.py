@@ -9,25 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from solrl_core.families.flux_fused import TwoStreamBlock
 from solrl_core.kernels import are_bounded, attend
 from solrl_core.precision.fp8 import Quantized, project
 from solrl_core.precision.fuse import add_and_feed_forward, image_layers, modulate, modulations, text_layers
 
 
-class FusedBlock(nn.Module):
+class FusedBlock(TwoStreamBlock):
     """Fused `JointTransformerBlock` of diffusers, built from that block's submodules."""
 
     def __init__(self, block: Any) -> None:
-        super().__init__()
+        super().__init__(block)
         self.context_pre_only: bool = block.context_pre_only
-        self.norm1 = block.norm1
-        self.norm1_context = block.norm1_context
-        self.attn = block.attn
         self.attn2 = block.attn2
-        self.norm2 = block.norm2
-        self.ff = block.ff
-        self.norm2_context = block.norm2_context
-        self.ff_context = block.ff_context
         own, second = self.attn, self.attn2
         self.bounded = are_bounded([own.norm_q, own.norm_added_q], [own.norm_k, own.norm_added_k])
         self.second_bounded = second is not None and are_bounded([second.norm_q], [second.norm_k])

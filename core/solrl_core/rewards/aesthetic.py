@@ -4,13 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from solrl_core.fingerprint import combined_digest, module_digest
-from solrl_core.rewards.images import Normalize, as_pil, pil_short_side_then_centre
+from solrl_core.rewards.images import Normalize, as_pil, pil_squares
 from solrl_core.rewards.loading import (
     CONFIG,
     Source,
@@ -89,8 +88,7 @@ class Aesthetic:
         return torch.cat(scores) if scores else torch.zeros(0, device=self._device)
 
     def _scores(self, images: torch.Tensor) -> torch.Tensor:
-        squares = [np.asarray(pil_short_side_then_centre(image, self._side)) for image in as_pil(images)]
-        pixels = self._normalize(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2).float() / 255)
+        pixels = self._normalize(pil_squares(as_pil(images), self._side))
         features = self._model(pixel_values=pixels.to(self._device, self._model.dtype)).image_embeds.float()
         scores: torch.Tensor = self._head(F.normalize(features, dim=-1))[:, 0]
         return scores

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
 
 from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
 from solrl_core.rewards.geneval_rules import COLOURS, DetectedObject
-from solrl_core.rewards.images import Normalize, pil_short_side_then_centre
+from solrl_core.rewards.images import Normalize, pil_squares
 from solrl_core.rewards.loading import dtype_named, object_processor_at, pretrained, tokenizer_at
 
 ALIASES = {
@@ -96,8 +95,7 @@ class ColourNames:
     def of(self, image: Image.Image, name: str, objects: Sequence[DetectedObject]) -> list[str]:
         """Colour of each object of a class, one of `COLOURS`."""
         crops = [image.crop(_box(one)) for one in objects]
-        squares = np.stack([np.asarray(pil_short_side_then_centre(crop, self._side)) for crop in crops])
-        pixels = self._normalize(torch.from_numpy(squares).permute(0, 3, 1, 2).float() / 255)
+        pixels = self._normalize(pil_squares(crops, self._side))
         features = self._model.get_image_features(
             pixel_values=pixels.to(self._model.device, self._model.dtype)
         ).pooler_output.float()

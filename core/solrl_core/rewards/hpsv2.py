@@ -3,7 +3,6 @@
 import html
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from solrl_core.rewards.loading import (
     dtype_named,
     hub_file,
     pretrained,
+    processor_of,
     require_one,
     tokenizer_at,
 )
@@ -61,7 +61,8 @@ class HpsV2(ClipReward):
         require_one(model, checkpoint)
         published = Source(checkpoint or REPOSITORY, "" if checkpoint else CHECKPOINT, "checkpoint")
         weights = Source(model, CONFIG) if model else published
-        return weights, Source(_processor_of(model, options.get("processor")), TOKENIZER, "processor")
+        processor = processor_of(model, options.get("processor"), DEFAULT_PROCESSOR)
+        return weights, Source(processor, TOKENIZER, "processor")
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class HpsV2(ClipReward):
         from transformers import CLIPModel
 
         require_one(model, checkpoint)
-        processor = _processor_of(model, processor)
+        processor = processor_of(model, processor, DEFAULT_PROCESSOR)
         if model:
             clip = pretrained(CLIPModel, model, dtype_named(dtype))
         else:
@@ -101,8 +102,3 @@ class HpsV2(ClipReward):
 
     def _score(self, cosines: torch.Tensor) -> torch.Tensor:
         return cosines
-
-
-def _processor_of(model: str | None, processor: str | None) -> str:
-    """Folder or hub id of the tokenizer: the one given, that of the model's folder, or the published one."""
-    return processor or (model if model and Path(model).is_dir() else DEFAULT_PROCESSOR)

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
-from solrl_core.rewards.images import Normalize, as_pil, pil_short_side_then_centre
+from solrl_core.rewards.images import Normalize, as_pil, pil_squares
 from solrl_core.rewards.loading import (
     CONFIG,
     TOKENIZER,
@@ -17,6 +16,7 @@ from solrl_core.rewards.loading import (
     dtype_named,
     hub_file,
     pretrained,
+    processor_of,
     require_one,
     tokenizer_at,
 )
@@ -53,7 +53,8 @@ class ImageReward:
         """Sources of everything that these options load; `doctor` looks for them."""
         model, checkpoint = options.get("model"), options.get("checkpoint")
         require_one(model, checkpoint)
-        tokenizer = Source(_tokenizer_of(model, options.get("processor")), TOKENIZER, "processor")
+        processor = processor_of(model, options.get("processor"), DEFAULT_TOKENIZER)
+        tokenizer = Source(processor, TOKENIZER, "processor")
         if model:
             return Source(model, CONFIG), tokenizer
         if checkpoint:
@@ -90,7 +91,7 @@ class ImageReward:
                 med_config = med_config or hub_file(REPOSITORY, MED_CONFIG, "med_config")
             med_config = med_config or str(Path(checkpoint).parent / MED_CONFIG)
             network = image_reward_model(checkpoint, med_config, vision_heads, dtype_named(dtype))
-        self._tokenizer = _with_blip_tokens(tokenizer_at(_tokenizer_of(model, processor)))
+        self._tokenizer = _with_blip_tokens(tokenizer_at(processor_of(model, processor, DEFAULT_TOKENIZER)))
         if len(self._tokenizer) > network.config.text_config.vocab_size:
             raise ValueError(
                 f"got a tokenizer of {len(self._tokenizer)} tokens; the model expects at most "
@@ -121,8 +122,7 @@ class ImageReward:
         return torch.cat(scores) if scores else torch.zeros(0, device=self._device)
 
     def _pairs(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-        squares = [np.asarray(pil_short_side_then_centre(image, self._side)) for image in as_pil(images)]
-        pixels = self._normalize(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2).float() / 255)
+        pixels = self._normalize(pil_squares(as_pil(images), self._side))
         tokens = self._tokenizer(
             list(prompts), padding="max_length", max_length=self._length, truncation=True, return_tensors="pt"
         ).to(self._device)
@@ -139,8 +139,3 @@ def _with_blip_tokens(tokenizer: Any) -> Any:
     if "[ENC]" not in tokenizer.get_vocab():
         tokenizer.add_special_tokens({"additional_special_tokens": ["[ENC]"]})
     return tokenizer
-
-
-def _tokenizer_of(model: str | None, processor: str | None) -> str:
-    """Folder or hub id of the tokenizer: the one given, that of the model's folder, or the published one."""
-    return processor or (model if model and Path(model).is_dir() else DEFAULT_TOKENIZER)

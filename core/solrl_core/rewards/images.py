@@ -3,6 +3,9 @@
 Shapes: N images, H height, W width, S side of the square that a model takes.
 """
 
+from collections.abc import Iterable
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -78,6 +81,12 @@ def pil_short_side_then_centre(image: Image.Image, side: int) -> Image.Image:
     top, left = centre(height, width, side)
     resized = image.resize((width, height), Image.Resampling.BICUBIC)
     return resized.crop((left, top, left + side, top + side))
+
+
+def pil_squares(images: Iterable[Image.Image], side: int) -> torch.Tensor:
+    """8-bit images, resized and cropped by `pil_short_side_then_centre`, as float32 [N, 3, S, S] in [0, 1]."""
+    squares = np.stack([np.asarray(pil_short_side_then_centre(image, side)) for image in images])
+    return torch.from_numpy(squares).permute(0, 3, 1, 2).float() / 255
 
 
 class Normalize:

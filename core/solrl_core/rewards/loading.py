@@ -54,6 +54,11 @@ def require_one(model: str | None, checkpoint: str | None) -> None:
         raise ValueError(f"got model {model!r} and checkpoint {checkpoint!r}; expected one of them")
 
 
+def processor_of(model: str | None, processor: str | None, default: str) -> str:
+    """Folder or hub id of a tokenizer or processor: the one given, that of the model's folder, or the published one."""
+    return processor or (model if model and Path(model).is_dir() else default)
+
+
 def batches(count: int, size: int) -> Iterator[slice]:
     """Slices of at most `size` rows that cover `count` rows.
 

@@ -1,7 +1,6 @@
 """PickScore: exp(logit_scale) · cosine / 26. Source: Kirstain et al. 2023 (arXiv 2305.01569) and its reward servers."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from solrl_core.rewards.loading import (
     dtype_named,
     image_processor_at,
     pretrained,
+    processor_of,
     tokenizer_at,
 )
 
@@ -44,7 +44,8 @@ class PickScore(ClipReward):
     def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
         model = options.get("model", DEFAULT_MODEL)
-        return Source(model, CONFIG), Source(_processor_of(model, options.get("processor")), TOKENIZER, "processor")
+        processor = processor_of(model, options.get("processor"), DEFAULT_PROCESSOR)
+        return Source(model, CONFIG), Source(processor, TOKENIZER, "processor")
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class PickScore(ClipReward):
         from transformers import CLIPModel
 
         clip = pretrained(CLIPModel, model, dtype_named(dtype))
-        processor = _processor_of(model, processor)
+        processor = processor_of(model, processor, DEFAULT_PROCESSOR)
         self._processor = image_processor_at(processor)
         super().__init__(
             clip,
@@ -74,8 +75,3 @@ class PickScore(ClipReward):
 
     def _score(self, cosines: torch.Tensor) -> torch.Tensor:
         return cosines * self._logit_scale / DIVISOR
-
-
-def _processor_of(model: str, processor: str | None) -> str:
-    """Folder or hub id of the processor: the one given, that of the model's folder, or the published one."""
-    return processor or (model if Path(model).is_dir() else DEFAULT_PROCESSOR)

@@ -13,7 +13,7 @@ from tiny_pipelines import PROMPTS, difference
 from torch import Tensor, nn
 
 CODES = {"z-image/static": 16, "qwen-image/base": 8, "flux2-klein/base": 12}
-"""How many inputs a fused transformer of FP8 layers quantises at most."""
+"""How many inputs a fused transformer of FP8 layers quantises at most; test_kernels.py counts those of other blocks."""
 
 
 def velocity_of(tiny: Tiny, prompts: list[str]) -> tuple[Tensor, Callable[[nn.Module], Tensor]]:
@@ -34,7 +34,7 @@ def test_a_fused_transformer_equals_diffusers_compiled_or_not(tiny: Tiny, prompt
     x = latents.requires_grad_()
     expected = velocity(backbone.transformer)
     (gradient,) = torch.autograd.grad(expected.square().sum(), x)
-    # tests/core/test_kernels.py and test_z_image.py compile blocks of the other families.
+    # test_kernels.py and test_z_image.py compile blocks of the other families.
     compiled = tiny.name in ("qwen-image/base", "flux2-klein/base") and prompts is PROMPTS
     for compile_blocks in (False, True) if compiled else (False,):
         if compile_blocks:
@@ -75,7 +75,7 @@ def test_fused_sana_computes_a_prompt_s_text_once_for_all_its_candidates(
 
 
 @pytest.mark.usefixtures("fp8_in_float32")
-@pytest.mark.parametrize("tiny", CODES, indirect=True)
+@pytest.mark.parametrize("tiny", ONE_EACH, indirect=True)
 def test_fp8_layers_that_share_an_input_share_its_codes(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
     quantize_rows = fp8.quantize_rows
@@ -90,7 +90,7 @@ def test_fp8_layers_that_share_an_input_share_its_codes(tiny: Tiny, monkeypatch:
         tiny.backbone.fuse(layers)
         counts.clear()
         got = velocity(layers)
-    assert 0 < len(counts) <= CODES[tiny.name] < unfused
+    assert 0 < len(counts) <= CODES.get(tiny.name, unfused - 1) < unfused
     # Parts that were concatenated have scales of their own now, and float32 sums are in another order.
     off = torch.linalg.norm(expected - exact)
     assert off > 0.002 * torch.linalg.norm(exact)

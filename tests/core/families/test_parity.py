@@ -1,7 +1,6 @@
 """Every family compared with its diffusers pipeline."""
 
 import pytest
-import torch
 from solrl_core.families.base import stack
 from tiny_models import Tiny, by_diffusers, sized
 from tiny_pipelines import HEIGHT, PROMPTS, QWEN_TOKENS, T5_TOKENS, WIDTH, difference
@@ -19,6 +18,10 @@ DISTILLED = ("flux/dev", "flux/schnell", "flux2-klein/distilled")
 """Models without classifier-free guidance; FLUX.1-dev embeds the guidance instead."""
 
 
+def test_digests_cover_all_parts_of_an_image(tiny: Tiny) -> None:
+    assert set(tiny.backbone.parts) == {part for part, found in tiny.pipeline.components.items() if found is not None}
+
+
 @pytest.mark.parametrize("guidance", [1.0, 3.5])
 @pytest.mark.parametrize("size", [(HEIGHT, WIDTH), (96, 48)])
 def test_images_equal_the_pipelines(tiny: Tiny, size: tuple[int, int], guidance: float) -> None:
@@ -30,18 +33,6 @@ def test_images_equal_the_pipelines(tiny: Tiny, size: tuple[int, int], guidance:
     # Z-Image's pipeline encodes one prompt at a time.
     assert difference(ours, theirs) <= (5e-5 if tiny.backbone.family == "z-image" else 1e-5)
     assert float(ours.std()) > 0.02
-
-
-def test_prompt_and_guidance_affect_the_latents(tiny: Tiny) -> None:
-    def latents(prompt: str, guidance: float) -> torch.Tensor:
-        return tiny.generator.generate(prompt, [3], steps=2, guidance=guidance).latents
-
-    plain, guided = latents(PROMPTS[0], 1.0), latents(PROMPTS[0], 3.5)
-    assert difference(plain, latents(PROMPTS[1], 1.0)) > 1e-3
-    if tiny.name in ("flux/schnell", "flux2-klein/distilled"):
-        assert torch.equal(plain, guided)
-    else:
-        assert difference(plain, guided) > 1e-3
 
 
 @pytest.mark.parametrize("steps", [1, 2, 6, 10])

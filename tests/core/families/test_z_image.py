@@ -1,17 +1,11 @@
-"""Z-Image: its prompts, its compiled blocks, and its true configuration."""
-
-from pathlib import Path
+"""Z-Image: its prompts and its compiled blocks."""
 
 import pytest
 import torch
 from diffusers.models.transformers.transformer_z_image import ZImageTransformerBlock
-from solrl_core.families.load import pipeline_call
-from solrl_core.families.skeleton import Meta, load_skeleton
 from solrl_core.families.z_image import ZImage
 from solrl_core.families.z_image_fused import FusedBlock
-from solrl_core.lora import adapter_layout
 from solrl_core.precision import LayerPolicy, apply_policy
-from support.true_shapes import write_skeleton
 from tiny_models import Tiny, variants
 from tiny_pipelines import PROMPTS, QWEN_TOKENS, difference
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -47,19 +41,3 @@ def test_blocks_compile_for_any_number_of_tokens() -> None:
             expected = block(x, None, angles)
             assert difference(compiled(x, None, angles), expected) <= 1e-4 * float(expected.abs().max())
     assert graphs.frame_count == 2
-
-
-def test_the_published_model(tmp_path: Path) -> None:
-    """Size, schedule, layers and LoRA targets at the true configuration."""
-    folder = write_skeleton("z-image", None, tmp_path / "z-image")
-    model = load_skeleton(str(folder))
-    assert (model.family, model.height, model.latent_shape) == ("z-image", 512, (16, 64, 64))
-    call = {"guidance_scale": 4.0, "height": 512, "width": 512, "max_sequence_length": 512}
-    assert pipeline_call(str(folder), 5.0) == call
-    layout = adapter_layout(model.transformer, model.lora_targets)
-    assert len(layout) == 34 * 4
-    assert set(layout.values()) == {(3840, 3840)}
-    with Meta():
-        shares = {precision: model.quantized_share(precision) for precision in ("nvfp4", "fp8")}
-    print(f"Z-Image at 512 px: {shares['nvfp4']:.1%} of the blocks' linear FLOPs at NVFP4, {shares['fp8']:.1%} at FP8")
-    assert shares == {"nvfp4": pytest.approx(0.9375, abs=0.001), "fp8": pytest.approx(1.0, abs=0.001)}

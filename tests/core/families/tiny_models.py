@@ -1,7 +1,7 @@
 """A tiny model of each variant of each family, as this project and as diffusers loads it."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -99,7 +99,7 @@ def by_diffusers(
     return made
 
 
-def named_layers(model: torch.nn.Module, ends: list[str]) -> set[str]:
+def named_layers(model: torch.nn.Module, ends: Sequence[str]) -> set[str]:
     """Linear layers whose dotted names have these ends, as PEFT reads a list of targets."""
     found = tuple(f".{end}" for end in ends)
     return {name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and name.endswith(found)}

@@ -35,57 +35,58 @@ def cut(tensors: Tensors, name: str) -> None:
     tensors[name] = tensors[name][:-1].clone()
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda t: t.pop("visual.transformer.resblocks.1.attn.in_proj_bias"), "missing: .*resblocks.1.attn.in_proj_b"),
-        (lambda t: t.pop("visual.conv1.weight"), "no 'visual.conv1.weight' among"),
-        (lambda t: t.update(strange=torch.zeros(1)), "unexpected: strange"),
-        (lambda t: cut(t, "visual.ln_pre.weight"), r"wrong shapes: visual.ln_pre.weight \[15\] \(expected \[16\]\)"),
-        (lambda t: cut(t, "visual.transformer.resblocks.0.attn.in_proj_weight"), r"\[47, 16\] \(expected \[48, 16\]\)"),
-        (lambda t: cut(t, "visual.positional_embedding"), r"visual.positional_embedding \[36, 16\]"),
-        (lambda t: t.update({"positional_embedding": torch.zeros(3)}), "expected 2 axes"),
-        (lambda t: t.clear(), "no 'visual.conv1.weight' among its 0"),
-    ],
-)
-def test_an_hpsv2_checkpoint_that_does_not_fit_is_refused(
-    tmp_path: Path, change: Callable[[Tensors], Any], said: str
-) -> None:
-    with pytest.raises(ValueError, match=rf"(?s){said}.*expected an open_clip checkpoint"):
-        HpsV2(**rewritten(tmp_path, HPSV2, change))
+MISFITS: dict[Any, tuple[str, dict[str, Any], list[tuple[Callable[[Tensors], Any], str]]]] = {
+    HpsV2: (
+        "an open_clip checkpoint",
+        HPSV2,
+        [
+            (lambda t: t.pop("visual.transformer.resblocks.1.attn.in_proj_bias"), "missing: .*blocks.1.attn.in_proj_b"),
+            (lambda t: t.pop("visual.conv1.weight"), "no 'visual.conv1.weight' among"),
+            (lambda t: t.update(strange=torch.zeros(1)), "unexpected: strange"),
+            (
+                lambda t: cut(t, "visual.ln_pre.weight"),
+                r"wrong shapes: visual.ln_pre.weight \[15\] \(expected \[16\]\)",
+            ),
+            (lambda t: cut(t, "visual.transformer.resblocks.0.attn.in_proj_weight"), r"\[47, 16\] \(expected \[48, 16"),
+            (lambda t: cut(t, "visual.positional_embedding"), r"visual.positional_embedding \[36, 16\]"),
+            (lambda t: t.update({"positional_embedding": torch.zeros(3)}), "expected 2 axes"),
+            (lambda t: t.clear(), "no 'visual.conv1.weight' among its 0"),
+        ],
+    ),
+    ImageReward: (
+        "ImageReward's own checkpoint",
+        IMAGEREWARD,
+        [
+            (lambda t: t.pop("blip.visual_encoder.norm.bias"), "missing: visual_encoder.norm.bias"),
+            (lambda t: t.pop("mlp.layers.7.bias"), "missing: mlp.layers.7.bias"),
+            (lambda t: t.update({"blip.strange": torch.zeros(1)}), "unexpected: strange"),
+            (lambda t: cut(t, "blip.text_encoder.encoder.layer.1.crossattention.self.key.weight"), "shapes: .*cross"),
+            (lambda t: [t.pop(name) for name in list(t) if name.startswith("mlp.")], "no tensor named like 'mlp"),
+        ],
+    ),
+    HpsV3: (
+        "HPSv3's own checkpoint",
+        HPSV3,
+        [
+            (lambda t: t.pop("rm_head.3.bias"), "missing: rm_head.3.bias"),
+            (lambda t: t.pop("visual.merger.ln_q.weight"), "missing: visual.merger.ln_q.weight"),
+            (lambda t: cut(t, "model.layers.1.mlp.up_proj.weight"), "wrong shapes: model.layers.1.mlp.up_proj.weight"),
+            (lambda t: t.update(strange=torch.zeros(1)), "unexpected: strange"),
+        ],
+    ),
+}
+"""Reward → what it expects, its options, and changes of its checkpoint with what is said of them."""
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda t: t.pop("blip.visual_encoder.norm.bias"), "missing: visual_encoder.norm.bias"),
-        (lambda t: t.pop("mlp.layers.7.bias"), "missing: mlp.layers.7.bias"),
-        (lambda t: t.update({"blip.strange": torch.zeros(1)}), "unexpected: strange"),
-        (lambda t: cut(t, "blip.text_encoder.encoder.layer.1.crossattention.self.key.weight"), "wrong shapes: .*cross"),
-        (lambda t: [t.pop(name) for name in list(t) if name.startswith("mlp.")], "no tensor named like 'mlp"),
-    ],
+    ("kind", "change", "said"), [(kind, *one) for kind, (_, _, changes) in MISFITS.items() for one in changes]
 )
-def test_an_imagereward_checkpoint_that_does_not_fit_is_refused(
-    tmp_path: Path, change: Callable[[Tensors], Any], said: str
+def test_a_checkpoint_that_does_not_fit_is_refused(
+    tmp_path: Path, kind: Any, change: Callable[[Tensors], Any], said: str
 ) -> None:
-    with pytest.raises(ValueError, match=rf"(?s){said}.*expected ImageReward's own checkpoint"):
-        ImageReward(**rewritten(tmp_path, IMAGEREWARD, change))
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda t: t.pop("rm_head.3.bias"), "missing: rm_head.3.bias"),
-        (lambda t: t.pop("visual.merger.ln_q.weight"), "missing: visual.merger.ln_q.weight"),
-        (lambda t: cut(t, "model.layers.1.mlp.up_proj.weight"), "wrong shapes: model.layers.1.mlp.up_proj.weight"),
-        (lambda t: t.update(strange=torch.zeros(1)), "unexpected: strange"),
-    ],
-)
-def test_an_hpsv3_checkpoint_that_does_not_fit_is_refused(
-    tmp_path: Path, change: Callable[[Tensors], Any], said: str
-) -> None:
-    with pytest.raises(ValueError, match=rf"(?s){said}.*expected HPSv3's own checkpoint"):
-        HpsV3(**rewritten(tmp_path, HPSV3, change))
+    expected, options, _ = MISFITS[kind]
+    with pytest.raises(ValueError, match=rf"(?s){said}.*expected {expected}"):
+        kind(**rewritten(tmp_path, options, change))
 
 
 def test_hpsv3_needs_the_tokenizer_of_its_model(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_version_that_another_process_pushes_is_waited_for(service: RunningSer
     asked = threading.Event()
 
     def push() -> None:
-        asked.wait(60)
+        asked.wait(600)
         service.push("awaited", 3, file)
 
     pushing = threading.Thread(target=push)

@@ -14,15 +14,19 @@ from solrl_core.sampling.noise import initial_noise
 from solrl_engine.backend import GenerationRequest
 from solrl_proto import Plan, PromptItem
 from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
+from solrl_rollout.engine import external_rewards
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import Chunk, ExternalReward, Job
 from solrl_rollout.engine.workers import make_workers, process_workers
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
+from unfit_backends import patient
 
 HELD = "served_rewards:held"
 BOUND = 3
 COUNT = 4
+PATIENT = {"timeout": 600}
+"""Options of a reward: its server may be held up for as long as a busy machine needs for the rest of a test."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +55,8 @@ def engine(
 def engine_beside(server: RewardProcess, backend: Observed, *, bound: int = BOUND, overlap: bool = True) -> Engine:
     """A running engine whose `held` this server computes."""
     rewards = (REWARD, f"{HELD}@{server.address}")
-    engine = started_engine(backend, overlap=overlap, rewards=rewards, scoring_in_flight=bound)
+    options = {HELD: PATIENT}
+    engine = started_engine(backend, overlap=overlap, rewards=rewards, reward_options=options, scoring_in_flight=bound)
     backend.events.seen.clear()
     backend.batches.clear()
     return engine
@@ -234,7 +239,8 @@ def test_closing_waits_for_servers_and_cancels_the_rest(
 def test_a_worker_process_is_sent_as_many_chunks_as_servers_may_score() -> None:
     app = Misbehaving()
     with serving(app) as address:
-        settings = Settings(rewards=(REWARD, f"{NAME}@{address}"), device="cpu", scoring_in_flight=BOUND)
+        rewards, options = (REWARD, f"{NAME}@{address}"), {NAME: PATIENT}
+        settings = Settings(rewards=rewards, reward_options=options, device="cpu", scoring_in_flight=BOUND)
         metrics = Metrics()
         engine = Engine(settings, metrics, process_workers(settings, ["cpu"], metrics, FakeBackend))
         try:
@@ -255,7 +261,10 @@ def test_a_worker_process_is_sent_as_many_chunks_as_servers_may_score() -> None:
             engine.close()
 
 
-def test_a_server_that_a_run_brings_delays_no_others(server: RewardProcess, backend: Observed, tmp_path: Path) -> None:
+def test_a_server_that_a_run_brings_delays_no_others(
+    server: RewardProcess, backend: Observed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(external_rewards, "TIMEOUT", 600.0)
     with serving(Misbehaving()) as address:
         rewards = (REWARD, f"{NAME}@{address}")
         engine = started_engine(
@@ -283,7 +292,7 @@ def test_a_server_that_a_run_brings_delays_no_others(server: RewardProcess, back
 def test_worker_processes_connect_to_a_server_that_a_run_brings(server: RewardProcess, tmp_path: Path) -> None:
     settings = Settings(rewards=(REWARD,), device="cpu", workers=2, reward_hosts=(server.address,), scoring_in_flight=1)
     metrics = Metrics()
-    engine = Engine(settings, metrics, make_workers(settings, metrics, FakeBackend))
+    engine = Engine(settings, metrics, make_workers(settings, metrics, patient))
     try:
         engine.start().result(600)
         own = [chunk(name, tmp_path, brings=server) for name in "abcd"]
@@ -305,8 +314,7 @@ def test_worker_processes_connect_to_a_server_that_a_run_brings(server: RewardPr
 def test_a_cancelled_chunk_leaves_a_server_that_does_not_answer() -> None:
     app = Misbehaving("slow")
     with serving(app) as address:
-        options = {NAME: {"timeout": 600}}
-        rewards = (f"{NAME}@{address}",)
+        rewards, options = (f"{NAME}@{address}",), {NAME: PATIENT}
         engine = started_engine(FakeBackend(), rewards=rewards, reward_options=options, scoring_in_flight=1)
         try:
             asked, waits, after = (chunk(name, Path(), NAME) for name in "abc")
@@ -329,7 +337,8 @@ def at_bound(request: pytest.FixtureRequest) -> Iterator[tuple[Misbehaving, Engi
     """An engine whose reward server does not answer, with one more chunk than that may score at once."""
     app = Misbehaving()
     with serving(app) as address:
-        settings = Settings(rewards=(REWARD, f"{NAME}@{address}"), device="cpu", scoring_in_flight=2)
+        rewards, options = (REWARD, f"{NAME}@{address}"), {NAME: PATIENT}
+        settings = Settings(rewards=rewards, reward_options=options, device="cpu", scoring_in_flight=2)
         metrics = Metrics()
         workers = process_workers(settings, ["cpu"], metrics, FakeBackend)
         engine = (

@@ -196,7 +196,7 @@ def test_training_does_not_wait_for_the_images_of_its_report(
     images_of, train_step, trained = explorer.images_of, loop.train_step, threading.Event()
 
     def late(*arguments: Any) -> ExploredImages:
-        assert trained.wait(120), "training waits for these images"
+        assert trained.wait(600), "training waits for these images"
         found: ExploredImages = images_of(*arguments)
         return found
 
