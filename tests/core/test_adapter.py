@@ -1,6 +1,5 @@
 """The adapter file: encoding and decoding are inverse, and any invalid file is refused with a specific kind."""
 
-import json
 import struct
 from typing import Any
 
@@ -56,25 +55,6 @@ def test_decoded_adapter_equals_the_encoded_one() -> None:
 @pytest.mark.parametrize("alpha", [32, 0.1, 1e-5, 0.00012345678901234567, 1.5e20])
 def test_alpha_survives_exactly(alpha: float) -> None:
     assert decode_adapter(encode_adapter(Adapter(RANK, alpha, tensors())), LAYOUT).alpha == alpha
-
-
-def test_delta_is_scaled_b_times_a() -> None:
-    adapter = Adapter(RANK, 4.0, tensors())
-    delta = adapter.delta("blocks.0.attn.to_q")
-    assert delta.dtype == torch.float32
-    assert delta.shape == (6, 4)
-    torch.testing.assert_close(delta, 2.0 * tensors()[B_KEY] @ tensors()[A_KEY])
-
-
-def test_peft_key_format_and_string_metadata_on_the_wire() -> None:
-    body = encode_adapter(Adapter(RANK, 4.0, tensors()))
-    (length,) = struct.unpack("<Q", body[:8])
-    header = json.loads(body[8 : 8 + length])
-    assert header.pop("__metadata__") == {"r": "2", "lora_alpha": "4.0"}
-    assert header[A_KEY]["shape"] == [2, 4]
-    assert header[B_KEY]["shape"] == [6, 2]
-    assert {entry["dtype"] for entry in header.values()} == {"F32"}
-    assert safetensors.torch.load(body).keys() == tensors().keys()
 
 
 def test_same_tensors_give_the_same_bytes_in_any_order() -> None:

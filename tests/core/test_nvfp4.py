@@ -250,7 +250,7 @@ torch.save(
 """
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_equals_torchao_on_data_of_normal_range(tmp_path: Path) -> None:
     beside = Path(sys.prefix) / "cross-checks"
     assert (beside / "torchao").is_dir(), "torchao is installed there by `make test`"

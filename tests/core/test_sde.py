@@ -110,14 +110,6 @@ def test_a_stochastic_step_needs_noise_and_an_ode_ignores_it() -> None:
         assert torch.equal(plain[0], noisy[0])
 
 
-def test_a_solver_is_made_for_each_trajectory() -> None:
-    prototype = FlowSde(ETA)
-    assert make_solver(prototype) is not prototype
-    start = Trajectory(X, prototype)
-    advance(lambda x, sigma: V, start, SIGMAS, noise=lambda step: NOISE)
-    assert prototype.clean is None
-
-
 @pytest.fixture(scope="module")
 def generator(backbone: Backbone) -> Generator:
     return Generator(backbone, "bf16")

@@ -1,7 +1,6 @@
 """The judge reads scenes as they were drawn, is trained on them alone, and its card says how far to trust it."""
 
 import ast
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -298,9 +297,3 @@ def test_the_card_counts_the_images_that_were_looked_at(column: int, reward: Cal
         assert abs(counts[column] - found[kind]) <= 1  # an image on the border may fall on either side elsewhere
     assert found["right"] >= 0.85 * counted(card, "right")[0]
     assert found["wrong"] <= 0.15 * counted(card, "wrong")[0]
-
-
-def test_the_list_of_the_images_is_that_of_the_sheet() -> None:
-    rows = json.loads(looked_at.LIST.read_text())
-    assert all(row["right"] in (True, False) for row in rows)
-    assert len({(row["model"], row["prompt"]) for row in rows}) == len(rows)
