@@ -100,7 +100,7 @@ def card_accuracy(name: str) -> float:
     return float(found[1]) / 100
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_cards_accuracy_holds_on_a_sample(backbone: Backbone) -> None:
     figures, _ = measure.accuracy(backbone, 20)
     # 80 images: three standard errors are 17 %.
