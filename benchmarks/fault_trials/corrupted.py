@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import redis
 from solrl_core.adapter import encode_adapter
 from solrl_proto.adapters import AdapterInfo
-from solrl_proto.problems import ProblemError
+from solrl_rollout.store.errors import CorruptError
 from solrl_rollout.store.redis import RedisRunStore
 from support.redis_server import running_redis
 
@@ -80,10 +80,10 @@ async def _in_redis(body: bytes, share: float, findings: Findings) -> None:
             client.delete(chunk) if wrong is None else client.set(chunk, wrong)
             try:
                 await store.get("tenant", RUN, 0)
-                found = "nothing"
-            except ProblemError as error:
-                found = error.problem.kind
-            findings.require(found == "adapter-corrupt", "damaged in Redis", f"found {found}")
+                found = False
+            except CorruptError:
+                found = True
+            findings.require(found, "damaged in Redis", "not found")
             findings.add("damaged in Redis")
             findings.done("damaged in Redis")
         client.set(chunk, body)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from solrl_proto.adapters import AdapterInfo
-from solrl_proto.problems import ProblemError
-from solrl_rollout.store.redis import CHUNK_BYTES, RedisRunStore
+from solrl_rollout.store.errors import StoreError, StoreUnavailableError
+from solrl_rollout.store.redis import RedisRunStore
 from support.redis_server import RedisServer, dump, running_redis
 
 from fault_trials.findings import Findings, Row
@@ -19,7 +19,7 @@ from fault_trials.redis_proxy import PLACES, RedisProxy
 
 TENANT, RUN = "tenant", "run"
 _LANES = 3
-_FILLER = bytes(range(256)) * (2 * CHUNK_BYTES // 256)
+_FILLER = bytes(range(256)) * 2**15
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,6 @@ async def _run(trials: int, findings: Findings) -> None:
         findings.counted["Redis"] = server.version()
     commands = await _commands()
     findings.counted["commands of a push"] = " ".join(commands)
-    waits = "WAITAOF" in commands
     left = itertools.islice(_plans(len(commands)), trials)
 
     async def lane() -> None:
@@ -72,7 +71,7 @@ async def _run(trials: int, findings: Findings) -> None:
             with tempfile.TemporaryDirectory(prefix="solrl-redis-", ignore_cleanup_errors=True) as folder:
                 server = RedisServer(Path(folder), plan.appendfsync)
                 try:
-                    outcome = await _trial(plan, server, waits, findings)
+                    outcome = await _trial(plan, server, findings)
                 finally:
                     await asyncio.to_thread(server.kill)
             findings.add(outcome)
@@ -115,14 +114,14 @@ async def _begin(server: RedisServer) -> tuple[RedisProxy, RedisRunStore]:
     return proxy, RedisRunStore(await proxy.start())
 
 
-async def _trial(plan: Plan, server: RedisServer, waits: bool, findings: Findings) -> str:
+async def _trial(plan: Plan, server: RedisServer, findings: Findings) -> str:
     proxy, store = await _begin(server)
     proxy.arm(plan.step, plan.place, lambda: asyncio.to_thread(server.restart if plan.at_once else server.kill))
     try:
         await store.put(TENANT, *NEW)
         acknowledged = True
-    except ProblemError as error:
-        findings.require(error.problem.kind == "store-unavailable", str(plan), f"refused as {error.problem.kind}")
+    except StoreError as error:
+        findings.require(isinstance(error, StoreUnavailableError), str(plan), f"refused as {error}")
         acknowledged = False
     finally:
         findings.require(await proxy.killed(), str(plan), "the kill never came")
@@ -133,16 +132,16 @@ async def _trial(plan: Plan, server: RedisServer, waits: bool, findings: Finding
     store = RedisRunStore(server.url)
     try:
         head = await _held(store, server, plan, findings)
-        # Without WAITAOF, everysec may lose writes that it has acknowledged but not yet written.
-        kept = head == 1 or not acknowledged or (plan.appendfsync == "everysec" and not waits)
+        # With everysec, Redis may lose writes that it has acknowledged but not yet written.
+        kept = head == 1 or not acknowledged or plan.appendfsync == "everysec"
         findings.require(kept, str(plan), "acknowledged, and lost")
         again, _ = await store.put(TENANT, *NEW)
         findings.require(again == NEW[0], str(plan), "the retry was answered with another version")
         findings.require(await _held(store, server, plan, findings) == 1, str(plan), "the retry stored nothing")
         await store.put(TENANT, *NEXT)
         findings.require(await _held(store, server, plan, findings) == 2, str(plan), "no version goes on top")
-    except ProblemError as error:
-        findings.require(False, str(plan), f"{error.problem.kind}: {error.problem.detail}")
+    except StoreError as error:
+        findings.require(False, str(plan), str(error))
         return "broken"
     finally:
         await store.close()
@@ -150,20 +149,17 @@ async def _trial(plan: Plan, server: RedisServer, waits: bool, findings: Finding
 
 
 async def _held(store: RedisRunStore, server: RedisServer, plan: Plan, findings: Findings) -> int:
-    """Head of the run. All versions up to it must be intact, with no other keys except expiring uploads."""
+    """Head of the run. All versions up to it must be intact, with no other keys."""
     listed = await store.list(TENANT, RUN)
     wanted = (OLD, NEW, NEXT)[: listed.head + 1]
     findings.require(listed.versions == tuple(info for info, _ in wanted), str(plan), "versions are mixed")
     for number, one in enumerate(wanted):
         findings.require(await store.get(TENANT, RUN, number) == one, str(plan), f"version {number} is another")
     own = f"solrl:{{{TENANT}}}:"
-    records = [await store._record(store._keys(TENANT, RUN), RUN, info.version) for info, _ in wanted]
-    keys = {f"{own}{name}" for name in ("runs", "bytes", f"run:{RUN}:versions")}
-    keys |= {store._keys(TENANT, RUN).chunk(record, i) for record in records for i in range(record.chunks)}
-    stay = {key.decode() for key, (expires, _) in (await asyncio.to_thread(dump, server.url)).items() if not expires}
-    findings.require(stay == keys, str(plan), f"keys that stay differ by {sorted(stay ^ keys)}")
-    size = int(await store._redis.get(f"{own}bytes") or 0)
-    findings.require(size == sum(info.size for info, _ in wanted), str(plan), f"the bytes are counted as {size}")
+    keys = {f"{own}{name}" for name in ("runs", f"run:{RUN}:versions")}
+    keys |= {f"{own}run:{RUN}:blob:{info.version}" for info, _ in wanted}
+    stay = {key.decode() for key in await asyncio.to_thread(dump, server.url)}
+    findings.require(stay == keys, str(plan), f"keys differ by {sorted(stay ^ keys)}")
     return listed.head
 
 

@@ -109,7 +109,6 @@ class ProblemKind(StrEnum):
     SERVED_DIFFERENTLY = "served-differently", 409, "Service answered otherwise than asked"
     SERVICE_UNREACHABLE = "service-unreachable", 503, "Rollout service unreachable"
     STORE_UNAVAILABLE = "store-unavailable", 503, "Adapter store does not answer"
-    STORE_URL = "store-url", 500, "Adapter store URL is not usable"
     THUMBNAIL = "thumbnail", 422, "Thumbnail refused"
     TOKENS_UNREADABLE = "tokens-unreadable", 503, "Token file cannot be used"
     TOO_MANY_BYTES = "too-many-bytes", 503, "Too many bytes in flight"

@@ -11,6 +11,8 @@ from solrl_proto.problems import ProblemError
 
 from solrl_rollout.settings import Settings
 
+_REDIS_SETTINGS = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync")
+
 
 def doctor(settings: Settings) -> int:
     """Print the findings; returns 1 if something is missing, else 0."""
@@ -115,8 +117,6 @@ def redis_findings(url: str | None) -> Iterator[Finding]:
     from redis import Redis
     from redis.exceptions import RedisError
 
-    from solrl_rollout.store.redis import CHECKED_SETTINGS, weaknesses
-
     try:
         client = Redis.from_url(url, socket_connect_timeout=3, socket_timeout=3)
         address = client.connection_pool.connection_kwargs
@@ -133,15 +133,30 @@ def redis_findings(url: str | None) -> Iterator[Finding]:
             return
         yield Finding("redis", "ok", f"{where} answers")
         try:
-            held = {str(name): value for name, value in client.config_get(*CHECKED_SETTINGS).items()}
+            held = {str(name): value for name, value in client.config_get(*_REDIS_SETTINGS).items()}
         except RedisError as error:
             yield Finding("redis settings", "warn", f"cannot be read: {error}", "check them yourself")
             return
-    warnings = [text.rpartition("; ") for text in weaknesses(held)]
-    for found, _, action in warnings:
+    warnings = list(_weaknesses(held))
+    for found, action in warnings:
         yield Finding("redis settings", "warn", found, action)
     if not warnings:
         yield Finding("redis settings", "ok", ", ".join(f"{name} {value}" for name, value in held.items()))
+
+
+def _weaknesses(settings: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
+    """Settings of Redis that risk losing adapters, each with its remedy."""
+    if settings["maxmemory"] != "0" and settings["maxmemory-policy"] != "noeviction":
+        yield (
+            f"Redis has maxmemory-policy {settings['maxmemory-policy']}, which may evict adapters",
+            "set it to noeviction",
+        )
+    if settings["appendonly"] != "yes":
+        found = "Redis keeps no append-only file: a restart loses versions, which trainers push again"
+        yield found, "set appendonly yes"
+    elif settings["appendfsync"] == "no":
+        found = "Redis leaves appendfsync to the system: a crash may lose half a minute"
+        yield found, "set it to everysec or always"
 
 
 def _access(settings: Settings) -> Iterator[Finding]:

@@ -1,7 +1,6 @@
 """One service process: its store and engine, and the operations behind the routes."""
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,21 +13,26 @@ from solrl_proto.identifiers import Tier
 from solrl_proto.models import NoiseContract
 from solrl_proto.rollouts import RolloutRequest, Served
 
+from solrl_rollout.admission import (
+    MAX_LATENT_BYTES,
+    check_model,
+    check_request,
+    external_rewards_of,
+    latent_bytes,
+)
 from solrl_rollout.engine.adapters.adapter_memory import AdapterMemory
 from solrl_rollout.engine.adapters.adapters import Adapters
-from solrl_rollout.engine.admission import MAX_LATENT_BYTES, check_model, check_request, latent_bytes
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.external_rewards import digests_with, external_rewards_of
+from solrl_rollout.engine.external_rewards import digests_with
 from solrl_rollout.engine.rollout import RolloutHandle
 from solrl_rollout.engine.work import ExternalReward, HeldAdapter, HostedModel, Job, release
 from solrl_rollout.engine.workers import make_workers
+from solrl_rollout.problems import as_problems
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.curves import OverviewCurves
 from solrl_rollout.status.metrics import Metrics
 from solrl_rollout.store import RunStore, open_store
-
-logger = logging.getLogger(__name__)
 
 
 class Service:
@@ -77,7 +81,8 @@ class Service:
             ProblemError: 429 `queue-full`, 503.
         """
         self.require_accepting()
-        self.engine.require_capacity(tenant)
+        with as_problems():
+            self.engine.require_capacity(tenant)
 
     async def accept(self, request: RolloutRequest, tenant: str, hold: Callable[[int], None]) -> RolloutHandle:
         """Check a request and queue its work.
@@ -88,7 +93,8 @@ class Service:
             hold: called with the bytes that the answer takes in memory beyond scores and images; it may raise.
 
         Raises:
-            ProblemError: 404, 422, 429 `queue-full`, 503.
+            ProblemError: 404, 422, 503: this service does not serve such requests, or is stopping.
+            EngineError, StoreError: it has no room now, or not the adapter version.
         """
         self.require_accepting()
         hosted = self.find_model(request.model)
@@ -146,15 +152,13 @@ async def running_service(settings: Settings, metrics: Metrics, load_backend: Ba
     """A service whose store answers and whose models are loaded and warm; stopped at the end.
 
     Raises:
-        ProblemError: the store cannot be reached.
+        StoreError: the store cannot be reached, or its URL cannot be used.
         ValueError, OSError, RuntimeError: the model or a reward cannot be loaded.
     """
     store = open_store(settings.store_url, settings.retain, settings.tenant_adapter_bytes)
     engine = Engine(settings, metrics, make_workers(settings, metrics, load_backend))
     try:
         await store.ping()
-        for warning in await store.warnings():
-            logger.warning(warning)
         hosted = await asyncio.wrap_future(engine.start())
         yield Service(settings, store, engine, hosted, metrics)
     finally:

@@ -5,8 +5,10 @@ from collections.abc import Awaitable
 
 import pytest
 from solrl_proto.adapters import AdapterInfo
-from solrl_proto.problems import Problem, ProblemError
+from solrl_proto.problems import Problem
+from solrl_rollout.problems import problem_of
 from solrl_rollout.store import RunStore
+from solrl_rollout.store.errors import StoreError
 
 TENANT = "tenant-a"
 
@@ -42,9 +44,10 @@ async def fill(store: RunStore, count: int, run: str = "run-a") -> None:
 
 
 async def refusal(doing: Awaitable[object]) -> Problem:
-    with pytest.raises(ProblemError) as caught:
+    """What HTTP says about the error that ends `doing`."""
+    with pytest.raises(StoreError) as caught:
         await doing
-    return caught.value.problem
+    return problem_of(caught.value).problem
 
 
 async def kept(store: RunStore, run: str = "run-a") -> list[int]:

@@ -11,8 +11,8 @@ import pytest
 from fake_backend import REWARD, chunk, job
 from prometheus_client.parser import text_string_to_metric_families
 from service_helpers import RunningService, rollout_request
-from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.errors import EngineError
 
 LETHAL = f"{faulty_rewards.lethal.__module__}:{faulty_rewards.lethal.__name__}"
 
@@ -73,7 +73,7 @@ def assert_cancelled_within_a_step(engine: Engine, steps: Path) -> None:
     engine.cancel(endless.job)
     engine.ping().result(600)  # sent after it, and answered between two steps
     taken = steps.stat().st_size
-    with pytest.raises(ProblemError):
+    with pytest.raises(EngineError):
         endless.result.result(600)
     assert steps.stat().st_size == taken < 200
 

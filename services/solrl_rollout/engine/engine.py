@@ -12,8 +12,8 @@ from concurrent.futures import Future
 
 from solrl_proto.status import WorkerStatus
 
+from solrl_rollout.engine.errors import EngineDeadError
 from solrl_rollout.engine.hosting import describe, require_equal
-from solrl_rollout.engine.problems import engine_dead, generation_failed
 from solrl_rollout.engine.queue.feed import WorkerFeed
 from solrl_rollout.engine.queue.scheduler import Scheduler
 from solrl_rollout.engine.work import Chunk, HostedModel, Job
@@ -88,7 +88,7 @@ class Engine:
             reserved: they are survivors of pruning, for which the queue has reserved capacity.
 
         Raises:
-            ProblemError: 429 `queue-full`, 503 `engine-dead`.
+            QueueFullError, EngineDeadError.
         """
         self._scheduler.submit(chunks, reserved=reserved)
 
@@ -96,7 +96,7 @@ class Engine:
         """Check that the queue has room for at least one more candidate of a tenant.
 
         Raises:
-            ProblemError: 429 `queue-full`, 503 `engine-dead`.
+            QueueFullError, EngineDeadError.
         """
         self._scheduler.require_capacity(tenant)
 
@@ -110,7 +110,7 @@ class Engine:
         """Return a future that resolves once every serving worker has answered, each before its next step.
 
         Raises:
-            ProblemError: 503 `engine-dead`.
+            EngineDeadError: no worker will serve again.
         """
         with self._scheduler.changed:
             self._scheduler.require_alive()
@@ -151,7 +151,7 @@ class Engine:
             return
         self._set_serving(feed, True)
         if all_loaded and self._scheduler.closing:
-            self._ready.set_exception(engine_dead())
+            self._ready.set_exception(EngineDeadError())
         elif all_loaded:
             self._ready.set_result(describe({one.worker.name: one.hosted for one in self._feeds}))
         self._end(feed, self._supervise(feed))
@@ -239,10 +239,10 @@ class Engine:
             self._scheduler.put_back(left)
         else:
             for chunk in left:
-                chunk.result.set_exception(generation_failed() if isinstance(error, Exception) else engine_dead())
+                chunk.result.set_exception(chunk.error("other") if isinstance(error, Exception) else EngineDeadError())
             for chunk in self._scheduler.clear():
                 if chunk.result.running() or chunk.result.set_running_or_notify_cancel():
-                    chunk.result.set_exception(engine_dead())
+                    chunk.result.set_exception(EngineDeadError())
         feed.worker.close()
 
 

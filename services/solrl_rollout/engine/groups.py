@@ -15,7 +15,6 @@ from solrl_core.sampling.sampler import Trajectory
 from solrl_engine.sampler import survivors
 from solrl_proto.rollouts import Latents, RolloutGroup, RolloutRequest
 
-from solrl_rollout.engine.problems import score_nonfinite
 from solrl_rollout.engine.work import Chunk, ScoredChunk, last_step
 
 Value = TypeVar("Value")
@@ -49,7 +48,7 @@ class ScoredGroup:
             Their places, and the chunks in which they continue.
 
         Raises:
-            ProblemError: 422 `score-nonfinite`.
+            ChunkError: the weights take a score out of float32's range.
         """
         seeds, scores = self.seeds, self._scores()
         places = survivors(scores, keep)
@@ -68,7 +67,7 @@ class ScoredGroup:
         """Its part of the answer.
 
         Raises:
-            ProblemError: 422 `score-nonfinite`.
+            ChunkError: the weights take a score out of float32's range.
         """
         images = None
         if self.request.images == "png":
@@ -104,7 +103,7 @@ class ScoredGroup:
         try:
             return weighted_sum(self._rewards(), {reward.name: reward.weight for reward in self.request.rewards})
         except OverflowError as error:
-            raise score_nonfinite(self.chunks[0].prompt.id) from error
+            raise self.chunks[0].error("score") from error
 
     def _in_place(self, values: Sequence[Value]) -> tuple[Value | None, ...]:
         """The finished candidates' values in their places; None for pruned candidates."""

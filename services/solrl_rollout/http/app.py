@@ -3,13 +3,15 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from solrl_http.app import make_app
+from solrl_http.problems import respond_to
 from solrl_proto.rollouts import StreamLine
 from solrl_proto.status import Activity, IterationReport
 
 from solrl_rollout.engine.backends import BackendLoader, load_backend
 from solrl_rollout.http.routes import adapters, health, models, page, rollouts, runs, status
+from solrl_rollout.problems import TRANSLATED, as_problems, problem_of
 from solrl_rollout.service import running_service
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
@@ -28,12 +30,16 @@ def create_app(settings: Settings, *, load_backend: BackendLoader = load_backend
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with running_service(settings, service_metrics, load_backend) as service:
-            app.state.service = service
-            yield
-            service.draining = True
+        with as_problems():
+            async with running_service(settings, service_metrics, load_backend) as service:
+                app.state.service = service
+                yield
+                service.draining = True
 
-    return make_app(
+    async def answer(_: Request, error: Exception) -> Response:
+        return respond_to(problem_of(error))
+
+    app = make_app(
         "solrl rollout service",
         "Explores candidates of text-to-image models: prompts and group size in, seeds and proxy "
         "rewards out. Errors are RFC 9457 problem documents.",
@@ -43,3 +49,6 @@ def create_app(settings: Settings, *, load_backend: BackendLoader = load_backend
         lifespan,
         documented={"StreamLine": StreamLine, "IterationReport": IterationReport, "Activity": Activity},
     )
+    for kind in TRANSLATED:
+        app.add_exception_handler(kind, answer)
+    return app

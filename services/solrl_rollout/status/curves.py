@@ -30,7 +30,7 @@ class OverviewCurves:
         """The run's score curve and held-out figures at `revision` or later.
 
         Raises:
-            ProblemError: 404 `run-not-found`.
+            RunNotFoundError.
         """
         cached = self._cached.get((tenant, run))
         if cached is None or cached[0] != revision:

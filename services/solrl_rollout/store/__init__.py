@@ -1,8 +1,7 @@
 """Stores of runs: their adapter versions, curves and samples, in this process or in Redis for all replicas."""
 
-from solrl_proto.problems import ProblemError, ProblemKind
-
 from solrl_rollout.store.base import DEFAULT_RETAIN, RunStore
+from solrl_rollout.store.errors import StoreUrlError
 from solrl_rollout.store.memory import MemoryRunStore
 
 __all__ = ["DEFAULT_RETAIN", "MemoryRunStore", "RunStore", "open_store"]
@@ -14,7 +13,7 @@ def open_store(url: str | None, retain: int = DEFAULT_RETAIN, quota: int | None 
     Does not connect yet; `ping` checks whether the store can be reached.
 
     Raises:
-        ProblemError: 500 `store-url` for any other URL. The URL is not repeated: it may contain a password.
+        StoreUrlError: any other URL.
     """
     if url is None or url == "memory://":
         return MemoryRunStore(retain, quota)
@@ -23,10 +22,8 @@ def open_store(url: str | None, retain: int = DEFAULT_RETAIN, quota: int | None 
         from solrl_rollout.store.redis import RedisRunStore
 
         return RedisRunStore(url, retain, quota)
-    raise ProblemError(
-        ProblemKind.STORE_URL,
-        "the store URL has an unknown scheme",
-        got=f"{scheme}://" if separator else "no scheme",
-        expected="memory://, redis://, rediss:// or unix://",
-        action="correct the store URL, or omit it to keep adapters in this process",
+    found = f"the scheme {scheme}://" if separator else "no scheme"
+    raise StoreUrlError(
+        f"the store URL has {found}; expected memory://, redis://, rediss:// or unix://; omit it to keep adapters in "
+        "this process"
     )

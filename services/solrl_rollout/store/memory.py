@@ -18,11 +18,9 @@ from solrl_rollout.store.base import (
     admit,
     encode_point,
     evicted,
-    head_conflict,
     not_found,
-    over_quota,
-    verify_stored,
 )
+from solrl_rollout.store.errors import HeadConflictError, QuotaExceededError, RunNotFoundError
 
 
 @dataclass
@@ -59,7 +57,7 @@ class MemoryRunStore(RunStore):
         old = evicted([*run.versions, info.version], run.pinned, self.retain)
         held = sum(one.size for one in runs.values()) + info.size - sum(run.versions[v][0].size for v in old)
         if self.quota is not None and held > self.quota:
-            raise over_quota(info.run, info.version, f"{held} bytes with this one", self.quota)
+            raise QuotaExceededError(info.run, info.version, held, self.quota)
         run.versions[info.version] = (info, body)
         for version in old:
             del run.versions[version]
@@ -67,9 +65,7 @@ class MemoryRunStore(RunStore):
         return info, True
 
     async def get(self, tenant: str, run: str, version: int) -> tuple[AdapterInfo, bytes]:
-        info, body = self._find(tenant, run, version)
-        await verify_stored(info, body)
-        return info, body
+        return self._find(tenant, run, version)
 
     async def info(self, tenant: str, run: str, version: int) -> AdapterInfo:
         return self._find(tenant, run, version)[0]
@@ -80,7 +76,7 @@ class MemoryRunStore(RunStore):
     async def list(self, tenant: str, run: str) -> AdapterList:
         held = self._tenants[tenant].get(run)
         if held is None:
-            raise not_found(run, 0, None, ())
+            raise RunNotFoundError(run)
         infos = tuple(held.versions[version][0] for version in sorted(held.versions))
         return AdapterList(run=run, head=max(held.versions), pinned=tuple(sorted(held.pinned)), versions=infos)
 
@@ -98,13 +94,13 @@ class MemoryRunStore(RunStore):
         self._find(tenant, run, version)
         held = self._tenants[tenant][run]
         if max(held.versions) not in (version, head):
-            raise head_conflict(run, version, head, max(held.versions))
+            raise HeadConflictError(run, version, head, max(held.versions))
         held.versions = {v: stored for v, stored in held.versions.items() if v <= version}
         held.pinned &= set(held.versions)
 
     async def delete(self, tenant: str, run: str) -> None:
         if self._tenants[tenant].pop(run, None) is None:
-            raise not_found(run, 0, None, ())
+            raise RunNotFoundError(run)
 
     async def add_iteration(self, tenant: str, run: str, report: IterationReport) -> int:
         held, size = self._run(tenant, run), len(encode_point(report).encode())
@@ -149,11 +145,11 @@ class MemoryRunStore(RunStore):
 
     def _run(self, tenant: str, run: str) -> _Run:
         if run not in self._tenants[tenant]:
-            raise not_found(run, 0, None, ())
+            raise RunNotFoundError(run)
         return self._tenants[tenant][run]
 
     def _find(self, tenant: str, run: str, version: int) -> tuple[AdapterInfo, bytes]:
         held = self._tenants[tenant].get(run, _Run()).versions
         if version not in held:
-            raise not_found(run, version, max(held, default=None), held)
+            raise not_found(run, version, max(held, default=None), sorted(held))
         return held[version]

@@ -9,11 +9,12 @@ import pytest
 import torch
 from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
 from solrl_proto.adapters import AdapterInfo, adapter_digest
-from solrl_proto.problems import ProblemError, RetryLaterError
 from solrl_proto.rollouts import AdapterRef
 from solrl_rollout.engine.adapters.adapter_memory import AdapterMemory
 from solrl_rollout.engine.adapters.adapters import Adapters
+from solrl_rollout.engine.errors import AdapterMemoryError
 from solrl_rollout.engine.work import VersionedAdapter
+from solrl_rollout.problems import TRANSLATED, problem_of
 from solrl_rollout.store import MemoryRunStore
 
 pytestmark = pytest.mark.anyio
@@ -36,8 +37,8 @@ async def push(adapters: Adapters, version: int, body: bytes, digest: str) -> st
     parent = version - 1 if version else None
     try:
         await adapters.push("tenant", "run", version, parent, digest, body, HOSTED)
-    except ProblemError as error:
-        return error.problem.kind
+    except TRANSLATED as error:
+        return problem_of(error).problem.kind
     return None
 
 
@@ -198,9 +199,9 @@ async def test_adapters_that_requests_hold_are_bounded() -> None:
         return await adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED)
 
     held = [await fetch(version) for version in (0, 0, 0, 1)]
-    with pytest.raises(RetryLaterError) as refused:
+    with pytest.raises(AdapterMemoryError) as refused:
         await fetch(2)
-    assert (refused.value.problem.kind, refused.value.problem.expected) == ("too-many-bytes", "at most 0 bytes now")
+    assert (refused.value.held, refused.value.limit) == (2 * size, 2 * size)
     held.pop()  # as a job that ends
     third = await fetch(2)
     assert third.hold is not None
@@ -214,10 +215,10 @@ async def test_adapters_that_requests_hold_are_bounded() -> None:
 async def test_a_tenant_holds_no_more_than_its_part() -> None:
     held = AdapterMemory(limit=100, tenant_limit=60)
     first = held.take("a", ("mini", "x"), 50)
-    with pytest.raises(RetryLaterError, match="the adapters of the tenant's requests have 50 bytes"):
+    with pytest.raises(AdapterMemoryError, match="tenant's requests\", held=50"):
         held.take("a", ("mini", "y"), 20)
     others = held.take("b", ("mini", "x"), 50)
-    with pytest.raises(RetryLaterError, match="the adapters of all requests have 100 bytes"):
+    with pytest.raises(AdapterMemoryError, match="all requests', held=100"):
         held.take("c", ("mini", "x"), 1)
     first.release()
     assert held.bytes == 50

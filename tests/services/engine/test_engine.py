@@ -17,8 +17,8 @@ from service_helpers import MODEL, adapter_file, content_digest, problem, rollou
 from solrl_core.sampling.noise import initial_noise
 from solrl_engine.backend import Capabilities, GenerationRequest
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
-from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.errors import ChunkError, EngineDeadError, EngineError, QueueFullError
 from solrl_rollout.http.app import create_app
 from solrl_rollout.settings import Settings
 
@@ -41,7 +41,7 @@ def test_only_the_cancelled_job_stops_at_its_next_step(gate: Gate) -> None:
         assert gate.reached.wait(600)
         engine.cancel(cancelled)
         gate.opened.set()
-        with pytest.raises(ProblemError):
+        with pytest.raises(EngineError):
             running.result.result(600)
         with pytest.raises(CancelledError):
             waiting.result.result(600)
@@ -107,9 +107,8 @@ def test_a_cancelled_job_frees_the_capacity_of_its_survivors(gate: Gate) -> None
         pruned, other = job(steps=2), job()
         engine.submit([chunk(pruned, "held", count=24, until=1, reserved=24)])
         assert gate.reached.wait(600)
-        with pytest.raises(ProblemError) as refused:
+        with pytest.raises(QueueFullError):
             engine.submit([chunk(other, count=1)])
-        assert refused.value.problem.kind == "queue-full"
         engine.cancel(pruned)
         engine.submit([chunk(other, count=24)])
     finally:
@@ -126,9 +125,8 @@ def test_closing_cancels_unfinished_work_and_ends_the_backend(gate: Gate) -> Non
     gate.opened.set()
     engine.close()
     for one in (running, waiting):
-        with pytest.raises(ProblemError) as refused:
+        with pytest.raises(EngineDeadError):
             one.result.result(0)
-        assert refused.value.problem.kind == "engine-dead"
     assert backend.closed
 
 
@@ -159,10 +157,9 @@ def test_the_engine_ends_if_its_backend_dies() -> None:
     backend.check = lambda: break_down(SimpleNamespace(prompt="fatal"))  # type: ignore[assignment, method-assign, arg-type]
     failed, waiting = chunk(job(), "fatal"), chunk(job())
     engine.submit([failed, waiting])
-    for one, kind in ((failed, "generation-failed"), (waiting, "engine-dead")):
-        with pytest.raises(ProblemError) as refused:
+    for one, kind in ((failed, ChunkError), (waiting, EngineDeadError)):
+        with pytest.raises(kind):
             one.result.result(600)
-        assert refused.value.problem.kind == kind
     engine.close()
     assert engine.dead
 
@@ -176,9 +173,9 @@ def test_the_engine_survives_a_failed_chunk() -> None:
     try:
         bad, good = chunk(job(), "bad"), chunk(job())
         engine.submit([bad, good])
-        with pytest.raises(ProblemError) as refused:
+        with pytest.raises(ChunkError) as refused:
             bad.result.result(600)
-        assert refused.value.problem.kind == "generation-failed"
+        assert refused.value.fault == "other"
         assert good.result.result(600).rewards
     finally:
         engine.close()

@@ -9,8 +9,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import pytest
+from solrl_rollout.engine.errors import QueueFullError
 from solrl_rollout.engine.queue.costs import StepCosts
-from solrl_rollout.engine.queue.fair_queue import AHEAD_ITEMS, FairQueue, Quantum, QueueFull
+from solrl_rollout.engine.queue.fair_queue import AHEAD_ITEMS, FairQueue, Quantum
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +162,7 @@ def test_requests_without_an_adapter_share_one_turn() -> None:
 
 def test_a_request_beyond_the_limit_is_refused_as_a_whole() -> None:
     queue = queue_of(Item("a", 6), limit=10)
-    with pytest.raises(QueueFull) as full:
+    with pytest.raises(QueueFullError) as full:
         queue.put([Item("b", 2), Item("b", 3)])
     assert (full.value.waiting, full.value.limit, full.value.tenant) == (6, 10, None)
     assert taken(queue) == ["a"]
@@ -171,7 +172,7 @@ def test_a_request_beyond_the_limit_is_refused_as_a_whole() -> None:
 
 def test_a_tenant_has_a_separate_limit() -> None:
     queue = queue_of(Item("a", 6), limit=100, tenant_limit=10)
-    with pytest.raises(QueueFull) as full:
+    with pytest.raises(QueueFullError) as full:
         queue.put([Item("b", 5)])
     assert (full.value.waiting, full.value.limit, full.value.tenant) == (6, 10, "t")
     queue.put([Item("c", 10, tenant="other")])
@@ -184,7 +185,7 @@ def test_a_tenant_has_a_separate_limit() -> None:
 def test_survivors_have_reserved_capacity_and_go_first() -> None:
     queue = queue_of(Item("a", 4, reserved=2), Item("a", 2, reserved=1), limit=6)
     queue.take()
-    with pytest.raises(QueueFull) as full:
+    with pytest.raises(QueueFullError) as full:
         queue.put([Item("b", 3)])
     assert (full.value.waiting, full.value.limit) == (4, 6)
     queue.put([Item("a", 2, job="other")])
@@ -201,11 +202,11 @@ def test_reserved_capacity_counts_for_its_tenant_until_the_job_ends() -> None:
     queue = queue_of(Item("a", 6, reserved=6, job="pruned"), limit=100, tenant_limit=6)
     queue.take()
     queue.put([Item("b", 6, tenant="other")])
-    with pytest.raises(QueueFull) as full:
+    with pytest.raises(QueueFullError) as full:
         queue.put([Item("a", 1)])
     assert (full.value.waiting, full.value.tenant) == (6, "t")
     queue.require_capacity({"third": 6})
-    with pytest.raises(QueueFull):
+    with pytest.raises(QueueFullError):
         queue.require_capacity({"t": 1})
     queue.release("t", "pruned")
     queue.require_capacity({"t": 6})
@@ -216,7 +217,7 @@ def test_no_order_of_pruned_work_exceeds_the_limit() -> None:
     queue, draw = queue_of(limit=50), random.Random(1)
     running: list[Item] = []
     for job in map(str, range(2000)):
-        with contextlib.suppress(QueueFull):
+        with contextlib.suppress(QueueFullError):
             count = draw.randint(1, 20)
             queue.put([Item("a", count, job=job, reserved=draw.randint(0, count))])
         if draw.random() < 0.9 and (item := queue.take()) is not None and item.reserved:
@@ -413,9 +414,9 @@ def test_an_item_that_is_put_back_is_next_and_its_run_pays_once() -> None:
     assert (queue.candidates, queue.by_tenant, queue.cost) == before
     assert queue.take() is again
     assert taken(queue) == ["b", "a", "a", "b"]  # a tie: the run served last is next
-    with contextlib.suppress(QueueFull):
+    with contextlib.suppress(QueueFullError):
         queue.require_capacity({"t": 1000 - 6})
-    with pytest.raises(QueueFull):
+    with pytest.raises(QueueFullError):
         queue.require_capacity({"t": 1000 - 5})
 
 

@@ -9,8 +9,8 @@ from fake_backend import REWARD, Events, FakeBackend, Observed, started_engine
 from faulty_rewards import gate
 from solrl_engine.backend import GenerationRequest
 from solrl_proto import Plan, PromptItem
-from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.errors import ChunkError, EngineDeadError, EngineError
 from solrl_rollout.engine.work import Chunk, Job
 
 FATAL, GATED, PICKY = (f"faulty_rewards:{name}" for name in ("fatal", "gated", "picky"))
@@ -77,9 +77,9 @@ def test_scores_equal_those_without_overlap(engine: Engine, events: Events) -> N
 def test_a_fault_affects_only_its_chunk(engine: Engine) -> None:
     good, bad, after = (chunk(name, reward=PICKY, want=want) for name, want in (("a", 3), ("b", "many"), ("c", 5)))
     engine.submit([good, bad, after])
-    with pytest.raises(ProblemError) as refused:
+    with pytest.raises(ChunkError) as refused:
         bad.result.result(600)
-    assert (refused.value.problem.kind, refused.value.problem.where) == ("reward-failed", "prompts.b")
+    assert (refused.value.fault, refused.value.prompt) == ("reward", "b")
     for one, value in ((good, 3), (after, 5)):
         assert one.result.result(600).rewards[PICKY].tolist() == [value] * 4
 
@@ -90,7 +90,7 @@ def test_a_chunk_cancelled_before_it_is_scored_is_not_scored(engine: Engine, eve
     events.wait_for("*b")
     engine.cancel(second.job)
     gate.set()
-    with pytest.raises(ProblemError):
+    with pytest.raises(EngineError):
         second.result.result(600)
     for one in (first, third):
         assert len(one.result.result(600).rewards[GATED]) == 4
@@ -103,7 +103,7 @@ def test_a_chunk_cancelled_during_generation_stops_at_its_next_step(
     scoring, running = chunk("a"), chunk("b", steps=200)
     backend.on_step = lambda request: engine.cancel(running.job) if request.prompt == "b" else None
     engine.submit([scoring, running])
-    with pytest.raises(ProblemError):
+    with pytest.raises(EngineError):
         running.result.result(600)
     assert "*b" not in events.seen
     gate.set()
@@ -155,12 +155,11 @@ def test_the_engine_ends_if_scoring_kills_its_thread(engine: Engine, backend: Ob
     chunks = [chunk("a", reward=FATAL), *([chunk("b", reward=REWARD, steps=20)] if behind else [])]
     engine.submit(chunks)
     for one in chunks:
-        with pytest.raises(ProblemError) as refused:
+        with pytest.raises(EngineDeadError):
             one.result.result(600)
-        assert refused.value.problem.kind == "engine-dead"
     engine.close()
     assert engine.dead
-    with pytest.raises(ProblemError):
+    with pytest.raises(EngineError):
         engine.submit([chunk("c")])
 
 

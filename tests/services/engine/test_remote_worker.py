@@ -17,8 +17,9 @@ import torch
 from fake_backend import REWARD, FakeBackend, chunk, job
 from service_helpers import make_adapter
 from solrl_core.adapter import Adapter
-from solrl_proto.problems import ProblemError, RetryLaterError
+from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.errors import ChunkError, EngineError
 from solrl_rollout.engine.work import ScoredChunk, VersionedAdapter
 from solrl_rollout.engine.workers import process, process_workers, remote, shared_adapters
 from solrl_rollout.engine.workers.encoding import Header, encode_hosted, encode_scored
@@ -132,9 +133,9 @@ def test_an_adapter_without_room_fails_its_chunk_alone(monkeypatch: pytest.Monke
             patch.setattr(os, "memfd_create", used_up)
             refused = chunk(adapted(1))
             engine.submit([refused])
-            with pytest.raises(RetryLaterError, match="Too many open files") as error:
+            with pytest.raises(ChunkError) as error:
                 refused.result.result(600)
-            assert (error.value.problem.status, error.value.problem.kind) == (503, "too-many-bytes")
+            assert (error.value.fault, error.value.text) == ("adapter memory", os.strerror(errno.EMFILE))
             engine.ping().result(600)
         for of in (job(), adapted(1)):
             fine = chunk(of)
@@ -196,7 +197,7 @@ def test_a_result_that_arrives_while_its_worker_ends_for_good_counts_once() -> N
         held, fatal = chunk(job(), "held"), chunk(job(), "fatal")
         engine.submit([held, fatal])
         assert torch.equal(held.result.result(600).rewards[REWARD], torch.ones(4))
-        with pytest.raises(ProblemError):
+        with pytest.raises(EngineError):
             fatal.result.result(600)
         assert engine.workers[0].chunks == 1
 

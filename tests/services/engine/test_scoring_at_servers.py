@@ -13,9 +13,9 @@ from solrl_core.rewards.images import as_bytes, as_floats, as_uint8
 from solrl_core.sampling.noise import initial_noise
 from solrl_engine.backend import GenerationRequest
 from solrl_proto import Plan, PromptItem
-from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
 from solrl_rollout.engine import external_rewards
 from solrl_rollout.engine.engine import Engine
+from solrl_rollout.engine.errors import ChunkError, EngineError
 from solrl_rollout.engine.work import Chunk, ExternalReward, Job
 from solrl_rollout.engine.workers import make_workers, process_workers
 from solrl_rollout.settings import Settings
@@ -139,7 +139,7 @@ def test_a_chunk_that_waits_for_a_place_is_cancelled_at_once(
         settle(engine)
         sleep(0.2)  # the thread sleeps by now, and must be woken
         engine.cancel(waits.job)
-        with pytest.raises(ProblemError):
+        with pytest.raises(EngineError):
             waits.result.result(600)
         backend.events.wait_for("*c")
         assert not asked.result.done()
@@ -204,10 +204,9 @@ def test_a_server_that_dies_fails_the_chunks_that_it_scores_and_no_others(backen
         until(lambda: server.waiting == (BOUND - 1) * COUNT)
         server.kill()
         for one in chunks:
-            with pytest.raises(RetryLaterError, match="gave no answer") as caught:
+            with pytest.raises(ChunkError) as caught:
                 one.result.result(600)
-            assert (caught.value.problem.status, caught.value.problem.kind) == (503, ProblemKind.REWARD_FAILED)
-            assert caught.value.problem.where == f"prompts.{one.prompt.id}"
+            assert (caught.value.fault, caught.value.prompt) == ("reward server", one.prompt.id)
         other = chunk("g", tmp_path, REWARD)
         engine.submit([other])
         assert_scored(other)
@@ -325,7 +324,7 @@ def test_a_cancelled_chunk_leaves_a_server_that_does_not_answer() -> None:
             engine.cancel(asked.job)
             until(lambda: asked.result.done() and waits.result.done() and after.result.done())
             assert len(after.result.result().rewards[NAME]) == len(waits.result.result().rewards[NAME]) == COUNT
-            with pytest.raises(ProblemError):
+            with pytest.raises(EngineError):
                 asked.result.result()
         finally:
             app.leave.set()

@@ -19,9 +19,8 @@ from solrl_core.lora import Merger, target_modules
 from solrl_core.sampling.sampler import Trajectory
 from solrl_core.sampling.solvers import Dpm2
 from solrl_proto.adapters import adapter_digest
-from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
 from solrl_proto.rollouts import RewardTime
-from solrl_rollout.engine.problems import out_of_memory
+from solrl_rollout.engine.errors import EngineDeadError, EngineError
 from solrl_rollout.engine.work import ExternalReward, ScoredChunk, VersionedAdapter
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.engine.workers.encoding import (
@@ -91,19 +90,11 @@ def test_a_result_arrives_with_compressed_images(shared: bool) -> None:
         assert getattr(arrived, field) == getattr(sent, field)
 
 
-@pytest.mark.parametrize("batch", [None, 1, 12])
-def test_an_error_keeps_its_problem_and_its_time(batch: int | None) -> None:
-    sent = out_of_memory("mini", "bf16", batch)
-    arrived = decode_error(encode_error(sent))
+@pytest.mark.parametrize("sent", [EngineDeadError(), chunk(job()).error("decoder", "none", got="A", expected="B")])
+def test_an_error_keeps_its_type_and_its_facts(sent: EngineError) -> None:
+    arrived = decode_error(**json.loads(json.dumps(encode_error(sent))))
     assert type(arrived) is type(sent)
-    assert arrived.problem == sent.problem
-    assert getattr(arrived, "retry_after", None) == getattr(sent, "retry_after", None)
-
-
-def test_an_error_without_a_problem_is_a_failed_generation() -> None:
-    arrived = decode_error(encode_error(KeyError("a bug")))
-    assert (arrived.problem.kind, type(arrived)) == (ProblemKind.GENERATION_FAILED, ProblemError)
-    assert not isinstance(arrived, RetryLaterError)
+    assert vars(arrived) == vars(sent)
 
 
 def test_messages_of_any_size_arrive_in_order_with_their_files(tmp_path: Path) -> None:

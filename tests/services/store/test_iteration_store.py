@@ -148,5 +148,5 @@ async def test_a_report_writes_exactly_these_keys(empty_redis_url: str) -> None:
         run = {"solrl:{tenant-a}:run:run-a:iterations", "solrl:{tenant-a}:run:run-a:progress"}
         assert added == run | {"solrl:{tenant-a}:revision"}
         await store.delete(TENANT, "run-a")
-        assert set(client.keys()) == {b"solrl:{tenant-a}:bytes", b"solrl:{tenant-a}:revision"}
+        assert set(client.keys()) == {b"solrl:{tenant-a}:revision"}
     await store.close()

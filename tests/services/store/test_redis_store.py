@@ -2,20 +2,21 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import redis
-from redis.asyncio.client import Pipeline
+from iteration_helpers import report
+from redis.asyncio import Redis
 from solrl_proto.adapters import AdapterInfo
-from solrl_rollout.store.redis import CHUNK_BYTES, Keys, Record, RedisRunStore, weaknesses
+from solrl_rollout.store.redis import RedisRunStore
 from store_helpers import TENANT, adapter, fill, kept, refusal
 
 pytestmark = pytest.mark.anyio
 
-ALWAYS = {"solrl:{tenant-a}:runs", "solrl:{tenant-a}:bytes", "solrl:{tenant-a}:run:run-a:versions"}
-"""Keys of a run, except its chunks."""
+RECORDS = "solrl:{tenant-a}:run:run-a:versions"
 
 
 @pytest.fixture
@@ -30,13 +31,12 @@ def client(empty_redis_url: str) -> redis.Redis:
     return redis.Redis.from_url(empty_redis_url)
 
 
-def keys_of(client: redis.Redis, *, expiring: bool) -> set[str]:
-    return {bytes(key).decode() for key in client.scan_iter() if (client.ttl(key) >= 0) == expiring}
+def keys_of(client: redis.Redis) -> set[str]:
+    return {bytes(key).decode() for key in client.scan_iter()}
 
 
 async def test_two_clients_share_one_redis(redis_store: RedisRunStore, empty_redis_url: str) -> None:
-    body = bytes(range(256)) * (CHUNK_BYTES // 128) + b"the third chunk"
-    info, _ = adapter(0, None, body=body)
+    info, body = adapter(0, None, body=bytes(range(256)) * 2**16)
     await redis_store.put(TENANT, info, body)
     other = RedisRunStore(empty_redis_url)
     assert await other.get(TENANT, "run-a", 0) == (info, body)
@@ -44,222 +44,61 @@ async def test_two_clients_share_one_redis(redis_store: RedisRunStore, empty_red
 
 
 async def test_exactly_these_keys_remain(redis_store: RedisRunStore, client: redis.Redis) -> None:
-    body = bytes(2 * CHUNK_BYTES + 1)
-    for version in range(5):
-        await redis_store.put(TENANT, *adapter(version, version - 1 if version else None, body=body))
-    records = client.hgetall("solrl:{tenant-a}:run:run-a:versions")
-    assert records.pop(b"head") == b"4"
-    assert set(records) == {b"2", b"3", b"4"}
-    held = [json.loads(record) for record in records.values()]
-    places = [(record["info"]["version"], record["token"]) for record in held]
-    chunks = {f"solrl:{{tenant-a}}:run:run-a:blob:{version}:{token}:{i}" for version, token in places for i in range(3)}
-    assert keys_of(client, expiring=False) == ALWAYS | chunks
-    assert keys_of(client, expiring=True) == set()
+    await fill(redis_store, 5)
+    assert (await refusal(redis_store.put(TENANT, *adapter(9, 0)))).kind == "parent-conflict"
+    assert set(client.hkeys(RECORDS)) == {b"head", b"2", b"3", b"4"}
+    run = RECORDS.removesuffix(":versions")
+    assert keys_of(client) == {"solrl:{tenant-a}:runs", RECORDS, *(f"{run}:blob:{version}" for version in (2, 3, 4))}
 
 
-class Overtaken(RedisRunStore):
-    """A client that `rival` overtakes between its upload and its commit."""
-
-    rival: tuple[RedisRunStore, AdapterInfo, bytes]
-
-    async def _upload(self, keys: Keys, record: Record, body: bytes) -> tuple[str, ...]:
-        chunks = await super()._upload(keys, record, body)
-        store, info, winner = self.rival
-        await store.put(TENANT, info, winner)
-        return chunks
-
-
-@pytest.fixture
-async def overtaken(empty_redis_url: str) -> AsyncIterator[Overtaken]:
-    opened = Overtaken(empty_redis_url, retain=3)
-    yield opened
-    await opened.close()
-
-
-@pytest.mark.parametrize(("version", "kind"), [(0, "version-conflict"), (1, "parent-conflict")])
-async def test_an_upload_that_loses_a_race_leaves_no_keys(
-    overtaken: Overtaken, redis_store: RedisRunStore, client: redis.Redis, version: int, kind: str
-) -> None:
-    winner = adapter(0, None, "winner")
-    overtaken.rival = (redis_store, *winner)
-    problem = await refusal(overtaken.put(TENANT, *adapter(version, None, "loser")))
-    assert (problem.status, problem.kind) == (409, kind)
-    assert await kept(redis_store) == [0]
-    assert await redis_store.get(TENANT, "run-a", 0) == winner
-    record = client.hget("solrl:{tenant-a}:run:run-a:versions", "0")
-    assert record is not None
-    token = json.loads(record)["token"]
-    assert keys_of(client, expiring=False) == ALWAYS | {f"solrl:{{tenant-a}}:run:run-a:blob:0:{token}:0"}
-    assert keys_of(client, expiring=True) == set()
-
-
-async def test_an_upload_overtaken_by_its_own_retry_succeeds(overtaken: Overtaken, redis_store: RedisRunStore) -> None:
-    info, body = adapter(0, None)
-    overtaken.rival = (redis_store, info, body)
-    assert await overtaken.put(TENANT, info, body) == (info, False)
-    assert await redis_store.get(TENANT, "run-a", 0) == (info, body)
-
-
-async def test_a_commit_repeated_after_a_lost_answer_keeps_the_version(
+async def test_a_push_repeated_after_a_lost_answer_keeps_the_version(
     redis_store: RedisRunStore, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluate = Pipeline.eval
+    evaluate = Redis.evalsha
 
-    def again(pipe: Pipeline, *arguments: Any) -> Any:
-        client.eval(*arguments)
-        return evaluate(pipe, *arguments)
+    async def twice(asked: Redis, *arguments: Any) -> Any:
+        await evaluate(asked, *arguments)
+        return await evaluate(asked, *arguments)
 
-    monkeypatch.setattr(Pipeline, "eval", again)
+    monkeypatch.setattr(Redis, "evalsha", twice)
     info, body = adapter(0, None)
-    assert await redis_store.put(TENANT, info, body) == (info, True)
-    assert await redis_store.get(TENANT, "run-a", 0) == (info, body)
-    assert client.get("solrl:{tenant-a}:bytes") == str(info.size).encode()
-
-
-@pytest.fixture
-def slow_disk(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
-    """The disk writes nothing until `synced` is set. It replaces WAITAOF, which Redis before 7.2 does not have."""
-
-    def waitaof(pipe: Pipeline, *_: int) -> Pipeline:
-        return pipe.eval("return {redis.call('EXISTS', 'synced'), 0}", 0)
-
-    monkeypatch.setattr(Pipeline, "waitaof", waitaof)
-    return client
-
-
-def changes(client: redis.Redis) -> int:
-    count: int = client.info("persistence")["rdb_changes_since_last_save"]
-    return count
-
-
-async def test_no_retry_is_acknowledged_before_the_version_is_on_disk(
-    redis_store: RedisRunStore, slow_disk: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_store, "_durable", True)
-    info, body = adapter(0, None)
-    for _ in range(2):
-        before = changes(slow_disk)
-        problem = await refusal(redis_store.put(TENANT, info, body))
-        assert (problem.status, problem.kind) == (503, "store-unavailable")
-        assert "to disk" in problem.detail
-        assert changes(slow_disk) > before, "WAITAOF waits for what its own connection wrote"
-    slow_disk.set("synced", 1)
-    assert await redis_store.put(TENANT, info, body) == (info, False)
+    assert (await redis_store.put(TENANT, info, body))[0] == info
     assert await redis_store.get(TENANT, "run-a", 0) == (info, body)
 
 
-async def test_no_rewind_is_acknowledged_before_it_is_on_disk(
-    redis_store: RedisRunStore, slow_disk: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await fill(redis_store, 2)
-    monkeypatch.setattr(redis_store, "_durable", True)
-    for _ in range(2):
-        before = changes(slow_disk)
-        problem = await refusal(redis_store.rewind(TENANT, "run-a", 0, 1))
-        assert (problem.status, problem.kind) == (503, "store-unavailable")
-        assert changes(slow_disk) > before, "WAITAOF waits for what its own connection wrote"
-    slow_disk.set("synced", 1)
-    await redis_store.rewind(TENANT, "run-a", 0, 1)
-    assert await kept(redis_store) == [0]
-
-
-async def test_no_push_overtaken_by_its_retry_is_acknowledged_before_it_is_on_disk(
-    overtaken: Overtaken, redis_store: RedisRunStore, slow_disk: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(overtaken, "_durable", True)
-    info, body = adapter(0, None)
-    overtaken.rival = (redis_store, info, body)
-    problem = await refusal(overtaken.put(TENANT, info, body))
-    assert (problem.status, problem.kind) == (503, "store-unavailable")
-
-
-class Dying(RedisRunStore):
-    """A client that dies between upload and commit."""
-
-    async def _upload(self, keys: Keys, record: Record, body: bytes) -> tuple[str, ...]:
-        await super()._upload(keys, record, body)
-        raise asyncio.CancelledError
-
-
-async def test_an_interrupted_upload_leaves_only_expiring_keys(
-    empty_redis_url: str, redis_store: RedisRunStore, client: redis.Redis
-) -> None:
-    dying = Dying(empty_redis_url)
-    with pytest.raises(asyncio.CancelledError):
-        await dying.put(TENANT, *adapter(0, None))
-    await dying.close()
-    assert keys_of(client, expiring=False) == set()
-    assert len(keys_of(client, expiring=True)) == 1
-    await fill(redis_store, 1)
-    assert await kept(redis_store) == [0]
-
-
-class Slow(RedisRunStore):
-    """A client whose first chunk expires before its commit."""
-
-    async def _upload(self, keys: Keys, record: Record, body: bytes) -> tuple[str, ...]:
-        chunks = await super()._upload(keys, record, body)
-        await self._redis.delete(chunks[0])
-        return chunks
-
-
-async def test_an_upload_that_expired_is_not_acknowledged(empty_redis_url: str, client: redis.Redis) -> None:
-    slow = Slow(empty_redis_url)
-    problem = await refusal(slow.put(TENANT, *adapter(0, None, body=bytes(CHUNK_BYTES + 1))))
-    await slow.close()
-    assert (problem.status, problem.kind) == (503, "store-unavailable")
-    assert keys_of(client, expiring=False) == set()
-
-
-async def test_a_deleted_run_leaves_only_the_count(redis_store: RedisRunStore, client: redis.Redis) -> None:
+async def test_a_deleted_run_leaves_no_keys(redis_store: RedisRunStore, client: redis.Redis) -> None:
     await fill(redis_store, 3)
     await redis_store.pin(TENANT, "run-a", 1, True)
     await redis_store.delete(TENANT, "run-a")
-    assert keys_of(client, expiring=False) == {"solrl:{tenant-a}:bytes"}
-    assert client.get("solrl:{tenant-a}:bytes") == b"0"
+    assert keys_of(client) == set()
 
 
 async def test_a_rewind_leaves_no_keys_of_deleted_versions(redis_store: RedisRunStore, client: redis.Redis) -> None:
     await fill(redis_store, 1)
-    before = keys_of(client, expiring=False)
+    before = keys_of(client)
     for version in (1, 2):
         await redis_store.put(TENANT, *adapter(version, version - 1))
     await redis_store.rewind(TENANT, "run-a", 0, 2)
-    assert keys_of(client, expiring=False) == before
-    assert set(client.hkeys("solrl:{tenant-a}:run:run-a:versions")) == {b"0", b"head"}
+    assert keys_of(client) == before
+    assert set(client.hkeys(RECORDS)) == {b"0", b"head"}
 
 
 async def test_a_damaged_record_does_not_block_newer_versions(redis_store: RedisRunStore, client: redis.Redis) -> None:
     await fill(redis_store, 3)
-    client.hset("solrl:{tenant-a}:run:run-a:versions", "0", "not JSON")
+    client.hset(RECORDS, "0", "not JSON")
     await redis_store.put(TENANT, *adapter(3, 2))
     assert await kept(redis_store) == [1, 2, 3]
-
-
-async def test_redis_settings_that_risk_losing_adapters_are_reported(own_redis) -> None:  # type: ignore[no-untyped-def]
-    store = RedisRunStore(own_redis.url)
-    (told,) = await store.warnings()
-    assert "append-only" in told
-    with redis.Redis.from_url(own_redis.url) as client:
-        client.config_set("appendonly", "yes")
-        assert await store.warnings() == ()
-        client.config_set("maxmemory", "100mb")
-        client.config_set("maxmemory-policy", "allkeys-lru")
-    (told,) = await store.warnings()
-    assert "noeviction" in told
-    await store.close()
-    unsynced = {"maxmemory": "0", "maxmemory-policy": "allkeys-lru", "appendonly": "yes", "appendfsync": "no"}
-    assert ["appendfsync" in told for told in weaknesses(unsynced)] == [True]
 
 
 class Overtaking(RedisRunStore):
     """Between finding a version and reading it, the run is rewound and the version pushed again."""
 
-    async def _download(self, keys: Keys, record: Record) -> bytes | None:
-        if record.info.digest == adapter(1, 0)[0].digest:
+    async def info(self, tenant: str, run: str, version: int) -> AdapterInfo:
+        found = await super().info(tenant, run, version)
+        if found == adapter(1, 0)[0]:
             await self.rewind(TENANT, "run-a", 0, 1)
             await self.put(TENANT, *adapter(1, 0, body=b"another"))
-        return await super()._download(keys, record)
+        return found
 
 
 async def test_a_version_pushed_again_during_a_read_is_not_reported_as_damaged(empty_redis_url: str) -> None:
@@ -278,7 +117,7 @@ async def test_damage_in_redis_is_found_at_get(redis_store: RedisRunStore, clien
     elif damage == "lost":
         client.delete(chunk)
     else:
-        client.hset("solrl:{tenant-a}:run:run-a:versions", "0", "{}")
+        client.hset(RECORDS, "0", "{}")
     problem = await refusal(redis_store.get(TENANT, "run-a", 0))
     assert (problem.status, problem.kind) == (500, "adapter-corrupt")
 
@@ -305,21 +144,9 @@ async def test_a_redis_out_of_memory_is_503_and_stores_nothing(own_redis) -> Non
     with redis.Redis.from_url(own_redis.url) as client:
         client.config_set("maxmemory", "1mb")
     store = RedisRunStore(own_redis.url)
-    problem = await refusal(store.put(TENANT, *adapter(0, None, body=bytes(CHUNK_BYTES))))
+    problem = await refusal(store.put(TENANT, *adapter(0, None, body=bytes(2**22))))
     assert (problem.status, problem.kind) == (503, "store-unavailable")
     assert (await refusal(store.list(TENANT, "run-a"))).kind == "run-not-found"
-    await store.close()
-
-
-async def test_an_upload_that_reaches_the_memory_limit_leaves_nothing(own_redis) -> None:  # type: ignore[no-untyped-def]
-    body = bytes(8 * CHUNK_BYTES)
-    with redis.Redis.from_url(own_redis.url) as client:
-        client.config_set("maxmemory", client.info("memory")["used_memory"] + 3 * CHUNK_BYTES)
-        store = RedisRunStore(own_redis.url)
-        problem = await refusal(store.put(TENANT, *adapter(0, None, body=body)))
-        assert (problem.status, problem.kind) == (503, "store-unavailable")
-        assert "memory" in problem.detail
-        assert client.keys() == []
     await store.close()
 
 
@@ -327,9 +154,6 @@ async def test_more_commands_than_connections_wait_for_their_turn(redis_store: R
     await fill(redis_store, 2)
     lists = await asyncio.gather(*(redis_store.runs(TENANT) for _ in range(300)), redis_store.ping())
     assert all(len(one.runs) == 1 for one in lists[:-1])
-
-
-RECORDS = "solrl:{tenant-a}:run:run-a:versions"
 
 
 async def test_a_record_copied_to_another_version_is_not_served(
@@ -355,17 +179,43 @@ async def test_a_damaged_record_does_not_break_tenants_lists(redis_store: RedisR
     assert (await refusal(redis_store.list(TENANT, "run-a"))).kind == "adapter-corrupt"
 
 
-@pytest.mark.parametrize("field", ["chunks", "size"])
-async def test_a_record_of_a_million_chunks_is_rejected(
-    redis_store: RedisRunStore, client: redis.Redis, field: str
+async def test_fields_of_a_newer_replica_are_ignored(redis_store: RedisRunStore, client: redis.Redis) -> None:
+    await fill(redis_store, 1)
+    record = json.loads(client.hget(RECORDS, "0") or b"")
+    client.hset(RECORDS, "0", json.dumps(record | {"new": 1}))
+    assert await redis_store.info(TENANT, "run-a", 0) == adapter(0, None)[0]
+    told = report(0).model_dump(exclude={"samples"})
+    newer = json.dumps(told | {"score": told["score"] | {"median": 0.5}, "new": 1})
+    client.zadd(RECORDS.replace("versions", "iterations"), {newer: 0})
+    assert [point.score for point in await redis_store.iterations(TENANT, "run-a")] == [report(0).score]
+
+
+async def test_a_damaged_iteration_is_named_once_and_hides_no_other(
+    redis_store: RedisRunStore, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     await fill(redis_store, 1)
-    text = client.hget(RECORDS, "0")
-    assert text is not None
-    record = json.loads(text)
-    (record if field == "chunks" else record["info"])[field] = 10**6 if field == "chunks" else "large"
-    client.hset(RECORDS, "0", json.dumps(record))
-    client.config_resetstat()
+    for i in range(2):
+        await redis_store.add_iteration(TENANT, "run-a", report(i))
+    client.zadd(RECORDS.replace("versions", "iterations"), {"garbage of this test": 1})
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert [point.iteration for point in await redis_store.iterations(TENANT, "run-a")] == [0, 1]
+    (line,) = caplog.messages
+    assert "'run-a'" in line
+
+
+async def test_a_head_that_is_no_number_is_damage_of_the_run(redis_store: RedisRunStore, client: redis.Redis) -> None:
+    await fill(redis_store, 3)
+    client.hset(RECORDS, "head", "newest")
+    for doing in (
+        redis_store.head(TENANT, "run-a"),
+        redis_store.put(TENANT, *adapter(3, 2)),
+        redis_store.rewind(TENANT, "run-a", 1, 2),
+        redis_store.info(TENANT, "run-a", 9),
+    ):
+        problem = await refusal(doing)
+        assert (problem.status, problem.kind) == (500, "adapter-corrupt")
+        assert "newest" in str(problem.got)
     await redis_store.delete(TENANT, "run-a")
-    assert client.info("commandstats")["cmdstat_unlink"]["calls"] == 1  # for the run's keys
-    assert await redis_store.head(TENANT, "run-a") is None
+    await fill(redis_store, 1)
+    assert await kept(redis_store) == [0]

@@ -2,14 +2,10 @@
 
 from collections import Counter, deque
 
-from solrl_proto.problems import ProblemKind, RetryLaterError
-
-RETRY_AFTER_S = 5
+from solrl_rollout.engine.errors import AdapterMemoryError
 
 Content = tuple[str, str]
 """A model's name and an adapter's digest."""
-
-
 _Held = tuple[str, Content]
 
 
@@ -50,7 +46,7 @@ class AdapterMemory:
         """Count `content` for one more request of a tenant.
 
         Raises:
-            RetryLaterError: 503 `too-many-bytes`.
+            AdapterMemoryError: there is no room for it.
         """
         held = tenant, content
         self._settle()
@@ -72,12 +68,4 @@ class AdapterMemory:
 
 def _require(whose: str, held: int, size: int, limit: int) -> None:
     if held + size > limit:
-        raise RetryLaterError(
-            ProblemKind.TOO_MANY_BYTES,
-            f"the adapters of {whose} have {held} bytes until they are served, and {size} more would exceed the limit",
-            retry_after=RETRY_AFTER_S,
-            where="body.adapter",
-            got=size,
-            expected=f"at most {max(0, limit - held)} bytes now",
-            action="send the same request again later, or raise max_queued_adapter_bytes of the service",
-        )
+        raise AdapterMemoryError(whose, held, size, limit)

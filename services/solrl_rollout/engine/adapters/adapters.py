@@ -5,12 +5,11 @@ from collections import OrderedDict
 from weakref import WeakValueDictionary
 
 from solrl_core.adapter import Adapter, decode_adapter
-from solrl_core.errors import AdapterError
 from solrl_proto.adapters import AdapterInfo, adapter_digest
-from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import AdapterRef
 
 from solrl_rollout.engine.adapters.adapter_memory import AdapterMemory, Content
+from solrl_rollout.engine.errors import AdapterDigestError, AdapterModelError
 from solrl_rollout.engine.work import HeldAdapter, HostedModel
 from solrl_rollout.store import RunStore
 
@@ -43,18 +42,13 @@ class Adapters:
         """Validate and store a version for a hosted model; returns it, and whether it is new.
 
         Raises:
-            ProblemError: 422 `digest-mismatch` or `adapter-…`, 409 and 413 from the store.
+            AdapterDigestError: the body has another digest.
+            AdapterError: it is no adapter for the model.
+            StoreError: a conflict, or the quota is exceeded; see `RunStore.put`.
         """
         received = await asyncio.to_thread(adapter_digest, body)
         if received != digest:
-            raise ProblemError(
-                ProblemKind.DIGEST_MISMATCH,
-                "the body does not match its Content-Digest: it was damaged or truncated in transit",
-                where="header.Content-Digest",
-                got=f"{received}, {len(body)} bytes",
-                expected=digest,
-                action="send the file again",
-            )
+            raise AdapterDigestError(received, len(body), digest)
         adapter = await self._decode(digest, body, hosted)
         info = AdapterInfo(
             run=run,
@@ -73,7 +67,8 @@ class Adapters:
         """A stored version, decoded; its bytes count until the result's hold is released.
 
         Raises:
-            ProblemError: 404 for an unknown run or version, 422 `adapter-model`, 503 `too-many-bytes`.
+            StoreError: the run or version is unknown.
+            AdapterModelError, AdapterMemoryError: it is another model's, or there is no room for it.
         """
         while (found := await self._fetch(tenant, ref, hosted)) is None:
             pass
@@ -83,14 +78,7 @@ class Adapters:
         """As `fetch`; None if the version was replaced meanwhile: deleted, and pushed with other content."""
         info = await self._store.info(tenant, ref.run, ref.version)
         if info.model != hosted.info.name:
-            raise ProblemError(
-                ProblemKind.ADAPTER_MODEL,
-                f"the adapter was pushed for model {info.model!r}",
-                where="body.adapter",
-                got=info.model,
-                expected=hosted.info.name,
-                action="use a version that was pushed for this model",
-            )
+            raise AdapterModelError(info.model, hosted.info.name)
         content = (hosted.info.name, info.digest)
         hold = self.held.take(tenant, content, info.size)
         try:
@@ -135,10 +123,7 @@ class Adapters:
         content = (hosted.info.name, digest)
         if (known := self._known(content)) is not None:
             return known
-        try:
-            adapter = await asyncio.to_thread(decode_adapter, body, hosted.adapter_layout)
-        except AdapterError as error:
-            raise ProblemError(ProblemKind[f"ADAPTER_{error.fault.upper()}"], error.detail, **error.fields) from error
+        adapter = await asyncio.to_thread(decode_adapter, body, hosted.adapter_layout)
         self._cached[content] = self._decoded[content] = adapter
         while len(self._cached) > 1 and self._is_over_full():
             self._cached.popitem(last=False)

@@ -10,6 +10,8 @@ from typing import Generic, Protocol, TypeVar
 
 from solrl_http.fair_share import FairShare
 
+from solrl_rollout.engine.errors import QueueFullError
+
 Run = Hashable
 
 NEWCOMERS_IN_A_ROW = 4
@@ -54,20 +56,6 @@ class QueueItem(Protocol):
 Item = TypeVar("Item", bound=QueueItem)
 Waiting = dict[str, dict[Run, deque[Item]]]
 """Items by tenant and run."""
-
-
-class QueueFull(Exception):  # noqa: N818
-    """The items do not fit, and none was added.
-
-    Attributes:
-        waiting: candidates that wait or for which capacity is reserved, of `tenant` or of all.
-        limit: the most that may.
-        tenant: the tenant whose limit is reached; None for the limit of all.
-    """
-
-    def __init__(self, waiting: int, limit: int, tenant: str | None) -> None:
-        super().__init__(waiting, limit, tenant)
-        self.waiting, self.limit, self.tenant = waiting, limit, tenant
 
 
 @dataclass
@@ -135,7 +123,7 @@ class FairQueue(Generic[Item]):
             reserved: they return to capacity reserved for them, ahead of the run's other items.
 
         Raises:
-            QueueFull: they do not all fit.
+            QueueFullError: they do not all fit.
         """
         if not reserved:
             requested = Counter[str]()
@@ -154,16 +142,16 @@ class FairQueue(Generic[Item]):
         """Check that this many more candidates of each tenant fit now.
 
         Raises:
-            QueueFull: they do not all fit.
+            QueueFullError: they do not all fit.
         """
         taken = self.candidates + self._reserved.total()
         if taken + sum(requested.values()) > self.limit:
-            raise QueueFull(taken, self.limit, None)
+            raise QueueFullError(taken, self.limit, None)
         for tenant, candidates in requested.items():
             reserved = sum(count for (owner, _), count in self._reserved.items() if owner == tenant)
             taken = self.by_tenant[tenant] + reserved
             if taken + candidates > self.tenant_limit:
-                raise QueueFull(taken, self.tenant_limit, tenant)
+                raise QueueFullError(taken, self.tenant_limit, tenant)
 
     def take(self, turn: Quantum | None = None, held: Callable[[Item], bool] | None = None) -> Item | None:
         """Remove and return the next item of a server.

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from solrl_proto.status import WorkerStatus
 
+from solrl_rollout.engine.errors import EngineError
 from solrl_rollout.engine.queue.fair_queue import Quantum
 from solrl_rollout.engine.queue.scheduler import BUILTIN_SERVERS, Scheduler
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
@@ -74,7 +75,7 @@ class WorkerFeed(WaitingFeed):
             self._finished += 1
         chunk.result.set_result(scored)
 
-    def fail(self, chunk: Chunk, error: Exception) -> None:
+    def fail(self, chunk: Chunk, error: EngineError) -> None:
         """Resolve a chunk with an error."""
         self._drop(chunk)
         chunk.result.set_exception(error)

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
-from solrl_rollout.engine.problems import engine_dead, queue_full, workers_lost
+from solrl_rollout.engine.errors import EngineDeadError, QueueFullError
 from solrl_rollout.engine.queue.costs import StepCosts
-from solrl_rollout.engine.queue.fair_queue import FairQueue, Quantum, QueueFull
+from solrl_rollout.engine.queue.fair_queue import FairQueue, Quantum
 from solrl_rollout.engine.work import Chunk, Job, ScoredChunk
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics, QueueState
@@ -62,9 +62,9 @@ class Scheduler:
             self.changed.notify_all()
 
     def require_alive(self) -> None:
-        """Raise 503 `engine-dead` once no work is accepted any more."""
+        """Raise EngineDeadError once no work is accepted any more."""
         if self.dead or self.closing:
-            raise engine_dead()
+            raise EngineDeadError
 
     def require_capacity(self, tenant: str) -> None:
         """Check that the queue has room for at least one more candidate of a tenant; see `Engine`."""
@@ -103,9 +103,9 @@ class Scheduler:
         with self.changed:
             for chunk in reversed(chunks):
                 if self.closing or self.dead or chunk.job.cancelled.is_set():
-                    resolved.append((chunk, engine_dead()))
+                    resolved.append((chunk, EngineDeadError()))
                 elif chunk.losses > _MOST_LOSSES:
-                    resolved.append((chunk, workers_lost(chunk.losses)))
+                    resolved.append((chunk, chunk.error("losses", f"{chunk.losses} workers died")))
                 else:
                     self._queue.put_back(chunk)
             self.changed.notify_all()
@@ -120,7 +120,7 @@ class Scheduler:
             self._queue.release(job.tenant, job)
         for chunk in removed:
             if not chunk.result.cancel():  # it was put back
-                chunk.result.set_exception(engine_dead())
+                chunk.result.set_exception(EngineDeadError())
 
     def clear(self) -> list[Chunk]:
         """Remove and return all waiting chunks."""
@@ -184,13 +184,13 @@ class Scheduler:
 
     @contextmanager
     def _refuse_when_full(self, requested: int | None) -> Iterator[None]:
-        """Turn QueueFull into a 429 with an estimate for Retry-After."""
+        """Add to QueueFullError what was requested, and an estimate of the time after which there is capacity."""
         try:
             yield
-        except QueueFull as full:
+        except QueueFullError as full:
             seconds = self._queue.cost * self._seconds_per_cost / max(1, self.serving)
-            wait = max(1, min(60, math.ceil(seconds)))
-            raise queue_full(full.waiting, full.limit, full.tenant, requested=requested, retry_after=wait) from None
+            full.requested, full.retry_after = requested, max(1, min(60, math.ceil(seconds)))
+            raise
 
     def _state(self) -> QueueState:
         with self.changed:

@@ -22,6 +22,7 @@ from solrl_core.adapter import Adapter
 from solrl_engine.backend import VersionedAdapter
 from solrl_http import logs
 
+from solrl_rollout.engine.errors import EngineError
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
 from solrl_rollout.engine.workers.base import WaitingFeed
 from solrl_rollout.engine.workers.encoding import Header, decode_chunk, encode_error, encode_hosted, encode_scored
@@ -83,7 +84,7 @@ class FrontFeed(WaitingFeed):
         """Resolve a chunk with its result."""
         chunk.result.set_result(scored)
 
-    def fail(self, chunk: Chunk, error: Exception) -> None:
+    def fail(self, chunk: Chunk, error: EngineError) -> None:
         """Resolve a chunk with an error."""
         chunk.result.set_exception(error)
 
@@ -192,7 +193,7 @@ class Child:
     def _send_result(self, id: int, result: Future[ScoredChunk]) -> None:
         try:
             error = result.exception()
-            if error is not None:
+            if isinstance(error, EngineError):
                 self._send({"is": "failed", "id": id, **encode_error(error), **self._state()})
             else:
                 header, body = encode_scored(result.result())

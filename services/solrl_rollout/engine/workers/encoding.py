@@ -4,6 +4,7 @@ Times cross as durations, so that the two sides need no common clock.
 """
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,11 +12,11 @@ from safetensors.torch import load, save
 from solrl_core.sampling.sampler import Trajectory
 from solrl_core.sampling.solver_specs import make_solver
 from solrl_proto.models import ModelInfo
-from solrl_proto.problems import Problem, ProblemError, ProblemKind, RetryLaterError
 from solrl_proto.rollouts import Plan, PromptItem, RewardTime
 
+from solrl_rollout.engine import errors
+from solrl_rollout.engine.errors import EngineError
 from solrl_rollout.engine.groups import png
-from solrl_rollout.engine.problems import generation_failed
 from solrl_rollout.engine.work import Chunk, ExternalReward, HostedModel, Job, ScoredChunk
 
 Header = dict[str, Any]
@@ -105,21 +106,15 @@ def decode_scored(header: Header, body: bytes, plan: Plan) -> ScoredChunk:
     )
 
 
-def encode_error(error: BaseException) -> Header:
-    """The problem of a chunk; an error without one was reported where it was raised."""
-    known = error if isinstance(error, ProblemError) else generation_failed()
-    retry_after = known.retry_after if isinstance(known, RetryLaterError) else None
-    return {"problem": known.problem.model_dump(mode="json"), "retry_after": retry_after}
+def encode_error(error: EngineError) -> Header:
+    """A chunk's error, by name and facts."""
+    return {"error": type(error).__name__, "facts": vars(error)}
 
 
-def decode_error(header: Header) -> ProblemError:
-    """The error with this problem."""
-    problem = Problem.model_validate(header["problem"])
-    kind = next(kind for kind in ProblemKind if kind == problem.kind)
-    fields = problem.model_dump(include={"status", "where", "got", "expected", "action"})
-    if header["retry_after"] is not None:
-        return RetryLaterError(kind, problem.detail, retry_after=header["retry_after"], **fields)
-    return ProblemError(kind, problem.detail, **fields)
+def decode_error(error: str, facts: Mapping[str, Any]) -> EngineError:
+    """The error of this name with these facts."""
+    decoded: EngineError = getattr(errors, error)(**facts)
+    return decoded
 
 
 def encode_hosted(hosted: HostedModel) -> Header:

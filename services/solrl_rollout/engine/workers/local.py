@@ -14,14 +14,16 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-from solrl_core.errors import RewardError
+from solrl_core.errors import DecoderError, RewardError, RewardUnavailableError
+from solrl_engine.backend import AdapterMergeError, LayerPrecisionError
+from solrl_engine.scorer import NonFiniteImagesError
 from solrl_engine.side_stream import SideStream
 
 from solrl_rollout.engine.asking_threads import AskingThreads
 from solrl_rollout.engine.backends import BackendLoader
+from solrl_rollout.engine.errors import ChunkFault, EngineDeadError
 from solrl_rollout.engine.model_loading import load_models
 from solrl_rollout.engine.model_runner import ModelRunner
-from solrl_rollout.engine.problems import engine_dead, generation_failed, problem_of
 from solrl_rollout.engine.scoring import ChunkScorer
 from solrl_rollout.engine.work import Chunk, GeneratedChunk, HostedModel, Job, ScoredChunk
 from solrl_rollout.engine.workers.base import Feed
@@ -29,6 +31,18 @@ from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
 
 logger = logging.getLogger(__name__)
+
+
+_FAULTS: dict[type[Exception], ChunkFault] = {
+    torch.OutOfMemoryError: "memory",
+    AdapterMergeError: "merge",
+    LayerPrecisionError: "layer",
+    DecoderError: "decoder",
+    NonFiniteImagesError: "images",
+    RewardUnavailableError: "reward server",
+    RewardError: "reward",
+}
+"""The first that an error is says what ended its chunk."""
 
 
 class Cancelled(Exception):  # noqa: N818
@@ -107,7 +121,7 @@ class LocalWorker:
         with self._tasks_change:
             cancelled = [chunk for chunk, task in list(self._asked.items()) if chunk.job is job and task.cancel()]
         for chunk in cancelled:
-            self._feed.fail(chunk, engine_dead())
+            self._feed.fail(chunk, EngineDeadError())
         self._wake()  # there may be room now
 
     def ping(self) -> Future[None]:
@@ -119,7 +133,7 @@ class LocalWorker:
 
     def close(self) -> None:
         """Close the backends."""
-        self._answer_pings(engine_dead())
+        self._answer_pings(EngineDeadError())
         for runner in self._runners.values():
             runner.backend.close()
 
@@ -189,16 +203,18 @@ class LocalWorker:
             yield
         except Cancelled:
             # Only seen if the service was forced to stop; a client that disconnected reads nothing.
-            self._feed.fail(chunk, engine_dead())
+            self._feed.fail(chunk, EngineDeadError())
         except Exception as error:
-            job, problem = chunk.job, problem_of(error, chunk)
+            job = chunk.job
+            fault = next((fault for kind, fault in _FAULTS.items() if isinstance(error, kind)), None)
             if isinstance(error, RewardError) and not (error.reward in job.external_rewards or job.cancelled.is_set()):
                 self._metrics.reward_failed(error.reward)
-            if problem is None:
+            if fault is None:
                 logger.exception("a chunk of run %r of %r failed", job.run, job.tenant)
-            if problem is None or isinstance(error, torch.OutOfMemoryError):
+            if fault in (None, "memory"):
                 check()
-            self._feed.fail(chunk, problem or generation_failed())
+            facts = (error.got, error.expected) if isinstance(error, DecoderError) else ()
+            self._feed.fail(chunk, chunk.error(fault or "other", str(error), *facts))
 
     def _answer_pings(self, error: Exception | None = None) -> None:
         while self._pings:

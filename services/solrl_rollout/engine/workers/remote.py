@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from solrl_core.adapter import Adapter
 
 from solrl_rollout.engine.backends import BackendLoader
-from solrl_rollout.engine.problems import no_room_for_adapter
 from solrl_rollout.engine.work import Chunk, HostedModel, Job
 from solrl_rollout.engine.workers.base import Feed, WorkerDiedError
 from solrl_rollout.engine.workers.encoding import Header, decode_error, decode_hosted, decode_scored, encode_chunk
@@ -251,7 +250,7 @@ class RemoteWorker:
             source = self._connection.share(adapter.adapter) if adapter else None
         except OSError as error:
             logger.error("an adapter of run %r of %r cannot be shared: %s", chunk.job.run, chunk.tenant, error)
-            feed.fail(chunk, no_room_for_adapter(error))
+            feed.fail(chunk, chunk.error("adapter memory", error.strerror or str(error)))
             return
         header, body = encode_chunk(chunk)
         with self._lock:
@@ -309,11 +308,11 @@ class RemoteWorker:
         feed.finish(chunk, decode_scored(scored, body, chunk.job.plan))
         self._forget(feed, id)
 
-    def _on_failed(self, body: bytes, id: int, problem: dict[str, Any], retry_after: int | None, **state: Any) -> None:
+    def _on_failed(self, body: bytes, id: int, error: str, facts: dict[str, Any], **state: Any) -> None:
         self._note(**state)
         feed = self._feed
         assert feed is not None
-        feed.fail(self._sent[id], decode_error({"problem": problem, "retry_after": retry_after}))
+        feed.fail(self._sent[id], decode_error(error, facts))
         self._forget(feed, id)
 
     def _on_handed_over(self, body: bytes, id: int) -> None:

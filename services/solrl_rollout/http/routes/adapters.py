@@ -24,8 +24,6 @@ from solrl_proto.identifiers import ModelName, RunName, Version
 from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_rollout.http.routes.common import ServiceDep
-from solrl_rollout.service import Service
-from solrl_rollout.store.base import over_quota
 
 router = APIRouter(prefix="/v1/runs/{run}/adapters", tags=["adapters"], responses=PROBLEMS)
 
@@ -55,7 +53,8 @@ async def put_adapter(
     service.require_accepting()
     hosted = service.find_model(model)
     announced = _parse_digest(digest)
-    body = await _read_adapter(request, service, caller.tenant, run, version)
+    limit = service.settings.max_adapter_bytes
+    body = await read_body(request, limit, lambda got: body_too_large(got, limit, "max_adapter_bytes"))
     info, new = await service.adapters.push(caller.tenant, run, version, parent, announced, body, hosted)
     if new:
         service.metrics.adapter_pushed(caller.tenant, run, version, info.size)
@@ -112,16 +111,6 @@ async def pin_version(service: ServiceDep, caller: CallerDep, run: RunName, vers
 async def unpin_version(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> None:
     """Let a version be deleted by newer ones."""
     await service.store.pin(caller.tenant, run, version, False)
-
-
-async def _read_adapter(request: Request, service: Service, tenant: str, run: str, version: int) -> bytes:
-    """Read the body, up to the largest size and the rest of the tenant's quota."""
-    limit, store = service.settings.max_adapter_bytes, service.store
-    free = await store.quota_left(tenant, run, version)
-    if store.quota is None or free is None or free >= limit:
-        return await read_body(request, limit, lambda got: body_too_large(got, limit, "max_adapter_bytes"))
-    quota = store.quota
-    return await read_body(request, free, lambda got: over_quota(run, version, f"{got}, where {free} are left", quota))
 
 
 def _parse_digest(header: str) -> str:

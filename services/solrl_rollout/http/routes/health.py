@@ -5,9 +5,8 @@ import asyncio
 from fastapi import APIRouter
 from solrl_http.access import access
 from solrl_http.routes.common import PROBLEMS
-from solrl_proto.problems import ProblemError, ProblemKind
+from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
 
-from solrl_rollout.engine.problems import no_worker_serves
 from solrl_rollout.http.routes.common import ServiceDep
 from solrl_rollout.service import Service
 
@@ -32,7 +31,12 @@ async def ready(service: ServiceDep) -> dict[str, str | list[str] | int]:
     workers = service.engine.workers
     serving = sum(worker.serving for worker in workers)
     if not serving:
-        raise no_worker_serves(len(workers))
+        raise RetryLaterError(
+            ProblemKind.ENGINE_STALLED,
+            f"none of the {len(workers)} workers is serving; all are being restarted",
+            retry_after=10,
+            action="wait; the service's log says how the workers ended",
+        )
     return {"status": "ready", "models": list(service.hosted), "workers": len(workers), "serving": serving}
 
 

@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from solrl_rollout.engine.rollout import RolloutHandle
 from solrl_rollout.http.routes.common import ServiceDep
+from solrl_rollout.problems import as_problems
 
 router = APIRouter(prefix="/v1", tags=["rollouts"], responses=PROBLEMS)
 
@@ -78,8 +79,9 @@ class RolloutLines(Response):
 
         try:
             await write(StartLine(served=self._rollout.served))
-            async for group in self._rollout.groups():
-                await write(GroupLine(group=group))
+            with as_problems():
+                async for group in self._rollout.groups():
+                    await write(GroupLine(group=group))
             await write(self._rollout.end())
         except ProblemError as error:
             await write(ErrorLine(problem=error.problem))

@@ -12,11 +12,11 @@ from solrl_http.routes.common import PROBLEMS, CallerDep
 from solrl_proto.identifiers import Message, RunName
 from solrl_proto.status import Activity, IterationReport, RunDetail, StatusAnswer
 
+from solrl_rollout.http import board
 from solrl_rollout.http.routes.common import ServiceDep
 from solrl_rollout.http.thumbnails import check_thumbnails
-from solrl_rollout.status import board
 from solrl_rollout.status.curves import detail, evaluations, settings
-from solrl_rollout.store.base import not_found
+from solrl_rollout.store.errors import RunNotFoundError
 
 router = APIRouter(prefix="/v1", tags=["status"], responses=PROBLEMS)
 
@@ -36,11 +36,11 @@ async def _read(request: Request, service: ServiceDep, caller: CallerDep, run: s
     """The body of a report about one of the caller's runs.
 
     Raises:
-        ProblemError: 404 `run-not-found`.
+        RunNotFoundError.
         RequestValidationError: another body.
     """
     if await service.store.head(caller.tenant, run) is None:
-        raise not_found(run, 0, None, ())
+        raise RunNotFoundError(run)
     try:
         return model.model_validate_json(await request.body())
     except ValidationError as error:

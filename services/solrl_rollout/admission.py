@@ -1,8 +1,9 @@
 """Admission: checks that this service can serve a request, before any of its work is queued."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from solrl_client.addresses import origin
 from solrl_core.fingerprint import model_digest
 from solrl_core.suggestions import did_you_mean
 from solrl_proto.identifiers import Tier
@@ -10,7 +11,7 @@ from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import FittedSolver, RewardSpec, RolloutRequest
 
-from solrl_rollout.engine.work import HostedModel
+from solrl_rollout.engine.work import ExternalReward, HostedModel
 
 MAX_ANSWER_PIXELS = 2**28
 """Pixel values (1 byte each, before compression) that one answer may contain as images."""
@@ -51,6 +52,47 @@ def check_request(request: RolloutRequest, hosted: HostedModel, queue_limit: int
 def latent_bytes(request: RolloutRequest, hosted: ModelInfo) -> int:
     """Bytes that the latents in the answer to a request take in memory: float32, and as base64."""
     return _candidates(request) * _latent_bytes_each(hosted) if request.latents else 0
+
+
+def external_rewards_of(rewards: Sequence[RewardSpec], hosts: Collection[str]) -> dict[str, ExternalReward]:
+    """The rewards of a request that the run brings, by name, with their addresses as the operator lists them.
+
+    Args:
+        rewards: rewards of the request.
+        hosts: the only addresses allowed, each as `origin` spells it.
+
+    Raises:
+        ProblemError: 422 `reward-unknown` for any other address.
+    """
+    return {
+        reward.name: ExternalReward(_allowed(reward.at, hosts, f"body.rewards.{i}.at"), reward.digest)
+        for i, reward in enumerate(rewards)
+        if reward.at is not None
+    }
+
+
+def _allowed(at: str, hosts: Collection[str], where: str) -> str:
+    found = None
+    try:
+        found = origin(at, "address of a reward server")
+        fault = (
+            "this service asks only the reward servers that its operator has listed"
+            if hosts
+            else "this service asks no reward servers that a run brings"
+        )
+    except ValueError as error:
+        fault = str(error)
+    if found is None or found not in hosts:
+        raise ProblemError(
+            ProblemKind.REWARD_UNKNOWN,
+            fault,
+            where=where,
+            got=found,
+            expected=list(hosts) or "no address",
+            action="use a listed address or a loaded reward, or ask the operator to start the service with "
+            "--reward-hosts",
+        )
+    return found
 
 
 def check_model(name: str, hosted: Iterable[str]) -> None:

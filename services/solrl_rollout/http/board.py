@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 
 from solrl_proto.adapters import AdapterList
-from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.status import (
     Activity,
     Curve,
@@ -21,6 +21,7 @@ from solrl_proto.status import (
 from solrl_rollout.engine.work import Chunk
 from solrl_rollout.service import Service
 from solrl_rollout.store.base import Progress
+from solrl_rollout.store.errors import CorruptError, RunNotFoundError
 
 
 async def status(service: Service, tenant: str, since: int) -> StatusAnswer:
@@ -50,12 +51,8 @@ async def _run(
     curve: Curve | None = None
     held_out: tuple[HeldOut, ...] = ()
     if progress is not None and progress.revision > since:
-        try:
+        with suppress(RunNotFoundError, CorruptError):  # deleted since, or damaged
             curve, held_out = await service.curves.overview(tenant, adapters.run, progress.revision)
-        except ProblemError as error:
-            # Deleted since, or damaged: omit only this run.
-            if error.problem.kind not in (ProblemKind.RUN_NOT_FOUND, ProblemKind.ADAPTER_CORRUPT):
-                raise
     return RunStatus(
         run=adapters.run,
         model=adapters.versions[-1].model,
