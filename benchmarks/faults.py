@@ -23,9 +23,9 @@ from support.results import Results, options, table
 _HEAD = ("row", "guarantee", "trials", "findings", "passed")
 _NOTES = """
 
-- `--redis PATH` runs the rows of Redis with another server, here Valkey. With appendfsync always, every server must keep
-  what it acknowledged. With everysec, Redis buffers writes in memory during an fsync, and a kill then leaves a complete
-  older version, which the trainer notices and pushes again.
+- `--redis PATH` runs the rows of Redis with another server, here Valkey. With appendfsync always, every server must
+  keep what it acknowledged. With everysec, Redis buffers writes in memory during an fsync, and a kill then leaves a
+  complete older version, which the trainer notices and pushes again.
 - In the row service-killed a batch is a prompt group, the unit in which answers stream. If a group was not sent, all
   its chunks of 24 are generated again.
 - The trainer in the row service-killed is only the client and the explorer; complete trainers run in trainer-killed.
