@@ -1,7 +1,6 @@
 """Names that a mistyped name may have meant."""
 
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 _LIKELY = 0.72
@@ -30,17 +29,6 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """A question for an error message, with a space before it; empty where nothing is near."""
     found = [repr(choice) for choice in near(name, choices)]
     return f" (did you mean {' or '.join(found)}?)" if found else ""
-
-
-def check_command(program: str, words: Sequence[str], commands: Sequence[str]) -> None:
-    """End a program with one line on stderr and exit code 2 if its first word is none of its commands.
-
-    Options, and no word at all, are left to the program's own parser.
-    """
-    if words and not words[0].startswith("-") and words[0] not in commands:
-        hint = did_you_mean(words[0], commands)
-        print(f"{program}: got command {words[0]!r}{hint}; expected one of {', '.join(commands)}", file=sys.stderr)
-        sys.exit(2)
 
 
 def _likeness(name: str, choice: str) -> tuple[float, float]:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
-from solrl_core.suggestions import check_command
 from solrl_http.command_line import from_environment, run_program
 
 from solrl_reward.settings import Settings
@@ -26,7 +25,6 @@ def main() -> None:
 
 def _parse(words: list[str]) -> Serve:
     """The command that the words give; exits with 2 where they are not understood."""
-    check_command(PROGRAM, words, ["serve"])
     defaults = from_environment(PROGRAM, Settings)
     if words[:1] == ["serve"]:
         return tyro.cli(Serve, default=Serve(defaults), prog=f"{PROGRAM} serve", args=words[1:])

@@ -7,7 +7,6 @@ from typing import Annotated, Any, cast
 
 import tyro
 from pydantic import ValidationError
-from solrl_core.suggestions import check_command
 from solrl_http.command_line import from_environment, run_program
 from solrl_http.tokens import Scope, create_token, parse_lifetime, read_tokens, revoke_token
 from solrl_proto.identifiers import NAME_PATTERN, Tier
@@ -95,7 +94,6 @@ class Tokens:
 
 Command = Serve | Doctor | Memory | Tokens
 COMMANDS: dict[str, type[Command]] = {"serve": Serve, "doctor": Doctor, "memory": Memory, "token": Tokens}
-TOKEN_COMMANDS = ("create", "list", "revoke")
 PROGRAM = "solrl-rollout"
 
 
@@ -108,10 +106,7 @@ def _parse(words: list[str]) -> Command:
     """The command that the words give; exits with 2 where they are not understood."""
     defaults = from_environment(PROGRAM, Settings)
     preset: dict[type[Command], Any] = {Serve: Serve(defaults), Doctor: Doctor(defaults)}
-    check_command(PROGRAM, words, list(COMMANDS))
     if words and (kind := COMMANDS.get(words[0])):
-        if kind is Tokens:
-            check_command(f"{PROGRAM} token", words[1:], TOKEN_COMMANDS)
         # By the parser of this command alone, which suggests no options of others.
         found = tyro.cli(kind, default=preset.get(kind), prog=f"{PROGRAM} {words[0]}", args=words[1:])
         return cast(Command, found)

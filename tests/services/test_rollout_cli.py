@@ -146,15 +146,15 @@ def test_a_host_that_is_not_of_this_machine_is_named(host: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["serv"], "solrl-rollout: got command 'serv' (did you mean 'serve'?); expected one of serve, doctor, memory"),
-        (["runn"], "solrl-rollout: got command 'runn'; expected one of serve, doctor, memory, token"),
-        (["token", "creat"], "solrl-rollout token: got command 'creat' (did you mean 'create'?)"),
+        (["serv"], "serve, doctor, memory, token"),
+        (["token", "creat"], "create, list, revoke"),
     ],
 )
-def test_a_command_at_fault_gets_the_near_ones(words: list[str], said: str) -> None:
+def test_an_unknown_command_gets_the_known_ones(words: list[str], said: str) -> None:
     done = here(*words)
     assert done.returncode == 2
-    assert done.stderr.startswith(said)
+    assert words[-1] in done.stderr
+    assert said in done.stderr
 
 
 def test_a_flag_at_fault_gets_the_near_ones_of_its_command_alone() -> None:

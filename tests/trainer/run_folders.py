@@ -130,7 +130,13 @@ def write_gallery(folder: Path) -> None:
 def finished_run(folder: Path) -> Path:
     """A complete folder of a finished run."""
     write_metrics(folder, RESULT["iterations"])
-    after = {"event": "evaluation", "version": 30, "rewards": {"clipscore": 0.2731, "verifier": 0.673}}
+    after = {
+        "event": "evaluation",
+        "version": 30,
+        "rewards": {"clipscore": 0.2731, "verifier": 0.673},
+        "low": {"clipscore": 0.2693, "verifier": 0.627},
+        "high": {"clipscore": 0.2769, "verifier": 0.7},
+    }
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(after) + "\n")
     config = resolve("mini-sana/sol_rl/clipscore", arguments={"run": "made-up", "iterations": 30}).config

@@ -164,12 +164,6 @@ def test_a_tracker_that_was_not_closed_gets_a_new_run(tmp_path: Path, monkeypatc
     assert told == [0, 1, 1, 2, 2]
 
 
-def test_keys_of_earlier_versions_are_understood(tmp_path: Path) -> None:
-    (tmp_path / "trackers.json").write_text(json.dumps({RECORDER: "former"}))
-    run_once(tracked(tmp_path, RECORDER), [], iterations=range(1))
-    assert told_since_last_open()[0] != "former"
-
-
 def test_tensorboard_gets_what_a_killed_run_did_not_log(tmp_path: Path) -> None:
     notes: list[str] = []
     config = tracked(tmp_path, "tensorboard")

@@ -14,7 +14,7 @@ from solrl_proto.identifiers import Tier
 from solrl_proto.models import Numerics
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import RolloutGroup, RolloutRequest
-from solrl_trainer.settings.older_settings import read_settings
+from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError, resolve
 
 Line = dict[str, Any]
@@ -475,5 +475,5 @@ def test_the_settings_refuse_a_password_without_printing_it() -> None:
         assert "hunter2" not in str(raised.value)
     saved = resolve("mini-sana/sol_rl/clipscore").config.model_dump(mode="json")
     with pytest.raises(ValueError, match="rollout URL") as kept:
-        read_settings(json.dumps(saved | {"rollout_url": "http://me:hunter2@host"}))
+        RunConfig.model_validate(saved | {"rollout_url": "http://me:hunter2@host"})
     assert "hunter2" not in str(kept.value)

@@ -1,7 +1,6 @@
 """Algorithms: lookup by name, their inputs, and DiffusionNFT through the interface, bit for bit."""
 
 import importlib
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Annotated, Any
 
 import pytest
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from solrl_core.families import Backbone
 from solrl_proto.noise import expand_seeds
 from solrl_trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Velocities
@@ -18,8 +17,7 @@ from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import ForwardBatch, ForwardProcess, TrainingSamples
 from solrl_trainer.policy.policy import CURRENT, OLD
 from solrl_trainer.policy.update import training_pairs
-from solrl_trainer.settings.config import PolicySettings, RunConfig
-from solrl_trainer.settings.older_settings import read_settings
+from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError
 from training_helpers import PROMPTS, make_policy, make_samples, tiny_config, train_on
 
@@ -142,22 +140,6 @@ def test_settings_belong_to_the_chosen_algorithm() -> None:
         configured("Weighted", "algorithm.temperature=0")
     with pytest.raises(ConfigError, match=r"got setting 'algorithm.temperature'.*does not exist"):
         tiny_config("algorithm.temperature=1")
-
-
-def test_settings_of_an_earlier_version_are_read() -> None:
-    config = tiny_config("algorithm.beta=0.5", "policy.decay_max=0.25", "policy.ema=0.8")
-    saved = json.loads(config.model_dump_json())
-    assert read_settings(json.dumps(saved)) == config
-    older = {name: value for name, value in saved.items() if name not in ("algorithm", "policy")}
-    older["objective"] = saved["algorithm"] | saved["policy"]
-    assert read_settings(json.dumps(older)) == config
-    # Earlier versions had one algorithm: the section has no name, and may lack settings with a default.
-    older["objective"] = {"beta": 0.5, "ema": 0.8}
-    found = read_settings(json.dumps(older))
-    assert found.algorithm == DiffusionNftSettings(beta=0.5)
-    assert found.policy == PolicySettings(ema=0.8)
-    with pytest.raises(ValidationError, match=r"algorithm\.gamma"):
-        read_settings(json.dumps(older | {"objective": {"gamma": 1}}))
 
 
 def plainly(

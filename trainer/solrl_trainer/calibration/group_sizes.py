@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.stats import rankdata
+from solrl_engine.sampler import survivors
+from solrl_proto.selection import best_worst
 
 from solrl_trainer.algorithms.rounding import levelled_groups
 from solrl_trainer.calibration.deciding import Estimate
@@ -19,8 +21,6 @@ ENDS = (4, 8, 12)
 """Candidates selected from either end of a group."""
 SUBSETS = 64
 """Random subsets of a measured group for each size."""
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,15 @@ def group_sizes(
     count = true.shape[1]
     found = []
     for size in [*range(STEP, count, STEP), count]:
-        survivors = size if halfway is None else round(kept * size / count)
-        able = [end for end in ends if 2 * end <= survivors]
+        left = size if halfway is None else round(kept * size / count)
+        able = [end for end in ends if 2 * end <= left]
+        if not able:
+            continue
         parts = []
         for prompt in range(len(true)):
             rows = _subsets(count, size, prompt)
-            early = None if halfway is None else _rows(halfway, prompt, rows)
-            parts.append(_selections(_rows(final, prompt, rows), early, _rows(true, prompt, rows), survivors, able))
+            early = None if halfway is None else halfway[prompt].double()[rows]
+            parts.append(_selections(final[prompt].double()[rows], early, true[prompt].double()[rows], left, able))
         scales = np.maximum(levelled_groups(true).double().std(1, correction=0).numpy(), np.finfo(np.float64).tiny)
         for at, end in enumerate(able):
             apart, score = (np.array([part[at][which] for part in parts]) for which in (0, 1))
@@ -82,28 +84,20 @@ def _subsets(count: int, size: int, prompt: int) -> npt.NDArray[np.int64]:
     return np.sort(np.random.default_rng(prompt).permuted(every, axis=1)[:, :size], axis=1)
 
 
-def _rows(scores: torch.Tensor, prompt: int, rows: npt.NDArray[np.int64]) -> Array:
-    values: Array = scores[prompt].double().numpy()[rows]
-    return values
-
-
 def _selections(
-    final: Array, halfway: Array | None, true: Array, survivors: int, ends: Sequence[int]
+    final: torch.Tensor, halfway: torch.Tensor | None, true: torch.Tensor, left: int, ends: Sequence[int]
 ) -> list[tuple[float, float]]:
     """For each number selected from either end: separation, and difference of true scores; means over subsets.
 
-    Scores are [subsets, size].
+    Scores are [subsets, size]; pruning by `halfway` leaves `left` candidates.
     """
     size = true.shape[1]
-    places = np.tile(np.arange(size), (len(true), 1))
-    if halfway is not None:
-        by_early = np.argsort(-halfway, axis=1, kind="stable")
-        best = survivors // 2
-        places = np.sort(np.concatenate([by_early[:, :best], by_early[:, size - (survivors - best) :]], axis=1), axis=1)
-    order = np.argsort(-np.take_along_axis(final, places, 1), axis=1, kind="stable")
-    by_final = np.take_along_axis(places, order, 1)
-    ranks = np.take_along_axis(rankdata(-true, axis=1), by_final, 1)
-    scores = np.take_along_axis(true, by_final, 1)
+    orders = []
+    for row in range(len(true)):
+        kept = list(range(size)) if halfway is None else survivors(halfway[row], left)
+        orders.append([kept[place] for place in best_worst(final[row, kept].tolist(), len(kept))])
+    ranks = np.take_along_axis(rankdata(-true, axis=1), np.array(orders), 1)
+    scores = np.take_along_axis(true.numpy(), np.array(orders), 1)
     found = []
     for end in ends:
         apart = (ranks[:, -end:].mean() - ranks[:, :end].mean()) / (size - end)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import tyro
-from solrl_core.suggestions import check_command
 
 from solrl_trainer.settings.defaults import CALIBRATED_SCHEDULES, CALIBRATED_STEPS, DEFAULT_PRESET
 
@@ -238,10 +237,7 @@ COMMANDS: dict[str, type[Command]] = {one.__name__.lower(): one for one in get_a
 
 def parse(words: list[str]) -> Command:
     """The command that the words give; exits with 2 if they are invalid."""
-    check_command("solrl-train", words, list(COMMANDS))
     if words and (kind := COMMANDS.get(words[0])):
-        if kind is Runs:
-            check_command("solrl-train runs", words[1:], ("list", "delete"))
         # Each command has its own parser, which suggests no options of other commands.
         return tyro.cli(kind, prog=f"solrl-train {words[0]}", args=words[1:])
     return tyro.cli(

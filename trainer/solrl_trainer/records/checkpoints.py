@@ -17,13 +17,12 @@ from safetensors.torch import load, load_file
 from safetensors.torch import save as safetensors_bytes
 from solrl_core.adapter import Adapter
 from solrl_proto.adapters import AdapterFile
-from solrl_proto.text_files import read_json, read_text
+from solrl_proto.text_files import read_json
 
 from solrl_trainer.policy.policy import CURRENT, OLD, Policy
 from solrl_trainer.ranks.communicator import Communicator, broadcast_bytes
 from solrl_trainer.records.output_files import write_file, writing
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.older_settings import read_settings
 
 CHECKSUMS = "checksums.json"
 PARTS = "parts.json"
@@ -41,8 +40,7 @@ class Origin:
         path: the checkpoint's folder.
         version: number of iterations.
         config: the run's settings.
-        parts: digests and versions of what the training depended on beside them, by name. A checkpoint of an earlier
-            version of the program has none.
+        parts: digests and versions of what the training depended on beside them, by name.
     """
 
     path: Path
@@ -221,28 +219,24 @@ def _read(path: Path) -> Checkpoint:
             adapters={pushed: AdapterFile(file.read_bytes()) for pushed, file in files.items()},
             tensors=load_file(path / "state.safetensors"),
         )
-    except FileNotFoundError as error:  # of a checkpoint without checksums, as the following
-        missing = Path(error.filename or "state.safetensors").name
-        raise DamagedCheckpointError(f"checkpoint {path} is damaged: {missing} is missing") from error
     except (OSError, ValueError, SafetensorError) as error:
         raise DamagedCheckpointError(f"checkpoint {path} is damaged: {error}") from error
 
 
 def _origin(path: Path) -> Origin:
     """Origin of the checkpoint in a folder; ValueError or OSError if it cannot be read."""
-    config = read_settings(read_text(path / "config.json"))
-    parts = read_json(path / PARTS) if (path / PARTS).is_file() else {}
-    return Origin(path, int(path.name), config, parts)
+    config = RunConfig.model_validate(read_json(path / "config.json"))
+    return Origin(path, int(path.name), config, read_json(path / PARTS))
 
 
 def _verify(path: Path, only: Collection[str] = ()) -> None:
-    """Compare every file, or those named, with its checksum; checkpoints of earlier versions of this program have none.
+    """Compare every file, or those named, with its checksum.
 
     Raises:
         DamagedCheckpointError: a file differs or is missing.
     """
     if not (path / CHECKSUMS).is_file():
-        return
+        raise DamagedCheckpointError(f"checkpoint {path} is damaged: {CHECKSUMS} is missing")
     try:
         checksums = dict(read_json(path / CHECKSUMS))
     except (ValueError, TypeError) as error:

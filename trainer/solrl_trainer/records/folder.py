@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
-from solrl_proto.text_files import read_text
+from solrl_proto.text_files import read_json
 
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.older_settings import read_settings
 from solrl_trainer.settings.presets import ConfigError, refused
 
 LOCK = ".lock"
@@ -94,7 +93,7 @@ def saved_settings(folder: Path) -> RunConfig:
     if not path.is_file():
         raise FileNotFoundError(f"{folder} contains no run (no {SETTINGS}); expected an --output of `solrl-train run`")
     try:
-        settings = read_settings(read_text(path))
+        settings = RunConfig.model_validate(read_json(path))
     except ValidationError as error:
         raise refused(error, {key: str(path) for key in RunConfig.model_fields}) from error
     except ValueError as error:

@@ -80,13 +80,11 @@ def _content(run: RunFiles) -> dict[str, Any]:
         # The other phases come from the metrics, which include the time before a resume.
         totals["evaluate"] = result["seconds"].get("evaluate", 0.0)
     explore, regenerate = (config or {}).get("explore", {}), (config or {}).get("regenerate", {})
-    # Older runs without `regenerate.at` regenerated only candidates that a service explored.
-    served = explore.get("source", "service") == "service"
     return {
         "title": run.name,
         "about": figures.trained_text(facts["model"], facts["preset"], weights) if facts else None,
         "trained": figures.sum_text(weights) if weights else "The trained reward",
-        "regenerated": regenerate.get("at", "trainer" if served else "none") != "none",
+        "regenerated": regenerate.get("at") != "none",
         "images": (result or {}).get("images"),
         "prompts": prompts,
         "few": figures.few_prompts_text(prompts),
@@ -150,9 +148,9 @@ def reward_card(
 
 
 def _scoring(iterations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Seconds of each reward by images and place, over all iterations; older runs lack them."""
+    """Seconds of each reward by images and place, over all iterations."""
     totals: dict[tuple[str, str, str], float] = {}
-    for one in (one for line in iterations for one in line.get("scoring", ())):
+    for one in (one for line in iterations for one in line["scoring"]):
         row = one["of"], one["reward"], figures.place_text(one["by"], one.get("server"))
         totals[row] = totals.get(row, 0.0) + one["seconds"]
     found = sorted(totals.items(), key=lambda item: item[0][0])

@@ -18,7 +18,7 @@ def reward_chart(iterations: Sequence[dict[str, Any]]) -> Chart:
     series = [
         Series("selected best", 0, xs, [line["reward_best"] for line in iterations]),
         Series("selected worst", 1, xs, [line["reward_worst"] for line in iterations]),
-        Series("mean of the selected", 2, xs, [_mean(line) for line in iterations]),
+        Series("mean of the selected", 2, xs, [line["reward_mean"] for line in iterations]),
         Series("all candidates", 7, xs, [line["proxy_mean"] for line in iterations], dashed=True),
     ]
     return line_chart("Mean reward per iteration", series, smooth=True, band=True, large=True)
@@ -27,7 +27,7 @@ def reward_chart(iterations: Sequence[dict[str, Any]]) -> Chart:
 def evaluation_charts(evaluations: Sequence[dict[str, Any]], weights: Mapping[str, float]) -> list[Chart]:
     """One chart per held-out reward with the interval of its gain, and a first one of their sum if several are trained.
 
-    Lines of older runs have no intervals. None with fewer than two evaluations.
+    None with fewer than two evaluations.
     """
     if len(evaluations) < 2:
         return []
@@ -41,24 +41,18 @@ def evaluation_charts(evaluations: Sequence[dict[str, Any]], weights: Mapping[st
         if len(values) == len(means):
             label, scale = figures.reward_axis(name)
             found = [_interval(line, name, value) for line, value in zip(evaluations, values, strict=True)]
-            ends = [[value * scale for value in end] for end in zip(*found, strict=True)] if None not in found else None
-            interval = (ends[0], ends[1]) if ends else None
+            low, high = ([value * scale for value in ends] for ends in zip(*found, strict=True))
             shown = [value * scale for value in values]
-            line = Series(label, 0, _versions(evaluations), shown, dots=True, interval=interval)
+            line = Series(label, 0, _versions(evaluations), shown, dots=True, interval=(low, high))
             charts.append(line_chart(f"{label}: {figures.sum_text(weights)}" if name == TRAINED_SUM else label, [line]))
     return charts
 
 
-def _interval(line: Mapping[str, Any], name: str, mean: float) -> tuple[float, float] | None:
+def _interval(line: Mapping[str, Any], name: str, mean: float) -> tuple[float, float]:
     """Ends of the interval of a held-out mean; that of the base has no width, since gains are over it."""
     if not line["version"]:
         return mean, mean
-    return (line["low"][name], line["high"][name]) if name in line.get("low", {}) else None
-
-
-def _mean(line: Mapping[str, Any]) -> float:
-    """Mean of the selected; lines of older runs have only those of its halves."""
-    return float(line.get("reward_mean", (line["reward_best"] + line["reward_worst"]) / 2))
+    return line["low"][name], line["high"][name]
 
 
 def time_chart(iterations: Sequence[dict[str, Any]]) -> Chart:

@@ -64,17 +64,14 @@ class RunFiles:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Weights of the trained rewards; results of older runs lack them."""
-        found = (self.result or {}).get("trained") or (self.config or {}).get("rewards", {})
+        """Weights of the trained rewards."""
+        found = self.result["trained"] if self.result else (self.config or {}).get("rewards", {})
         return {name: weight for name, weight in found.items() if weight}
 
     @property
     def prompts(self) -> int:
-        """Number of held-out prompts of the result; 0 without. Results of older runs lack it."""
-        if self.result is None:
-            return 0
-        images: int = self.result["images"]
-        return int(self.result.get("prompts", images // (self.config["evaluate"]["seeds"] if self.config else 1)))
+        """Number of held-out prompts of the result; 0 without."""
+        return int(self.result["prompts"]) if self.result else 0
 
 
 def served_text(iterations: Sequence[dict[str, Any]]) -> str:
@@ -84,7 +81,7 @@ def served_text(iterations: Sequence[dict[str, Any]]) -> str:
 
 
 def mean_shares(iterations: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Mean share of each reward in the spread of the weighted sum; none for a single reward, and in older runs."""
+    """Mean share of each reward in the spread of the weighted sum; none for a single reward."""
     lines = [line["shares"] for line in iterations if "shares" in line]
     return {name: sum(line[name] for line in lines) / len(lines) for name in lines[0]} if lines else {}
 

@@ -70,8 +70,7 @@ class Trackers:
         if not self._config.track:
             return
         kept = read_json(self._path) if self._path.is_file() else {}
-        # Earlier versions kept only keys.
-        self._kept = {name: Kept(key=one) if isinstance(one, str) else Kept(**one) for name, one in kept.items()}
+        self._kept = {name: Kept(**one) for name, one in kept.items()}
         self._lines, self._version = len(lines), max((_version(line) for line in lines), default=-1)
         told = [(_version(line), figures(line)) for line in lines]
         for name in self._config.track:
