@@ -37,7 +37,9 @@ from solrl_trainer.ranks.communicator import Communicator, SingleProcess, gather
 from solrl_trainer.ranks.rank_info import read_rank_info
 from solrl_trainer.ranks.rank_runtime import process_group
 from solrl_trainer.records.run_log import RunLog
+from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.rollouts.loading import Loaded
 from solrl_trainer.session import Session, connect
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
@@ -96,7 +98,9 @@ class Bench:
         explorer = self.models.explorer if config.two_stage else self.models.generator
         models = replace(self.models, explorer=explorer, world=world)
         prompts = [PromptItem(id=str(number), text=f"{number + 2} red circles") for number in range(64)]
-        session = connect(config, models, self.rewards, None, prompts, prompts, print)
+        session = connect(
+            config, DeviceSource(config, Loaded(self.backbone, self.rewards), models, prompts), prompts, prompts
+        )
         session.start({0: encode_adapter(models.policy.behaviour())}, ())
         return session
 
@@ -190,7 +194,7 @@ def training(session: Session, samples: IterationSamples, iteration: int) -> Row
 
 def old_training(bench: Bench, session: Session, samples: IterationSamples) -> Row:
     """Row of the update by the baseline trainer, computed from a share of the timesteps if there are many."""
-    config, kept, algorithm = session.config, samples.scores.shape[1], session.algorithm
+    config, kept, algorithm = session.config, samples.scores.shape[1], session.updater.algorithm
     steps = config.regenerate.steps
     all_steps = trained_steps(steps, config.algorithm.timestep_fraction)
     some = min(all_steps, math.ceil(OLD_MICRO_BATCHES * config.optimizer.batch / kept))
@@ -228,7 +232,7 @@ def load(model: str, device: str, further: Sequence[str] = ()) -> Bench:
         backbone.encode = lambda *_: {name: value.clone() for name, value in encoded.items()}  # type: ignore[method-assign]
     rewards = RewardSet({"hpsv2": random_hps(device)})
     old = PeftPolicy(beside(backbone), config.lora, RECOMPUTED[model])
-    return Bench(model, config, backbone, rewards, old, Models.build(backbone, config, print))
+    return Bench(model, config, backbone, rewards, old, Models.build(backbone, config))
 
 
 def weights(bench: Bench) -> dict[str, dict[str, torch.Tensor]]:

@@ -21,6 +21,7 @@ from solrl_core.rewards import RewardSet
 from solrl_trainer import loop
 from solrl_trainer.memory.run_memory import plan_run
 from solrl_trainer.records.records import IterationRecord
+from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 from support.own_process import rows_of
@@ -56,10 +57,6 @@ class Printed:
 
     def finished(self, record: IterationRecord) -> None:
         """An iteration is complete."""
-
-    def note(self, text: str) -> None:
-        """Show a line of text."""
-        print(text, file=sys.stderr, flush=True)
 
 
 HEAD = ("model", "micro-batch", "recomputed blocks", "planned, GiB", "measured, GiB", "difference", "reserved, GiB")
@@ -111,8 +108,9 @@ def train(config: RunConfig, family: str, folder: Path, device: str) -> None:
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
     with (
-        patch("solrl_trainer.session.load_backbone", return_value=backbone),
-        patch("solrl_trainer.session.RewardSet.load", return_value=rewards),
+        patch("solrl_trainer.rollouts.loading.load_backbone", return_value=backbone),
+        patch("solrl_trainer.rollouts.loading.RewardSet.load", return_value=rewards),
+        shown_log(lambda text: print(text, file=sys.stderr, flush=True)),
     ):
         loop.train(config, Printed())
 

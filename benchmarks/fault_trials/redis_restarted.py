@@ -15,8 +15,9 @@ from solrl_client.rollouts import RolloutClient
 from solrl_proto.rollouts import PromptItem
 from solrl_rollout.store.errors import StoreError
 from solrl_rollout.store.redis import RedisRunStore
+from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.service.adapter_supply import AdapterSupply
-from solrl_trainer.service.source import rollout_source
+from solrl_trainer.service.run_client import run_client
 from support.redis_server import Keys, RedisServer, dump, running_redis
 
 from fault_trials.adapters import adapter_file, small_config
@@ -103,9 +104,9 @@ def _explore(number: int, loss: str, server: RedisServer, service: RolloutServic
     trial = f"trainer {number}, {loss}"
     notes: list[str] = []
     config = small_config(run=f"trial-{number}", rollout_url=service.url, output=Path("."))
-    with RolloutClient(service.url, patience=60, pause=0.05) as client:
-        supply = AdapterSupply(client, run=config.run, model=config.model_name, lag=0, note=notes.append)
-        source = rollout_source(config, client, restore=supply.restore)
+    with RolloutClient(service.url, patience=60, pause=0.05) as client, shown_log(notes.append):
+        supply = AdapterSupply(client, run=config.run, model=config.model_name, lag=0)
+        source = run_client(config, client, restore=supply.restore)
         supply.start({0: adapter_file(0)})
         supply.push(1, adapter_file(1))
         before = source.candidates_of([_PROMPT], 1, 5, iteration=1)

@@ -20,9 +20,10 @@ from unittest.mock import patch
 from solrl_client import rollouts
 from solrl_client.retries import Retries
 from solrl_client.rollouts import RolloutClient
+from solrl_proto.problems import Problem
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutGroup
 from solrl_trainer.service.adapter_supply import AdapterSupply
-from solrl_trainer.service.source import rollout_source
+from solrl_trainer.service.run_client import run_client
 from support.redis_server import running_redis
 
 from fault_trials.adapters import adapter_file, layout, small_config
@@ -66,15 +67,21 @@ class Asked:
 
     def __post_init__(self) -> None:
         self.groups: list[RolloutGroup] = []
-        self.notes: list[str] = []
+        self.pushed_again = False
         self.answer: RolloutAnswer | None = None
         self.error: BaseException | None = None
         self._client = RolloutClient(self.service.url, patience=_PATIENCE, pause=0.05)
         config = small_config(
             f"explore.candidates={self.shape.candidates}", run=self.run, rollout_url=self.service.url, output=Path(".")
         )
-        supply = AdapterSupply(self._client, run=config.run, model=config.model_name, lag=0, note=self.notes.append)
-        self._source = rollout_source(config, self._client, restore=supply.restore)
+        supply = AdapterSupply(self._client, run=config.run, model=config.model_name, lag=0)
+
+        def restore(problem: Problem) -> bool:
+            pushed = supply.restore(problem)
+            self.pushed_again |= pushed
+            return pushed
+
+        self._source = run_client(config, self._client, restore=restore)
         supply.start({0: adapter_file(0)})
         supply.push(1, adapter_file(1))
         self._thread = threading.Thread(target=self._explore, daemon=True)
@@ -198,7 +205,7 @@ def _judge(
     findings.most("most groups with chunks made twice", len(twice))
     findings.most(f"most chunks made twice, of groups of {shape.candidates}", redone)
     findings.most("most chunks begun in vain or twice", begun - shape.chunks)
-    findings.add("adapters pushed again", bool(asked.notes))
+    findings.add("adapters pushed again", asked.pushed_again)
 
 
 ROW = Row(

@@ -12,7 +12,7 @@ from pathlib import Path
 from common import Row, seconds_of, service
 from solrl_client.rollouts import RolloutClient
 from solrl_trainer.records.metrics_file import own_time, read_metrics
-from solrl_trainer.service.source import rollout_source
+from solrl_trainer.service.run_client import run_client
 from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import find_prompts, prompts_of_iteration, read_prompts
 
@@ -58,7 +58,7 @@ def _explore_seconds(url: str) -> float:
 
     policy = Policy(load_backbone(config.model), config.lora, config.seed)
     with RolloutClient(url, patience=600) as client:
-        source = rollout_source(config, client)
+        source = run_client(config, client)
         client.push(config.run, 0, None, config.model_name, encode_adapter(policy.behaviour()))
         times = []
         for i in range(4):

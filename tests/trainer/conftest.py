@@ -1,15 +1,25 @@
 """The shipped miniature, with a copy of its transformer for each test that trains it."""
 
 import copy
+from collections.abc import Iterator
 
 import pytest
 from solrl_core.families import Backbone, load_backbone
+from solrl_trainer.records.shown_log import shown_log
 
 
 @pytest.fixture(scope="session")
 def loaded() -> Backbone:
     """The miniature, loaded once; tests must not modify it."""
     return load_backbone("mini-sana")
+
+
+@pytest.fixture
+def notes() -> Iterator[list[str]]:
+    """Lines that a user would see, of all that the test logs."""
+    found: list[str] = []
+    with shown_log(found.append):
+        yield found
 
 
 @pytest.fixture

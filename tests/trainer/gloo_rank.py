@@ -49,9 +49,6 @@ class Silent:
     def finished(self, record: IterationRecord) -> None:
         self.told.append("finished")
 
-    def note(self, text: str) -> None:
-        self.told.append(text)
-
 
 def digest(tensors: dict[str, torch.Tensor]) -> str:
     found = hashlib.sha256()

@@ -85,7 +85,7 @@ def held_bytes(overrides: Sequence[str], output: str) -> None:
 
     config = resolve("mini-sana/diffusionnft/clipscore", overrides=["lora.rank=2", *overrides[1:]]).config
     with process_group(read_rank_info()) as processes:
-        models = Models.build(load_backbone("mini-sana"), config, print, processes.world("cpu", 0))
+        models = Models.build(load_backbone("mini-sana"), config, processes.world("cpu", 0))
         policy: Policy = models.policy
         backbone = models.backbone
         latents = torch.zeros(1, *backbone.latent_shape)
@@ -178,16 +178,16 @@ def with_a_forgetful_service(argv: Sequence[str], run: str, explored: str) -> No
     from pathlib import Path
 
     from solrl_trainer.rollouts.iteration import IterationSamples
-    from solrl_trainer.service.explorer import ServiceExplorer
+    from solrl_trainer.service.run_client import RunClient
 
-    request, gather, complete = ServiceExplorer._request, IterationSamples.gather.__func__, Path(explored)  # type: ignore[attr-defined]
+    request, gather, complete = RunClient.candidates_of, IterationSamples.gather.__func__, Path(explored)  # type: ignore[attr-defined]
 
-    def late(explorer: ServiceExplorer, iteration: int, prompts: Any, version: int, *rest: Any) -> Any:
+    def late(client: RunClient, prompts: Any, version: int, *rest: Any, **more: Any) -> Any:
         if version == 1:
             while not complete.exists():
                 time.sleep(0.02)
-            explorer.source.client.delete(run)
-        return request(explorer, iteration, prompts, version, *rest)
+            client.client.delete(run)
+        return request(client, prompts, version, *rest, **more)
 
     def noted(cls: type[IterationSamples], *arguments: Any) -> IterationSamples:
         if arguments[2].version == 1:
@@ -196,7 +196,7 @@ def with_a_forgetful_service(argv: Sequence[str], run: str, explored: str) -> No
         return found
 
     if os.environ["RANK"] == "1":
-        ServiceExplorer._request = late  # type: ignore[method-assign]
+        RunClient.candidates_of = late  # type: ignore[method-assign]
     else:
         IterationSamples.gather = classmethod(noted)  # type: ignore[assignment,method-assign]
     solrl_train(argv)
@@ -204,14 +204,14 @@ def with_a_forgetful_service(argv: Sequence[str], run: str, explored: str) -> No
 
 def with_noted_samples(argv: Sequence[str], noted: str) -> None:
     """`solrl-train`; each rank appends version, prompt and number of seeds of its requests for samples to a file."""
-    from solrl_trainer.service.regenerator import RegenerationSource, ServedSamples
+    from solrl_trainer.service.regenerator import ServiceRegenerator
 
-    ask, path = RegenerationSource.samples_of, f"{noted}-{os.environ['RANK']}"
+    ask, path = ServiceRegenerator.samples_of, f"{noted}-{os.environ['RANK']}"
 
-    def samples_of(source: RegenerationSource, prompt: Any, seeds: Any, version: int, adapter: str) -> ServedSamples:
+    def samples_of(source: ServiceRegenerator, selection: Any, version: int, adapter: str) -> Any:
         with open(path, "a", encoding="utf-8") as file:
-            file.write(f"{version} {prompt.id} {len(seeds)}\n")
-        return ask(source, prompt, seeds, version, adapter)
+            file.write(f"{version} {selection.prompt.id} {len(selection.seeds)}\n")
+        return ask(source, selection, version, adapter)
 
-    RegenerationSource.samples_of = samples_of  # type: ignore[method-assign]
+    ServiceRegenerator.samples_of = samples_of  # type: ignore[method-assign]
     solrl_train(argv)

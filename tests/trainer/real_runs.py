@@ -13,7 +13,8 @@ from solrl_proto.adapters import AdapterList, adapter_digest
 from solrl_trainer.loop import Result, train
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.records.records import IterationRecord
-from solrl_trainer.rollouts.groups import GroupSelection
+from solrl_trainer.records.shown_log import shown_log
+from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.settings.config import RunConfig
 from support.ports import free_port
@@ -80,9 +81,6 @@ class Watcher:
             self.restarts.start()
             self.restarts = None
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
 
 @dataclass
 class Run:
@@ -110,7 +108,8 @@ class Run:
 def go(service: Service, output: Path, *overrides: str, watcher: Watcher | None = None, resume: bool = False) -> Run:
     watcher = watcher or Watcher()
     config = tiny_config(*SMALL, *overrides, output=output, run=output.name, rollout_url=service.url)
-    result = train(config, watcher, resume=resume)
+    with shown_log(watcher.notes.append):
+        result = train(config, watcher, resume=resume)
     return Run(config, result, watcher, service.adapters(config.run))
 
 
@@ -119,12 +118,12 @@ def samples(run: Run) -> IterationSamples:
     return run.result.samples
 
 
-def selections(run: Run) -> list[GroupSelection]:
+def selections(run: Run) -> list[CandidateGroup]:
     return [group.selection for group in samples(run).groups]
 
 
 def selected(run: Run) -> list[list[int]]:
-    return [selection.seeds for selection in selections(run)]
+    return [list(selection.seeds) for selection in selections(run)]
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

@@ -60,7 +60,6 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
     summary = calibrate(
         small(),
         tmp_path,
-        lambda text: None,
         prompts=2,
         requirement=Requirement(0.3),
         limits=PlanSet(steps=(4,), keep=(8, 12), schedules=SCHEDULES[:1]),
@@ -107,7 +106,7 @@ def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(fitting, "FITTED_PROMPTS", 4)
     limits = PlanSet(steps=(), keep=(12,), schedules=SCHEDULES[:1])
     config = small("explore.precision=bf16")
-    summary = calibrate(config, tmp_path, lambda text: None, prompts=1, requirement=Requirement(0.7), limits=limits)
+    summary = calibrate(config, tmp_path, prompts=1, requirement=Requirement(0.7), limits=limits)
     assert summary["chosen"].startswith("bf16 4 fitted steps (1, 0.8")
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     explored = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config
@@ -126,7 +125,7 @@ def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pyte
 def test_a_plan_is_written_with_its_decoder_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small("explore.precision=bf16", "explore.decoder_precision=fp8")
     monkeypatch.setattr(module, "choose", lambda measured, _: measured[-1])
-    summary = calibrate(config, tmp_path, lambda text: None, prompts=1, requirement=Requirement(-1), limits=ONE_PLAN)
+    summary = calibrate(config, tmp_path, prompts=1, requirement=Requirement(-1), limits=ONE_PLAN)
     assert [row["name"] for row in summary["plans"]] == ["bf16 1 steps", "bf16 1 steps, decoded in fp8"]
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     explored = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config
@@ -138,7 +137,7 @@ def test_a_plan_is_written_with_its_decoder_precision(tmp_path: Path, monkeypatc
 @pytest.mark.usefixtures("one_fitted_prompt")
 def test_a_plan_is_bound_to_the_model_and_settings_of_its_measurement(tmp_path: Path) -> None:
     config = small("explore.precision=bf16")
-    calibrate(config, tmp_path, lambda text: None, prompts=1, requirement=Requirement(-1), limits=ONE_PLAN)
+    calibrate(config, tmp_path, prompts=1, requirement=Requirement(-1), limits=ONE_PLAN)
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     bindings = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config.bindings
     check_bindings(bindings, model_digest(part_digests(load_backbone("mini-sana").parts)), "mini-sana")
@@ -150,7 +149,7 @@ def test_a_plan_is_bound_to_the_model_and_settings_of_its_measurement(tmp_path: 
 
 
 def test_it_measures_on_training_prompts_that_are_not_used_for_fitting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     monkeypatch.setattr(fitting, "FITTED_PROMPTS", 2)
     prompts = tmp_path / "prompts"
@@ -161,13 +160,12 @@ def test_it_measures_on_training_prompts_that_are_not_used_for_fitting(
     scored: list[str] = []
     scores = CandidateMaker.scores
     monkeypatch.setattr(CandidateMaker, "scores", lambda own, p, s: (scored.append(p[0].text), scores(own, p, s))[1])
-    notes: list[str] = []
-    calibrate(config, tmp_path, notes.append, prompts=1, requirement=Requirement(0), limits=ONE_PLAN)
+    calibrate(config, tmp_path, prompts=1, requirement=Requirement(0), limits=ONE_PLAN)
     assert set(scored) == {"a green triangle"}
     assert "the intervals are over 1 prompt and may be too narrow; use at least 8" in notes
     limits = PlanSet(steps=(), schedules=SCHEDULES[:1])
     with pytest.raises(ValueError, match="has 3 training prompts; expected at least 4: 2 to fit on and 2 others"):
-        calibrate(config, tmp_path, notes.append, prompts=2, requirement=Requirement(0), limits=limits)
+        calibrate(config, tmp_path, prompts=2, requirement=Requirement(0), limits=limits)
 
 
 def test_prompts_for_fitting_are_needed_only_if_something_is_fitted() -> None:
@@ -187,14 +185,14 @@ def test_a_small_set_is_enough_without_fitted_steps(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("a red circle\na blue square\n")
     (tmp_path / "test.txt").write_text("a white star\n")
     config = small("explore.precision=bf16", f"prompts={tmp_path}")
-    summary = calibrate(config, tmp_path, lambda text: None, prompts=2, requirement=Requirement(0), limits=ONE_PLAN)
+    summary = calibrate(config, tmp_path, prompts=2, requirement=Requirement(0), limits=ONE_PLAN)
     assert summary["prompts"] == 2
 
 
 @pytest.mark.usefixtures("one_fitted_prompt")
 def test_no_plan_is_chosen_if_none_is_good_enough(tmp_path: Path) -> None:
     config = small("explore.precision=bf16")
-    summary = calibrate(config, tmp_path, lambda text: None, prompts=1, requirement=Requirement(1), limits=ONE_PLAN)
+    summary = calibrate(config, tmp_path, prompts=1, requirement=Requirement(1), limits=ONE_PLAN)
     assert summary["chosen"] is None
     assert summary["verdict"][0].startswith("every plan surely selects worse than required; the best, bf16 1 steps, ")
     assert summary["group_sizes"]["plan"] == summary["reference"]
@@ -210,4 +208,4 @@ def test_the_frontier_contains_the_plans_that_no_other_dominates() -> None:
 def test_stochastic_steps_are_not_calibrated(tmp_path: Path) -> None:
     config = resolve("mini-sana/flowgrpo_two_stage/clipscore").config
     with pytest.raises(ValueError, match=r"whose steps are the algorithm's; expected explore\.sampler=ode"):
-        calibrate(config, tmp_path, lambda text: None, prompts=1, requirement=Requirement(0.3))
+        calibrate(config, tmp_path, prompts=1, requirement=Requirement(0.3))

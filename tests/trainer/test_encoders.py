@@ -68,7 +68,7 @@ def test_visiting_encoders_come_and_leave_once_for_many_prompts(moves: list[Move
 def test_the_prompts_of_an_iteration_stay_encoded(moves: list[Move]) -> None:
     backbone = loaded("mini-sd3")
     vars(backbone)["_prompts"] = PromptCache(1)  # too small for any
-    models = Models.build(backbone, tiny_config(f"explore.prompts={len(PROMPTS)}", "optimizer.encoders=cpu"), print)
+    models = Models.build(backbone, tiny_config(f"explore.prompts={len(PROMPTS)}", "optimizer.encoders=cpu"))
     models.encoders.encode(PROMPTS, 1.0)
     moves.clear()
     rows = [backbone.conditioning(prompt) for prompt in PROMPTS]
@@ -142,7 +142,7 @@ def test_on_a_gpu_they_wait_in_host_memory(name: str) -> None:
         whole = load_backbone(name, device="cuda")
         assert part_digests(backbone.parts, backbone.device) == part_digests(whole.parts)
         settings = (f"optimizer.encoders={where}", "optimizer.checkpointing=0")
-        models = Models.build(backbone, tiny_config(*settings), print)
+        models = Models.build(backbone, tiny_config(*settings))
         assert all(weight.is_cuda for weight in models.policy.transformer.parameters())
         before = torch.cuda.memory_allocated()
         models.encoders.encode(PROMPTS[:3], 1.0)
@@ -159,8 +159,7 @@ def test_on_a_gpu_they_wait_in_host_memory(name: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_the_plan_decides_on_a_gpu() -> None:
-    notes: list[str] = []
-    Models.build(loaded("mini-flux", "cuda"), tiny_config("explore.source=local"), notes.append)
+def test_the_plan_decides_on_a_gpu(notes: list[str]) -> None:
+    Models.build(loaded("mini-flux", "cuda"), tiny_config("explore.source=local"))
     assert len(notes) == 1
     assert "0 recompute them" in notes[0]

@@ -38,10 +38,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_reproduces_the_runs_figures(finished: Path) -> None:
-    notes: list[str] = []
+def test_it_reproduces_the_runs_figures(finished: Path, notes: list[str]) -> None:
     shown: list[tuple[float, float]] = []
-    summary = evaluate_run(finished, notes.append, progress=lambda done, total: shown.append((done, total)))
+    summary = evaluate_run(finished, progress=lambda done, total: shown.append((done, total)))
     # 6 images each of the base and of the run, in one batch.
     assert shown == [(0, 2), (1, 2), (1, 2), (2, 2)]
     assert summary["rewards"] == json.loads((finished / "result.json").read_text())["rewards"]
@@ -102,10 +101,12 @@ def test_a_reward_that_the_run_did_not_use_accepts_options(finished: Path) -> No
     for when in ("before", "after"):
         # One of them rounds images to bytes.
         assert found["pickscore"][when] * 26 == pytest.approx(found["clipscore"][when] * 100, rel=0.01)
-    assert evaluate_run(finished, print, rewards=["pickscore"])["rewards"] != {"pickscore": found["pickscore"]}
+    assert evaluate_run(finished, rewards=["pickscore"])["rewards"] != {"pickscore": found["pickscore"]}
 
 
-def test_rewards_that_do_not_fit_the_prompts_are_omitted_or_refused(finished: Path, tmp_path: Path) -> None:
+def test_rewards_that_do_not_fit_the_prompts_are_omitted_or_refused(
+    finished: Path, tmp_path: Path, notes: list[str]
+) -> None:
     folder = tmp_path / "own"
     shutil.copytree(finished, folder)
     prompts = tmp_path / "prompts"
@@ -119,8 +120,7 @@ def test_rewards_that_do_not_fit_the_prompts_are_omitted_or_refused(finished: Pa
     checksums = file.with_name("checksums.json")
     changed = "sha256:" + hashlib.sha256(file.read_bytes()).hexdigest()
     checksums.write_text(json.dumps(json.loads(checksums.read_text()) | {file.name: changed}))
-    notes: list[str] = []
-    summary = evaluate_run(folder, notes.append)
+    summary = evaluate_run(folder)
     assert set(summary["rewards"]) == {"clipscore"}
     assert sorted(note.partition(":")[0] for note in notes[:3]) == [
         "held-out images are not scored with judge",
@@ -128,7 +128,7 @@ def test_rewards_that_do_not_fit_the_prompts_are_omitted_or_refused(finished: Pa
         "held-out images are not scored with verifier_graded",
     ]
     with pytest.raises(ValueError, match=r"reward 'verifier' cannot be used with the test prompts.*'include'"):
-        evaluate_run(folder, notes.append, rewards=["verifier"])
+        evaluate_run(folder, rewards=["verifier"])
 
 
 def test_the_weights_of_an_interrupted_run_are_exported(finished: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from solrl_proto.identifiers import Tier
 from solrl_proto.rollouts import Precision
 from solrl_trainer.calibration.plans import explored_tiers
 from solrl_trainer.commands.demo import demo_config
-from solrl_trainer.service.agreement import note_emulation
+from solrl_trainer.rollouts.loading import warn_of_emulation
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 
@@ -76,8 +76,7 @@ def test_calibrate_measures_an_emulation_only_on_request() -> None:
     ],
 )
 def test_a_run_that_requests_an_emulation_is_told_its_cost(
-    precision: Precision, emulated: list[Tier], warned: bool
+    precision: Precision, emulated: list[Tier], warned: bool, notes: list[str]
 ) -> None:
-    notes: list[str] = []
-    note_emulation(emulated, precision, notes.append)
+    warn_of_emulation(emulated, precision)
     assert [("slower than BF16" in note) for note in notes] == [True] * warned

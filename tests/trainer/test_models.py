@@ -12,7 +12,7 @@ from training_helpers import tiny_config
 
 @pytest.fixture
 def models(backbone: Backbone) -> Models:
-    return Models.build(backbone, tiny_config(), print)
+    return Models.build(backbone, tiny_config())
 
 
 def changed(models: Models, seed: int) -> bytes:
@@ -42,7 +42,7 @@ def test_serving_another_adapter_restores_the_behaviour_policy(models: Models) -
 
 
 def test_the_local_explorers_generator_has_the_behaviour_policy(backbone: Backbone) -> None:
-    models = Models.build(backbone, tiny_config("explore.source=local", "explore.precision=nvfp4"), print)
+    models = Models.build(backbone, tiny_config("explore.source=local", "explore.precision=nvfp4"))
     both = (models.generator, models.explorer)
     assert [generator.precision for generator in both] == ["bf16", "nvfp4"]
     bases = [weights(generator) for generator in both]
@@ -64,13 +64,13 @@ def test_a_sharded_base_is_never_placed_whole(
     monkeypatch.setattr(models_module, "place", lambda transformer, device: placed.append(transformer))
     monkeypatch.setattr(models_module, "find_layout", lambda *_: Layout(sharded=True, visiting=False, recomputed=0))
     monkeypatch.setattr(models_module, "shard_base", lambda backbone, generator, others, policy, world: world)
-    models = Models.build(backbone, tiny_config("explore.source=local", f"explore.precision={precision}"), print)
+    models = Models.build(backbone, tiny_config("explore.source=local", f"explore.precision={precision}"))
     assert placed == [models.explorer.transformer for _ in whole]
     assert [models.explorer.precision] == (whole or ["bf16"])
 
 
 def test_unadapted_weights_are_stored_once(backbone: Backbone) -> None:
-    models = Models.build(backbone, tiny_config("explore.source=local", "explore.precision=nvfp4"), print)
+    models = Models.build(backbone, tiny_config("explore.source=local", "explore.precision=nvfp4"))
     held = [
         {weight.data_ptr() for weight in transformer.parameters()}
         for transformer in (models.generator.transformer, models.explorer.transformer, models.policy.transformer)

@@ -30,18 +30,17 @@ SMALL = (
 )
 
 
-def test_a_reward_of_a_server_needs_no_code_here() -> None:
+def test_a_reward_of_a_server_needs_no_code_here(notes: list[str]) -> None:
     prompts, options = [PromptItem(id="p", text="a red circle")], {"elsewhere:only": {"at": AWAY}}
-    noted: list[str] = []
-    require_judges(["elsewhere:only"], prompts, "train", noted.append, options)
-    assert usable_judges(["elsewhere:only", "verifier"], prompts, noted.append, options) == ["elsewhere:only"]
-    assert [note.partition(": ")[0] for note in noted] == [
+    require_judges(["elsewhere:only"], prompts, "train", options)
+    assert usable_judges(["elsewhere:only", "verifier"], prompts, options) == ["elsewhere:only"]
+    assert [note.partition(": ")[0] for note in notes] == [
         "prompts are not checked with elsewhere:only",
         "prompts are not checked with elsewhere:only",
         "held-out images are not scored with verifier",
     ]
     with pytest.raises(ValueError, match="elsewhere"):
-        require_judges(["elsewhere:only"], prompts, "train", noted.append)
+        require_judges(["elsewhere:only"], prompts, "train")
 
 
 FUSSY = "served_rewards:fussy"
@@ -79,7 +78,7 @@ def prompts_in(folder: Path, train: list[str], test: list[str]) -> Path:
     ids=["train", "test, beyond those that are evaluated", "none"],
 )
 def test_prompts_that_a_reward_cannot_judge_are_refused_before_anything_is_loaded(
-    tmp_path: Path, fussy: str, place: str, train: list[str], test: list[str], said: str
+    tmp_path: Path, fussy: str, place: str, train: list[str], test: list[str], said: str, notes: list[str]
 ) -> None:
     name = FUSSY if place == "here" else "elsewhere:fussy"
     options = "{}" if place == "here" else f"{{'{name}': {{at: '{fussy}'}}}}"
@@ -93,12 +92,11 @@ def test_prompts_that_a_reward_cannot_judge_are_refused_before_anything_is_loade
         ],
         arguments={"output": tmp_path / "run", "rollout_url": AWAY},
     ).config
-    notes: list[str] = []
     if said:
         with pytest.raises(ValueError, match=said):
-            check_run(config, notes.append, resume=False)
+            check_run(config, resume=False)
     else:
-        check_run(config, notes.append, resume=False)
+        check_run(config, resume=False)
     assert not [note for note in notes if "not checked" in note]
     found = check("mini-sana", None, str(tmp_path), [FUSSY if place == "here" else f"{name}@{fussy}"])
     faults = [one.found for one in found if one.subject == f"prompts for {name}"]
@@ -111,7 +109,7 @@ def test_a_run_without_quotation_marks_is_not_read(tmp_path: Path) -> None:
     arguments = {"output": tmp_path / "run", "rollout_url": AWAY}
     config = resolve("mini-sana/sol_rl/clipscore", overrides=overrides, arguments=arguments).config
     with pytest.raises(ValueError, match="prompt 'a sign that says OPEN', it has no text to render"):
-        check_run(config, print, resume=False)
+        check_run(config, resume=False)
 
 
 def test_it_takes_no_memory_and_doctor_says_where_it_is() -> None:
@@ -169,7 +167,7 @@ def test_a_run_brings_a_reward_that_its_service_has_not_loaded(
     service: RunningService, server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = bringing(service, server, "regenerate.at=service", output=tmp_path / "run")
-    assert check_run(config, lambda text: None, resume=False) == config
+    assert check_run(config, resume=False) == config
     (hosted,) = service.client.get("/v1/models").json()["models"]
     run(config)
     (iteration,) = [line for line in read_metrics(config.output / "metrics.jsonl") if line["event"] == "iteration"]
@@ -201,7 +199,7 @@ def test_a_service_that_does_not_ask_the_server_is_refused_before_the_run(
 ) -> None:
     config = bringing(service, AWAY, output=tmp_path / "away")
     with pytest.raises(ProblemError, match=f"does not ask the reward server at {AWAY}") as caught:
-        check_run(config, lambda text: None, resume=False)
+        check_run(config, resume=False)
     problem = caught.value.problem
     assert (problem.kind, problem.got, problem.expected) == ("reward-not-loaded", AWAY, [server])
     assert problem.where == f"reward_options.{BROUGHT}.at"

@@ -8,7 +8,7 @@ from real_runs import Watcher
 from small_model import small_model
 from solrl_trainer.loop import train
 from solrl_trainer.records.metrics_file import read_metrics
-from solrl_trainer.records.reward_shares import note_shares, reward_shares, shares_text
+from solrl_trainer.records.reward_shares import log_shares, reward_shares, shares_text
 from training_helpers import tiny_config
 
 FLAT = torch.zeros(2, 4)
@@ -61,9 +61,8 @@ def test_differences_between_prompts_do_not_count() -> None:
     ],
     ids=["one", "one that is constant", "two", "a small one", "a constant one"],
 )
-def test_small_shares_are_said(shares: dict[str, float], said: list[str]) -> None:
-    notes: list[str] = []
-    note_shares(shares, notes.append)
+def test_small_shares_are_said(shares: dict[str, float], said: list[str], notes: list[str]) -> None:
+    log_shares(shares)
     assert len(notes) == len(said)
     assert all(note.startswith(start) for note, start in zip(notes, said, strict=True))
 
@@ -72,8 +71,7 @@ def test_shares_as_text() -> None:
     assert shares_text({"clipscore": 0.963, "my:red": 0.037}) == "clipscore 96.3 %, my:red 3.7 %"
 
 
-def test_a_run_says_the_shares_once_and_logs_them(tmp_path: Path) -> None:
-    watcher = Watcher()
+def test_a_run_says_the_shares_once_and_logs_them(tmp_path: Path, notes: list[str]) -> None:
     config = tiny_config(
         f"model={small_model()}",
         *("explore.source=local", "explore.prompts=2", "explore.candidates=6", "explore.keep=4", "explore.steps=2"),
@@ -82,10 +80,10 @@ def test_a_run_says_the_shares_once_and_logs_them(tmp_path: Path) -> None:
         output=tmp_path / "run",
         run="shares",
     )
-    train(config, watcher)
+    train(config, Watcher())
     lines = [line for line in read_metrics(config.output / "metrics.jsonl") if line["event"] == "iteration"]
     shares = [line["shares"] for line in lines]
     assert [list(one) for one in shares] == [["clipscore", "verifier_graded"]] * 2
     assert all(sum(one.values()) == pytest.approx(1) for one in shares)
-    said = [note for note in watcher.notes if note.startswith("shares of")]
+    said = [note for note in notes if note.startswith("shares of")]
     assert said == [f"shares of the spread of the weighted sum: {shares_text(shares[0])}"]

@@ -238,24 +238,24 @@ def test_a_dry_run_says_that_the_service_was_not_checked(tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
-def test_evaluation_rewards_that_do_not_fit_the_prompts_are_omitted_with_a_note(own_prompts: Path) -> None:
-    notes: list[str] = []
+def test_evaluation_rewards_that_do_not_fit_the_prompts_are_omitted_with_a_note(
+    own_prompts: Path, notes: list[str]
+) -> None:
     overrides = [f"prompts={own_prompts}", "explore.prompts=1"]
     config = resolve(PRESET, overrides=overrides).config
     assert config.evaluate.rewards == ("verifier", "verifier_graded", "judge")
-    checked = check_run(config, notes.append, resume=False)
+    checked = check_run(config, resume=False)
     assert checked == config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"rewards": ()})})
     assert notes[0].startswith("held-out images are not scored with verifier: of prompt 'a green cross', expected")
     assert len(notes) == 3
 
 
-def test_metadata_of_another_prompt_set_does_not_fit_the_verifier(own_prompts: Path) -> None:
+def test_metadata_of_another_prompt_set_does_not_fit_the_verifier(own_prompts: Path, notes: list[str]) -> None:
     (own_prompts / "test.txt").unlink()
     line = {"prompt": "a photo of a bench", "tag": "single_object", "include": [{"class": "bench", "count": 1}]}
     (own_prompts / "test_metadata.jsonl").write_text(json.dumps(line) + "\n")
-    notes: list[str] = []
     config = resolve(PRESET, overrides=[f"prompts={own_prompts}", "explore.prompts=1"]).config
-    assert check_run(config, notes.append, resume=False).evaluate.rewards == ()
+    assert check_run(config, resume=False).evaluate.rewards == ()
 
 
 def test_a_trained_reward_that_does_not_fit_the_prompts_is_refused(own_prompts: Path) -> None:
@@ -266,10 +266,9 @@ def test_a_trained_reward_that_does_not_fit_the_prompts_is_refused(own_prompts: 
     assert "train_metadata.jsonl" in done.stderr
 
 
-def test_the_miniatures_prompts_fit_the_verifier() -> None:
-    notes: list[str] = []
+def test_the_miniatures_prompts_fit_the_verifier(notes: list[str]) -> None:
     config = resolve(PRESET).config
-    assert check_run(config, notes.append, resume=False) == config
+    assert check_run(config, resume=False) == config
     assert notes == []
 
 

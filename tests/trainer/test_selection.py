@@ -1,11 +1,13 @@
 """Selection: the kept candidates of a group, by mode."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from solrl_proto.rollouts import PromptItem
-from solrl_trainer.rollouts.groups import CandidateGroup, GroupSelection, ScoredGroup, ScoredSamples
+from solrl_trainer.rollouts.groups import CandidateGroup, RegeneratedGroup, ScoredSamples
 from solrl_trainer.selection import MODES, best_worst, extremes_random, mean_deviation, reselect, select, uniform
 from solrl_trainer.settings.config import Explore, Regenerate, SelectionMode
 
@@ -105,13 +107,13 @@ def test_every_mode_keeps_the_requested_number_in_order_of_score(
     assert MODES[mode](rewards, count, seed) == kept
 
 
-def group(*scores: float | None, prompt: str = "p") -> CandidateGroup:
+def group(*scores: float, prompt: str = "p") -> CandidateGroup:
     return CandidateGroup(PromptItem(id=prompt, text="a red circle"), range(10, 10 + len(scores)), scores)
 
 
 def test_a_selection_has_seeds_and_scores_and_no_pruned_candidates() -> None:
-    selection = select(group(0.1, None, 0.5, 0.3, None, 0.2), Explore(keep=2), 0)
-    assert (selection.seeds, selection.proxy.tolist()) == ([12, 10], pytest.approx([0.5, 0.1]))
+    selection = select(group(0.1, math.nan, 0.5, 0.3, math.nan, 0.2), Explore(keep=2), 0)
+    assert (selection.seeds, selection.scores) == ([12, 10], [0.5, 0.1])
     assert selection.samples is None
 
 
@@ -129,7 +131,7 @@ def test_pruning_requires_a_selection_of_the_extremes() -> None:
         Explore.model_validate({"prune": {"after": 3, "keep": 48}, "selection": "mean_deviation"})
 
 
-def regenerated(*scores: float, images: bool = True, prompt: str = "p") -> ScoredGroup:
+def regenerated(*scores: float, images: bool = True, prompt: str = "p") -> RegeneratedGroup:
     count, values = len(scores), torch.tensor(scores)
     samples = ScoredSamples(
         latents=values.view(-1, 1) * 10,
@@ -138,8 +140,10 @@ def regenerated(*scores: float, images: bool = True, prompt: str = "p") -> Score
         scores=values,
         rewards={"clipscore": values + 1},
     )
-    proxy = torch.arange(count, 0, -1).float()
-    return ScoredGroup(GroupSelection(PromptItem(id=prompt, text="x"), list(range(20, 20 + count)), proxy), samples)
+    proxy = [float(place) for place in range(count, 0, -1)]
+    return RegeneratedGroup(
+        CandidateGroup(PromptItem(id=prompt, text="x"), list(range(20, 20 + count)), proxy), samples
+    )
 
 
 @pytest.mark.parametrize("images", [True, False])
@@ -148,7 +152,7 @@ def test_a_second_selection_goes_by_the_rewards_of_the_regenerated(images: bool)
     found = reselect(group, Regenerate(keep=4), 0)
     assert found.selection.prompt == group.selection.prompt
     assert found.selection.seeds == [24, 21, 20, 23]
-    assert found.selection.proxy.tolist() == [2, 5, 6, 3]
+    assert found.selection.scores == [2, 5, 6, 3]
     assert found.samples.scores.tolist() == [1.0, 0.75, 0.25, 0.0]
     assert found.samples.latents.flatten().tolist() == [10.0, 7.5, 2.5, 0.0]
     assert found.samples.rewards["clipscore"].tolist() == [2.0, 1.75, 1.25, 1.0]

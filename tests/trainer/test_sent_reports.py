@@ -13,7 +13,7 @@ from solrl_client.rollouts import RolloutClient
 from solrl_proto.status import HeldOut, RunSettings
 from solrl_trainer.records.records import Estimate, HeldOutRecord
 from solrl_trainer.records.status_reports import StatusReporter, run_settings
-from solrl_trainer.service.source import RolloutSource
+from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.settings.config import RunConfig
 from training_helpers import tiny_config
 
@@ -22,7 +22,7 @@ REFUSAL = {"type": "urn:solrl:problem:invalid-request", "title": "Request is not
 REFUSED = Answer(422, parts=(json.dumps(REFUSAL | {"detail": "Extra inputs are not permitted"}).encode(),))
 
 
-def no_images() -> RolloutSource:
+def no_images() -> RunClient:
     raise AssertionError("no images are due")
 
 
@@ -39,7 +39,7 @@ def reporting(
     """A reporter whose reports get these answers; at the end, all are sent."""
     service.answers = list(answers)
     client = RolloutClient(service.url, patience=0)
-    with StatusReporter(client, config or tiny_config(), no_images, notes.append) as reporter:
+    with StatusReporter(client, config or tiny_config(), no_images) as reporter:
         yield reporter
     assert service.answers == []
 
@@ -56,8 +56,7 @@ def brought(service: HostileService) -> list[tuple[int, bool, list[int]]]:
     ]
 
 
-def test_settings_and_evaluations_are_sent_again_until_they_arrive(service: HostileService) -> None:
-    notes: list[str] = []
+def test_settings_and_evaluations_are_sent_again_until_they_arrive(service: HostileService, notes: list[str]) -> None:
     with reporting(service, [LOST, LOST, ARRIVED, ARRIVED, LOST, ARRIVED], notes) as reporter:
         reporter.evaluated(evaluation(0))
         for iteration in range(3):
@@ -74,8 +73,7 @@ def test_settings_and_evaluations_are_sent_again_until_they_arrive(service: Host
     assert len(notes) == 1
 
 
-def test_a_service_that_refuses_more_gets_the_iterations(service: HostileService) -> None:
-    notes: list[str] = []
+def test_a_service_that_refuses_more_gets_the_iterations(service: HostileService, notes: list[str]) -> None:
     with reporting(service, [REFUSED, ARRIVED, ARRIVED], notes) as reporter:
         reporter.evaluated(evaluation(0))
         reporter.report(iteration_record(0))
@@ -84,8 +82,9 @@ def test_a_service_that_refuses_more_gets_the_iterations(service: HostileService
     assert len(notes) == 1
 
 
-def test_settings_and_evaluations_that_cannot_be_told_end_neither_run_nor_reports(service: HostileService) -> None:
-    notes: list[str] = []
+def test_settings_and_evaluations_that_cannot_be_told_end_neither_run_nor_reports(
+    service: HostileService, notes: list[str]
+) -> None:
     many = tiny_config(f"rewards=[{', '.join(f'reward{i}' for i in range(17))}]")
     with reporting(service, [ARRIVED, ARRIVED], notes, many) as reporter:
         reporter.evaluated(HeldOutRecord(0, 8, {"long" * 40: Estimate(0.5, 0.4, 0.6)}))

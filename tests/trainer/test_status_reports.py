@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from real_runs import Watcher
 from service_helpers import RunningService, running_service
-from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.status import THUMBNAIL_SIDE, RunDetail
 from solrl_trainer import loop
 from solrl_trainer.loop import train
 from solrl_trainer.records.metrics_file import read_metrics
-from solrl_trainer.records.records import IterationRecord
+from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.records.status_reports import ImageBudget, thumbnail
 from solrl_trainer.settings.config import RunConfig
 from training_helpers import tiny_config
@@ -31,31 +31,6 @@ SMALL = (
 )
 
 
-class Notes:
-    """A reporter that records its notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def phase(self, iteration: int, name: str) -> None:
-        pass
-
-    def progress(self, done: float, total: float) -> None:
-        pass
-
-    def counted(self, iteration: int, part: str, done: int, total: int) -> None:
-        pass
-
-    def waiting(self, server: str, wait: Wait | None) -> None:
-        pass
-
-    def finished(self, record: IterationRecord) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
 @pytest.fixture(scope="module")
 def service() -> Iterator[RunningService]:
     with running_service() as running:
@@ -64,9 +39,10 @@ def service() -> Iterator[RunningService]:
 
 def go(service: RunningService, output: Path, *overrides: str) -> tuple[RunConfig, list[str]]:
     config = tiny_config(*SMALL, *overrides, output=output, run=output.name, rollout_url=service.url)
-    reporter = Notes()
-    train(config, reporter)
-    return config, [note for note in reporter.notes if "page" in note]
+    notes: list[str] = []
+    with shown_log(notes.append):
+        train(config, Watcher())
+    return config, [note for note in notes if "page" in note]
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from solrl_trainer.evaluation.scores import Evaluation
 from solrl_trainer.records.metrics_file import Metrics, read_metrics
 from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog
+from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.trackers.base import Tracker
 from solrl_trainer.trackers.feed import contact_sheet, figures, open_trackers
@@ -40,7 +41,7 @@ def run_once(config: RunConfig, notes: list[str], *, version: int = -1, iteratio
     """Log what a run from `version` on logs: evaluations of its first and last version, and its iterations."""
     config.output.mkdir(parents=True, exist_ok=True)
     evaluation = Evaluation({"clipscore": torch.full((2, 1), 0.25)}, torch.rand(2, 3, 8, 8))
-    with open_trackers(config, notes.append) as trackers:
+    with shown_log(notes.append), open_trackers(config) as trackers:
         log = RunLog(Metrics(config.output / "metrics.jsonl"), trackers=trackers)
         log.rewind(version)
         log.evaluated(HeldOutRecord.of(0, evaluation, evaluation, {"clipscore": 1.0}, 1), evaluation, PROMPTS)
@@ -50,6 +51,7 @@ def run_once(config: RunConfig, notes: list[str], *, version: int = -1, iteratio
         last = HeldOutRecord.of(iterations.stop, evaluation, evaluation, {"clipscore": 1.0}, 1)
         log.evaluated(last, evaluation, PROMPTS)
         trackers.report(config.output / "report.html")
+    notes[:] = [note for note in notes if not note.startswith("held out")]
 
 
 def tracked(folder: Path, *names: str) -> RunConfig:
@@ -115,7 +117,7 @@ def test_a_tracker_of_another_package_is_told_in_order(tmp_path: Path) -> None:
 def test_a_tracker_is_told_that_its_run_failed(tmp_path: Path) -> None:
     config = tracked(tmp_path, "recording_tracker:Recorder")
     stack = ExitStack()
-    stack.enter_context(open_trackers(config, print)).start(-1, [])
+    stack.enter_context(open_trackers(config)).start(-1, [])
     with pytest.raises(KeyboardInterrupt), stack:
         raise KeyboardInterrupt
     assert Recorder.told[1:] == [("close", True)]
@@ -242,7 +244,7 @@ from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.trackers.feed import open_trackers
 from test_trackers import tracked
 config = tracked(Path(sys.argv[1]), sys.argv[2])
-with open_trackers(config, print) as trackers:
+with open_trackers(config) as trackers:
     log = RunLog(Metrics(config.output / "metrics.jsonl"), trackers=trackers)
     log.rewind(-1)
     for line in map(iteration_line, range(3)):

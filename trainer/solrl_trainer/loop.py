@@ -1,6 +1,7 @@
 """The training loop: explore, select, regenerate, score, advantages, update, decay and average, checkpoint, push."""
 
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,26 +17,28 @@ from solrl_trainer.evaluation.held_out import (
     evaluate_along,
     evaluate_average,
     evaluate_base,
+    log_better_checkpoint,
     measure_fidelity,
-    note_better_checkpoint,
 )
 from solrl_trainer.evaluation.scores import Evaluation
 from solrl_trainer.policy.update import UpdateFigures
 from solrl_trainer.ranks.communicator import Communicator, SingleProcess, require_equal, share, wait_for_rank_zero
 from solrl_trainer.records import checkpoints
 from solrl_trainer.records.records import IterationRecord, Spread, share_without_spread
-from solrl_trainer.records.reward_shares import note_shares, reward_shares
+from solrl_trainer.records.reward_shares import log_shares, reward_shares
 from solrl_trainer.records.run_log import Reporter, RunLog, open_run_log
-from solrl_trainer.report.pairs import SHOWN_PROMPTS, CandidatePairs, candidate_pairs
-from solrl_trainer.rollouts.exploration import seed_root
-from solrl_trainer.rollouts.groups import ScoredGroup, parts_of
+from solrl_trainer.rollouts.exploration import Exploration, seed_root
+from solrl_trainer.rollouts.groups import RegeneratedGroup, parts_of
 from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.rollouts.pairs import SHOWN_PROMPTS, CandidatePairs, candidate_pairs
 from solrl_trainer.selection import reselect, select
 from solrl_trainer.session import Session, open_session
 from solrl_trainer.settings import resuming
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.resuming import Change
 from solrl_trainer.trackers.feed import Trackers
+
+logger = logging.getLogger(__name__)
 
 _SHOWN_EACH = 3
 
@@ -97,15 +100,15 @@ def train(
         found = checkpoints.broadcast(own, world)
     with (
         open_run_log(config, reporter, world, trackers) as log,
-        open_session(config, log.note, world, log.waiting) as session,
+        open_session(config, world, log.waiting) as session,
     ):
         models, version, changes = session.models, 0, list[Change]()
         if found is not None:
             if world.rank == 0:
                 changes = resuming.check(found.origin, config, session.parts, allowed)
-            checkpoints.restore(found, models.policy, session.optimizer)
+            checkpoints.restore(found, models.policy, session.updater.optimizer)
             version = found.version
-            log.note(f"continuing after {version} iterations")
+            logger.info(f"continuing after {version} iterations")
         adapters = found.adapters if found else {0: encode_adapter(models.policy.behaviour())}
         # The digests in metrics.jsonl identify this run's versions at the service. Read them before dropping lines
         # beyond the checkpoint; a run that stopped before its first checkpoint leaves lines, too.
@@ -124,13 +127,13 @@ def train(
             measure_fidelity(session, log, iteration)
             samples = collect_samples(session, log, iteration)
             if iteration == version:
-                note_shares(reward_shares(samples.rewards, config.weights), log.note)
+                log_shares(reward_shares(samples.rewards, config.weights))
             if iteration + 1 == config.iterations:
                 pictures = begin_pairs(session, log, iteration, samples)
             train_step(session, log, iteration, samples)
         after = evaluate_average(session, log, config.iterations, before)
         pairs = pictures() if pictures else None
-        note_better_checkpoint(config, log)
+        log_better_checkpoint(config, log)
         return Result(
             prompts=[prompt.text for prompt in session.test_prompts],
             before=before,
@@ -143,49 +146,53 @@ def train(
 
 
 def collect_samples(session: Session, log: RunLog, iteration: int) -> IterationSamples:
-    """Explore, select, regenerate and score an iteration's samples.
-
-    A group is selected and regenerated as soon as it arrives, while a service explores the others. A GPU regenerates
-    small groups together, and scores them while it generates the next. A service that regenerates explores later
-    iterations only afterwards.
-    """
-    config = session.config
-    root = seed_root(config.seed, iteration)
+    """Explore, select, regenerate and score an iteration's samples, and gather those of all ranks."""
+    config, source, clock = session.config, session.source, session.device.clock
     prompts = session.prompts(iteration)
     session.models.encoders.encode([prompt.text for prompt in prompts], config.guidance)
-    selected = []
-    session.clock.restart()
-    exploration = session.explorer.explore(iteration)
-    own, explore, arrived = len(share(prompts, session.world)), config.explore, 0
-    for part in parts_of(log.candidates(iteration, exploration), session.regenerator.groups_per_batch(explore.keep)):
-        arrived += len(part)
-        groups_done = round(len(prompts) * arrived / own)  # the other ranks are taken to be as far
-        log.counted(iteration, "explored", groups_done * explore.candidates, len(prompts) * explore.candidates)
-        selections = [select(group, config.explore, root) for group in part]
-        with log.phase(iteration, "regenerate"):
-            scored = session.regenerator.regenerate(selections, iteration)
-        if config.two_stage:
-            log.counted(iteration, "regenerated", groups_done * explore.keep, len(prompts) * explore.keep)
-        selected.append((selections, scored))
-    with log.phase(iteration, "regenerate"):
-        scored_groups = [
-            ScoredGroup(selection, samples)
-            for selections, scored in selected
-            for selection, samples in zip(selections, scored().split(len(selections)), strict=True)
-        ]
-        groups = [reselect(group, config.regenerate, root) for group in scored_groups]
-    session.clock.add("candidates", "service", exploration.summary.times)
+    clock.restart()
+    exploration = source.explore(iteration)
+    groups = list(regenerated_groups(session, log, iteration, exploration))
+    clock.add("candidates", "service", exploration.summary.times)
     samples = IterationSamples.gather(prompts, groups, exploration.summary, session.world)
     log.samples_ready(iteration, samples)
-    session.explorer.prefetch(iteration)
+    source.prefetch(iteration)
     return samples
+
+
+def regenerated_groups(
+    session: Session, log: RunLog, iteration: int, exploration: Exploration
+) -> Iterator[RegeneratedGroup]:
+    """Yield this rank's groups of an iteration, which were selected, regenerated and scored.
+
+    A group is selected and regenerated as soon as it arrives, while a service explores the others. A GPU regenerates
+    small groups together, and scores them while it generates the next.
+    """
+    config, source = session.config, session.source
+    explore, root = config.explore, seed_root(config.seed, iteration)
+    own, arrived = len(share(range(explore.prompts), session.world)), 0
+    pending = []
+    for part in parts_of(log.candidates(iteration, exploration), source.groups_per_batch(explore.keep)):
+        arrived += len(part)
+        groups_done = round(explore.prompts * arrived / own)  # the other ranks are taken to be as far
+        log.counted(iteration, "explored", groups_done * explore.candidates, explore.prompts * explore.candidates)
+        selections = [select(group, explore, root) for group in part]
+        with log.phase(iteration, "regenerate"):
+            pending.append((selections, source.regenerate(selections, iteration)))
+        if config.two_stage:
+            log.counted(iteration, "regenerated", groups_done * explore.keep, explore.prompts * explore.keep)
+    for selections, scored in pending:
+        with log.phase(iteration, "regenerate"):
+            made = scored().split(len(selections))
+        for group in map(RegeneratedGroup, selections, made):
+            yield reselect(group, config.regenerate, root)
 
 
 def train_step(session: Session, log: RunLog, iteration: int, samples: IterationSamples) -> None:
     """Train on an iteration's samples, and return the next version of the behaviour policy."""
     config, models = session.config, session.models
     with log.phase(iteration, "train"):
-        advantages = advantages_of(session.algorithm, samples.scores)
+        advantages = advantages_of(session.updater.algorithm, samples.scores)
         update = session.updater.update(
             training_samples(session, samples, advantages),
             iteration,
@@ -204,7 +211,7 @@ def train_step(session: Session, log: RunLog, iteration: int, samples: Iteration
     log.iteration_trained(record)
     session.checkpoint(iteration + 1, adapter, log.held_out(config.weights))
     with log.phase(iteration, "push"):
-        session.push(iteration + 1, adapter)
+        session.source.push(iteration + 1, adapter)
     log.iteration_finished(replace(record, pushed_seconds=log.elapsed("push")))
 
 
@@ -241,9 +248,9 @@ def _pairs(session: Session, log: RunLog, samples: IterationSamples) -> Candidat
     if session.world.rank > 0 or not session.config.two_stage:
         return None
     try:
-        return candidate_pairs(samples, session.explorer, prompts=SHOWN_PROMPTS, each=_SHOWN_EACH)
+        return candidate_pairs(samples, session.source, prompts=SHOWN_PROMPTS, each=_SHOWN_EACH)
     except ProblemError as error:
-        log.note(f"the report does not show explored and regenerated images: {error}")
+        logger.warning(f"the report does not show explored and regenerated images: {error}")
         return None
 
 
@@ -284,5 +291,5 @@ def _record(
         waited_seconds=log.elapsed("wait") if config.uses_service else None,
         regenerated_seconds=log.elapsed("regenerate") if config.two_stage else None,
         trained_seconds=log.elapsed("train"),
-        scoring=session.clock.times,
+        scoring=session.device.clock.times,
     )

@@ -1,6 +1,7 @@
 """`solrl-train run`: a training with progress, result, gallery and report."""
 
 import json
+import logging
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.folder import SETTINGS, check_new, saved_settings
 from solrl_trainer.records.output_files import write_file
 from solrl_trainer.records.progress import RichReporter
+from solrl_trainer.records.shown_log import TRAINER_LOG, shown_log
 from solrl_trainer.report.figures import trained_text
 from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
@@ -20,6 +22,8 @@ from solrl_trainer.settings import resuming
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.settings_yaml import SETTINGS_YAML, settings_yaml
 from solrl_trainer.trackers.feed import open_trackers
+
+logger = logging.getLogger(__name__)
 
 
 def run(
@@ -53,11 +57,15 @@ def run(
         check_new(config.output)
     write_file(config.output / SETTINGS, config.model_dump_json(indent=1))
     write_file(config.output / SETTINGS_YAML, settings_yaml(config))
-    with RichReporter(config.iterations) as reporter, open_trackers(config, reporter.note) as trackers:
+    with (
+        RichReporter(config.iterations) as reporter,
+        shown_log(reporter.note, config.output / TRAINER_LOG),
+        open_trackers(config) as trackers,
+    ):
         result = train(
             config, reporter, resume=resume, checkpoint=version, allowed=allowed, world=world, trackers=trackers
         )
-        reporter.note("writing the report")
+        logger.info("writing the report")
         summary = summarize(config, result)
         write_file(config.output / "result.json", json.dumps(summary, indent=1, allow_nan=False))
         _save_images(config, result)
@@ -70,6 +78,7 @@ def run(
 
 def follow(config: RunConfig, *, resume: bool, version: int | None, world: Communicator) -> None:
     """Train as a rank other than 0, which writes and prints nothing. Arguments as in `run`."""
+    logging.getLogger("solrl_trainer").addHandler(logging.NullHandler())
     train(config, None, resume=resume, checkpoint=version, world=world)
 
 

@@ -3,13 +3,14 @@
 Every mode returns indices from the best to the worst score, so the first half of a selection is its best half.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from solrl_proto.noise import expand_seeds
 from solrl_proto.selection import best_worst, levelled, rounding
 
-from solrl_trainer.rollouts.groups import CandidateGroup, GroupSelection, ScoredGroup
+from solrl_trainer.rollouts.groups import CandidateGroup, RegeneratedGroup
 from solrl_trainer.settings.config import Explore, Regenerate, SelectionMode
 
 __all__ = ["MODES", "best_worst", "extremes_random", "mean_deviation", "reselect", "select", "uniform"]
@@ -46,7 +47,7 @@ MODES: Mapping[SelectionMode, Mode] = {
 }
 
 
-def select(group: CandidateGroup, settings: Explore, seed_root: int) -> GroupSelection:
+def select(group: CandidateGroup, settings: Explore, seed_root: int) -> CandidateGroup:
     """Select `settings.keep` of a group's candidates, never pruned ones, which have no score.
 
     Args:
@@ -54,15 +55,13 @@ def select(group: CandidateGroup, settings: Explore, seed_root: int) -> GroupSel
         settings: selection mode and number of candidates to keep.
         seed_root: seed root of the iteration. Random modes depend only on this and the prompt.
     """
-    scored = [(index, score) for index, score in enumerate(group.scores) if score is not None]
+    made = [index for index, score in enumerate(group.scores) if not math.isnan(score)]
     seed = expand_seeds(seed_root, f"select/{group.prompt.id}", 1)[0]
-    chosen = choose(settings.selection, [score for _, score in scored], settings.keep, seed)
-    index, proxy = zip(*(scored[i] for i in chosen), strict=True)
-    samples = group.samples.rows(list(index)) if group.samples is not None else None
-    return GroupSelection(group.prompt, [group.seeds[i] for i in index], torch.tensor(proxy), samples)
+    chosen = choose(settings.selection, [group.scores[index] for index in made], settings.keep, seed)
+    return group.rows([made[i] for i in chosen])
 
 
-def reselect(group: ScoredGroup, settings: Regenerate, seed_root: int) -> ScoredGroup:
+def reselect(group: RegeneratedGroup, settings: Regenerate, seed_root: int) -> RegeneratedGroup:
     """Select `settings.keep` of a group's regenerated samples by their rewards; without it, the group itself.
 
     `seed_root` as in `select`.

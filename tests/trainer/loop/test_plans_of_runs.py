@@ -8,14 +8,14 @@ from solrl_client.rollouts import RolloutClient
 from solrl_minis import catalog
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.selection import best_worst
-from solrl_trainer.service.source import rollout_source
+from solrl_trainer.service.run_client import run_client
 from solrl_trainer.settings.prompts import prompts_of_iteration, read_prompts
 
 
 def test_a_pruned_plan_trains_on_survivors(service: Service, folder: Path) -> None:
     pruned = go(service, folder / "pruned", "iterations=1", "explore.prune={after: 1, keep: 10}", "explore.steps=3")
     with RolloutClient(service.url) as client:
-        source, root = rollout_source(pruned.config, client), seed_root(pruned.config.seed, 0)
+        source, root = run_client(pruned.config, client), seed_root(pruned.config.seed, 0)
         asked = source.candidates_of([selection.prompt for selection in selections(pruned)], 0, root, iteration=0)
     for selection, group in zip(selections(pruned), asked.groups, strict=True):
         survivors = {seed for seed, score in zip(group.seeds, group.scores, strict=True) if score is not None}
@@ -38,7 +38,7 @@ def test_a_lag_is_constant_and_recorded(lagging: Run) -> None:
     config = lagging.config
     prompts = prompts_of_iteration(read_prompts(catalog.prompts(), "train"), 1, config.seed, 3)
     with RolloutClient(config.rollout_url) as client:
-        answer = rollout_source(config, client).candidates_of(prompts, 1, seed_root(config.seed, 3), iteration=3)
+        answer = run_client(config, client).candidates_of(prompts, 1, seed_root(config.seed, 3), iteration=3)
     index = best_worst(answer.groups[0].scores, config.explore.keep)
     assert selected(lagging)[0] == [answer.groups[0].seeds[i] for i in index]
 

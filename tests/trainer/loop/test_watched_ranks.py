@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from real_runs import Run, Service, Watcher, go
 from solrl_trainer import loop
-from solrl_trainer.service.explorer import ServiceExplorer
+from solrl_trainer.service.service_source import ServiceSource
 
 WATCHED = ("explore.prompts=1", "evaluate.prompts=2", "checkpoint_every=1", "evaluate.fidelity_every=1")
 
@@ -75,14 +75,14 @@ def test_a_lagging_run_is_measured_as_it_explores(
 ) -> None:
     asked: list[tuple[int, int]] = []
     roots = set()
-    unpruned_groups = ServiceExplorer.unpruned_groups
+    unpruned_groups = ServiceSource.unpruned_groups
 
-    def noted(self: ServiceExplorer, prompts: object, version: int, root: int, iteration: int) -> object:
+    def noted(self: ServiceSource, prompts: object, version: int, root: int, iteration: int) -> object:
         asked.append((version, iteration))
         roots.add(root)
         return unpruned_groups(self, prompts, version, root, iteration)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ServiceExplorer, "unpruned_groups", noted)
+    monkeypatch.setattr(ServiceSource, "unpruned_groups", noted)
     settings = (*WATCHED, "iterations=3", "explore.lag=1", "explore.adapter=unmerged", "evaluate.fidelity_wanted=1")
     watcher = Watcher()
     go(service, folder / "late", *settings, watcher=watcher)

@@ -9,7 +9,7 @@ from solrl_proto.rollouts import AdapterRef, Candidates, Plan, RewardSpec, Rollo
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.selection import best_worst
 from solrl_trainer.service.png import from_png
-from solrl_trainer.service.source import rollout_source
+from solrl_trainer.service.run_client import run_client
 from solrl_trainer.settings.prompts import prompts_of_iteration, read_prompts
 
 
@@ -19,7 +19,7 @@ def asked_again(whole: Run, service: Service) -> tuple[RolloutAnswer, list[torch
     config = whole.config
     prompts = prompts_of_iteration(read_prompts(catalog.prompts(), "train"), 2, config.seed, 1)
     with RolloutClient(service.url) as client:
-        answer = rollout_source(config, client).candidates_of(prompts, 1, seed_root(config.seed, 1), iteration=1)
+        answer = run_client(config, client).candidates_of(prompts, 1, seed_root(config.seed, 1), iteration=1)
         images = client.rollouts(
             RolloutRequest(
                 model="mini-sana",

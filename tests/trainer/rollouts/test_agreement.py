@@ -7,21 +7,11 @@ from solrl_core.arithmetic import arithmetic
 from solrl_proto.models import ModelInfo
 from solrl_trainer.ranks.communicator import SingleProcess
 from solrl_trainer.service.agreement import note_arithmetic
-from solrl_trainer.service.explorer import ServiceExplorer
+from solrl_trainer.service.service_source import ServiceSource
 from solrl_trainer.session import open_session
 from training_helpers import tiny_config
 
 OURS = {"device": "CPU with AVX512", "threads": "2", "torch": "2.11.0"}
-
-
-def notes_of(theirs: dict[str, str] | None, ours: dict[str, str] = OURS) -> list[str]:
-    notes: list[str] = []
-    note_arithmetic(ModelInfo.model_construct(arithmetic=theirs), ours, notes.append)
-    return notes
-
-
-def test_equal_arithmetic_needs_no_note() -> None:
-    assert notes_of(dict(OURS)) == []
 
 
 @pytest.mark.parametrize(
@@ -31,26 +21,30 @@ def test_equal_arithmetic_needs_no_note() -> None:
         ({"device": "NVIDIA H200", "cuda": "13.0"}, "device NVIDIA H200 (here CPU with AVX512), cuda 13.0 (here none)"),
         (OURS | {"device": "\x1b[2J" + "x" * 1000}, r"device \x1b[2Jxxx"),
         (None, "does not say"),
+        (OURS, None),
     ],
 )
-def test_a_difference_is_noted(theirs: dict[str, str] | None, said: str) -> None:
-    (text,) = notes_of(theirs)
+def test_a_difference_is_noted(theirs: dict[str, str] | None, said: str | None, notes: list[str]) -> None:
+    note_arithmetic(ModelInfo.model_construct(arithmetic=theirs), OURS)
+    if said is None:
+        assert notes == []
+        return
+    (text,) = notes
     assert said in text
     assert text.isprintable()
     assert len(text) < 500
 
 
-def test_a_run_notes_the_threads_of_its_service(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_notes_the_threads_of_its_service(monkeypatch: pytest.MonkeyPatch, notes: list[str]) -> None:
     ours = arithmetic(torch.device("cpu"))
     threads = "2" if ours["threads"] == "1" else "1"
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    notes: list[str] = []
     with running_service() as service:
         config = tiny_config("evaluate.rewards=clipscore", f"rollout_url={service.url}", run="threads")
-        with open_session(config, notes.append, SingleProcess()) as session:
-            assert isinstance(session.explorer, ServiceExplorer)
-            source = session.explorer.source
-            assert source.numerics == {"bf16": "emulated", "nvfp4": "emulated"}
-            told = source.client.model("mini-sana").arithmetic
+        with open_session(config, SingleProcess()) as session:
+            assert isinstance(session.source, ServiceSource)
+            client = session.source.client
+            assert client.numerics == {"bf16": "emulated", "nvfp4": "emulated"}
+            told = client.client.model("mini-sana").arithmetic
     assert told == ours | {"threads": threads}
     assert [note for note in notes if note.endswith(f"threads {threads} (here {ours['threads']})")]

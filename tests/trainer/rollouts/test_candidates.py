@@ -1,5 +1,6 @@
 """Candidates by an exploration plan on this device: pruned as a group, in batches that fit into memory."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,22 +50,22 @@ def scorer(loaded: Backbone) -> SampleScorer:
 
 def test_survivors_have_the_scores_of_the_whole_group(generator: Generator, scorer: SampleScorer) -> None:
     maker = maker_of(generator, PRUNED, scorer)
-    whole, pruned = maker.scores(EACH, SEEDS, prune=False), maker.scores(EACH, SEEDS)
+    whole, pruned = maker.scores(EACH, SEEDS, unpruned=True), maker.scores(EACH, SEEDS)
     made = ~pruned.isnan()
     assert int(made.sum()) == 8
     assert not whole.isnan().any()
     assert torch.allclose(pruned[made], whole[made], atol=1e-4)
     group, other = maker.groups([PROMPT, OTHER], [SEEDS, SEEDS])
-    assert [score is not None for score in group.scores] == made.tolist()
+    assert [not math.isnan(score) for score in group.scores] == made.tolist()
     assert (group.prompt, list(group.seeds), group.samples) == (PROMPT, list(SEEDS), None)
     again = maker.scores(OTHERS, SEEDS)
-    assert other.scores == [None if score.isnan() else float(score) for score in again]
+    assert torch.equal(torch.tensor(other.scores).nan_to_num(9), again.nan_to_num(9))
 
 
 def test_images_are_those_that_were_scored(generator: Generator, scorer: SampleScorer) -> None:
     maker = maker_of(generator, PRUNED, scorer)
-    scores = maker.scores(EACH, SEEDS, prune=False)
-    again = scorer.scores(EACH[3:9], maker.images(PROMPT, SEEDS[3:9]))()
+    scores = maker.scores(EACH, SEEDS, unpruned=True)
+    again = scorer.score_images(EACH[3:9], maker.images(PROMPT, SEEDS[3:9]))()
     assert torch.allclose(again, scores[3:9], atol=1e-4)
 
 
@@ -75,7 +76,7 @@ def test_images_are_scored_in_the_decoder_precision_and_shown_as_trained(
         maker_of(generator, plan, scorer) for plan in (PRUNED.model_copy(update={"decoder_precision": "fp8"}), PRUNED)
     )
     halfway, made = (
-        scorer.scores(
+        scorer.score_images(
             EACH, generator.generate(PROMPT.text, SEEDS, steps=4, until=until, decoder_precision="fp8").images
         )()
         for until in (2, 4)
@@ -84,7 +85,7 @@ def test_images_are_scored_in_the_decoder_precision_and_shown_as_trained(
     scores = maker.scores(EACH, SEEDS)
     assert [place for place in range(len(SEEDS)) if not scores[place].isnan()] == survivors
     assert torch.allclose(scores[survivors], made[survivors], atol=1e-4)
-    assert not torch.allclose(made, whole.scores(EACH, SEEDS, prune=False), atol=1e-4)
+    assert not torch.allclose(made, whole.scores(EACH, SEEDS, unpruned=True), atol=1e-4)
     assert torch.equal(maker.images(PROMPT, SEEDS[:3]), whole.images(PROMPT, SEEDS[:3]))
 
 

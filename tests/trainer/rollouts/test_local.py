@@ -6,21 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from solrl_core.families import load_backbone
+from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.rewards import RewardSet
-from solrl_core.sampling.generator import Generator
 from solrl_engine.batch_size import AdaptiveBatchSize
-from solrl_engine.sampler import Sampler
-from solrl_engine.scorer import Scorer
-from solrl_engine.side_stream import SideStream
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import Plan
+from solrl_trainer.policy.models import Models
 from solrl_trainer.records.metrics_file import read_metrics
-from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.rollouts.exploration import seed_root
-from solrl_trainer.rollouts.local import LocalExplorer
-from solrl_trainer.rollouts.regenerate import LocalRegenerator
-from solrl_trainer.rollouts.scoring import SampleScorer
+from solrl_trainer.rollouts.loading import Loaded
 from solrl_trainer.run import run
 from solrl_trainer.selection import best_worst, select
 from solrl_trainer.settings.config import RunConfig
@@ -76,30 +70,26 @@ def test_groups_made_together_are_those_made_alone(
     assert [found[name] for name in names] == pytest.approx([expected[name] for name in names], rel=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "nvfp4"])
-def test_training_uses_the_selected_candidates_themselves(precision: str, tmp_path: Path) -> None:
-    config = config_of("naive_scaling", tmp_path)
-    backbone = load_backbone("mini-sana")
+@pytest.mark.parametrize(("recipe", "precision"), [("naive_scaling", "bf16"), ("naive_quant", "nvfp4")])
+def test_training_uses_the_selected_candidates_themselves(
+    recipe: str, precision: str, backbone: PipelineBackbone, tmp_path: Path
+) -> None:
+    config = config_of(recipe, tmp_path)
     rewards = RewardSet.load(["clipscore"], backbone)
-    generator = Generator(backbone, precision)
-    side = SideStream(torch.device("cpu"))
-    scorer = SampleScorer(Scorer(rewards), ["clipscore"], config.trained, side)
     prompt = read_prompts(find_prompts("shapes"), "train")[0]
-    sampler = Sampler(generator, lambda: Plan(steps=2))
-    maker = CandidateMaker(sampler, scorer, keep=True)
-    explorer = LocalExplorer(maker, lambda iteration: [prompt], candidates=12, seed=config.seed)
-    exploration = explorer.explore(3)
+    source = DeviceSource(config, Loaded(backbone, rewards), Models.build(backbone, config), [prompt])
+    exploration = source.explore(3)
     (group,) = exploration
     root = seed_root(config.seed, 3)
     selection = select(group, config.explore, root)
-    kept = LocalRegenerator(sampler, scorer).regenerate([selection], 0)()
+    kept = source.regenerate([selection], 3)()
     assert kept is selection.samples
     summary = exploration.summary
     assert (summary.version, summary.precision, summary.score_count) == (3, precision, 12)
-    assert summary.score_sum == pytest.approx(sum(score for score in group.scores if score is not None))
+    assert summary.score_sum == pytest.approx(sum(group.scores))
     # Generate all in one batch, as before: in a different batch, an NVFP4 value may round to its neighbour.
     seeds = expand_seeds(root, prompt.id, config.explore.candidates)
-    candidates = generator.generate(prompt.text, seeds, steps=2).latents
+    candidates = source.models.explorer.generate(prompt.text, seeds, steps=2).latents
     index = [seeds.index(seed) for seed in selection.seeds]
     assert torch.allclose(candidates[index], kept.latents, atol=1e-4)
     again = rewards.score(["clipscore"], kept.images, [prompt.text] * 4, [{}] * 4)["clipscore"]

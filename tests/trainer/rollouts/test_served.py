@@ -21,14 +21,15 @@ from solrl_proto.adapters import adapter_digest
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import RolloutAnswer
-from solrl_trainer import session
 from solrl_trainer.commands.cli import main
 from solrl_trainer.loop import Result, train
 from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.rollouts import loading
+from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.iteration import IterationSamples
-from solrl_trainer.service import connection
-from solrl_trainer.service.regenerator import RegenerationSource, ServedSamples, spread
-from solrl_trainer.service.source import RolloutSource
+from solrl_trainer.service import service_source
+from solrl_trainer.service.regenerator import ServiceRegenerator, spread
+from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.settings.presets import ConfigError
 from solrl_trainer.settings.prompts import read_prompts
 from training_helpers import TINY, tiny_config
@@ -108,13 +109,13 @@ def require_equal(one: Run, other: Run) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Version and number of seeds of each request for samples."""
     found: list[tuple[int, int]] = []
-    ask = RegenerationSource.samples_of
+    ask = ServiceRegenerator.samples_of
 
-    def samples_of(self: RegenerationSource, prompt: Any, seeds: Any, version: int, adapter: str) -> ServedSamples:
-        found.append((version, len(seeds)))
-        return ask(self, prompt, seeds, version, adapter)
+    def samples_of(self: ServiceRegenerator, selection: CandidateGroup, version: int, adapter: str) -> Any:
+        found.append((version, len(selection.seeds)))
+        return ask(self, selection, version, adapter)
 
-    monkeypatch.setattr(RegenerationSource, "samples_of", samples_of)
+    monkeypatch.setattr(ServiceRegenerator, "samples_of", samples_of)
     return found
 
 
@@ -166,37 +167,36 @@ def test_later_explorations_begin_after_regeneration(
     service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[tuple[str, int]] = []
-    ask, explore = RolloutSource.group_of, RolloutSource.candidates_of
+    ask, explore = RunClient.group_of, RunClient.candidates_of
 
-    def group_of(self: RolloutSource, prompt: Any, seeds: Any, version: int) -> RolloutAnswer:
+    def group_of(self: RunClient, prompt: Any, seeds: Any, version: int) -> RolloutAnswer:
         answer = ask(self, prompt, seeds, version)
         events.append(("regenerated", version))
         return answer
 
-    def candidates_of(self: RolloutSource, prompts: Any, version: int, *args: Any, **more: Any) -> RolloutAnswer:
-        if not more.get("whole"):  # which measures fidelity
+    def candidates_of(self: RunClient, prompts: Any, version: int, *args: Any, **more: Any) -> RolloutAnswer:
+        if not more.get("unpruned"):  # which measures fidelity
             events.append(("exploring under", version))
         return explore(self, prompts, version, *args, **more)
 
-    monkeypatch.setattr(RolloutSource, "group_of", group_of)
-    monkeypatch.setattr(RolloutSource, "candidates_of", candidates_of)
+    monkeypatch.setattr(RunClient, "group_of", group_of)
+    monkeypatch.setattr(RunClient, "candidates_of", candidates_of)
     go(tmp_path, service.url, "run=order", "explore.lag=1", "explore.prompts=2", AT_SERVICE)
     rounds = [[("exploring under", explored), *[("regenerated", new)] * 2] for new, explored in enumerate((0, 0, 1))]
     assert events == [event for events in rounds for event in events]
 
 
 def test_another_arithmetic_may_round_differently(
-    service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     """A changed bit is noted; latents a tenth off and latents of another seed are refused."""
-    monkeypatch.setattr(connection, "arithmetic", lambda device: {"device": "another"})
+    monkeypatch.setattr(service_source, "arithmetic", lambda device: {"device": "another"})
     folder = tmp_path / "rounding"
     folder.mkdir()
     config = tiny_config(*SMALL, AT_SERVICE, output=folder, run="rounding", rollout_url=service.url)
-    watcher = Watcher()
     monkeypatch.setattr(rollouts, "read_lines", telling(change_a_bit, service))
-    train(config, watcher)
-    assert any("latents of the service differ by rounding" in note for note in watcher.notes)
+    train(config, Watcher())
+    assert any("latents of the service differ by rounding" in note for note in notes)
     for lie in (put_a_tenth_off, rotate_values):
         monkeypatch.setattr(rollouts, "read_lines", telling(lie, service))
         with pytest.raises(ProblemError, match=r"at most 0\.05"):
@@ -371,7 +371,7 @@ def test_a_service_without_the_precision_is_refused_before_anything_is_loaded(
         return found.model_copy(update={"precisions": others})
 
     monkeypatch.setattr(RolloutClient, "model", model)
-    monkeypatch.setattr(session, "load_backbone", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(loading, "load_backbone", lambda *_, **__: pytest.fail("the model was loaded"))
     words = [word for one in (*TINY, *SMALL, *settings) for word in ("--set", one)]
     words += ["--rollout-url", service.url, "--output", str(tmp_path / "run"), *["--dry-run"] * dry]
     done = typed(main, "run", *words)

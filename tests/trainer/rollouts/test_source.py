@@ -1,6 +1,7 @@
 """Requests for a run's candidates, to a real service."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from solrl_core.fingerprint import fingerprint
 from solrl_core.lora import adapter_layout
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutRequest
-from solrl_trainer.service.explorer import ServiceExplorer
-from solrl_trainer.service.source import rollout_source
+from solrl_trainer.service.run_client import run_client
+from solrl_trainer.service.service_source import ServiceSource
 from solrl_trainer.settings.presets import resolve
 from training_helpers import tiny_config
 
@@ -34,10 +35,10 @@ def test_a_service_that_restarts_with_a_different_model_is_refused(service: Runn
         layout = adapter_layout(backbone.transformer, backbone.lora_targets)
         client.push("changed", 0, None, config.model_name, adapter_file(layout, 0))
         numerics = {tier.precision: tier.numerics for tier in client.model(config.model_name).precisions}
-        same = rollout_source(config, client, fingerprint=ours, numerics=numerics)
+        same = run_client(config, client, fingerprint=ours, numerics=numerics)
         assert same.candidates_of(PROMPTS, 0, 7, iteration=0).fingerprint == ours
         with pytest.raises(ProblemError) as raised:
-            rollout_source(config, client, fingerprint="sha256:" + "0" * 64).candidates_of(PROMPTS, 0, 7, iteration=0)
+            run_client(config, client, fingerprint="sha256:" + "0" * 64).candidates_of(PROMPTS, 0, 7, iteration=0)
     assert (raised.value.problem.kind, raised.value.problem.got) == ("digest-mismatch", ours)
 
 
@@ -63,24 +64,25 @@ def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
     moving = ("algorithm.window_order=progressive", "algorithm.window_within=1", "explore.lag=1")
     config = resolve("mini-sana/flowgrpo_fast_two_stage/clipscore", overrides=moving).config
     client: Any = Asked()
-    source = rollout_source(config, client)
-    explorer = ServiceExplorer(source, lambda iteration: PROMPTS, seed=config.seed, lag=1, iterations=3)
+    asking = run_client(config, client)
+    device: Any = SimpleNamespace(own_prompts=lambda iteration: PROMPTS)
+    source = ServiceSource(config.model_copy(update={"iterations": 3}), asking, device)
     for version in range(3):
-        explorer.prefetch(version)
+        source.prefetch(version)
         with pytest.raises(ConnectionError):
-            list(explorer.explore(version))
+            list(source.explore(version))
     assert sorted(map(explored, client.requests)) == [(0, 0), (0, 1), (1, 2)]
     client.requests.clear()
     with pytest.raises(ConnectionError):
-        explorer.images_of(PROMPTS, [[1, 2]], 1, 2)
+        source.images_of(PROMPTS, [[1, 2]], 1, 2)
     with pytest.raises(ConnectionError):
-        explorer.unpruned_groups(PROMPTS, 0, 7, 1)
+        source.unpruned_groups(PROMPTS, 0, 7, 1)
     assert list(map(explored, client.requests)) == [(1, 2), (0, 1)]
 
 
 def test_a_request_that_a_service_would_refuse_is_a_problem_before_it_is_sent() -> None:
     client: Any = Asked()
-    source = rollout_source(tiny_config(), client)
+    source = run_client(tiny_config(), client)
     with pytest.raises(ProblemError) as raised:
         source.group_of(PROMPTS[0], [5, 5 + 2**32], 0)
     problem = raised.value.problem

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from real_runs import Watcher
 from service_helpers import RunningService, running_service
-from solrl_client.retries import Wait
 from solrl_core.errors import DecoderError, MismatchError
 from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
@@ -20,11 +20,10 @@ from solrl_trainer import loop
 from solrl_trainer import run as command
 from solrl_trainer.loop import Result, train
 from solrl_trainer.records.metrics_file import read_metrics
-from solrl_trainer.records.records import IterationRecord
+from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.report.gallery import load_gallery
-from solrl_trainer.rollouts.exploration import ExploredImages
-from solrl_trainer.rollouts.local import LocalExplorer
-from solrl_trainer.service.explorer import ServiceExplorer
+from solrl_trainer.rollouts.device_source import DeviceSource
+from solrl_trainer.service.service_source import ServiceSource
 from training_helpers import tiny_config
 
 SMALL = (
@@ -50,26 +49,6 @@ PLANS = {
     "pruned": ("explore.prune={after: 1, keep: 8}", "explore.decoder_precision=fp8"),
     "fitted": (f"explore.fitted={FITTED}", "explore.prune={after: 2, keep: 8}", "iterations=1"),
 }
-
-
-class Notes:
-    """A reporter that records notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def phase(self, iteration: int, name: str) -> None: ...
-
-    def progress(self, done: float, total: float) -> None: ...
-
-    def counted(self, iteration: int, part: str, done: int, total: int) -> None: ...
-
-    def waiting(self, server: str, wait: Wait | None) -> None: ...
-
-    def finished(self, record: IterationRecord) -> None: ...
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @dataclass
@@ -102,8 +81,9 @@ class Run:
 def go(folder: Path, *settings: str, url: str | None = None) -> Run:
     where = ("explore.source=local",) if url is None else ()
     config = tiny_config(*SMALL, *where, *settings, output=folder, run=folder.name, rollout_url=url)
-    reporter = Notes()
-    return Run(folder, train(config, reporter), reporter.notes)
+    watcher = Watcher()
+    with shown_log(watcher.notes.append):
+        return Run(folder, train(config, watcher), watcher.notes)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +118,7 @@ def test_a_local_run_equals_the_run_with_a_service_bit_for_bit(both: tuple[Run, 
     for one, other in zip(theirs.groups, ours.groups, strict=True):
         assert one.selection.prompt == other.selection.prompt
         assert one.selection.seeds == other.selection.seeds
-        assert torch.equal(one.selection.proxy, other.selection.proxy)
+        assert one.selection.scores == other.selection.scores
         assert torch.equal(one.samples.latents, other.samples.latents)
     assert torch.equal(theirs.scores, ours.scores)
     assert theirs.exploration.score_sum == ours.exploration.score_sum
@@ -171,17 +151,15 @@ def test_an_emulation_is_noted_and_no_service_is_needed(both: tuple[Run, Run]) -
 ONE = ("iterations=1", "explore.candidates=8", "explore.prompts=1", "explore.precision=auto")
 
 
-def test_a_report_can_omit_the_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_can_omit_the_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]) -> None:
     def refused(*_: Any) -> None:
         raise ProblemError(ProblemKind.VERSION_NOT_FOUND, "version 0 is gone")
 
-    monkeypatch.setattr(LocalExplorer, "images_of", refused)
+    monkeypatch.setattr(DeviceSource, "images_of", refused)
     config = tiny_config(*SMALL, "explore.source=local", *ONE, "rewards=clipscore", output=tmp_path)
-    reporter = Notes()
-    monkeypatch.setattr(command, "RichReporter", lambda iterations: Quiet(reporter))
     summary = command.run(config)
     assert summary["spearman"] is not None
-    (note,) = (note for note in reporter.notes if note.startswith("the report does not show"))
+    (note,) = (note for note in notes if note.startswith("the report does not show"))
     assert "version 0 is gone" in note
     gallery = load_gallery(tmp_path)
     assert (gallery.pairs, gallery.explored) == ([], None)
@@ -192,36 +170,23 @@ def test_a_report_can_omit_the_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_training_does_not_wait_for_the_images_of_its_report(
     at: str, service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    explorer: Any = ServiceExplorer if at == "service" else LocalExplorer
-    images_of, train_step, trained = explorer.images_of, loop.train_step, threading.Event()
+    source: Any = ServiceSource if at == "service" else DeviceSource
+    images_of, train_step, trained = source.images_of, loop.train_step, threading.Event()
 
-    def late(*arguments: Any) -> ExploredImages:
+    def late(*arguments: Any) -> Any:
         assert trained.wait(600), "training waits for these images"
-        found: ExploredImages = images_of(*arguments)
-        return found
+        return images_of(*arguments)
 
     def telling(*arguments: Any) -> None:
         train_step(*arguments)
         trained.set()
 
-    monkeypatch.setattr(explorer, "images_of", late)
+    monkeypatch.setattr(source, "images_of", late)
     monkeypatch.setattr(loop, "train_step", telling)
     run = go(tmp_path / f"late-{at}", *ONE, url=service.url if at == "service" else None)
     pairs = run.result.pairs
     assert pairs is not None
     assert len(pairs.pairs) == len(pairs.explored) == 6
-
-
-class Quiet:
-    """The reporter of the command."""
-
-    def __init__(self, reporter: Notes) -> None:
-        self.reporter = reporter
-
-    def __enter__(self) -> Notes:
-        return self.reporter
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 def test_a_plan_for_a_different_model_is_refused(tmp_path: Path) -> None:
@@ -239,7 +204,7 @@ def without_autoencoder(monkeypatch: pytest.MonkeyPatch) -> None:
         del backbone.parts["vae"]
         return backbone
 
-    monkeypatch.setattr("solrl_trainer.session.load_backbone", bare)
+    monkeypatch.setattr("solrl_trainer.rollouts.loading.load_backbone", bare)
 
 
 @pytest.mark.parametrize("served", [False, True])

@@ -115,14 +115,14 @@ class Bench:
         if plans[0].prune is None:
             scores = maker.scores(prompts, seeds)
             return [(scores, torch.full_like(scores, torch.nan), time.perf_counter() - began)]
-        halfway = maker.halfway(prompts, seeds, plans[0].prune.after)
+        trajectory, predicted = maker.halfway(prompts, seeds, plans[0].prune.after)
         shared = time.perf_counter() - began
         found = []
         for plan in plans:
             assert plan.prune is not None
             began = time.perf_counter()
-            scores = maker.finished(prompts, seeds, halfway, plan.prune.keep)
-            found.append((scores, halfway.scores, shared + time.perf_counter() - began))
+            scores = maker.finished(prompts, seeds, trajectory, predicted, plan.prune.keep)
+            found.append((scores, predicted, shared + time.perf_counter() - began))
         return found
 
 

@@ -1,6 +1,7 @@
 """`solrl-train calibrate`: cost and selection quality of exploration plans, measured on the user's model."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,17 +41,18 @@ from solrl_trainer.records.time_left import OnProgress, Work
 from solrl_trainer.records.waits import Waits
 from solrl_trainer.report.figures import few_prompts_text, sum_text
 from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.loading import check_decoder_precision, warn_of_decoder_emulation
 from solrl_trainer.rollouts.scoring import SampleScorer
-from solrl_trainer.service.agreement import check_decoder_precision
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.long_prompts import note_long_prompts
+from solrl_trainer.settings.long_prompts import warn_of_long_prompts
 from solrl_trainer.settings.preflight import require_judges
+
+logger = logging.getLogger(__name__)
 
 
 def calibrate(
     config: RunConfig,
     folder: Path,
-    note: Callable[[str], None],
     *,
     prompts: int,
     requirement: Requirement,
@@ -63,7 +65,6 @@ def calibrate(
     Args:
         config: a run's model, rewards, prompts, and numbers of candidates and selected candidates.
         folder: output folder; plan.yaml is for `solrl-train run --config`.
-        note: called with each progress message.
         prompts: number of training prompts to measure on. Held-out prompts are reserved for evaluation.
         requirement: what the whole interval of a plan must reach; the cheapest such plan is chosen.
         limits: limits of the measured set; by default all plans are measured.
@@ -80,39 +81,40 @@ def calibrate(
         )
     limits = limits or PlanSet()
     measured_on = measured_prompts(config, prompts, fits=bool(limits.schedules))
-    require_judges(config.rewards, measured_on, "train", note, config.reward_options)
+    require_judges(config.rewards, measured_on, "train", config.reward_options)
     world = processes.world(config.device, config.patience)
     device = pick_device(config.device, world)
     tiers = explored_tiers(config.explore.precision, torch.device(device))
     plans(config, tiers, [], limits)  # refuses limits that no plan can meet, before the model is loaded
-    note(f"loading {config.model}")
+    logger.info(f"loading {config.model}")
     backbone = load_backbone(config.model, device=device, revision=config.revision)
-    check_decoder_precision(config.explore.decoder_precision, backbone, note)
+    check_decoder_precision(config.explore.decoder_precision, backbone)
+    warn_of_decoder_emulation(config.explore.decoder_precision, backbone)
     expected = plans(config, tiers, list(map(identity_solver, limits.schedules)), limits)
-    note_long_prompts(backbone, {"training": measured_on}, note)
+    warn_of_long_prompts(backbone, {"training": measured_on})
     if few := few_prompts_text(prompts):
-        note(few)
+        logger.warning(few)
     explore = config.explore
     seeds = {
         prompt.id: expand_seeds(config.seed, f"calibrate/{prompt.id}", explore.candidates) for prompt in measured_on
     }
     generators = {"bf16": Generator(backbone, "bf16")}
-    bench = Bench(_maker(config, backbone, generators, note), measured_on, seeds, world, lambda part: work.finish(part))
+    bench = Bench(_maker(config, backbone, generators), measured_on, seeds, world, lambda part: work.finish(part))
     truth, reference = true_plan(config), reference_plan(config, tiers)
     work = Work(bench.steps(expected, truth) + fitting_steps(config, limits.schedules), progress)
 
     true = bench.scores(truth)
     if limits.schedules:
-        note(f"fitting {len(limits.schedules)} solvers of few steps")
+        logger.info(f"fitting {len(limits.schedules)} solvers of few steps")
     solvers = fit_on_rank_zero(config, generators["bf16"], limits.schedules, processes)
     work.finish(fitting_steps(config, limits.schedules))
-    note(f"measuring {len(expected)} plans in turns")
+    logger.info(f"measuring {len(expected)} plans in turns")
     # Plans take turns, so all precisions stay on the device.
     generators |= {tier: Generator(backbone, tier) for tier in tiers if tier != "bf16"}
     observed = bench.measure(plans(config, tiers, solvers, limits))
     measured = assess(observed, true, explore.keep, reference)
     for one in measured:
-        note(
+        logger.info(
             f"{name(one.plan)}: {one.seconds:.2f} s per group, {one.cost.text('.2f')} of the reference; separation "
             f"{one.separation.text('.3f')}, loss {one.loss.text('.3f')}"
         )
@@ -129,20 +131,18 @@ def calibrate(
     return summary
 
 
-def _maker(
-    config: RunConfig, backbone: PipelineBackbone, generators: dict[str, Generator], note: Callable[[str], None]
-) -> Maker:
+def _maker(config: RunConfig, backbone: PipelineBackbone, generators: dict[str, Generator]) -> Maker:
     """Generation and scoring of the candidates of any plan, with the generator of the plan's precision."""
     options = {name: value for name, value in config.reward_options.items() if name in config.rewards}
-    connect = partial(connect_reward, patience=config.patience, on_wait=Waits(note))
+    connect = partial(connect_reward, patience=config.patience, on_wait=Waits())
     rewards = RewardSet.load(list(config.rewards), backbone, options, connect=connect)
     names = [spec.name for spec in config.trained]
-    images = Scorer(rewards, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=note))
+    images = Scorer(rewards, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=logger.warning))
     scorer = SampleScorer(images, names, config.trained, SideStream(backbone.device))
     batches: dict[str, AdaptiveBatchSize] = {}
 
     def maker(plan: Plan) -> CandidateMaker:
-        batch = batches.setdefault(plan.precision, AdaptiveBatchSize(config.batch, on_exhausted=note))
+        batch = batches.setdefault(plan.precision, AdaptiveBatchSize(config.batch, on_exhausted=logger.warning))
         return CandidateMaker(Sampler(generators[plan.precision], lambda: plan, batch=batch), scorer)
 
     return maker

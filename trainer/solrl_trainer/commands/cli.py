@@ -192,9 +192,11 @@ def _checked(command: Run, held: ExitStack) -> "RunConfig":
 
     config = _resolve(command).config
     held.enter_context(locked(config.output))
+    from solrl_trainer.records.shown_log import shown_log
     from solrl_trainer.settings.preflight import check_run
 
-    return check_run(config, _note, resume=command.resume is not None)
+    with shown_log(_print):
+        return check_run(config, resume=command.resume is not None)
 
 
 def _resume_hint(config: "RunConfig", rank_info: RankInfo) -> str:
@@ -231,12 +233,14 @@ def _resolve(command: Run) -> "Resolved":
 
 
 def _dry_run(command: Run) -> int:
+    from solrl_trainer.records.shown_log import shown_log
     from solrl_trainer.settings.preflight import check_dry_run
     from solrl_trainer.settings.settings_yaml import sourced_yaml
 
     resolved, resume = _resolve(command), command.resume is not None
     print("\n".join(sourced_yaml(resolved)))
-    check_dry_run(resolved.config, _note, resume=resume)
+    with shown_log(_print):
+        check_dry_run(resolved.config, resume=resume)
     if resume:
         from solrl_trainer.settings.resuming import check_before_loading
 
@@ -244,10 +248,8 @@ def _dry_run(command: Run) -> int:
     return 0
 
 
-def _note(text: str) -> None:
-    from solrl_proto.printable import printable
-
-    print(printable(text), file=sys.stderr, flush=True)
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _export(command: Export) -> None:
@@ -293,13 +295,13 @@ def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
         from solrl_trainer.calibration.deciding import Requirement
         from solrl_trainer.calibration.plans import PlanSet
         from solrl_trainer.commands.calibrate import calibrate
+        from solrl_trainer.records.shown_log import shown_log
         from solrl_trainer.records.time_left import Countdown
 
-        with Countdown("calibrating", quiet=not processes.is_rank_zero) as shown:
+        with Countdown("calibrating", quiet=not processes.is_rank_zero) as shown, shown_log(shown.note):
             summary = calibrate(
                 config,
                 command.output,
-                shown.note,
                 prompts=command.prompts,
                 requirement=Requirement(command.wanted, command.loss),
                 limits=PlanSet(command.steps, command.keep, SCHEDULES[: command.schedules]),
@@ -385,12 +387,12 @@ def _evaluate(command: Evaluate, rank_info: RankInfo) -> None:
 
         from solrl_trainer.commands.evaluate import evaluate_run
         from solrl_trainer.records.progress import evaluation_table
+        from solrl_trainer.records.shown_log import shown_log
         from solrl_trainer.records.time_left import Countdown
 
-        with Countdown("evaluating", quiet=not processes.is_rank_zero) as shown:
+        with Countdown("evaluating", quiet=not processes.is_rank_zero) as shown, shown_log(shown.note):
             summary = evaluate_run(
                 command.folder,
-                shown.note,
                 progress=shown,
                 rewards=command.rewards,
                 overrides=command.set,

@@ -55,6 +55,7 @@ def _prompts(name: str) -> Finding:
 
 def _unsuitable(name: str, rewards: Sequence[str], options: diagnosis.Options) -> Iterator[Finding]:
     """Rewards that cannot judge images of one of the prompts."""
+    from solrl_trainer.records.shown_log import shown_log
     from solrl_trainer.settings.preflight import unsuitable_prompt
     from solrl_trainer.settings.prompts import find_prompts, read_prompts
 
@@ -65,8 +66,8 @@ def _unsuitable(name: str, rewards: Sequence[str], options: diagnosis.Options) -
         return  # the finding about the prompts says why
     for reward in rewards:
         noted: list[str] = []
-        with suppress(ValueError):  # that there is no such reward is a finding of its own
-            if fault := unsuitable_prompt(reward, prompts, noted.append, options):
+        with shown_log(noted.append), suppress(ValueError):  # that there is no such reward is a finding of its own
+            if fault := unsuitable_prompt(reward, prompts, options):
                 action = "use prompts with the text and metadata that it needs, or another reward"
                 yield Finding(f"prompts for {reward}", "missing", fault, action)
         for note in noted:

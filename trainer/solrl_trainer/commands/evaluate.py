@@ -1,7 +1,8 @@
 """`solrl-train evaluate`: compares a run's averaged weights with its base model, with any set of rewards."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,12 @@ from solrl_trainer.report.figures import trained_text
 from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.long_prompts import note_long_prompts
+from solrl_trainer.settings.long_prompts import warn_of_long_prompts
 from solrl_trainer.settings.preflight import require_judges, usable_judges
 from solrl_trainer.settings.presets import ConfigError, parse_override, refused
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
+
+logger = logging.getLogger(__name__)
 
 CHANGEABLE = ("reward_options", "device")
 """Settings of the run that an evaluation may change."""
@@ -39,7 +42,6 @@ CHANGEABLE = ("reward_options", "device")
 
 def evaluate_run(
     folder: Path,
-    note: Callable[[str], None],
     *,
     progress: OnProgress = lambda done, total: None,
     rewards: Sequence[str] = (),
@@ -54,7 +56,6 @@ def evaluate_run(
 
     Args:
         folder: folder of the run.
-        note: called with each progress message.
         progress: called with the share that is done of both evaluations.
         rewards: names of rewards; by default those of the run.
         overrides: `key=value` with a key in `CHANGEABLE`; `reward_options` are merged by reward.
@@ -83,9 +84,9 @@ def evaluate_run(
     options = saved.reward_options | chosen
     if rewards:
         names = wanted
-        require_judges(names, held_out, "test", note, options)
+        require_judges(names, held_out, "test", options)
     else:
-        names = usable_judges(wanted, held_out, note, options)
+        names = usable_judges(wanted, held_out, options)
         if not names:
             raise ValueError(f"none of the run's rewards can score {config.prompts}; choose others with --rewards")
     world = processes.world(config.device, config.patience)
@@ -93,17 +94,17 @@ def evaluate_run(
     newest = checkpoints.require(folder / "checkpoints", checkpoint) if processes.is_rank_zero else None
     found = checkpoints.broadcast(newest, world)
     assert found is not None
-    note(f"loading {config.model}")
+    logger.info(f"loading {config.model}")
     backbone = load_backbone(config.model, device=pick_device(config.device, world), revision=config.revision)
-    note_long_prompts(backbone, {"held-out": held_out}, note)
+    warn_of_long_prompts(backbone, {"held-out": held_out})
     # Drop the run's options for other rewards; options given here must belong to a requested reward.
     options = {name: value for name, value in options.items() if name in names or name in chosen}
-    connect = partial(connect_reward, patience=config.patience, on_wait=Waits(note))
+    connect = partial(connect_reward, patience=config.patience, on_wait=Waits())
     judges = RewardSet.load(names, backbone, options, connect=connect)
     generator = Generator(backbone, "bf16")
     plan = Plan(steps=steps or settings.steps, solver=config.solver, guidance=config.guidance)
-    sampler = Sampler(generator, lambda: plan, batch=AdaptiveBatchSize(config.batch, on_exhausted=note))
-    scorer = Scorer(judges, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=note))
+    sampler = Sampler(generator, lambda: plan, batch=AdaptiveBatchSize(config.batch, on_exhausted=logger.warning))
+    scorer = Scorer(judges, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=logger.warning))
 
     def look(name: str, earlier: int) -> Evaluation:
         result = evaluate_together(
@@ -114,7 +115,7 @@ def evaluate_run(
             seeds=seeds or settings.seeds,
             progress=lambda done, total: progress(earlier + done / total, 2),
         )
-        note(f"{name}: " + ", ".join(f"{reward} {result.mean(reward):.4f}" for reward in result.scores))
+        logger.info(f"{name}: " + ", ".join(f"{reward} {result.mean(reward):.4f}" for reward in result.scores))
         return result
 
     before = look("base", 0)

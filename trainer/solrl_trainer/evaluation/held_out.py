@@ -1,5 +1,6 @@
 """Measurements on held-out prompts: rewards of the averaged weights, and rank fidelity of exploration."""
 
+import logging
 import math
 from collections.abc import Sequence
 
@@ -18,6 +19,8 @@ from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, flattened, parts_of
 from solrl_trainer.session import Session
 from solrl_trainer.settings.config import RunConfig
+
+logger = logging.getLogger(__name__)
 
 BASE_EVALUATION = "base_evaluation.safetensors"
 """File of the base's evaluation in a run's folder; a resumed run does not repeat it."""
@@ -40,8 +43,8 @@ def evaluate_average(
     with log.measuring(version, "evaluate"), session.models.serving(average) as generator:
         plan = Plan(steps=settings.steps, solver=config.solver, guidance=config.guidance)
         found = evaluate_together(
-            Sampler(generator, lambda: plan, batch=session.sampler.batch),
-            session.images,
+            Sampler(generator, lambda: plan, batch=session.device.sampler.batch),
+            session.device.image_scorer,
             session.test_prompts,
             session.world,
             seeds=seeds or settings.seeds,
@@ -68,11 +71,12 @@ def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
         again: whether the run is resumed; a new run always evaluates.
     """
     path, config = session.config.output / BASE_EVALUATION, session.config
+    rewards = session.device.loaded.rewards
     settings = {
         "model": [config.model, config.revision, config.solver, config.guidance, session.models.backbone.device.type],
         "images": [config.evaluate.seeds, config.evaluate.steps, [prompt.id for prompt in session.test_prompts]],
         "parts": {name: value for name, value in session.parts.items() if name != "prompts:train"},
-        "rewards": dict(zip(session.rewards.names, session.rewards.digests().values(), strict=True)),
+        "rewards": dict(zip(rewards.names, rewards.digests().values(), strict=True)),
     }
     known = load_evaluation(path, settings) if again and session.world.rank == 0 else None
     if not gather_values(known is not None, session.world)[0]:
@@ -95,14 +99,14 @@ def evaluate_along(session: Session, log: RunLog, version: int, base: Evaluation
         evaluate_average(session, log, version, base, config.curve_seeds)
 
 
-def note_better_checkpoint(config: RunConfig, log: RunLog) -> None:
+def log_better_checkpoint(config: RunConfig, log: RunLog) -> None:
     """Say at the end of a run which kept checkpoint has a higher held-out reward than the last one."""
     scores = log.held_out(config.weights)
     last = scores.get(config.iterations)
     best = best_kept(config.output / "checkpoints", scores)
     if last is None or best is None or scores[best] <= last:
         return
-    log.note(
+    logger.info(
         f"the held-out reward was higher at version {best}, {scores[best]:.4f} instead of {last:.4f}; its weights: "
         f"`solrl-train export {config.output} --checkpoint {best}`"
     )
@@ -120,12 +124,12 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
     with log.measuring(version, "fidelity"):
         fidelity = _fidelity(session, prompts, version)
     if not math.isfinite(fidelity.spearman):
-        log.note("rank fidelity cannot be measured: all rewards of a group are equal")
+        logger.warning("rank fidelity cannot be measured: all rewards of a group are equal")
         return
     before = next(reversed(log.spearman.values()), math.inf)
     log.fidelity(version, len(prompts), vars(fidelity))
     explore = config.explore
-    log.note(
+    logger.info(
         f"version {version}, {explore.precision} at {explore.steps} steps against BF16 at {config.regenerate.steps}: "
         f"Spearman {fidelity.spearman:.3f} over {len(prompts)} groups of {explore.candidates}"
     )
@@ -138,7 +142,7 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
             cures.append("set explore.adapter=unmerged")
         if explore.lag:
             cures.append("lower explore.lag")
-        log.note(
+        logger.warning(
             f"rank fidelity is below {wanted:g} (evaluate.fidelity_wanted), so exploration selects worse seeds; for "
             f"a new run {' or '.join(cures)}"
         )
@@ -155,9 +159,9 @@ def _fidelity(session: Session, prompts: Sequence[PromptItem], version: int) -> 
     if own:
         session.models.encoders.encode([prompt.text for prompt in own], config.guidance)
         explored = max(0, version - config.explore.lag)
-        groups = session.explorer.unpruned_groups(own, explored, seed_root(config.seed, -1), version)
+        groups = session.source.unpruned_groups(own, explored, seed_root(config.seed, -1), version)
         proxy = torch.tensor([group.scores for group in groups])
-        per_batch = session.sampler.batch.groups(config.explore.candidates, session.models.backbone.device)
+        per_batch = session.device.sampler.batch.groups(config.explore.candidates, session.models.backbone.device)
         true = torch.cat([_true_scores(session, part) for part in parts_of(groups, per_batch)])
     return rank_fidelity(gather_rows(proxy, world), gather_rows(true, world), config.explore.keep)
 
@@ -165,5 +169,5 @@ def _fidelity(session: Session, prompts: Sequence[PromptItem], version: int) -> 
 def _true_scores(session: Session, groups: Sequence[CandidateGroup]) -> torch.Tensor:
     """Scores [groups, N] of the regenerated candidates of these groups, which are made together."""
     prompts, seeds = flattened([group.prompt for group in groups], [group.seeds for group in groups])
-    samples = session.sampler.sample(prompts, seeds)
-    return session.scorer.score(prompts, samples)().scores.view(len(groups), -1)
+    samples = session.device.sampler.sample(prompts, seeds)
+    return session.device.scorer.score_samples(prompts, samples)().scores.view(len(groups), -1)

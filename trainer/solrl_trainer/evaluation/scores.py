@@ -15,7 +15,7 @@ from solrl_proto.rollouts import PromptItem
 from solrl_trainer.ranks.communicator import Communicator, gather_rows, share
 from solrl_trainer.records.time_left import OnProgress
 from solrl_trainer.report.figures import TRAINED_SUM
-from solrl_trainer.rollouts.scoring import score_images
+from solrl_trainer.rollouts.scoring import score_policy_images
 
 SEED_ROOT = 0
 STRICT = "verifier"
@@ -77,7 +77,7 @@ def evaluate(
             encode([prompt.text for prompt, _ in pairs[start : start + _AHEAD * size]], sampler.plan().guidance)
         own, own_seeds = zip(*pairs[start : start + size], strict=True)
         made = sampler.sample(own, own_seeds).images
-        for name, values in score_images(scorer, names, made, own).rewards.items():
+        for name, values in score_policy_images(scorer, names, made, own).rewards.items():
             scores[name].append(values)
         images.append(made.cpu())
         progress(start + len(own), len(pairs))

@@ -1,6 +1,6 @@
 """Layout of a run in the memory of its GPU, decided before large weights are moved there."""
 
-from collections.abc import Callable
+import logging
 from dataclasses import replace
 
 import torch
@@ -13,17 +13,16 @@ from solrl_trainer.policy.sharding import check_sharding
 from solrl_trainer.ranks.communicator import Communicator, gather_values
 from solrl_trainer.settings.config import RunConfig
 
+logger = logging.getLogger(__name__)
 
-def find_layout(
-    config: RunConfig, backbone: PipelineBackbone, world: Communicator, note: Callable[[str], None]
-) -> Layout:
-    """The layout that the settings and the memory plan determine.
+
+def find_layout(config: RunConfig, backbone: PipelineBackbone, world: Communicator) -> Layout:
+    """The layout that the settings and the memory plan determine; the log says what is unusual in it.
 
     Args:
         config: the run's settings.
         backbone: the model, before generators and policy are built; its large parts may be in host memory.
         world: the ranks; all share the base, or none.
-        note: receives lines about the plan.
 
     Raises:
         ValueError: the base is to be sharded, and cannot be.
@@ -34,15 +33,15 @@ def find_layout(
     if backbone.device.type != "cuda":
         layout = Layout(wanted.sharded is True, wanted.visiting is True, wanted.recomputed or 0)
     else:
-        layout = wanted.layout or _planned(config, backbone, world, note)
+        layout = wanted.layout or _planned(config, backbone, world)
     if layout.sharded:
-        note(f"the base is sharded across {world.size} ranks; optimizer.shard_base overrides this")
+        logger.info(f"the base is sharded across {world.size} ranks; optimizer.shard_base overrides this")
     if layout.visiting:
-        note("text encoders are moved to the device only to encode prompts; optimizer.encoders overrides this")
+        logger.info("text encoders are moved to the device only to encode prompts; optimizer.encoders overrides this")
     return layout
 
 
-def _planned(config: RunConfig, backbone: PipelineBackbone, world: Communicator, note: Callable[[str], None]) -> Layout:
+def _planned(config: RunConfig, backbone: PipelineBackbone, world: Communicator) -> Layout:
     plan = plan_run(config, backbone.on_meta(), fastest_tier(backbone.device), world.size)
     gpu = usable_bytes(backbone, plan)
     layout = plan.layout(gpu)
@@ -50,7 +49,7 @@ def _planned(config: RunConfig, backbone: PipelineBackbone, world: Communicator,
         layout = replace(plan, wanted=replace(plan.wanted, sharded=True)).layout(gpu)
     if plan.wanted.recomputed is None:
         blocks = len(plan.training.kept)
-        note(
+        logger.info(
             f"the run needs about {plan.total(layout) / 2**30:.1f} of {(gpu - RESERVED) / 2**30:.1f} GiB: with "
             f"micro-batches of {config.optimizer.batch}, {blocks - layout.recomputed} of {blocks} blocks keep their "
             f"activations, {layout.recomputed} recompute them; optimizer.checkpointing overrides this"

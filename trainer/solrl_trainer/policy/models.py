@@ -1,6 +1,6 @@
 """The models of a run: one base, the policies trained on it, and the generators that sample from them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -50,13 +50,7 @@ class Models:
     _behaviour: Adapter | None = field(default=None, init=False)
 
     @classmethod
-    def build(
-        cls,
-        backbone: PipelineBackbone,
-        config: RunConfig,
-        note: Callable[[str], None],
-        world: Communicator | None = None,
-    ) -> "Models":
+    def build(cls, backbone: PipelineBackbone, config: RunConfig, world: Communicator | None = None) -> "Models":
         """Build generators and policies on a clean backbone, in the only order that works.
 
         A generator copies the clean transformer and keeps references to the weights under each adapter. The policy
@@ -66,18 +60,17 @@ class Models:
             backbone: the loaded model; its transformer gets the policy's adapters. Transformer and text encoders may be
                 in host memory; they are moved as the memory plan says.
             config: the run's settings.
-            note: shows a line of text to the user.
             world: ranks that train together, over which the base may be spread; by default this process alone.
         """
         world = world or SingleProcess()
-        layout = find_layout(config, backbone, world, note)
+        layout = find_layout(config, backbone, world)
         encoders = Encoders(backbone, visiting=layout.visiting)
         backbone.cache_at_least(config.explore.prompts)
         if not layout.sharded:
             place(backbone.transformer, backbone.device)
         generator = Generator(backbone, "bf16")
         precision = explored_precision(config, fastest_tier(backbone.device))
-        explorer = generator if precision == generator.precision else _whole(backbone, precision)
+        explorer = generator if precision == generator.precision else _unsharded(backbone, precision)
         policy = build_policy(backbone, config, layout.recomputed)
         if layout.sharded:
             others = [] if explorer is generator else [explorer]
@@ -106,8 +99,8 @@ class Models:
             self.generator.set_adapter(self._behaviour)
 
 
-def _whole(backbone: Backbone, precision: Tier) -> Generator:
-    """A generator that stays whole on the model's device, also where the base is sharded."""
+def _unsharded(backbone: Backbone, precision: Tier) -> Generator:
+    """A generator with all of its weights on the model's device, also where the base is sharded."""
     generator = Generator(backbone, precision)
     place(generator.transformer, backbone.device)
     return generator
@@ -123,7 +116,7 @@ def build_policy(backbone: Backbone, config: RunConfig, recomputed: int = 0) -> 
     """
     reference = None
     if config.optimizer.reference == "fp8" and backbone.device.type == "cuda":
-        reference = _whole(backbone, "fp8").transformer
+        reference = _unsharded(backbone, "fp8").transformer
     policy = Policy(backbone, config.lora, config.seed, reference=reference)
     policy.recompute(recomputed)
     return policy

@@ -20,7 +20,6 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 from solrl_client.retries import Wait
-from solrl_proto.printable import printable
 
 from solrl_trainer.records.records import IterationRecord
 from solrl_trainer.records.time_left import TimeLeft
@@ -79,7 +78,7 @@ class RichReporter:
         self._phase, self._phase_left = "", TimeLeft()
         self._counts: dict[str, str] = {}
         self._counted, self._counts_left = -1, TimeLeft()
-        self._waits = Waits(self.note)
+        self._waits = Waits()
         self._fields: dict[str, Any] = {"phase": "starting", "within": ""}
         if self._console.is_terminal:
             self._progress = Progress(
@@ -163,7 +162,7 @@ class RichReporter:
 
     def note(self, text: str) -> None:
         """Show a line of text."""
-        self._print(printable(text))
+        self._print(text)
 
     def waiting(self, server: str, wait: Wait | None) -> None:
         """A server is waited for; None: no longer. Any thread."""

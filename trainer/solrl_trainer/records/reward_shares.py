@@ -1,8 +1,11 @@
 """Each trained reward's share of the spread of their weighted sum, by which a run optimises it or hardly does."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 SMALL = 0.05
 """A reward with a smaller share hardly moves the weighted sum."""
@@ -22,15 +25,15 @@ def reward_shares(rewards: Mapping[str, torch.Tensor], weights: Mapping[str, flo
     return {name: spread / total if total else 0.0 for name, spread in spreads.items()}
 
 
-def note_shares(shares: Mapping[str, float], note: Callable[[str], None]) -> None:
-    """Print the shares of several rewards, and name those that hardly move the sum."""
+def log_shares(shares: Mapping[str, float]) -> None:
+    """Log the shares of several rewards, and name those that hardly move the sum."""
     if len(shares) > 1:
-        note(f"shares of the spread of the weighted sum: {shares_text(shares)}")
+        logger.info(f"shares of the spread of the weighted sum: {shares_text(shares)}")
     for name, share in shares.items():
         if not share:
-            note(f"reward {name!r} is equal for all images of each prompt, so nothing is learned from it")
+            logger.warning(f"reward {name!r} is equal for all images of each prompt, so nothing is learned from it")
         elif share < SMALL:
-            note(
+            logger.warning(
                 f"reward {name!r} has less than {100 * SMALL:g} % of the spread of the weighted sum, so it is hardly "
                 "trained: give it a larger weight in rewards, or omit it"
             )

@@ -1,5 +1,6 @@
 """Log of a run: metrics.jsonl, progress in the terminal, reports for the service's page, and trackers."""
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,15 +14,17 @@ from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.metrics_file import Metrics, own_time
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
 from solrl_trainer.records.status_reports import StatusReporter
-from solrl_trainer.report.pairs import CandidatePairs
 from solrl_trainer.rollouts.exploration import Exploration
 from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.rollouts.pairs import CandidatePairs
 from solrl_trainer.service.reward_specs import reward_specs
-from solrl_trainer.service.source import RolloutSource, rollout_source
+from solrl_trainer.service.run_client import RunClient, run_client
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.resuming import Change
 from solrl_trainer.trackers.feed import Trackers
+
+logger = logging.getLogger(__name__)
 
 
 class Reporter(Protocol):
@@ -38,9 +41,6 @@ class Reporter(Protocol):
 
     def finished(self, record: IterationRecord) -> None:
         """An iteration is complete."""
-
-    def note(self, text: str) -> None:
-        """Show a line of text."""
 
     def waiting(self, server: str, wait: Wait | None) -> None:
         """A server is waited for; None: no longer. Any thread."""
@@ -70,11 +70,6 @@ class RunLog:
         self._earlier: dict[str, float] = {}
         self.spearman: dict[int, float] = {}
 
-    def note(self, text: str) -> None:
-        """Show a line of text."""
-        if self._reporter is not None:
-            self._reporter.note(text)
-
     def waiting(self, server: str, wait: Wait | None) -> None:
         """A server is waited for; None: no longer. It is an `OnWait`."""
         if self._reporter is not None:
@@ -97,7 +92,7 @@ class RunLog:
         """The run continues from `version` with these changes."""
         if changes:
             self._log("change", version=version, changes={one.name: [one.then, one.now] for one in changes})
-            self.note(f"changed after version {version}: {'; '.join(map(str, changes))}")
+            logger.info(f"changed after version {version}: {'; '.join(map(str, changes))}")
 
     def candidates(self, iteration: int, exploration: Exploration) -> Iterator[CandidateGroup]:
         """Yield the groups of an exploration; time spent waiting for a group counts as "wait"."""
@@ -189,7 +184,7 @@ class RunLog:
         if self._status is not None:
             self._status.evaluated(record)
         means = ", ".join(f"{name} {one.mean:.4f}" for name, one in record.rewards.items())
-        self.note(f"held out, version {version}, images {record.images}: {means}")
+        logger.info(f"held out, version {version}, images {record.images}: {means}")
 
     def fidelity(self, version: int, prompts: int, figures: Mapping[str, Any]) -> None:
         """Rank fidelity of exploration at a version."""
@@ -228,11 +223,11 @@ def open_run_log(
             # A separate client without retries: the run's client retries for minutes.
             client = RolloutClient(config.rollout_url, timeout=120.0, patience=0.0)
 
-            def source() -> RolloutSource:
+            def source() -> RunClient:
                 rewards = reward_specs(config.trained, config, client.model(config.model_name))
-                return rollout_source(config, client, rewards=rewards)
+                return run_client(config, client, rewards=rewards)
 
-            reports = StatusReporter(client, config, source, reporter.note)
+            reports = StatusReporter(client, config, source)
             status = stack.enter_context(reports)
         yield RunLog(Metrics(config.output / "metrics.jsonl"), reporter, status, trackers)
 

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import logging
 import math
 import queue
 import threading
@@ -20,10 +21,12 @@ from solrl_proto.status import THUMBNAIL_SIDE, Activity, HeldOut, RunSettings, S
 from torch.nn.functional import interpolate
 
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
-from solrl_trainer.report.pairs import CandidatePairs, candidate_pairs
 from solrl_trainer.rollouts.iteration import IterationSamples
-from solrl_trainer.service.source import RolloutSource
+from solrl_trainer.rollouts.pairs import CandidatePairs, candidate_pairs
+from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.settings.config import OF_A_MACHINE, RunConfig
+
+logger = logging.getLogger(__name__)
 
 _PROMPTS = 2
 _SHORTEST_PAUSE = 5.0
@@ -73,8 +76,7 @@ class StatusReporter:
         self,
         client: RolloutClient,
         config: RunConfig,
-        source: Callable[[], RolloutSource],
-        note: Callable[[str], None],
+        source: Callable[[], RunClient],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the thread.
@@ -83,13 +85,11 @@ class StatusReporter:
             client: a separate client that does not retry; closed at the end.
             config: settings of the run.
             source: returns a source of candidates that uses this client; called in the thread.
-            note: called once, when a report is lost.
             clock: returns seconds.
         """
         self._client = client
         self._config = config
         self._source = source
-        self._note = note
         self._clock = clock
         self._settings: RunSettings | None = None
         self._held_out: list[HeldOut] = []
@@ -217,7 +217,7 @@ class StatusReporter:
     def _fail(self, error: Exception) -> None:
         if not self._failed:
             self._failed = True
-            self._note(f"the service's page does not show all of this run: {error}")
+            logger.warning(f"the service's page does not show all of this run: {error}")
 
 
 def run_settings(config: RunConfig) -> RunSettings:

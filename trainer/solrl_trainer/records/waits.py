@@ -1,26 +1,26 @@
 """Servers that a command waits for, told to the user."""
 
+import logging
 import threading
-from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from solrl_client.retries import Wait
 
 from solrl_trainer.report.figures import duration_text
 
+logger = logging.getLogger(__name__)
+
 _NOTED_AFTER = 3.0
 """Seconds of a wait that are not worth a line."""
 
 
 class Waits:
-    """Says who is waited for and until when, once that takes seconds, and when it is over. It is an `OnWait`.
+    """Logs who is waited for and until when, once that takes seconds, and when it is over. It is an `OnWait`.
 
     Several threads may wait for one server; the wait is over when one of them has an answer.
     """
 
-    def __init__(self, note: Callable[[str], None]) -> None:
-        """`note` shows a line of text to the user."""
-        self._note = note
+    def __init__(self) -> None:
         self._until: dict[str, datetime] = {}
         self._noted: dict[str, datetime] = {}
         self._lock = threading.Lock()
@@ -46,4 +46,4 @@ class Waits:
                     self._noted[server] = now - timedelta(seconds=wait.waited)
                     line = f"waiting for {server} until {until:%H:%M:%S}: {wait.fault}"
         if line:
-            self._note(line)
+            logger.log(logging.WARNING if wait else logging.INFO, line)

@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from safetensors.torch import load_file, save
@@ -12,6 +11,7 @@ from solrl_proto.text_files import read_json
 from torch.nn.functional import interpolate
 
 from solrl_trainer.records.output_files import write_file
+from solrl_trainer.rollouts.pairs import Pair
 
 IMAGES = "gallery.safetensors"
 TEXTS = "gallery.json"
@@ -19,17 +19,6 @@ KEPT_PROMPTS = 64
 """Number of prompts saved, in order; for a 1024 px model, all of them would take gigabytes."""
 LARGEST_SIDE = 512
 """Larger images are scaled down to this side in pixels."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A selected seed, with the rewards of its explored image and of its BF16 image."""
-
-    prompt: str
-    seed: int
-    place: Literal["best", "worst"]
-    proxy: float
-    true: float
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Candidates explored on this device: generated, pruned and scored as by a service's workers."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,19 +10,6 @@ from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, flattened
 from solrl_trainer.rollouts.scoring import SampleScorer
-
-
-@dataclass(frozen=True)
-class PartialTrajectories:
-    """Candidates at the pruning step.
-
-    Attributes:
-        trajectory: latents from which they continue.
-        scores: scores [N] of the clean images predicted here.
-    """
-
-    trajectory: Trajectory
-    scores: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -43,60 +29,61 @@ class CandidateMaker:
     keep: bool = False
 
     def groups(
-        self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], *, prune: bool = True
+        self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], *, unpruned: bool = False
     ) -> list[CandidateGroup]:
         """Generate and score the groups of these prompts, of equal size, together; prune them if the plan does."""
         each, flat = flattened(prompts, seeds)
+        samples: Sequence[ScoredSamples | None] = [None] * len(prompts)
         if self.keep:
             samples = self._samples(each, flat).split(len(prompts))
-            return [
-                CandidateGroup(prompt, own, group.scores.tolist(), group)
-                for prompt, own, group in zip(prompts, seeds, samples, strict=True)
-            ]
-        scores = self.scores(each, flat, prune=prune, groups=len(prompts)).view(len(prompts), -1).tolist()
-        return [
-            CandidateGroup(prompt, own, [None if math.isnan(score) else score for score in group])
-            for prompt, own, group in zip(prompts, seeds, scores, strict=True)
-        ]
+            scores = [own.scores.tolist() for own in samples if own is not None]
+        else:
+            scores = self.scores(each, flat, unpruned=unpruned, groups=len(prompts)).view(len(prompts), -1).tolist()
+        return list(map(CandidateGroup, prompts, seeds, scores, samples))
 
     def scores(
-        self, prompts: Sequence[PromptItem], seeds: Sequence[int], *, prune: bool = True, groups: int = 1
+        self, prompts: Sequence[PromptItem], seeds: Sequence[int], *, unpruned: bool = False, groups: int = 1
     ) -> torch.Tensor:
         """Scores [N] of the candidates of these seeds, NaN for those that the plan prunes."""
-        pruning = self.sampler.plan().prune if prune else None
+        pruning = None if unpruned else self.sampler.plan().prune
         if pruning is None:
             return self._completed(prompts, seeds)
-        return self.finished(prompts, seeds, self.halfway(prompts, seeds, pruning.after), pruning.keep, groups)
+        trajectory, scores = self.halfway(prompts, seeds, pruning.after)
+        return self.finished(prompts, seeds, trajectory, scores, pruning.keep, groups)
 
-    def halfway(self, prompts: Sequence[PromptItem], seeds: Sequence[int], after: int) -> PartialTrajectories:
-        """The candidates of these seeds after the first steps of the plan."""
+    def halfway(
+        self, prompts: Sequence[PromptItem], seeds: Sequence[int], after: int
+    ) -> tuple[Trajectory, torch.Tensor]:
+        """The candidates of these seeds after the first steps, and the scores [N] of the images predicted there."""
         parts, predicted = [], []
         for rows in self._batches(seeds):
             made = self.sampler.sample(prompts[rows], seeds[rows], until=after)
             parts.append(made.trajectory)
-            predicted.append(self.scorer.scores(prompts[rows], made.images))
-        return PartialTrajectories(Trajectory.join(parts), torch.cat([scores() for scores in predicted]))
+            predicted.append(self.scorer.score_images(prompts[rows], made.images))
+        return Trajectory.join(parts), torch.cat([scores() for scores in predicted])
 
     def finished(
         self,
         prompts: Sequence[PromptItem],
         seeds: Sequence[int],
-        halfway: PartialTrajectories,
+        trajectory: Trajectory,
+        predicted: torch.Tensor,
         keep: int,
         groups: int = 1,
     ) -> torch.Tensor:
-        """Scores [N] after the last step of the `keep` most extreme candidates of each group, NaN for the others."""
+        """Scores [N] after the last step of the `keep` most extreme candidates of each group, NaN for the others.
+
+        `trajectory` and `predicted` are those of `halfway`.
+        """
         size = len(seeds) // groups
         places = [
             group * size + place
-            for group, own in enumerate(halfway.scores.view(groups, size))
+            for group, own in enumerate(predicted.view(groups, size))
             for place in survivors(own, keep)
         ]
         scores = torch.full((len(seeds),), torch.nan)
         scores[places] = self._completed(
-            [prompts[place] for place in places],
-            [seeds[place] for place in places],
-            halfway.trajectory.rows(places),
+            [prompts[place] for place in places], [seeds[place] for place in places], trajectory.rows(places)
         )
         return scores
 
@@ -110,14 +97,15 @@ class CandidateMaker:
         pending = []
         for rows in self._batches(seeds):
             images = self.sampler.sample(prompts[rows], seeds[rows], start=start and start.rows(rows)).images
-            pending.append(self.scorer.scores(prompts[rows], images))
+            pending.append(self.scorer.score_images(prompts[rows], images))
         return torch.cat([scores() for scores in pending])
 
     def _samples(self, prompts: Sequence[PromptItem], seeds: Sequence[int]) -> ScoredSamples:
         batches = self._batches(seeds) if self.scorer.overlaps else iter([slice(None)])
-        pending = [
-            self.scorer.score(prompts[rows], self.sampler.sample(prompts[rows], seeds[rows])) for rows in batches
-        ]
+        pending = []
+        for rows in batches:
+            made = self.sampler.sample(prompts[rows], seeds[rows])
+            pending.append(self.scorer.score_samples(prompts[rows], made))
         return ScoredSamples.join([scored() for scored in pending])
 
     def _batches(self, seeds: Sequence[int]) -> Iterator[slice]:

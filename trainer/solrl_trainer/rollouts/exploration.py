@@ -1,10 +1,9 @@
 """Exploration: cheap candidates of an iteration's prompts, whose scores decide which seeds are trained on."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-import torch
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import PromptItem, RewardTime
 
@@ -37,62 +36,31 @@ class ExplorationSummary:
     times: Mapping[str, RewardTime] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class ExploredImages:
-    """Images of explored candidates.
+class Exploration:
+    """Candidates of one iteration: an iterator of groups, in any order, each as soon as it is complete.
 
     Attributes:
-        images: float32 [N, 3, H, W] in [0, 1].
-        seconds: time that the exploring device spent on them.
+        summary: available after the last group.
     """
 
-    images: torch.Tensor
-    seconds: float
+    summary: ExplorationSummary
 
-
-class Exploration(Protocol):
-    """Candidates of one iteration: an iterator of groups, in any order, followed by a summary."""
+    def __init__(self, arriving: Iterator[CandidateGroup | ExplorationSummary]) -> None:
+        """`arriving`: the groups, and at last the summary."""
+        self._arriving = arriving
 
     def __iter__(self) -> Iterator[CandidateGroup]:
-        """Yield each group as soon as it is complete."""
-
-    @property
-    def summary(self) -> ExplorationSummary:
-        """Available after the last group."""
-
-
-class ImageSource(Protocol):
-    """A source of images of explored candidates."""
-
-    def images_of(
-        self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
-    ) -> ExploredImages:
-        """Images of candidates explored for an iteration under `version`, in the order of the prompts.
-
-        Raises:
-            ProblemError: a service refuses, has lost the version, or cannot be reached.
-        """
+        """Yield each group; raise an error of the exploration."""
+        for arrived in self._arriving:
+            if isinstance(arrived, ExplorationSummary):
+                self.summary = arrived
+                return
+            yield arrived
 
 
-class Explorer(ImageSource, Protocol):
-    """A source of candidates."""
-
-    def prefetch(self, version: int, *, beyond: bool = True) -> None:
-        """Begin all explorations that are possible now that `version` is the behaviour policy.
-
-        Without `beyond`, only that of its own iteration.
-        """
-
-    def explore(self, iteration: int) -> Exploration:
-        """The candidates of an iteration."""
-
-    def unpruned_groups(
-        self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int
-    ) -> list[CandidateGroup]:
-        """Explore the groups of these prompts under `version` as for an iteration, but without pruning.
-
-        `root` is the root of their seeds.
-        """
+def scored(scores: Sequence[float]) -> list[float]:
+    """The scores of candidates that were not pruned."""
+    return [score for score in scores if not math.isnan(score)]
 
 
 def seed_root(seed: int, iteration: int) -> int:

@@ -78,50 +78,36 @@ class ScoredSamples:
 
 @dataclass(frozen=True)
 class CandidateGroup:
-    """Explored candidates of a prompt.
+    """Candidates of a prompt: all that were explored, or those that were selected, the best half first.
 
     Attributes:
         prompt: the prompt.
         seeds: one seed per candidate.
-        scores: one score per candidate; None for a pruned one.
-        samples: the candidates themselves, if they were generated locally for training.
+        scores: one score per candidate; NaN for a pruned one, which is never selected.
+        samples: the candidates themselves, latents [N, ...] with rewards, if they were generated here for training.
     """
 
     prompt: PromptItem
     seeds: Sequence[int]
-    scores: Sequence[float | None]
+    scores: Sequence[float]
     samples: ScoredSamples | None = None
+
+    def rows(self, index: Sequence[int]) -> Self:
+        """The candidates with these indices."""
+        samples = None if self.samples is None else self.samples.rows(index)
+        return type(self)(self.prompt, [self.seeds[i] for i in index], [self.scores[i] for i in index], samples)
 
 
 @dataclass(frozen=True)
-class GroupSelection:
-    """Selected candidates of a group, the best half first.
+class RegeneratedGroup:
+    """Selected candidates [kept], and their samples, latents [kept, ...], in the same order."""
 
-    Attributes:
-        prompt: the prompt.
-        seeds: seeds of the selected candidates.
-        proxy: [kept] scores by which they were selected.
-        samples: the selected candidates themselves, if they were generated locally for training.
-    """
-
-    prompt: PromptItem
-    seeds: list[int]
-    proxy: torch.Tensor
-    samples: ScoredSamples | None = None
-
-
-@dataclass(frozen=True)
-class ScoredGroup:
-    """A selection with its training samples."""
-
-    selection: GroupSelection
+    selection: CandidateGroup
     samples: ScoredSamples
 
     def rows(self, index: Sequence[int]) -> Self:
-        """The selection and samples with these indices."""
-        own = self.selection
-        selection = GroupSelection(own.prompt, [own.seeds[i] for i in index], own.proxy[index])
-        return type(self)(selection, self.samples.rows(index))
+        """The candidates and samples with these indices."""
+        return type(self)(self.selection.rows(index), self.samples.rows(index))
 
 
 def recording_rows(recording: Recording, index: Sequence[int]) -> Recording:

@@ -9,7 +9,7 @@ from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.ranks.communicator import Communicator, gather_rows, gather_values
 from solrl_trainer.rollouts.exploration import ExplorationSummary
-from solrl_trainer.rollouts.groups import ScoredGroup
+from solrl_trainer.rollouts.groups import RegeneratedGroup
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class IterationSamples:
     """
 
     prompts: Sequence[PromptItem]
-    groups: Sequence[ScoredGroup]
+    groups: Sequence[RegeneratedGroup]
     exploration: ExplorationSummary
     proxy_mean: float
     latents: torch.Tensor
@@ -40,7 +40,7 @@ class IterationSamples:
     def gather(
         cls,
         prompts: Sequence[PromptItem],
-        groups: Sequence[ScoredGroup],
+        groups: Sequence[RegeneratedGroup],
         exploration: ExplorationSummary,
         world: Communicator,
     ) -> "IterationSamples":

@@ -46,7 +46,7 @@ class SampleScorer:
         """Whether samples are scored while others are generated."""
         return self._side.overlaps
 
-    def score(self, prompts: Sequence[PromptItem], samples: GeneratorOutput) -> Pending[ScoredSamples]:
+    def score_samples(self, prompts: Sequence[PromptItem], samples: GeneratorOutput) -> Pending[ScoredSamples]:
         """Begin to apply every reward to samples, one prompt for each."""
 
         def scored() -> ScoredSamples:
@@ -55,19 +55,21 @@ class SampleScorer:
 
         return self._side.start(scored)
 
-    def scores(self, prompts: Sequence[PromptItem], images: torch.Tensor) -> Pending[torch.Tensor]:
+    def score_images(self, prompts: Sequence[PromptItem], images: torch.Tensor) -> Pending[torch.Tensor]:
         """Begin to compute the scores [N] of images [N, 3, H, W], one prompt for each."""
         return self._side.start(lambda: self._rate(prompts, images)[0])
 
     def _rate(
         self, prompts: Sequence[PromptItem], images: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        scores = score_images(self._scorer, self._names, images, prompts)
+        scores = score_policy_images(self._scorer, self._names, images, prompts)
         self._on_times(scores.times)
         return weighted_sum(scores.rewards, self._weights), scores.rewards
 
 
-def score_images(scorer: Scorer, names: Sequence[str], images: torch.Tensor, prompts: Sequence[PromptItem]) -> Scores:
+def score_policy_images(
+    scorer: Scorer, names: Sequence[str], images: torch.Tensor, prompts: Sequence[PromptItem]
+) -> Scores:
     """Scores of a policy's images; raises as `Scorer.score`."""
     try:
         return scorer.score(names, images, prompts)

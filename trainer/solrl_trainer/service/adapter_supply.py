@@ -1,13 +1,16 @@
 """Supply of a rollout service with the adapter versions of a run."""
 
+import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.adapters import AdapterList, adapter_digest
 from solrl_proto.problems import Problem, ProblemError, ProblemKind
 
 from solrl_trainer.service.problems import run_taken
+
+logger = logging.getLogger(__name__)
 
 LOST = (ProblemKind.RUN_NOT_FOUND, ProblemKind.VERSION_NOT_FOUND)
 """Problem kinds that mean that the service has lost versions of a run."""
@@ -19,21 +22,12 @@ class AdapterSupply:
     Versions that the service loses are pushed again: it may restart, or its Redis may recover an older version.
     """
 
-    def __init__(
-        self,
-        client: RolloutClient,
-        *,
-        run: str,
-        model: str,
-        lag: int,
-        note: Callable[[str], None] = lambda text: None,
-    ) -> None:
+    def __init__(self, client: RolloutClient, *, run: str, model: str, lag: int) -> None:
         """`lag`: number of versions by which exploration is behind the newest."""
         self._client = client
         self._run = run
         self._model = model
         self._lag = lag
-        self._note = note
         self._adapters: dict[int, bytes] = {}
         self._lock = threading.RLock()
 
@@ -79,7 +73,7 @@ class AdapterSupply:
         with self._lock:
             pushed = self._push_missing()
         if pushed:
-            self._note(f"the service had lost this run's {_versions(pushed)}; pushed again")
+            logger.info("the service had lost this run's %s; pushed again", _versions(pushed))
         return bool(pushed)
 
     def _rewind(self, held: AdapterList, version: int) -> None:
@@ -92,10 +86,10 @@ class AdapterSupply:
                 if error.problem.kind not in LOST:
                     raise
             else:
-                self._note(f"the service went back to version {version} of this run; its head was {held.head}")
+                logger.info("the service went back to version %d of this run; its head was %d", version, held.head)
                 return
         self._client.delete(self._run)
-        self._note(f"the service no longer has all versions up to {version}; all of this run's are pushed again")
+        logger.info("the service no longer has all versions up to %d; all of this run's are pushed again", version)
 
     def _push_missing(self) -> list[int]:
         """Push all known versions beyond the service's head, and return them.

@@ -3,7 +3,8 @@
 The fastest checks come first. Without them, errors would appear after loading the models or at the end of the run.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from solrl_client.rollouts import RolloutClient
@@ -18,21 +19,21 @@ from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompts import find_prompts, in_both, read_prompts, read_split
 from solrl_trainer.trackers.registry import require_trackers
 
+logger = logging.getLogger(__name__)
+
 FIRST_PATIENCE = 15.0
 """Seconds to try to reach the service; a wrong address should be reported soon."""
 
-Note = Callable[[str], None]
 RewardOptions = Mapping[str, Mapping[str, Any]]
 """Reward → options of its loader."""
 NO_OPTIONS: RewardOptions = {}
 
 
-def check_run(config: RunConfig, note: Note, *, resume: bool) -> RunConfig:
+def check_run(config: RunConfig, *, resume: bool) -> RunConfig:
     """Check a run that is about to start.
 
     Args:
         config: its settings.
-        note: shows a line of text to the user.
         resume: whether it continues the run in its folder.
 
     Returns:
@@ -44,15 +45,15 @@ def check_run(config: RunConfig, note: Note, *, resume: bool) -> RunConfig:
             with this name.
         MismatchError: the service has a different noise contract.
     """
-    _check_here(config, note, resume=resume)
+    _check_here(config, resume=resume)
     if config.uses_service:
-        with RolloutClient(config.rollout_url, patience=FIRST_PATIENCE, on_wait=Waits(note)) as client:
+        with RolloutClient(config.rollout_url, patience=FIRST_PATIENCE, on_wait=Waits()) as client:
             _check_service(client, config, resume=resume)
-    return _check_models(config, note)
+    return _check_models(config)
 
 
-def check_dry_run(config: RunConfig, note: Note, *, resume: bool) -> None:
-    """Check as `check_run`; but a service that does not answer is a note, and a folder in use is an error.
+def check_dry_run(config: RunConfig, *, resume: bool) -> None:
+    """Check as `check_run`; but a service that does not answer is a warning, and a folder in use is an error.
 
     Raises:
         FolderInUseError: another process writes to the folder.
@@ -60,7 +61,7 @@ def check_dry_run(config: RunConfig, note: Note, *, resume: bool) -> None:
     """
     if is_locked(config.output):
         raise FolderInUseError(f"{config.output} is in use by another process")
-    _check_here(config, note, resume=resume)
+    _check_here(config, resume=resume)
     if config.uses_service:
         try:
             with RolloutClient(config.rollout_url, patience=0) as client:
@@ -68,26 +69,26 @@ def check_dry_run(config: RunConfig, note: Note, *, resume: bool) -> None:
         except ProblemError as error:
             if error.problem.kind != ProblemKind.SERVICE_UNREACHABLE:
                 raise
-            note(f"not checked: the service at {config.rollout_url} does not answer")
-    _check_models(config, note)
+            logger.warning(f"not checked: the service at {config.rollout_url} does not answer")
+    _check_models(config)
 
 
 def usable_judges(
-    names: Iterable[str], prompts: Sequence[PromptItem], note: Note, options: RewardOptions = NO_OPTIONS
+    names: Iterable[str], prompts: Sequence[PromptItem], options: RewardOptions = NO_OPTIONS
 ) -> list[str]:
-    """Rewards that can judge images of all these prompts, as far as they say; others are noted."""
+    """Rewards that can judge images of all these prompts, as far as they say; others are logged."""
     usable = []
     for name in dict.fromkeys(names):
-        fault = unsuitable_prompt(name, prompts, note, options)
+        fault = unsuitable_prompt(name, prompts, options)
         if fault is None:
             usable.append(name)
         else:
-            note(f"held-out images are not scored with {name}: {fault}")
+            logger.warning(f"held-out images are not scored with {name}: {fault}")
     return usable
 
 
 def require_judges(
-    names: Iterable[str], prompts: Sequence[PromptItem], split: str, note: Note, options: RewardOptions = NO_OPTIONS
+    names: Iterable[str], prompts: Sequence[PromptItem], split: str, options: RewardOptions = NO_OPTIONS
 ) -> None:
     """Refuse rewards that cannot judge images of all these prompts, as far as they say.
 
@@ -95,7 +96,7 @@ def require_judges(
         ValueError: naming the first such reward and prompt, or a reward that does not exist.
     """
     for name in names:
-        fault = unsuitable_prompt(name, prompts, note, options)
+        fault = unsuitable_prompt(name, prompts, options)
         if fault is not None:
             raise ValueError(
                 f"reward {name!r} cannot be used with the {split} prompts: {fault}; omit it, or use prompts with the "
@@ -103,8 +104,8 @@ def require_judges(
             )
 
 
-def unsuitable_prompt(name: str, prompts: Sequence[PromptItem], note: Note, options: RewardOptions) -> str | None:
-    """Why a reward cannot judge images of one of the prompts; a server that does not answer is a note."""
+def unsuitable_prompt(name: str, prompts: Sequence[PromptItem], options: RewardOptions) -> str | None:
+    """Why a reward cannot judge images of one of the prompts; a server that does not answer is a warning."""
     from solrl_core.errors import RewardUnavailableError
     from solrl_core.rewards.base import AT, REWARDS, first_fault
 
@@ -117,11 +118,11 @@ def unsuitable_prompt(name: str, prompts: Sequence[PromptItem], note: Note, opti
     try:
         return connect_reward(name, given).first_fault(asked)
     except RewardUnavailableError as error:
-        note(f"prompts are not checked with {name}: {error}")
+        logger.warning(f"prompts are not checked with {name}: {error}")
         return None
 
 
-def _check_here(config: RunConfig, note: Note, *, resume: bool) -> None:
+def _check_here(config: RunConfig, *, resume: bool) -> None:
     """Check folder, prompts, and the rewards' names and options."""
     if not resume:
         check_new(config.output)
@@ -142,7 +143,7 @@ def _check_here(config: RunConfig, note: Note, *, resume: bool) -> None:
     for name in sorted(named):
         check_reward(name, config.reward_options.get(name, {}), all_given=False)
     for said in filter(None, (train.repeated, test.repeated, in_both(train, test))):
-        note(said)
+        logger.warning(said)
 
 
 def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) -> None:
@@ -166,16 +167,16 @@ def _require_precisions(url: str, hosted: ModelInfo, config: RunConfig) -> None:
         require_precision(url, hosted, "bf16", where="regenerate.at", action="regenerate.at=trainer")
 
 
-def _check_models(config: RunConfig, note: Note) -> RunConfig:
+def _check_models(config: RunConfig) -> RunConfig:
     """Check that the rewards can score the prompts, and that the model exists."""
     from solrl_core.families.load import locate
 
     folder = find_prompts(config.prompts)
     train, test = read_prompts(folder, "train"), read_prompts(folder, "test")
-    require_judges(config.rewards, train, "train", note, config.reward_options)
-    require_judges(config.rewards, test, "test", note, config.reward_options)
+    require_judges(config.rewards, train, "train", config.reward_options)
+    require_judges(config.rewards, test, "test", config.reward_options)
     held_out = test[: config.evaluate.prompts]
-    judges = usable_judges(config.evaluate.rewards, held_out, note, config.reward_options)
+    judges = usable_judges(config.evaluate.rewards, held_out, config.reward_options)
     locate(config.model)
     left_out = set(config.evaluate.rewards) - set(judges) - config.rewards.keys()
     options: Mapping[str, Any] = {k: v for k, v in config.reward_options.items() if k not in left_out}

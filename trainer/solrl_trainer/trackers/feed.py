@@ -1,6 +1,7 @@
 """The trackers of one run, fed from the lines of metrics.jsonl, which stays the source of all figures."""
 
 import json
+import logging
 import secrets
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ from solrl_trainer.records.output_files import write_file
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.trackers.base import TrackedRun, Tracker
 from solrl_trainer.trackers.registry import TRACKERS
+
+logger = logging.getLogger(__name__)
 
 KEYS = "trackers.json"
 """File in a run's folder: tracker → `Kept`."""
@@ -49,17 +52,11 @@ class Kept(Message):
 
 
 class Trackers:
-    """Trackers of a run; without any, it does nothing. One that fails is noted once and then left out."""
+    """Trackers of a run; without any, it does nothing. One that fails is logged once and then left out."""
 
-    def __init__(self, config: RunConfig, note: Callable[[str], None]) -> None:
-        """Set up.
-
-        Args:
-            config: the run's settings, with the names of the trackers.
-            note: shows a line of text to the user.
-        """
+    def __init__(self, config: RunConfig) -> None:
+        """`config` are the run's settings, with the names of the trackers."""
         self._config = config
-        self._note = note
         self._path = config.output / KEYS
         self._kept: dict[str, Kept] = {}
         self._open: dict[str, Tracker] = {}
@@ -77,7 +74,7 @@ class Trackers:
             try:
                 self._open[name] = self._opened(name, version, told)
             except _FAILURES as error:
-                self._note(failed(name, error))
+                logger.warning(failed(name, error))
 
     def _opened(self, name: str, version: int, told: Sequence[tuple[int, dict[str, float]]]) -> Tracker:
         kind, kept = TRACKERS.find(name), self._kept.get(name)
@@ -89,7 +86,7 @@ class Trackers:
             tracker.repair(version, told)
         else:
             if kept is not None and not goes_on:
-                self._note(
+                logger.warning(
                     f"tracker {name}: a new run there gets all figures, since the former one cannot be continued"
                 )
             for one, found in told[kept.lines if kept is not None and goes_on else 0 :]:
@@ -141,7 +138,7 @@ class Trackers:
                 act(self._open[name])
             except _FAILURES as error:
                 del self._open[name]
-                self._note(failed(name, error))
+                logger.warning(failed(name, error))
 
 
 def _version(line: Mapping[str, Any]) -> int:
@@ -153,9 +150,9 @@ def _new_key() -> str:
 
 
 @contextmanager
-def open_trackers(config: RunConfig, note: Callable[[str], None]) -> Iterator[Trackers]:
+def open_trackers(config: RunConfig) -> Iterator[Trackers]:
     """The trackers of a run, opened as it starts and closed at the end of the block."""
-    trackers = Trackers(config, note)
+    trackers = Trackers(config)
     try:
         yield trackers
     except BaseException:
@@ -165,7 +162,7 @@ def open_trackers(config: RunConfig, note: Callable[[str], None]) -> Iterator[Tr
 
 
 def failed(name: str, error: BaseException) -> str:
-    """The note about a tracker that failed."""
+    """The line about a tracker that failed."""
     said = " ".join(str(error).split()) or type(error).__name__
     return f"tracker {name} gets no more of this run: {said}; metrics.jsonl has all figures"
 

@@ -1,15 +1,26 @@
 """Pairs of explored and regenerated images of the same seeds, for the report and the service's page."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from solrl_trainer.report.gallery import Pair
-from solrl_trainer.rollouts.exploration import ImageSource
 from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.rollouts.source import ImageSource
 
 SHOWN_PROMPTS = 3
 """The most of an iteration's prompts of which pairs are shown."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A selected seed, with the rewards of its explored image and of its BF16 image."""
+
+    prompt: str
+    seed: int
+    place: Literal["best", "worst"]
+    proxy: float
+    true: float
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,7 @@ def candidate_pairs(samples: IterationSamples, source: ImageSource, *, prompts: 
     each = min(each, half)
     places = [*range(each), *range(kept - each, kept)]
     selections = [group.selection for group in groups]
-    made = source.images_of(
+    explored, seconds = source.images_of(
         [selection.prompt for selection in selections],
         [[selection.seeds[i] for i in places] for selection in selections],
         samples.exploration.version,
@@ -63,13 +74,13 @@ def candidate_pairs(samples: IterationSamples, source: ImageSource, *, prompts: 
                 prompt=group.selection.prompt.text,
                 seed=group.selection.seeds[i],
                 place="best" if i < half else "worst",
-                proxy=float(group.selection.proxy[i]),
+                proxy=group.selection.scores[i],
                 true=float(group.samples.scores[i]),
             )
             for group in groups
             for i in places
         ],
-        explored=made.images,
+        explored=explored,
         regenerated=torch.cat([group.samples.images[places] for group in groups]),
-        seconds=made.seconds,
+        seconds=seconds,
     )

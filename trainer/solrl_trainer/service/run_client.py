@@ -19,7 +19,6 @@ from solrl_proto.rollouts import (
     RolloutGroup,
 )
 
-from solrl_trainer.rollouts.exploration import ExploredImages
 from solrl_trainer.rollouts.plans import exploration_plan
 from solrl_trainer.service.png import from_png
 from solrl_trainer.settings.config import RunConfig
@@ -29,8 +28,8 @@ PlanOf = Callable[[int], Plan]
 
 
 @dataclass(frozen=True)
-class RolloutSource:
-    """The service as a source of a run's candidates, always under an exact adapter version.
+class RunClient:
+    """Asks a service for candidates of a run, always under an exact adapter version and by one kind of plan.
 
     Attributes:
         client: client of the service.
@@ -53,6 +52,11 @@ class RolloutSource:
     numerics: Mapping[Tier, Numerics] | None = None
     restore: Callable[[Problem], bool] | None = None
 
+    @property
+    def url(self) -> str:
+        """URL of the service."""
+        return self.client.url
+
     def candidates_of(
         self,
         prompts: Sequence[PromptItem],
@@ -60,7 +64,7 @@ class RolloutSource:
         seed_root: int,
         *,
         iteration: int,
-        whole: bool = False,
+        unpruned: bool = False,
         on_group: Callable[[RolloutGroup], None] = lambda group: None,
     ) -> RolloutAnswer:
         """Seeds and scores of each prompt's candidates under `version`.
@@ -70,7 +74,7 @@ class RolloutSource:
             version: version of the run's adapter.
             seed_root: root of the candidates' seeds.
             iteration: iteration whose plan to use.
-            whole: do not prune.
+            unpruned: do not prune.
             on_group: called with each group as it arrives, from this thread.
 
         Raises:
@@ -81,32 +85,35 @@ class RolloutSource:
             prompts,
             version,
             {"count": self.candidates, "seed_root": seed_root},
-            self._whole(iteration) if whole else self.plan_of(iteration),
+            self._unpruned(iteration) if unpruned else self.plan_of(iteration),
             on_group=on_group,
         )
 
     def images_of(
         self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
-    ) -> ExploredImages:
+    ) -> tuple[torch.Tensor, float]:
         """Images of the given candidates of each prompt, explored for an iteration under `version`.
+
+        Returns:
+            Images float32 [N, 3, H, W] in [0, 1], and the seconds that the service spent on them.
 
         Raises:
             ProblemError: refused or unreachable.
         """
-        plan = self._whole(iteration, decoder_precision=None)
+        plan = self._unpruned(iteration, decoder_precision=None)
         answer = self._answer(prompts, version, {"seeds": seeds}, plan, images=True)
         images = [from_png(png) for group in answer.groups for png in group.images or () if png is not None]
         spent = answer.seconds
-        return ExploredImages(torch.stack(images), spent.switch + spent.generate + spent.reward)
+        return torch.stack(images), spent.switch + spent.generate + spent.reward
 
     def group_of(self, prompt: PromptItem, seeds: Sequence[int], version: int) -> RolloutAnswer:
         """One group under `version`, by that iteration's plan: the candidates of these seeds, with their latents.
 
         Raises as `candidates_of`.
         """
-        return self._answer([prompt], version, {"seeds": [seeds]}, self._whole(version), latents=True)
+        return self._answer([prompt], version, {"seeds": [seeds]}, self._unpruned(version), latents=True)
 
-    def _whole(self, iteration: int, **others: None) -> Plan:
+    def _unpruned(self, iteration: int, **others: None) -> Plan:
         """The plan of an iteration without pruning and without these other settings."""
         return self.plan_of(iteration).model_copy(update={"prune": None, **others})
 
@@ -140,7 +147,7 @@ class RolloutSource:
         )
 
 
-def rollout_source(
+def run_client(
     config: RunConfig,
     client: RolloutClient,
     *,
@@ -148,9 +155,9 @@ def rollout_source(
     fingerprint: str | None = None,
     numerics: Mapping[Tier, Numerics] | None = None,
     restore: Callable[[Problem], bool] | None = None,
-) -> RolloutSource:
-    """Build the source of a run's candidates from its settings; without `rewards`, the service has loaded all."""
-    return RolloutSource(
+) -> RunClient:
+    """A client that explores by a run's settings; without `rewards`, the service has loaded all."""
+    return RunClient(
         client=client,
         run=config.run,
         model=config.model_name,

@@ -1,0 +1,207 @@
+"""Groups of this device, which explores and regenerates in turns with the trainer's other phases."""
+
+import logging
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from solrl_client.retries import OnWait
+from solrl_core.precision import numerics, supported_tiers
+from solrl_core.precision.fp8 import require_fp8
+from solrl_core.sampling.generator import Generator
+from solrl_core.sampling.solver_specs import SolverSpec
+from solrl_engine.batch_size import AdaptiveBatchSize
+from solrl_engine.sampler import Sampler
+from solrl_engine.scorer import Scorer
+from solrl_engine.side_stream import Pending, SideStream
+from solrl_proto.noise import expand_seeds
+from solrl_proto.rollouts import Plan, PromptItem
+
+from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.policy.models import Models
+from solrl_trainer.policy.sharding import LockstepCommunicator
+from solrl_trainer.ranks.communicator import Communicator, pick_device, share, wait_for_rank_zero
+from solrl_trainer.records.reward_clock import Images, RewardClock
+from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.exploration import Exploration, ExplorationSummary, scored, seed_root
+from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, flattened, parts_of
+from solrl_trainer.rollouts.loading import Loaded, load, warn_of_decoder_emulation, warn_of_emulation
+from solrl_trainer.rollouts.plans import exploration_plan, training_plan
+from solrl_trainer.rollouts.scoring import SampleScorer
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.prompts import prompts_of_iteration
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def open_device_source(
+    config: RunConfig, train: list[PromptItem], world: Communicator, on_wait: OnWait
+) -> Iterator["DeviceSource"]:
+    """Load a run that explores on this device, which must compute in its precision.
+
+    Args:
+        config: the run's settings.
+        train: training prompts.
+        world: ranks that train together.
+        on_wait: told of waits for reward servers.
+
+    Raises:
+        ValueError, OSError: the device does not compute in the precision; and as `load`.
+    """
+    if config.explore.precision == "fp8":
+        require_fp8(torch.device(pick_device(config.device, world)))
+    logger.info("loading %s", config.model)
+    loaded = load(config, world, on_wait)
+    device = loaded.backbone.device
+    warn_of_decoder_emulation(config.explore.decoder_precision, loaded.backbone)
+    emulated = [tier for tier in supported_tiers(device) if numerics(tier, device) == "emulated"]
+    warn_of_emulation(emulated, config.explore.precision)
+    yield DeviceSource(config, loaded, Models.build(loaded.backbone, config, world), train)
+
+
+class DeviceSource:
+    """A source whose samplers and scorers share the device's memory, its side stream and the clock of the rewards.
+
+    Attributes:
+        loaded: the model and the rewards.
+        models: generators and policies on that model.
+        algorithm: whose training data choose the steps of samples.
+        clock: times of the rewards in this iteration, of this rank's share.
+        image_scorer: scores images with every reward.
+        scorer: scores samples.
+        sampler: draws samples as regeneration does.
+    """
+
+    def __init__(self, config: RunConfig, loaded: Loaded, models: Models, train: list[PromptItem]) -> None:
+        """Set up samplers and scorers.
+
+        Args:
+            config: the run's settings.
+            loaded: the model and all rewards of the settings.
+            models: built on this model with these settings.
+            train: training prompts.
+        """
+        self._config, self._train = config, train
+        self.loaded, self.models = loaded, models
+        self.algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)
+        self.clock = RewardClock()
+        scored_at_once = AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=logger.warning)
+        self.image_scorer = Scorer(loaded.rewards, scored_at_once)
+        self._side = SideStream(models.backbone.device)
+        self.scorer = self._scorer("samples", tuple(config.rewards))
+        self.sampler = self._training_sampler(models.generator, config.regenerate.steps)
+        self._maker = self._candidate_maker()
+
+    @property
+    def device(self) -> "DeviceSource":
+        """The source itself."""
+        return self
+
+    def own_prompts(self, iteration: int) -> Sequence[PromptItem]:
+        """This rank's prompts of an iteration."""
+        config = self._config
+        return share(
+            prompts_of_iteration(self._train, config.explore.prompts, config.seed, iteration), self.models.world
+        )
+
+    def start(self, adapters: Mapping[int, bytes], pushed: Collection[str]) -> None:
+        """Merge the newest of these versions."""
+        newest = max(adapters)
+        self.push(newest, adapters[newest])
+
+    def push(self, version: int, adapter: bytes) -> None:
+        """Merge this version, once all ranks have it."""
+        wait_for_rank_zero(self.models.world)
+        self.models.merge_behaviour(adapter, version)
+
+    def prefetch(self, version: int) -> None:
+        """Do nothing: this device is busy with other work."""
+
+    def explore(self, iteration: int) -> Exploration:
+        """The candidates of an iteration, under the newest version, generated on demand."""
+        return Exploration(self._explored(iteration))
+
+    def _explored(self, iteration: int) -> Iterator[CandidateGroup | ExplorationSummary]:
+        score_sum, score_count, seconds = 0.0, 0, 0.0
+        groups = self._groups(self.own_prompts(iteration), seed_root(self._config.seed, iteration))
+        while True:
+            started = time.perf_counter()
+            group = next(groups, None)
+            seconds += time.perf_counter() - started
+            if group is None:
+                break
+            scores = scored(group.scores)
+            # Scores without samples are summed in float64, like a service's; samples in float32.
+            score_sum += sum(scores) if group.samples is None else float(group.samples.scores.sum())
+            score_count += len(scores)
+            yield group
+        generator = self._maker.sampler.generator
+        # Without lag, the version has the number of the iteration.
+        yield ExplorationSummary(
+            iteration, iteration, generator.precision, generator.numerics, score_sum, score_count, seconds
+        )
+
+    def groups_per_batch(self, kept: int) -> int:
+        """Number of selections that fill a batch."""
+        return self.sampler.batch.groups(kept, self.models.backbone.device)
+
+    def regenerate(self, selections: Sequence[CandidateGroup], iteration: int) -> Pending[ScoredSamples]:
+        """Samples of the selected seeds; candidates that were kept for training are returned unchanged."""
+        made = [selection.samples for selection in selections if selection.samples is not None]
+        if made:
+            samples = ScoredSamples.join(made)
+            return lambda: samples
+        prompts, seeds = flattened([one.prompt for one in selections], [one.seeds for one in selections])
+        return self.scorer.score_samples(prompts, self.sampler.sample(prompts, seeds))
+
+    def unpruned_groups(
+        self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int
+    ) -> list[CandidateGroup]:
+        """Explore the groups of these prompts without pruning; `root` is the root of their seeds."""
+        return list(self._groups(prompts, root, unpruned=True))
+
+    def images_of(
+        self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
+    ) -> tuple[torch.Tensor, float]:
+        """Images of the given candidates of each prompt, float32 [N, 3, H, W] in [0, 1], and the seconds they took."""
+        started = time.perf_counter()
+        parts = [self._maker.images(prompt, own) for prompt, own in zip(prompts, seeds, strict=True)]
+        return torch.cat(parts), time.perf_counter() - started
+
+    def _groups(self, prompts: Sequence[PromptItem], root: int, *, unpruned: bool = False) -> Iterator[CandidateGroup]:
+        candidates = self._config.explore.candidates
+        per_batch = self._maker.sampler.batch.groups(candidates, self.models.backbone.device)
+        for part in parts_of(prompts, per_batch):
+            seeds = [expand_seeds(root, prompt.id, candidates) for prompt in part]
+            yield from self._maker.groups(part, seeds, unpruned=unpruned)
+
+    def _candidate_maker(self) -> CandidateMaker:
+        """Explores by the plan; without a second stage, the candidates are the training samples."""
+        config, models = self._config, self.models
+        if not config.two_stage:
+            return CandidateMaker(self._training_sampler(models.explorer, config.explore.steps), self.scorer, keep=True)
+        batch = self._batch(models.explorer)
+        sampler = Sampler(models.explorer, lambda: exploration_plan(config, models.version), batch=batch)
+        return CandidateMaker(sampler, self._scorer("candidates", [spec.name for spec in config.trained]))
+
+    def _scorer(self, of: Images, names: Sequence[str]) -> SampleScorer:
+        on_times = partial(self.clock.add, of, "trainer")
+        return SampleScorer(self.image_scorer, names, self._config.trained, self._side, on_times)
+
+    def _training_sampler(self, generator: Generator, steps: int) -> Sampler:
+        config, data = self._config, self.algorithm.trains_on
+
+        def plan() -> Plan:
+            return training_plan(config, steps)
+
+        def solver() -> SolverSpec:
+            return data.solver(config.solver, steps, self.models.version, config.seed)
+
+        return Sampler(generator, plan, solver, data.recorded, self._batch(generator))
+
+    def _batch(self, generator: Generator) -> AdaptiveBatchSize:
+        sharded = isinstance(self.models.world, LockstepCommunicator) and generator is self.models.generator
+        return AdaptiveBatchSize(self._config.batch, on_exhausted=logger.warning, retries=not sharded)

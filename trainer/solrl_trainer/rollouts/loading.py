@@ -1,0 +1,110 @@
+"""What a run loads before anything is trained: the model and the rewards, and their digests."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from solrl_client.retries import OnWait
+from solrl_core.errors import MismatchError
+from solrl_core.families import Backbone, load_backbone
+from solrl_core.families.decoder_fp8 import fp8_convolutions
+from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.fingerprint import SCHEDULE, model_digest, part_digests, schedule_digest
+from solrl_core.rewards import RewardSet
+from solrl_proto.identifiers import Tier
+from solrl_proto.rollouts import DecoderPrecision, ModelBinding, Precision
+from solrl_remote.remote_reward import connect_reward
+
+from solrl_trainer.ranks.communicator import Communicator, pick_device
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.resuming import parts_when_loaded
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The model and the rewards of a run.
+
+    Attributes:
+        backbone: the model; its transformer is as loaded until a policy is built on it.
+        rewards: trained or only logged.
+        digests: digests of the model's parts, its schedule and the rewards, as a service has them.
+        parts: digests and versions of what the run depends on beside its settings, see `resuming`.
+    """
+
+    backbone: PipelineBackbone
+    rewards: RewardSet
+    digests: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
+
+
+def load(config: RunConfig, world: Communicator, on_wait: OnWait) -> Loaded:
+    """Load the model and the rewards; `on_wait` is told of waits for reward servers.
+
+    Raises:
+        MismatchError: the plan is of another model.
+        DecoderError: the model's decoder cannot compute in the precision of exploration.
+        ValueError, OSError: model or rewards cannot be loaded.
+    """
+    device = pick_device(config.device, world)
+    backbone = load_backbone(config.model, device=device, revision=config.revision, waiting=True)
+    check_decoder_precision(config.explore.decoder_precision, backbone)
+    rewards = RewardSet.load(
+        [*config.rewards, *config.evaluate.rewards],
+        backbone,
+        config.reward_options,
+        connect=partial(connect_reward, patience=config.patience, on_wait=on_wait),
+    )
+    # Take digests before the policy modifies the backbone's transformer.
+    parts = part_digests(backbone.parts, backbone.device)
+    check_bindings(config.bindings, model_digest(parts), config.model)
+    digests = parts | {SCHEDULE: schedule_digest(backbone.sigmas)} | rewards.digests()
+    return Loaded(backbone, rewards, digests, parts_when_loaded(config, parts, backbone.options, rewards.digests()))
+
+
+def check_bindings(bindings: Sequence[ModelBinding], digest: str, model: str) -> None:
+    """Refuse a plan or a solver that was calibrated or fitted for a different model.
+
+    Raises:
+        MismatchError: the model differs; names both digests.
+    """
+    for bound in bindings:
+        if bound.model != digest:
+            raise MismatchError(
+                "digests",
+                f"the exploration plan was calibrated for a different model than {model}",
+                where="explore.calibrated_for.model",
+                got=digest,
+                expected=bound.model,
+                action="run `solrl-train calibrate` for this model, or omit the plan",
+            )
+
+
+def check_decoder_precision(precision: DecoderPrecision | None, backbone: Backbone) -> None:
+    """Refuse a decoder precision in which a model's decoder cannot compute.
+
+    Raises:
+        DecoderError: the decoder cannot compute in it.
+    """
+    if precision is not None:
+        fp8_convolutions(backbone.parts.get("vae"))
+
+
+def warn_of_decoder_emulation(precision: DecoderPrecision | None, backbone: Backbone) -> None:
+    """Warn if this device, which explores, emulates the decoder's precision."""
+    if precision is not None and not backbone.decodes_by_kernels:
+        logger.warning(
+            "explore.decoder_precision=fp8: the exploring device emulates it, which is slower than the autoencoder's "
+            "own precision; omit it, or explore on a GPU from Hopper on"
+        )
+
+
+def warn_of_emulation(emulated: Collection[Tier], precision: Precision) -> None:
+    """Warn about the cost of NVFP4, if it is requested by name from a device that emulates it."""
+    if precision == "nvfp4" and precision in emulated:
+        logger.warning(
+            "explore.precision=nvfp4: the exploring device has no NVFP4 units and emulates them. That is slower than "
+            "BF16 and needs a second copy of the adapted weights; explore.precision=auto uses the fastest native one"
+        )

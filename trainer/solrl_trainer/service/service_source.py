@@ -1,0 +1,264 @@
+"""Groups of a rollout service, which explores concurrently with the trainer's own work, and may regenerate, too."""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+
+import torch
+from solrl_client.retries import OnWait
+from solrl_client.rollouts import Restore, RolloutClient
+from solrl_core.arithmetic import arithmetic
+from solrl_core.fingerprint import fingerprint
+from solrl_engine.side_stream import Pending
+from solrl_proto.models import ModelInfo
+from solrl_proto.problems import Problem
+from solrl_proto.rollouts import PromptItem, RolloutGroup
+
+from solrl_trainer.policy.models import Models
+from solrl_trainer.ranks.communicator import Communicator
+from solrl_trainer.rollouts.device_source import DeviceSource
+from solrl_trainer.rollouts.exploration import Exploration, ExplorationSummary, seed_root
+from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples
+from solrl_trainer.rollouts.loading import load, warn_of_emulation
+from solrl_trainer.rollouts.plans import training_plan
+from solrl_trainer.service.adapter_supply import LOST, AdapterSupply
+from solrl_trainer.service.agreement import check_service, note_arithmetic
+from solrl_trainer.service.regenerator import ServiceRegenerator
+from solrl_trainer.service.reward_specs import reward_specs
+from solrl_trainer.service.run_client import RunClient, run_client
+from solrl_trainer.settings.config import RunConfig
+
+logger = logging.getLogger(__name__)
+
+FIRST_PATIENCE = 15.0
+"""Seconds to try to reach the service before anything is loaded; a wrong address should be reported soon."""
+
+Arrived = CandidateGroup | ExplorationSummary
+
+
+@contextmanager
+def open_service_source(
+    config: RunConfig, train: list[PromptItem], world: Communicator, on_wait: OnWait
+) -> Iterator["ServiceSource"]:
+    """Load a run that explores at a service, which must have the same model and rewards.
+
+    Args:
+        config: the run's settings.
+        train: training prompts.
+        world: ranks that train together.
+        on_wait: told of waits for servers.
+
+    Raises:
+        ProblemError: the service cannot be reached, or does not host the model or score a reward.
+        MismatchError: noise contract or digests differ; names the part.
+        ValueError, OSError: as `load`.
+    """
+    # The other ranks ask again until rank 0 has pushed the versions that the service lost.
+    awaited = LOST if world.rank else ()
+    with RolloutClient(config.rollout_url, patience=config.patience, awaited=awaited, on_wait=on_wait) as client:
+        logger.info("loading %s and comparing digests with %s", config.model, client.url)
+        first = client.with_patience(FIRST_PATIENCE)
+        first.model(config.model_name)  # before anything large is loaded
+        loaded = load(config, world, on_wait)
+        served, digests = first.model(config.model_name), loaded.digests
+        check_service(first, config.model_name, reward_specs(config.served_rewards, config, served, digests), digests)
+        emulated = [tier.precision for tier in served.precisions if tier.numerics == "emulated"]
+        warn_of_emulation(emulated, config.explore.precision)
+        note_arithmetic(served, arithmetic(loaded.backbone.device))
+        device = DeviceSource(config, loaded, Models.build(loaded.backbone, config, world), train)
+        supply = None
+        if world.rank == 0:
+            supply = AdapterSupply(client, run=config.run, model=config.model_name, lag=config.explore.lag)
+        asked = run_client(
+            config,
+            client,
+            rewards=reward_specs(config.trained, config, served, digests),
+            fingerprint=fingerprint(digests, [spec.name for spec in config.trained]),
+            numerics={tier.precision: tier.numerics for tier in served.precisions},
+            restore=_restore(supply, world),
+        )
+        regenerator = _regenerator(config, asked, device, served) if config.regenerate.at == "service" else None
+        yield ServiceSource(config, asked, device, supply=supply, regenerator=regenerator)
+
+
+def _regenerator(config: RunConfig, client: RunClient, device: DeviceSource, served: ModelInfo) -> ServiceRegenerator:
+    digests, here = device.loaded.digests, device.loaded.backbone.device
+    rewards = reward_specs(config.served_rewards, config, served, digests)
+    asked = replace(
+        client,
+        plan_of=lambda iteration: training_plan(config, config.regenerate.steps),
+        rewards=rewards,
+        fingerprint=fingerprint(digests, [spec.name for spec in rewards]),
+    )
+    exact = here.type == "cpu" and served.arithmetic == arithmetic(here)
+    return ServiceRegenerator(config, asked, device, exact=exact)
+
+
+def _restore(supply: AdapterSupply | None, world: Communicator) -> Restore:
+    """On rank 0, push again the versions that the service lost; other ranks ask rank 0 to, without waiting."""
+    if supply is not None:
+        world.on_notice(lambda text: supply.restore(Problem.model_validate_json(text)))
+        return supply.restore
+
+    def notify(problem: Problem) -> bool:
+        if problem.kind in LOST:
+            world.notify(problem.model_dump_json())
+        return False
+
+    return notify
+
+
+class ServiceSource:
+    """A source that explores each iteration in a thread, as soon as the required version is pushed.
+
+    Iteration i is explored under version max(0, i − lag), while the iterations before i are trained. Its samples are
+    regenerated under version i, regardless of the lag.
+
+    Attributes:
+        client: asks the service for candidates.
+        device: this device.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        client: RunClient,
+        device: DeviceSource,
+        *,
+        supply: AdapterSupply | None = None,
+        regenerator: ServiceRegenerator | None = None,
+    ) -> None:
+        """Set up a source.
+
+        Args:
+            config: the run's settings.
+            client: asks the service for candidates.
+            device: this device.
+            supply: pushes adapters to the service; only on rank 0.
+            regenerator: regenerates at the service; by default this device does.
+        """
+        self.client = client
+        self.device = device
+        self._config = config
+        self._supply = supply
+        self._regenerator = regenerator or device
+        self._ahead: dict[int, Exploration] = {}
+        self._begun = 0
+        """The first iteration that has not begun."""
+
+    def start(self, adapters: Mapping[int, bytes], pushed: Collection[str]) -> None:
+        """Make sure that the service has these versions, the newest last, and begin to explore; see `AdapterSupply`."""
+        if self._supply is not None:
+            self._supply.start(adapters, pushed)
+        newest = max(adapters)
+        self._serve(newest, adapters[newest])
+
+    def push(self, version: int, adapter: bytes) -> None:
+        """Push the newest version to the service, and begin to explore under it."""
+        if self._supply is not None:
+            self._supply.push(version, adapter)
+        self._serve(version, adapter)
+
+    def _serve(self, version: int, adapter: bytes) -> None:
+        self.device.push(version, adapter)  # waits, so that no rank explores under a version that rank 0 has not pushed
+        # A service that regenerates explores what is beyond this iteration only once it has regenerated.
+        self._prefetch(version, version if self._config.regenerate.at == "service" else version + self._lag)
+
+    def prefetch(self, version: int) -> None:
+        """Begin all explorations that have not begun, up to iteration `version` + lag."""
+        self._prefetch(version, version + self._lag)
+
+    def _prefetch(self, version: int, last: int) -> None:
+        for iteration in range(max(version, self._begun), min(last + 1, self._config.iterations)):
+            request = partial(self._explore, iteration, self.device.own_prompts(iteration))
+            self._ahead[iteration] = Exploration(arriving(request))
+            self._begun = iteration + 1
+
+    @property
+    def _lag(self) -> int:
+        return self._config.explore.lag
+
+    def explore(self, iteration: int) -> Exploration:
+        """The exploration of an iteration, which `prefetch` has begun."""
+        return self._ahead.pop(iteration)
+
+    def _explore(self, iteration: int, prompts: Sequence[PromptItem], on_arrival: Callable[[Arrived], None]) -> None:
+        """Ask for an iteration's candidates; `on_arrival` gets each group, and then the summary."""
+        by_id = {prompt.id: prompt for prompt in prompts}
+        version, root = max(0, iteration - self._lag), seed_root(self._config.seed, iteration)
+        started = time.perf_counter()
+        answer = self.client.candidates_of(
+            prompts,
+            version,
+            root,
+            iteration=iteration,
+            on_group=lambda group: on_arrival(candidate_group(by_id[group.prompt_id], group)),
+        )
+        scores = [score for group in answer.groups for score in group.scores if score is not None]
+        on_arrival(
+            ExplorationSummary(
+                iteration,
+                version,
+                answer.precision,
+                answer.numerics,
+                sum(scores),
+                len(scores),
+                time.perf_counter() - started,
+                answer.seconds.rewards,
+            )
+        )
+
+    def groups_per_batch(self, kept: int) -> int:
+        """Number of selections that are regenerated together."""
+        return self._regenerator.groups_per_batch(kept)
+
+    def regenerate(self, selections: Sequence[CandidateGroup], iteration: int) -> Pending[ScoredSamples]:
+        """Samples of the selected seeds, by this device or the service."""
+        return self._regenerator.regenerate(selections, iteration)
+
+    def unpruned_groups(
+        self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int
+    ) -> list[CandidateGroup]:
+        """Explore the groups of these prompts under `version` as for an iteration, but without pruning."""
+        answer = self.client.candidates_of(prompts, version, root, iteration=iteration, unpruned=True)
+        return list(map(candidate_group, prompts, answer.groups))
+
+    def images_of(
+        self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
+    ) -> tuple[torch.Tensor, float]:
+        """Images of candidates explored for an iteration under `version`; as `RunClient.images_of`."""
+        return self.client.images_of(prompts, seeds, version, iteration)
+
+
+def candidate_group(prompt: PromptItem, group: RolloutGroup) -> CandidateGroup:
+    """The candidates of a service's answer."""
+    scores = [torch.nan if score is None else score for score in group.scores]
+    return CandidateGroup(prompt, group.seeds, scores)
+
+
+def arriving(request: Callable[[Callable[[Arrived], None]], None]) -> Iterator[Arrived]:
+    """Begin a request in a thread of its own; yield what arrives, to the summary, or raise its error."""
+    queue: SimpleQueue[Arrived | BaseException] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            request(queue.put)
+        except BaseException as error:
+            queue.put(error)
+
+    # A daemon thread, so that a failed run does not wait for candidates.
+    Thread(target=run, name="solrl-explore", daemon=True).start()
+
+    def arrivals() -> Iterator[Arrived]:
+        while True:
+            arrived = queue.get()
+            if isinstance(arrived, BaseException):
+                raise arrived
+            yield arrived
+
+    return arrivals()
