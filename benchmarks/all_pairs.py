@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from solrl_trainer.commands.demo import rollout_service
-from solrl_trainer.evaluation.scores import JUDGE, STRICT
+from solrl_trainer.records.evaluations import JUDGE, STRICT
 from solrl_trainer.report.gallery import load_gallery
 from solrl_trainer.report.grid import write_grid
 from support.caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from solrl_trainer.commands.demo import DEMO_SETTINGS, PRESET, demo_config
+from solrl_trainer.records.figures import duration_text, gain_text, interval_text, reward_label, reward_text
 from solrl_trainer.records.folder import saved_settings
 from solrl_trainer.records.metrics_file import read_metrics
-from solrl_trainer.report.figures import duration_text, gain_text, interval_text, reward_label, reward_text
 from solrl_trainer.settings.config import RunConfig
 from support.caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 

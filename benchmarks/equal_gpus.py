@@ -30,7 +30,6 @@ from solrl_core.rewards import RewardSet
 from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_proto.rollouts import PromptItem
 from solrl_trainer.loop import collect_samples, train_step, training_samples
-from solrl_trainer.policy.models import Models
 from solrl_trainer.policy.policy import CURRENT, OLD
 from solrl_trainer.policy.update import trained_steps
 from solrl_trainer.ranks.communicator import Communicator, SingleProcess, gather_values, pick_device
@@ -40,6 +39,7 @@ from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.rollouts.loading import Loaded
+from solrl_trainer.rollouts.models import Models
 from solrl_trainer.session import Session, connect
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve

@@ -40,7 +40,7 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
 from solrl_proto.selection import best_worst
 from solrl_trainer.calibration.fitting import fit_solvers, recipe_examples
-from solrl_trainer.evaluation.scores import paired_gain
+from solrl_trainer.records.evaluations import paired_gain
 from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.scoring import SampleScorer
 from solrl_trainer.settings.config import RunConfig

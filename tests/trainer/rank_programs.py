@@ -73,10 +73,10 @@ def held_bytes(overrides: Sequence[str], output: str) -> None:
 
     import torch
     from solrl_core.families import load_backbone
-    from solrl_trainer.policy.models import Models
     from solrl_trainer.policy.policy import Policy
     from solrl_trainer.ranks.rank_info import read_rank_info
     from solrl_trainer.ranks.rank_runtime import process_group
+    from solrl_trainer.rollouts.models import Models
     from solrl_trainer.settings.presets import resolve
     from torch.distributed.tensor import DTensor
 

@@ -21,8 +21,8 @@ from solrl_trainer.commands import calibrate as module
 from solrl_trainer.commands.calibrate import calibrate
 from solrl_trainer.report.frontier import Point, frontier
 from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.loading import check_bindings
 from solrl_trainer.rollouts.plans import exploration_plan
-from solrl_trainer.service.agreement import check_bindings
 from solrl_trainer.settings.presets import ConfigError, resolve
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
 

@@ -13,7 +13,7 @@ from solrl_core.fingerprint import part_digests
 from solrl_core.sampling.prompt_cache import PromptCache
 from solrl_trainer.loop import train
 from solrl_trainer.policy.encoders import Encoders
-from solrl_trainer.policy.models import Models
+from solrl_trainer.rollouts.models import Models
 from torch import nn
 from training_helpers import PROMPTS, tiny_config
 

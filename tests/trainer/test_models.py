@@ -5,8 +5,8 @@ import torch
 from solrl_core.adapter import encode_adapter
 from solrl_core.families import Backbone
 from solrl_trainer.memory.run_memory import Layout, explored_precision
-from solrl_trainer.policy import models as models_module
-from solrl_trainer.policy.models import Models
+from solrl_trainer.rollouts import models as models_module
+from solrl_trainer.rollouts.models import Models
 from training_helpers import tiny_config
 
 

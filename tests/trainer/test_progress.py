@@ -10,6 +10,7 @@ from rich.console import Console
 from run_folders import LONG_REWARD, RESULT, iteration_record, result_of_sum
 from solrl_client.retries import Wait
 from solrl_trainer.records.progress import RichReporter, evaluation_table, result_table
+from solrl_trainer.records.shown_log import shown_log
 
 
 def drive(reporter, iterations, start=0):
@@ -82,7 +83,7 @@ SERVICE = "http://gpu-node:8100"
 
 def test_a_wait_of_seconds_is_a_line_and_so_is_its_end():
     out = io.StringIO()
-    with RichReporter(3, file=out) as reporter:
+    with RichReporter(3, file=out) as reporter, shown_log(reporter.note):
         for wait in (replace(WAIT, waited=0.0), None, replace(WAIT, waited=0.0), WAIT, replace(WAIT, waited=9.0), None):
             reporter.waiting(SERVICE, wait)
     began, ended = out.getvalue().splitlines()
@@ -164,9 +165,3 @@ def test_a_long_reward_is_not_cut_in_a_narrow_terminal():
     console.print(result_table(result_of_sum(8)))
     first = [line.strip("│ ").split("  ")[0] for line in console.export_text().splitlines()]
     assert LONG_REWARD in "".join(first)
-
-
-def test_a_note_has_no_control_characters() -> None:
-    out = io.StringIO()
-    RichReporter(3, file=out).note("refused: \x1b[2J[bold]x")
-    assert out.getvalue() == "refused: \\x1b[2J[bold]x\n"

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from run_folders import iteration_record
-from solrl_trainer.evaluation.scores import Evaluation
 from solrl_trainer.policy.update import UpdateFigures
+from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.records import HeldOutRecord, Spread, share_without_spread
 from solrl_trainer.records.run_log import RunLog
 

@@ -15,7 +15,7 @@ import yaml
 from solrl_trainer.commands.cli import main, run_command
 from solrl_trainer.commands.options import Calibrate
 from solrl_trainer.evaluation.saved_evaluation import load_evaluation, save_evaluation
-from solrl_trainer.evaluation.scores import Evaluation
+from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.folder import FolderInUseError, is_locked, locked, saved_settings
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
 from solrl_trainer.settings.preflight import check_run

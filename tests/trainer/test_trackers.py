@@ -16,7 +16,7 @@ import torch
 from recording_tracker import Recorder
 from run_folders import iteration_line
 from solrl_trainer.commands.cli import main
-from solrl_trainer.evaluation.scores import Evaluation
+from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.metrics_file import Metrics, read_metrics
 from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog

@@ -7,10 +7,10 @@ from solrl_core.families import Backbone
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.memory.training_memory import wanted_blocks
-from solrl_trainer.policy.models import build_policy
 from solrl_trainer.policy.policy import Policy
 from solrl_trainer.policy.update import UpdateFigures, Updater
 from solrl_trainer.ranks.communicator import Communicator, SingleProcess
+from solrl_trainer.rollouts.models import build_policy
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 

@@ -20,10 +20,10 @@ from solrl_trainer.evaluation.held_out import (
     log_better_checkpoint,
     measure_fidelity,
 )
-from solrl_trainer.evaluation.scores import Evaluation
 from solrl_trainer.policy.update import UpdateFigures
 from solrl_trainer.ranks.communicator import Communicator, SingleProcess, require_equal, share, wait_for_rank_zero
 from solrl_trainer.records import checkpoints
+from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.records import IterationRecord, Spread, share_without_spread
 from solrl_trainer.records.reward_shares import log_shares, reward_shares
 from solrl_trainer.records.run_log import Reporter, RunLog, open_run_log
@@ -181,11 +181,10 @@ def regenerated_groups(
             pending.append((selections, source.regenerate(selections, iteration)))
         if config.two_stage:
             log.counted(iteration, "regenerated", groups_done * explore.keep, explore.prompts * explore.keep)
-    for selections, scored in pending:
-        with log.phase(iteration, "regenerate"):
-            made = scored().split(len(selections))
-        for group in map(RegeneratedGroup, selections, made):
-            yield reselect(group, config.regenerate, root)
+    with log.phase(iteration, "regenerate"):
+        for selections, scored in pending:
+            for group in map(RegeneratedGroup, selections, scored().split(len(selections))):
+                yield reselect(group, config.regenerate, root)
 
 
 def train_step(session: Session, log: RunLog, iteration: int, samples: IterationSamples) -> None:

@@ -10,12 +10,12 @@ import torch
 from solrl_client.retries import OnWait, ignore
 from solrl_proto.rollouts import PromptItem
 
-from solrl_trainer.policy.models import Models
 from solrl_trainer.policy.sharding import LockstepCommunicator
 from solrl_trainer.policy.update import Updater
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records import checkpoints
 from solrl_trainer.rollouts.device_source import DeviceSource, open_device_source
+from solrl_trainer.rollouts.models import Models
 from solrl_trainer.rollouts.source import Source
 from solrl_trainer.service.service_source import open_service_source
 from solrl_trainer.settings.config import RunConfig

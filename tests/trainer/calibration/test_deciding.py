@@ -6,7 +6,7 @@ import torch
 from solrl_proto.rollouts import Plan
 from solrl_trainer.calibration.deciding import Measured, Requirement, as_cheap, assess, choose, verdict
 from solrl_trainer.calibration.measuring import Observed
-from solrl_trainer.evaluation.scores import mean_interval, mean_intervals_together
+from solrl_trainer.records.evaluations import mean_interval, mean_intervals_together
 
 PROMPTS, N, KEEP = 12, 48, 12
 REFERENCE = Plan(steps=6, precision="nvfp4")

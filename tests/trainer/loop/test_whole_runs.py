@@ -91,7 +91,7 @@ def test_the_kept_seeds_have_the_best_and_worst_scores_of_the_service(
         assert group.prompt_id == selection.prompt.id
         index = best_worst(group.scores, 8)
         assert selection.seeds == [group.seeds[i] for i in index]
-        assert selection.proxy.tolist() == pytest.approx([group.scores[i] for i in index])
+        assert selection.scores == pytest.approx([group.scores[i] for i in index])
 
 
 def test_a_regenerated_candidate_is_the_services_bf16_image_of_its_seed(

@@ -10,11 +10,11 @@ from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.rewards import RewardSet
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_proto.noise import expand_seeds
-from solrl_trainer.policy.models import Models
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.loading import Loaded
+from solrl_trainer.rollouts.models import Models
 from solrl_trainer.run import run
 from solrl_trainer.selection import best_worst, select
 from solrl_trainer.settings.config import RunConfig

@@ -12,7 +12,7 @@ from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_proto.rollouts import Plan, PromptItem
-from solrl_trainer.evaluation.scores import evaluate
+from solrl_trainer.evaluation.evaluate import evaluate
 
 PROMPTS = [PromptItem(id=str(number), text=f"{number} circles", metadata={"number": number}) for number in range(3)]
 

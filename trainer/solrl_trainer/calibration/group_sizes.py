@@ -13,7 +13,7 @@ from solrl_proto.selection import best_worst
 
 from solrl_trainer.algorithms.rounding import levelled_groups
 from solrl_trainer.calibration.deciding import Estimate
-from solrl_trainer.evaluation.scores import mean_interval
+from solrl_trainer.records.evaluations import mean_interval
 
 STEP = 24
 """Predicted group sizes are multiples of this, and the measured size."""

@@ -37,9 +37,9 @@ from solrl_trainer.calibration.plans import (
 )
 from solrl_trainer.ranks.communicator import pick_device
 from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
+from solrl_trainer.records.figures import few_prompts_text, sum_text
 from solrl_trainer.records.time_left import OnProgress, Work
 from solrl_trainer.records.waits import Waits
-from solrl_trainer.report.figures import few_prompts_text, sum_text
 from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.loading import check_decoder_precision, warn_of_decoder_emulation
 from solrl_trainer.rollouts.scoring import SampleScorer

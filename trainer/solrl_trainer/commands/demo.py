@@ -166,7 +166,7 @@ def demo_config(overrides: Sequence[str] = (), arguments: Mapping[str, Any] | No
 
 def last_line(summary: dict[str, Any], output: Path) -> dict[str, Any]:
     """Machine-readable result of the demo."""
-    from solrl_trainer.evaluation.scores import STRICT
+    from solrl_trainer.records.evaluations import STRICT
 
     strict = summary["rewards"][STRICT]
     seconds = summary["seconds"]

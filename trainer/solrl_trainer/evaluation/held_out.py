@@ -9,10 +9,11 @@ from solrl_core.fidelity import Fidelity, rank_fidelity
 from solrl_engine.sampler import Sampler
 from solrl_proto.rollouts import Plan, PromptItem
 
+from solrl_trainer.evaluation.evaluate import evaluate_together
 from solrl_trainer.evaluation.saved_evaluation import load_evaluation, save_evaluation
-from solrl_trainer.evaluation.scores import Evaluation, evaluate_together
 from solrl_trainer.ranks.communicator import gather_rows, gather_values, share
 from solrl_trainer.records.checkpoints import best_kept
+from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.rollouts.exploration import seed_root

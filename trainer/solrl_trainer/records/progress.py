@@ -21,10 +21,7 @@ from rich.table import Table
 from rich.text import Text
 from solrl_client.retries import Wait
 
-from solrl_trainer.records.records import IterationRecord
-from solrl_trainer.records.time_left import TimeLeft
-from solrl_trainer.records.waits import Waits
-from solrl_trainer.report.figures import (
+from solrl_trainer.records.figures import (
     EVALUATION_ONLY,
     duration_text,
     few_prompts_text,
@@ -35,6 +32,9 @@ from solrl_trainer.report.figures import (
     role_text,
     trained_text,
 )
+from solrl_trainer.records.records import IterationRecord
+from solrl_trainer.records.time_left import TimeLeft
+from solrl_trainer.records.waits import Waits
 
 _TIMES = {"explore": 9, "wait": 8, "regenerate": 12, "train": 9, "push": 8}
 """Column → width. Exploration at a service is concurrent; "wait" is the part that the trainer waited for."""

@@ -10,9 +10,9 @@ from solrl_proto.status import HeldOut, IterationReport, RunSettings, Samples, S
 from solrl_proto.status import Spread as SpreadMessage
 
 from solrl_trainer.algorithms.rounding import without_spread
-from solrl_trainer.evaluation.scores import Evaluation, compare
 from solrl_trainer.policy.update import UpdateFigures
-from solrl_trainer.report.figures import TRAINED_SUM
+from solrl_trainer.records.evaluations import Evaluation, compare
+from solrl_trainer.records.figures import TRAINED_SUM
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
 
-from solrl_trainer.evaluation.scores import Evaluation
 from solrl_trainer.ranks.communicator import Communicator
+from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.metrics_file import Metrics, own_time
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
 from solrl_trainer.records.status_reports import StatusReporter

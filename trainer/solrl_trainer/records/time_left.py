@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from solrl_proto.printable import printable
 
-from solrl_trainer.report.figures import duration_text
+from solrl_trainer.records.figures import duration_text
 
 OnProgress = Callable[[float, float], None]
 """Called with (done, total), in any unit whose cost is about constant."""

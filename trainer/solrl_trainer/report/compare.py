@@ -6,8 +6,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from solrl_trainer.records import figures
 from solrl_trainer.records.metrics_file import own_time
-from solrl_trainer.report import figures
 from solrl_trainer.report.charts import COUNTS, TIMES, Chart, Series, Unit, line_chart
 from solrl_trainer.report.page import reward_card, write_page
 from solrl_trainer.report.run_files import RunFiles, setting_text

@@ -9,8 +9,9 @@ from solrl_core.families.load import MODELS, described
 from solrl_core.sampling.sampler import unshifted_sigmas
 from solrl_proto.text_files import read_json, read_text
 
+from solrl_trainer.records import figures
 from solrl_trainer.records.metrics_file import read_metrics
-from solrl_trainer.report import figures, rendering
+from solrl_trainer.report import rendering
 from solrl_trainer.settings.config import OF_A_MACHINE, RunConfig
 from solrl_trainer.settings.settings_yaml import settings_yaml
 

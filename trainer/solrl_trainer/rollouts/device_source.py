@@ -20,15 +20,15 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_trainer.algorithms.registry import ALGORITHMS
-from solrl_trainer.policy.models import Models
 from solrl_trainer.policy.sharding import LockstepCommunicator
 from solrl_trainer.ranks.communicator import Communicator, pick_device, share, wait_for_rank_zero
-from solrl_trainer.records.reward_clock import Images, RewardClock
 from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.exploration import Exploration, ExplorationSummary, scored, seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, flattened, parts_of
 from solrl_trainer.rollouts.loading import Loaded, load, warn_of_decoder_emulation, warn_of_emulation
+from solrl_trainer.rollouts.models import Models
 from solrl_trainer.rollouts.plans import exploration_plan, training_plan
+from solrl_trainer.rollouts.reward_clock import Images, RewardClock
 from solrl_trainer.rollouts.scoring import SampleScorer
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompts import prompts_of_iteration

@@ -19,12 +19,12 @@ from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import PromptItem, RolloutGroup
 
-from solrl_trainer.policy.models import Models
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.rollouts.exploration import Exploration, ExplorationSummary, seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples
 from solrl_trainer.rollouts.loading import load, warn_of_emulation
+from solrl_trainer.rollouts.models import Models
 from solrl_trainer.rollouts.plans import training_plan
 from solrl_trainer.service.adapter_supply import LOST, AdapterSupply
 from solrl_trainer.service.agreement import check_service, note_arithmetic

@@ -1,0 +1,76 @@
+"""Evaluation on held-out prompts with fixed seeds."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from solrl_engine.sampler import Sampler
+from solrl_engine.scorer import Scorer
+from solrl_proto.noise import expand_seeds
+from solrl_proto.rollouts import PromptItem
+
+from solrl_trainer.ranks.communicator import Communicator, gather_rows, share
+from solrl_trainer.records.evaluations import Evaluation
+from solrl_trainer.records.time_left import OnProgress
+from solrl_trainer.rollouts.scoring import score_policy_images
+
+SEED_ROOT = 0
+_AHEAD = 4
+"""Batches whose prompts are encoded together; the cache of prompts has room for them."""
+
+
+def evaluate(
+    sampler: Sampler,
+    scorer: Scorer,
+    prompts: Sequence[PromptItem],
+    *,
+    seeds: int,
+    encode: Callable[[Sequence[str], float], None] = lambda texts, guidance: None,
+    progress: OnProgress = lambda done, total: None,
+) -> Evaluation:
+    """Generate `seeds` images per prompt, always from the same seeds, and score them with every loaded reward.
+
+    `encode` is called with the texts of the next few batches, and the guidance; `progress` with the numbers of images
+    made and wanted.
+    """
+    names = scorer.rewards.names
+    if not prompts:
+        backbone = sampler.generator.backbone
+        none = {name: torch.empty(0, seeds) for name in names}
+        return Evaluation(scores=none, images=torch.empty(0, 3, backbone.height, backbone.width))
+    pairs = [(prompt, seed) for prompt in prompts for seed in expand_seeds(SEED_ROOT, prompt.id, seeds)]
+    scores: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+    images = []
+    progress(0, len(pairs))
+    size = sampler.batch.size
+    for start in range(0, len(pairs), size):
+        if start % (_AHEAD * size) == 0:
+            encode([prompt.text for prompt, _ in pairs[start : start + _AHEAD * size]], sampler.plan().guidance)
+        own, own_seeds = zip(*pairs[start : start + size], strict=True)
+        made = sampler.sample(own, own_seeds).images
+        for name, values in score_policy_images(scorer, names, made, own).rewards.items():
+            scores[name].append(values)
+        images.append(made.cpu())
+        progress(start + len(own), len(pairs))
+    return Evaluation(
+        scores={name: torch.cat(parts).view(len(prompts), seeds) for name, parts in scores.items()},
+        images=torch.cat(images)[::seeds],
+    )
+
+
+def evaluate_together(
+    sampler: Sampler,
+    scorer: Scorer,
+    prompts: Sequence[PromptItem],
+    world: Communicator,
+    *,
+    seeds: int,
+    encode: Callable[[Sequence[str], float], None] = lambda texts, guidance: None,
+    progress: OnProgress = lambda done, total: None,
+) -> Evaluation:
+    """Evaluate on all ranks: each generates its share of the prompts, and all get the whole result.
+
+    `encode` and `progress` are called as by `evaluate`, for this rank.
+    """
+    own = evaluate(sampler, scorer, share(prompts, world), seeds=seeds, encode=encode, progress=progress)
+    scores = {name: gather_rows(values, world) for name, values in own.scores.items()}
+    return Evaluation(scores, gather_rows(own.images, world))
