@@ -91,6 +91,15 @@ def test_imports_run_one_way(package: str) -> None:
         assert ours <= ALLOWED[package], path
 
 
+@pytest.mark.parametrize(
+    ("folder", "above"),
+    [("policy", "memory"), ("records", "report"), ("records", "evaluation"), ("rollouts", "service")],
+)
+def test_folders_of_the_trainer_import_one_way(folder: str, above: str) -> None:
+    for path in sorted((PACKAGES["solrl_trainer"] / "solrl_trainer" / folder).glob("*.py")):
+        assert f"solrl_trainer.{above}." not in path.read_text(encoding="utf-8"), path
+
+
 @pytest.mark.parametrize("package", sorted(set(PACKAGES) - {"minis_recipe", "solrl_minis"}))
 def test_the_miniatures_are_imported_only_by_entry_points(package: str) -> None:
     for path in sources(package):

@@ -239,7 +239,7 @@ class RolloutClient:
         check_pushed(self.url, stored, run=run, version=version, model=model, body=body)
         return stored
 
-    def wait_for(self, run: str, version: int, seconds: float = 600.0) -> AdapterInfo:
+    def wait_for_version(self, run: str, version: int, seconds: float = 600.0) -> AdapterInfo:
         """Wait until an adapter version is stored, for a process whose versions another one pushes.
 
         Raises:
@@ -249,7 +249,7 @@ class RolloutClient:
         waiting._awaited |= {ProblemKind.RUN_NOT_FOUND, ProblemKind.VERSION_NOT_FOUND}
         return waiting._document(AdapterInfo, "GET", f"/v1/runs/{run}/adapters/{version}")
 
-    def tell(self, run: str, report: IterationReport) -> None:
+    def report_iteration(self, run: str, report: IterationReport) -> None:
         """Report an iteration."""
         body = _json(report)
         self._ask(

@@ -42,7 +42,7 @@ def loaded(name: str, device: str = "cpu") -> PipelineBackbone:
 
 def test_visiting_encoders_come_and_leave_once_for_many_prompts(moves: list[Move]) -> None:
     backbone = loaded("mini-sd3")
-    encoders = Encoders(backbone, visiting=True)
+    encoders = Encoders(backbone, offloaded=True)
     kinds = sorted(type(encoder).__name__ for encoder in backbone.text_encoders.values())
     assert len(kinds) > 1
     moves.clear()
@@ -57,7 +57,7 @@ def test_visiting_encoders_come_and_leave_once_for_many_prompts(moves: list[Move
     assert len(moves) == 2 * len(kinds)
     moves.clear()
     other = loaded("mini-sd3")
-    staying = Encoders(other, visiting=False)
+    staying = Encoders(other, offloaded=False)
     staying.encode(PROMPTS, 1.0)
     for prompt, row in zip(PROMPTS, found, strict=True):
         assert all(torch.equal(row[key], value) for key, value in other.conditioning(prompt).items())
@@ -78,7 +78,7 @@ def test_the_prompts_of_an_iteration_stay_encoded(moves: list[Move]) -> None:
 
 def test_they_leave_after_an_error(moves: list[Move], monkeypatch: pytest.MonkeyPatch) -> None:
     backbone = loaded("mini-sana")
-    encoders = Encoders(backbone, visiting=True)
+    encoders = Encoders(backbone, offloaded=True)
     (encoder,) = backbone.text_encoders.values()
     moves.clear()
 
@@ -127,7 +127,7 @@ def test_inputs_follow_a_visiting_encoder() -> None:
 
     encoder = Encoder()
     backbone = SimpleNamespace(device=torch.device("meta"), text_encoders={"text_encoder": encoder})
-    Encoders(backbone, visiting=True)  # type: ignore[arg-type]
+    Encoders(backbone, offloaded=True)  # type: ignore[arg-type]
     encoder(torch.zeros(1, 4), mask=torch.ones(1, 4))
     assert seen == ["meta", "meta"]
 

@@ -118,7 +118,7 @@ class PipelineBackbone(Backbone):
         kind = type(self._pipeline)
         return type(self)(kind(**parts, **pipeline_settings(kind, self._pipeline.config)), self.name, self.options)
 
-    def again(self) -> Self:
+    def rebuild(self) -> Self:
         """Rebuild this backbone from its pipeline, after the pipeline's parts have moved to another device."""
         return type(self)(self._pipeline, self.name, self.options)
 

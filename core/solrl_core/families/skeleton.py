@@ -83,7 +83,7 @@ def materialize(skeleton: PipelineBackbone, device: str) -> PipelineBackbone:
     for part in skeleton.parts.values():
         if isinstance(part, torch.nn.Module):
             randomize(part, device)
-    return skeleton.again()
+    return skeleton.rebuild()
 
 
 @torch.no_grad()

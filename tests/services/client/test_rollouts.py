@@ -106,12 +106,12 @@ def test_a_version_that_another_process_pushes_is_waited_for(service: RunningSer
     pushing.start()
     with RolloutClient(service.url, pause=0.01) as client:
         with pytest.raises(ProblemError) as raised:
-            client.wait_for("awaited", 3, seconds=0)
+            client.wait_for_version("awaited", 3, seconds=0)
         asked.set()
-        stored = client.wait_for("awaited", 3, seconds=60)
+        stored = client.wait_for_version("awaited", 3, seconds=60)
         pushing.join()
         with pytest.raises(ProblemError, match="No such adapter version"):
-            client.wait_for("awaited", 4, seconds=0)
+            client.wait_for_version("awaited", 4, seconds=0)
     assert raised.value.problem.kind == "run-not-found"
     assert (stored.version, stored.digest) == (3, adapter_digest(file))
 

@@ -63,8 +63,8 @@ def test_new_fields_of_answers_are_ignored(service: HostileService) -> None:
 def test_what_is_not_used_is_not_sent(service: HostileService) -> None:
     with RolloutClient(service.url, patience=0) as client:
         service.answers = [Answer()] * 3
-        client.tell("run", report(0, scoring=[]))
-        client.tell("run", report(0, held_out=[held_out(1, 0.5)], settings=run_settings()))
+        client.report_iteration("run", report(0, scoring=[]))
+        client.report_iteration("run", report(0, held_out=[held_out(1, 0.5)], settings=run_settings()))
         none = Work(done=0, total=1)
         client.report_progress("run", Activity(iteration=0, explored=none, trained=none))
         client.rollouts(RolloutRequest.model_validate(rollout_request(count=3, steps=1)))

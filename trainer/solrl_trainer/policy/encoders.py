@@ -12,30 +12,30 @@ _HOST = torch.device("cpu")
 
 
 class Encoders:
-    """Text encoders of a model. Visiting ones are on its device only while prompts are encoded.
+    """Text encoders of a model. Offloaded ones are on its device only while prompts are encoded.
 
-    A visiting encoder comes when it is called. It leaves after the call, or after all calls within `encode`. Results
-    are those of one that stays, because the same device computes them.
+    An offloaded encoder is onloaded when it is called, and offloaded after the call, or after all calls within
+    `encode`. Results are those of one that stays, because the same device computes them.
     """
 
-    def __init__(self, backbone: PipelineBackbone, *, visiting: bool) -> None:
-        """Move the encoders to the model's device, or to host memory if they are `visiting`."""
+    def __init__(self, backbone: PipelineBackbone, *, offloaded: bool) -> None:
+        """Move the encoders to the model's device, or to host memory if they are `offloaded`."""
         self._backbone = backbone
         self._here: set[nn.Module] = set()
         self._encoding = False
-        self._visiting = visiting
+        self._offloaded = offloaded
         for encoder in backbone.text_encoders.values():
-            encoder.to(_HOST if visiting else backbone.device)
-            if visiting:
-                encoder.register_forward_pre_hook(self._come, with_kwargs=True)
+            encoder.to(_HOST if offloaded else backbone.device)
+            if offloaded:
+                encoder.register_forward_pre_hook(self._onload, with_kwargs=True)
                 encoder.register_forward_hook(self._called, always_call=True)
 
     def encode(self, prompts: Sequence[str], guidance: float) -> None:
-        """With visiting encoders, encode the prompts that the model's cache lacks; they come and leave once.
+        """With offloaded encoders, encode the prompts that the model's cache lacks, and onload the encoders once.
 
         Others encode a prompt when it is needed.
         """
-        if not self._visiting:
+        if not self._offloaded:
             return
         self._encoding = True
         try:
@@ -43,9 +43,9 @@ class Encoders:
                 self._backbone.conditioning(prompt, guidance)
         finally:
             self._encoding = False
-            self._leave()
+            self._offload()
 
-    def _come(self, encoder: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _onload(self, encoder: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Move the encoder, and its inputs too: some pipelines send them to where it was."""
         if encoder not in self._here:
             encoder.to(self._backbone.device)
@@ -55,9 +55,9 @@ class Encoders:
 
     def _called(self, encoder: nn.Module, args: Any, output: Any) -> None:
         if not self._encoding:
-            self._leave()
+            self._offload()
 
-    def _leave(self) -> None:
+    def _offload(self) -> None:
         for encoder in self._here:
             encoder.to(_HOST)
         self._here.clear()

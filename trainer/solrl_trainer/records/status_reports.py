@@ -205,12 +205,12 @@ class StatusReporter:
         run, planned = self._config.run, self._config.iterations
         self._arrived = False
         try:
-            self._client.tell(run, self._told.report(planned, samples, self._held_out[-2:], self._settings))
+            self._client.report_iteration(run, self._told.report(planned, samples, self._held_out[-2:], self._settings))
         except ProblemError as error:
             if error.problem.status != _NOT_VALID:
                 raise
             # An older service does not know all of it, or it is too large: the iteration alone is not.
-            self._client.tell(run, self._told.report(planned, None))
+            self._client.report_iteration(run, self._told.report(planned, None))
             self._fail(error)
         self._arrived = True
 

@@ -64,7 +64,7 @@ class Models:
         """
         world = world or SingleProcess()
         layout = find_layout(config, backbone, world)
-        encoders = Encoders(backbone, visiting=layout.visiting)
+        encoders = Encoders(backbone, offloaded=layout.visiting)
         backbone.cache_at_least(config.explore.prompts)
         if not layout.sharded:
             place(backbone.transformer, backbone.device)
