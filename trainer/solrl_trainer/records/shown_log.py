@@ -1,4 +1,4 @@
-"""What the trainer logs, as a user sees it and as a run's folder keeps it."""
+"""The trainer's log, as a user sees it and as a run's folder keeps it."""
 
 import logging
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What a run loads before anything is trained: the model and the rewards, and their digests."""
+"""Loading of a run's model and rewards, with their digests, before anything is trained."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
