@@ -5,14 +5,13 @@ automatically) and run again: finished pairs are skipped, and an unfinished one 
 Writes docs/results/all_pairs.{json,md} and a grid for each finished pair.
 """
 
-import argparse
 import json
 import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from solrl_trainer.records.evaluations import JUDGE, STRICT
 from solrl_trainer.report.gallery import load_gallery
 from solrl_trainer.report.grid import write_grid
 from support.caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
+from support.results import Results, Row, options, table
 
 MODELS = ("mini-sana", "mini-sd3", "mini-flux")
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
@@ -31,6 +31,10 @@ SETTINGS = ("optimizer.learning_rate=2e-3", "explore.precision=nvfp4")
 NEEDED = 0.4
 """Required gain, in standard deviations of the base within a prompt."""
 GRID_ROWS = 8
+HEAD = (
+    *("model", "reward", "before", "after", "gain, sd", "strict accuracy, %", "by the judge, %"),
+    *("Spearman", "grid"),
+)
 NOTE = "pair.json"
 """File in a pair's folder with its settings and the devices it ran on."""
 READY_SECONDS = 600.0
@@ -42,16 +46,18 @@ Pair = tuple[str, str]
 
 def main() -> None:
     """Run the missing pairs and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("--iterations", type=int, default=15)
     parser.add_argument("--jobs", type=int, default=1, help="parallel pairs; they share the CPU cores")
     parser.add_argument("--minutes", type=float, default=math.inf, help="time limit; run again to continue")
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--rewards", nargs="+", default=REWARDS)
     parser.add_argument("--runs", type=Path, default=Path("runs/pairs"))
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--set", nargs="*", default=[], help="further settings for all runs, key=value")
     args = parser.parse_args()
+    results = Results("all_pairs", args.out, page)
+    if args.render:
+        return results.show()
     until = time.monotonic() + 60 * args.minutes
     settings = [f"iterations={args.iterations}", *SETTINGS, *args.set]
     pairs = [(model, reward) for model in args.models for reward in args.rewards]
@@ -84,9 +90,16 @@ def main() -> None:
         list(pool.map(run, pairs[::-1]))  # the slowest first
     done = [pair for pair in pairs if (folder_of(pair, args.runs) / "result.json").is_file()]
     if done:
-        write(done, [pair for pair in pairs if pair not in done], settings, args.runs, args.out)
+        rows = [row(*pair, folder_of(pair, args.runs)) for pair in done]
+        missing = [" ".join(pair) for pair in pairs if pair not in done]
+        results.found = {"settings": settings, "missing": missing, "rows": rows}
+        results.write()
+        results.show()
+    for pair in done:
+        write_grid_of(pair, args.runs, args.out / "pairs")
     if done != pairs:
         sys.exit(f"{len(done)} of {len(pairs)} pairs are done; run the command again to continue")
+    return None
 
 
 def folder_of(pair: Pair, runs: Path) -> Path:
@@ -120,17 +133,25 @@ def train(pair: Pair, folder: Path, settings: Sequence[str], until: float) -> No
             subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True, timeout=timeout)
 
 
-def write(done: Sequence[Pair], missing: Sequence[Pair], settings: Sequence[str], runs: Path, out: Path) -> None:
-    """Write the table of all results, as JSON and Markdown, and the grids."""
-    rows = [row(*pair, folder_of(pair, runs)) for pair in done]
+def write_grid_of(pair: Pair, runs: Path, folder: Path) -> None:
+    """Write the images of a pair before and after training."""
+    model, reward = pair
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{model}-{reward}.png"
+    about = f"{model}, sol_rl, trained on {reward}"
+    write_grid(load_gallery(folder_of(pair, runs)), path, path.stem, about, rows=GRID_ROWS)
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """Markdown page."""
+    rows: Sequence[Row] = found["rows"]
     devices = ", ".join(sorted({name for row in rows for name in row["devices"]}))
-    (out / "pairs").mkdir(parents=True, exist_ok=True)
-    (out / "all_pairs.json").write_text(json.dumps(rows, indent=1) + "\n")
+    met = sum(r["gain_sd"] >= NEEDED and r["low_sd"] > 0 and r["strict_after"] >= r["strict_before"] for r in rows)
     lines = [
         f"# `sol_rl`, {rows[0]['iterations']} iterations, every miniature with every reward",
         "",
         f"By `python benchmarks/all_pairs.py` on {devices}: the presets",
-        f"with {', '.join(f'`{s}`' for s in settings)}.",
+        f"with {', '.join(f'`{s}`' for s in found['settings'])}.",
         f"{rows[0]['images']} images of held-out prompts, same seeds before and after, averaged weights.",
         "The gain of the trained reward is in standard deviations of the base within a prompt, with its 95 % interval.",
         "One training seed per pair.",
@@ -139,33 +160,24 @@ def write(done: Sequence[Pair], missing: Sequence[Pair], settings: Sequence[str]
         "",
         *PREPARED_FOR_NVFP4,
         "",
-        "| model | reward | before | after | gain, sd | strict accuracy, % | by the judge, % | Spearman | grid |",
-        "|---|---|---|---|---|---|---|---|---|",
+        *table(HEAD, map(_cells, rows)),
+        "",
+        f"{met} of {len(rows)} pairs gain at least {NEEDED} sd without losing accuracy.",
     ]
-    for r in rows:
-        strict, judged = (f"{r[f'{by}_before']:.1f} → {r[f'{by}_after']:.1f}" for by in ("strict", "judge"))
-        gain = f"{r['gain_sd']:+.2f} [{r['low_sd']:+.2f}, {r['high_sd']:+.2f}]"
-        name = f"{r['model']}-{r['reward']}"
-        lines.append(
-            f"| {r['model']} | {r['reward']} | {r['before']:.4f} | {r['after']:.4f} | {gain} | {strict} | {judged} "
-            f"| {r['spearman']:.3f} | [grid](pairs/{name}.png) |"
-        )
-        write_grid(
-            load_gallery(runs / name),
-            out / "pairs" / f"{name}.png",
-            name,
-            f"{r['model']}, sol_rl, trained on {r['reward']}",
-            rows=GRID_ROWS,
-        )
-    met = sum(r["gain_sd"] >= NEEDED and r["low_sd"] > 0 and r["strict_after"] >= r["strict_before"] for r in rows)
-    lines += ["", f"{met} of {len(rows)} pairs gain at least {NEEDED} sd without losing accuracy."]
-    if missing:
-        lines += ["", f"Not finished: {', '.join(map(' '.join, missing))}."]
-    (out / "all_pairs.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    if found["missing"]:
+        lines += ["", f"Not finished: {', '.join(found['missing'])}."]
+    return "\n".join(lines) + "\n"
 
 
-def row(model: str, reward: str, folder: Path) -> dict[str, Any]:
+def _cells(r: Row) -> Sequence[str]:
+    strict, judged = (f"{r[f'{by}_before']:.1f} → {r[f'{by}_after']:.1f}" for by in ("strict", "judge"))
+    gain = f"{r['gain_sd']:+.2f} [{r['low_sd']:+.2f}, {r['high_sd']:+.2f}]"
+    grid = f"[grid](pairs/{r['model']}-{r['reward']}.png)"
+    before, after = f"{r['before']:.4f}", f"{r['after']:.4f}"
+    return r["model"], r["reward"], before, after, gain, strict, judged, f"{r['spearman']:.3f}", grid
+
+
+def row(model: str, reward: str, folder: Path) -> Row:
     """Table row of one pair."""
     result = json.loads((folder / "result.json").read_text())
     trained, strict, judged = (result["rewards"][name] for name in (reward, STRICT, JUDGE))

@@ -4,13 +4,12 @@ The folders are from `solrl-train demo --seed N --output FOLDER`, one per seed. 
 docs/results/demo.{json,md}.
 """
 
-import argparse
 import json
 import os
 import platform
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,34 +20,35 @@ from solrl_trainer.records.folder import saved_settings
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
 from support.caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
+from support.results import Results, Row, options, table
 
 OWN = ("seed", "run", "output", "rollout_url")
 """Settings in which demos differ."""
 PLAN = """Exploration takes four steps fitted to the model, by the
 [plan](../../minis/solrl_minis/weights/mini-sana/plan.json) of `python benchmarks/demo_plan.py`."""
 
-Row = dict[str, Any]
-
 
 def main() -> None:
     """Read the runs and write the tables."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished demos, with different seeds")
+    parser = options(__doc__)
+    parser.add_argument("runs", nargs="*", type=Path, help="folders of finished demos, with different seeds")
     parser.add_argument("--note", default="", help="a sentence about the machine at that time, such as its other work")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
     args = parser.parse_args()
+    results = Results("demo", args.out, page)
+    if args.render:
+        return results.show()
+    if not args.runs:
+        parser.error("got no folder; expected those of finished demos")
     try:
         rows = sorted(map(row, args.runs), key=lambda one: one["seed"])
     except (OSError, ValueError) as error:
         sys.exit(str(error))
     if len({one["seed"] for one in rows}) < len(rows):
         sys.exit(f"got runs of the seeds {[one['seed'] for one in rows]}; expected different ones")
-    result = {"processor": processor(), "note": args.note, "settings": DEMO_SETTINGS, "plan": PLAN, "runs": rows}
-    text = table(result)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "demo.json").write_text(json.dumps(result, indent=1) + "\n")
-    (args.out / "demo.md").write_text(text)
-    print(text)
+    about = {"processor": processor(), "note": args.note, "settings": DEMO_SETTINGS, "plan": PLAN}
+    results.found = {**about, "runs": rows}
+    results.write()
+    return results.show()
 
 
 def row(folder: Path) -> Row:
@@ -94,10 +94,9 @@ def processor() -> str:
     return f"{kind} (family {family}, model {model}), {cores} cores, {used}, torch {torch.__version__}"
 
 
-def table(result: Mapping[str, Any]) -> str:
+def page(result: Mapping[str, Any]) -> str:
     """Markdown page."""
     rows: Sequence[Row] = result["runs"]
-    names = list(rows[0]["rewards"])
     where = {one["explored_in"] for one in rows}
     settings = ", ".join(f"`{setting}`" for setting in result["settings"][1:])
     lines = [
@@ -118,31 +117,33 @@ def table(result: Mapping[str, Any]) -> str:
         "",
         *PREPARED_FOR_NVFP4,
         "",
-        "| reward | seed | before | after | gain |",
-        "|---|---|---|---|---|",
+        *table(("reward", "seed", "before", "after", "gain"), _gains(rows)),
     ]
-    for name in names:
-        for one in rows:
-            figures = one["rewards"][name]
-            before, after = (reward_text(name, figures[when]) for when in ("before", "after"))
-            gain = f"{gain_text(name, figures['gain'])} {interval_text(name, figures['low'], figures['high'])}"
-            lines.append(f"| {reward_label(name)} | {one['seed']} | {before} | {after} | {gain} |")
-        if len(rows) > 1:
-            mean = statistics.mean(one["rewards"][name]["gain"] for one in rows)
-            lines.append(f"| {reward_label(name)} | mean | | | {gain_text(name, mean)} |")
     phases = ("explore", "wait", "regenerate", "train", "push", "evaluate", "total")
     lines += [
         "",
         "Time in the trainer, without the start of the service. Exploration is partly in parallel with other phases;",
         "wait is the part that the trainer waited for it.",
         "",
-        f"| seed | {' | '.join(phases)} | Spearman of proxy against BF16 |",
-        f"|---|{'---|' * len(phases)}---|",
+        *table(("seed", *phases, "Spearman of proxy against BF16"), (_times(one, phases) for one in rows)),
     ]
-    for one in rows:
-        seconds = " | ".join(duration_text(one["seconds"][phase]) for phase in phases)
-        lines.append(f"| {one['seed']} | {seconds} | {one['spearman']:.3f} |")
     return "\n".join(lines) + "\n"
+
+
+def _gains(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
+    for name in rows[0]["rewards"]:
+        label = reward_label(name)
+        for one in rows:
+            figures = one["rewards"][name]
+            before, after = (reward_text(name, figures[when]) for when in ("before", "after"))
+            gain = f"{gain_text(name, figures['gain'])} {interval_text(name, figures['low'], figures['high'])}"
+            yield label, one["seed"], before, after, gain
+        if len(rows) > 1:
+            yield label, "mean", "", "", gain_text(name, statistics.mean(one["rewards"][name]["gain"] for one in rows))
+
+
+def _times(one: Row, phases: Sequence[str]) -> Sequence[str]:
+    return one["seed"], *(duration_text(one["seconds"][phase]) for phase in phases), f"{one['spearman']:.3f}"
 
 
 if __name__ == "__main__":

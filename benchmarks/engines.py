@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.sampling.generator import CHUNK_SIZE
 from solrl_engine.backend import Backend, GenerationRequest, VersionedAdapter
 from solrl_proto.rollouts import Plan
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.settings import Settings
+from support.adapters import random_adapter
 from support.results import Results, device_name, options, table
 from support.true_size import written
 
@@ -89,7 +89,7 @@ def measure(settings: Settings, rounds: int) -> Row:
         backend.set_adapter(tier, None)
         before = generate(backend, settings)
         base = [timed(lambda: generate(backend, settings)) for _ in range(WARM_UP + rounds)]
-        adapters = [random_adapter(backend, seed) for seed in range(rounds)]
+        adapters = [versioned_adapter(backend, seed) for seed in range(rounds)]
         change = [timed(lambda each=each: backend.set_adapter(tier, each)) for each in adapters]  # type: ignore[misc]
         after = generate(backend, settings)
         adapted = [timed(lambda: generate(backend, settings)) for _ in range(WARM_UP + rounds)]
@@ -113,15 +113,11 @@ def generate(backend: Backend, settings: Settings) -> torch.Tensor:
     return images / 255 if images.dtype == torch.uint8 else images
 
 
-def random_adapter(backend: Backend, seed: int) -> VersionedAdapter:
-    """An adapter of all LoRA targets."""
-    draw = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for module, (outputs, inputs) in backend.identity.adapter_layout.items():
-        tensors[lora_a_key(module)] = torch.randn(RANK, inputs, generator=draw) * 0.02
-        tensors[lora_b_key(module)] = torch.randn(outputs, RANK, generator=draw) * 0.02
+def versioned_adapter(backend: Backend, seed: int) -> VersionedAdapter:
+    """A random adapter under a digest of its own."""
     digest = hashlib.sha256(f"adapter {seed}".encode()).hexdigest()
-    return VersionedAdapter(f"sha256:{digest}", Adapter(RANK, 2.0 * RANK, tensors))
+    adapter = random_adapter(backend.identity.adapter_layout, seed, rank=RANK, size=0.03)
+    return VersionedAdapter(f"sha256:{digest}", adapter)
 
 
 def timed(work: Callable[[], Any]) -> float:

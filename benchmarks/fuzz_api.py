@@ -24,17 +24,17 @@ from typing import Any
 
 import httpx
 import schemathesis
-import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.core.failures import FailureGroup
-from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
+from solrl_core.adapter import encode_adapter
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_http.tokens import create_token
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
+from support.adapters import random_adapter
 from support.doors import MODEL, Row, keep, service
 
 CHECKED = [
@@ -127,12 +127,10 @@ class Existing:
 
 
 def small_adapter() -> bytes:
-    """Encode an adapter of rank 1 whose weights are zero."""
+    """Encode an adapter of rank 1."""
     backbone = load_backbone(MODEL)
-    tensors = {}
-    for module, (outs, ins) in adapter_layout(backbone.transformer, backbone.lora_targets).items():
-        tensors |= {lora_a_key(module): torch.zeros(1, ins), lora_b_key(module): torch.zeros(outs, 1)}
-    return encode_adapter(Adapter(rank=1, alpha=1.0, tensors=tensors))
+    layout = adapter_layout(backbone.transformer, backbone.lora_targets)
+    return encode_adapter(random_adapter(layout, 0, rank=1, size=0.01))
 
 
 def fuzz(operation: Any, mode: GenerationMode, examples: int, start: int, existing: Existing) -> Tally:

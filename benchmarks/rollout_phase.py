@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import torch
-from solrl_core.adapter import Adapter, decode_adapter, encode_adapter, lora_a_key, lora_b_key
+from solrl_core.adapter import decode_adapter, encode_adapter
 from solrl_core.families.skeleton import materialize
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_core.sampling.generator import CHUNK_SIZE, Generator
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.rollouts import Plan, Prune
+from support.adapters import random_adapter
 from support.own_process import ProcessEndedError, rows_of
 from support.results import Results, Row, device_name, figure_of, options, table
 from support.rollout_path import Explorer, shares
@@ -208,12 +208,7 @@ def adapter(cheap: Any) -> dict[str, Any]:
 
     generator = cheap.generator
     device = generator.backbone.device
-    noise = torch.Generator().manual_seed(0)
-    tensors = {}
-    for module, (outs, ins) in generator.layout.items():
-        tensors[lora_a_key(module)] = torch.randn(RANK, ins, generator=noise) * 0.01
-        tensors[lora_b_key(module)] = torch.randn(outs, RANK, generator=noise) * 0.01
-    body = encode_adapter(Adapter(RANK, float(RANK), tensors))
+    body = encode_adapter(random_adapter(generator.layout, 0, rank=RANK, size=0.01))
     times: dict[str, list[float]] = {name: [] for name in ("digest", "decode", "upload", "merge")}
     for _ in range(3):
         given: Any = None

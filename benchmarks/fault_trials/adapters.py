@@ -6,13 +6,13 @@ from functools import cache
 from typing import Any
 
 import httpx
-import torch
-from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
+from solrl_core.adapter import Adapter, encode_adapter
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
+from support.adapters import random_adapter
 
 MODEL = "mini-sana"
 SMALL = (
@@ -33,12 +33,7 @@ def layout() -> dict[str, tuple[int, int]]:
 
 def make_adapter(seed: int, size: float = 0.2, rank: int = 2) -> Adapter:
     """Make a random adapter; `size` is the standard deviation of its tensors."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for module, (outs, ins) in layout().items():
-        tensors[lora_a_key(module)] = torch.randn(rank, ins, generator=generator) * size
-        tensors[lora_b_key(module)] = torch.randn(outs, rank, generator=generator) * size
-    return Adapter(rank=rank, alpha=float(rank), tensors=tensors)
+    return random_adapter(layout(), seed, rank=rank, size=size)
 
 
 def adapter_file(seed: int) -> bytes:

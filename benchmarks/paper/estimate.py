@@ -5,12 +5,13 @@ from collections.abc import Iterable, Sequence
 
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
+from support.results import table
 
 from paper.compute import Passes, passes_of_iteration
 from paper.experiments import Experiment
 from paper.finished import Finished
 from paper.tables import TABLES
-from paper.tables.common import Context, table
+from paper.tables.common import Context
 
 Rates = dict[str, float]
 """Seconds of a pass by phase: "explore bf16", "explore nvfp4", "regenerate", "train", "evaluate"."""

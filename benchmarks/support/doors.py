@@ -3,17 +3,18 @@
 Rows that did not run this time keep their last result in docs/results/doors.{json,md}.
 """
 
-import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from solrl_trainer.commands.demo import rollout_service
+
+from support.results import Results, table
 
 MODEL = "mini-sana"
 SCRIPTS = ("fuzz_api.py", "oversize.py", "slow_clients.py", "held_bodies.py")
@@ -56,23 +57,25 @@ def service(*flags: str) -> Iterator[Service]:
 
 def keep(folder: Path, script: str, row: Row) -> int:
     """Write a script's row to the table; return the script's exit code."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "doors.json"
-    found = json.loads(file.read_text()) if file.is_file() else {}
-    found[script] = asdict(row) | {"cores": len(os.sched_getaffinity(0)), "date": time.strftime("%Y-%m-%d")}
-    file.write_text(json.dumps(found, indent=1) + "\n")
+    results = Results("doors", folder, page)
+    results.found[script] = asdict(row) | {"cores": len(os.sched_getaffinity(0)), "date": time.strftime("%Y-%m-%d")}
+    results.write()
+    results.show()
+    print(f"{script}: {row.found}\n{'met' if row.met else 'NOT MET'}: {row.wanted}")
+    return 0 if row.met else 1
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """Markdown page."""
+    known = [(name, found[name]) for name in SCRIPTS if name in found]
     lines = [
         "# Hostile clients",
         "",
         "A real service with the miniature SANA on loopback. Each row names its script in `benchmarks/`.",
         "",
-        "| script | target | result | met |",
-        "|---|---|---|---|",
+        *table(
+            ("script", "target", "result", "met"),
+            ((f"`{name}`", one["wanted"], one["found"], "yes" if one["met"] else "no") for name, one in known),
+        ),
     ]
-    for name in SCRIPTS:
-        if name in found:
-            one = found[name]
-            lines.append(f"| `{name}` | {one['wanted']} | {one['found']} | {'yes' if one['met'] else 'no'} |")
-    (folder / "doors.md").write_text("\n".join(lines) + "\n")
-    print(f"\n{script}: {row.found}\n{'met' if row.met else 'NOT MET'}: {row.wanted}")
-    return 0 if row.met else 1
+    return "\n".join(lines) + "\n"

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from demo_figures import row, table
+from demo_figures import page, row
 from solrl_trainer.commands.demo import demo_config, plan_file
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def test_other_runs_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_stored_page_is_that_of_the_stored_figures() -> None:
-    assert (ROOT / "docs/results/demo.md").read_text() == table(RECORDED)
+    assert (ROOT / "docs/results/demo.md").read_text() == page(RECORDED)
     assert [one["seed"] for one in RECORDED["runs"]] == [1, 2, 42]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from solrl_core.families import load_backbone
 from solrl_core.sampling.generator import Generator
-from support.precisions import OF_PRESET, generator_at, named, solver_of
+from support.precisions import OF_PRESET, generator_at, solver_of
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -33,25 +33,6 @@ def test_the_solver_is_that_of_the_familys_preset_unless_named() -> None:
     assert solver_of("euler", "flux") == "euler"
 
 
-def test_numerics_are_named_once() -> None:
-    assert (
-        named([("nvfp4", "emulated"), ("fp8", "native"), ("nvfp4", "emulated")]) == "NVFP4 (emulated) and FP8 (native)"
-    )
-
-
-def test_plans_at_both_precisions_share_a_table() -> None:
-    from support.plan_page import page
-
-    stored: dict[str, Any] = json.loads((RESULTS / "plan_fidelity.json").read_text())
-    rows = [
-        row | {"surely_within": True, "within": True} if row["precision"] == "fp8" else row for row in stored["rows"]
-    ]
-    lines = page(stored | {"rows": rows}).splitlines()
-    plan = [line for line in lines if line.startswith("| after 2 keep 24 |")]
-    assert [line.split(" | ")[1] for line in plan] == ["NVFP4", "FP8"]
-    assert [" ".join(line.split(" | ")[5:7]) for line in plan] == ["0 of 12 0", "12 of 12 12"]
-
-
 def test_steps_fitted_to_another_solver_are_not_the_runs() -> None:
     from paper.experiments import fitted_plan
 
@@ -59,12 +40,6 @@ def test_steps_fitted_to_another_solver_are_not_the_runs() -> None:
     assert fitted_plan("mini-sana", RESULTS) == {"explore.fitted": stored["solvers"]["mini-sana"], "explore.steps": 4}
     assert stored["solver"]["mini-sd3"] == "dpm2"
     assert fitted_plan("mini-sd3", RESULTS) is None
-
-
-@pytest.mark.parametrize(("folder", "prepared"), [(".", True), ("unprepared", False)])
-def test_a_page_says_whether_its_miniatures_were_prepared(folder: str, prepared: bool) -> None:
-    text = (RESULTS / folder / "rank_fidelity.md").read_text()
-    assert ("The miniatures were prepared for NVFP4" in text) == prepared
 
 
 def test_fewer_candidates_than_any_plan_keeps_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,20 +122,19 @@ def test_a_run_that_is_not_finite_is_finished_and_says_so(tmp_path: Path, monkey
     assert context_of(PROGRAMME, tmp_path).finished([experiment]) == []
 
 
-def test_runs_of_two_machines_are_not_mixed(tmp_path: Path) -> None:
-    one, other = PROGRAMME.over_seeds("sol_rl")
-    finish(one, tmp_path, 0.1)
-    finish(other, tmp_path, 0.1, machine="another machine")
-    with pytest.raises(MixedRunsError, match=f"2 machines: {MACHINE}; another machine; expected one"):
-        read_finished([one, other], tmp_path)
-
-
-def test_runs_judged_on_other_prompts_are_not_mixed(tmp_path: Path) -> None:
-    one, other = PROGRAMME.over_seeds("sol_rl")
-    finish(one, tmp_path, 0.1)
-    finish(other, tmp_path, 0.1, prompts=["another"])
-    with pytest.raises(MixedRunsError, match="judged on different prompts"):
-        read_finished([one, other], tmp_path)
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"machine": "another machine"}, f"2 machines: {MACHINE}; another machine; expected one"),
+        ({"prompts": ["another"]}, "judged on different prompts"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_not_mixed(other: dict[str, Any], said: str, tmp_path: Path) -> None:
+    runs = PROGRAMME.over_seeds("sol_rl")
+    for one, changes in zip(runs, ({}, other), strict=True):
+        finish(one, tmp_path, 0.1, **changes)
+    with pytest.raises(MixedRunsError, match=said):
+        read_finished(runs, tmp_path)
 
 
 def test_runs_of_a_preset_that_changed_are_refused(tmp_path: Path) -> None:

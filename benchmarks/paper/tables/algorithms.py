@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 from solrl_trainer.settings.config import RunConfig
+from support.results import table
 
 from paper.compute import SHAPES, costs_of, passes_of_iteration
 from paper.experiments import Experiment
 from paper.intervals import Estimate
 from paper.published import FINAL
-from paper.tables.common import NOT_RUN, Context, Section, as_json, cell, difference, final, gain, table
+from paper.tables.common import NOT_RUN, Context, Section, as_json, cell, difference, final, gain
 from paper.tuning import GRID, SHARE, affordable, choose, trials
 
 TITLE = "1. Algorithms at equal compute"

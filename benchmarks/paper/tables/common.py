@@ -1,6 +1,6 @@
 """Cells and rows that the tables share. A table is a function of finished runs; what is missing is said in its cell."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,8 @@ from paper.intervals import Estimate, Values, over_seeds_and_prompts
 from paper.tuning import Choice, choose, trials
 
 NOT_RUN = "not run"
+Part = tuple[str | None, Mapping[str, Any]]
+"""Part of a table: trained reward, by default the programme's, and changes to its settings."""
 TUNED_FOR = "diffusionnft"
 """Recipe whose trials choose the learning rate of tables 2 to 5: their baseline. One rate, so that one axis varies."""
 
@@ -43,10 +45,13 @@ class Context:
         rate = {"optimizer.learning_rate": self.choice.rate} if self.choice else {}
         return replace(self.programme, changes={**self.programme.changes, **rate})
 
-    def after_trials(self, experiments: Iterable[Experiment], *, whole: bool) -> list[Experiment]:
-        """The trials and, once they have chosen, these runs at `tuned`; `whole`: in any case."""
+    def after_trials(self, recipes: Iterable[str], parts: Iterable[Part], *, whole: bool) -> list[Experiment]:
+        """The trials and, once they have chosen, the runs of recipes in parts at `tuned`; `whole`: in any case."""
         tried = list(trials(self.programme, TUNED_FOR, self.results).values())
-        return [*tried, *experiments] if self.choice or whole else tried
+        if not self.choice and not whole:
+            return tried
+        runs = ((reward, changes, recipe) for reward, changes in parts for recipe in recipes)
+        return tried + [one for r, changes, recipe in runs for one in self.tuned.over_seeds(recipe, changes, reward=r)]
 
     def finished(self, experiments: Iterable[Experiment]) -> list[Finished]:
         """The finished ones of these runs that were judged, in their order."""
@@ -148,8 +153,3 @@ def as_json(estimate: Estimate | None) -> dict[str, Any] | None:
         return None
     low, high = ((limit if np.isfinite(limit) else None) for limit in (estimate.low, estimate.high))
     return {"mean": estimate.mean, "low": low, "high": high, "seeds": estimate.seeds}
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table."""
-    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]

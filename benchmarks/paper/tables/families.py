@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from support.results import table
 
 from paper.compute import SHAPES, Passes, costs_of, passes_of_iteration
 from paper.experiments import Experiment
@@ -22,7 +23,6 @@ from paper.tables.common import (
     gain,
     rate_text,
     signed,
-    table,
 )
 
 TITLE = "2. Rollout families"
@@ -39,13 +39,7 @@ Clock = Callable[[Finished], float]
 
 def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
     """Every family in every part at the same learning rate, and the trials that choose it."""
-    runs = [
-        one
-        for reward, changes in parts(context).values()
-        for recipe in FAMILIES.values()
-        for one in context.tuned.over_seeds(recipe, changes, reward=reward)
-    ]
-    return context.after_trials(runs, whole=whole)
+    return context.after_trials(FAMILIES.values(), parts(context).values(), whole=whole)
 
 
 def parts(context: Context) -> dict[str, tuple[str, Mapping[str, Any]]]:

@@ -1,24 +1,21 @@
 """Table 5: what Sol-RL's final reward lacks to BF16 24-in-96, as a share of the gain."""
 
+from support.results import table
+
 from paper.experiments import Experiment
 from paper.intervals import Estimate, over_seeds_and_prompts, ratio_of_means
 from paper.published import GAP
-from paper.tables.common import NOT_RUN, Context, Section, as_json, pairs, rate_text, signed, table
+from paper.tables.common import NOT_RUN, Context, Section, as_json, pairs, rate_text, signed
 
 TITLE = "5. The gap to BF16"
+RECIPES = ("naive_scaling", "sol_rl")
 MARGIN = 0.1
 
 
 def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
     """Sol-RL and BF16 24-in-96 at both lengths, and the trials that choose their learning rate."""
-    programme = context.tuned
-    runs = [
-        one
-        for iterations in (programme.iterations, programme.long)
-        for recipe in ("naive_scaling", "sol_rl")
-        for one in programme.over_seeds(recipe, {"iterations": iterations})
-    ]
-    return context.after_trials(runs, whole=whole)
+    lengths = (context.programme.iterations, context.programme.long)
+    return context.after_trials(RECIPES, [(None, {"iterations": length}) for length in lengths], whole=whole)
 
 
 def section(context: Context) -> Section:
@@ -27,7 +24,7 @@ def section(context: Context) -> Section:
     rows, data = [], {}
     for iterations in (programme.iterations, programme.long):
         changes = {"iterations": iterations}
-        bf16, ours = (programme.over_seeds(recipe, changes) for recipe in ("naive_scaling", "sol_rl"))
+        bf16, ours = (programme.over_seeds(recipe, changes) for recipe in RECIPES)
         both = pairs(context, bf16, ours, programme.reward)
         if both is None:
             rows.append([str(iterations), NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN])

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 
+from support.results import table
+
 from paper.experiments import Experiment
 from paper.intervals import Estimate
 from paper.tables import algorithms
-from paper.tables.common import NOT_RUN, Context, Section, as_json, gain, signed, table
+from paper.tables.common import NOT_RUN, Context, Section, as_json, gain, signed
 
 TITLE = "6. Reward hacking"
 

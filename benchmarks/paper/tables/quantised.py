@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from support.results import table
 
 from paper.experiments import Experiment
 from paper.finished import Finished
@@ -19,7 +20,6 @@ from paper.tables.common import (
     interval,
     rate_text,
     signed,
-    table,
 )
 from paper.tables.families import curve
 
@@ -42,13 +42,7 @@ def settings(context: Context) -> dict[str, Mapping[str, Any]]:
 
 def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
     """Every family in every part, and the trials that choose the learning rate."""
-    runs = [
-        one
-        for changes in settings(context).values()
-        for recipe in FAMILIES.values()
-        for one in context.tuned.over_seeds(recipe, changes)
-    ]
-    return context.after_trials(runs, whole=whole)
+    return context.after_trials(FAMILIES.values(), [(None, one) for one in settings(context).values()], whole=whole)
 
 
 def section(context: Context) -> Section:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from support.results import table
 
 from paper.experiments import Experiment, fitted_plan
 from paper.finished import Finished
@@ -19,7 +20,6 @@ from paper.tables.common import (
     gain,
     rate_text,
     signed,
-    table,
 )
 from paper.theory import match_rate
 
@@ -60,8 +60,7 @@ def sol_rl(context: Context, changes: Changes) -> list[Experiment]:
 
 def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
     """All sweeps, with one run for each seed of the usual setting, and the trials that choose their learning rate."""
-    every = settings(context).values()
-    return context.after_trials((one for changes in every for one in sol_rl(context, changes)), whole=whole)
+    return context.after_trials(["sol_rl"], [(None, one) for one in settings(context).values()], whole=whole)
 
 
 def settings(context: Context) -> dict[str, Changes]:
