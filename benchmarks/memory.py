@@ -16,7 +16,7 @@ import torch
 from run_memory import peaks, sizes
 from solrl_core.families.skeleton import materialize
 from solrl_core.memory import plan_memory
-from solrl_core.precision import supported_tiers
+from solrl_core.precision import supported_precisions
 from solrl_core.sampling.generator import Generator
 from support.results import Results, device_name, options, table
 from support.true_size import skeleton
@@ -48,7 +48,7 @@ def main() -> None:
     if not args.render and results.found.get("device") != (device := device_name(args.device)):
         results.found = {"device": device, "rows": []}
     for family in () if args.render else args.models:
-        for row in measure(family, args.tiers or supported_tiers(torch.device(args.device)), args.device):
+        for row in measure(family, args.tiers or supported_precisions(torch.device(args.device)), args.device):
             results.add(row, "model", "precision")
     results.show()
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 from solrl_client.retries import Wait
 from solrl_core.families.skeleton import materialize
-from solrl_core.precision import fastest_tier
+from solrl_core.precision import fastest_precision
 from solrl_core.rewards import RewardSet
 from solrl_trainer import loop
 from solrl_trainer.memory.run_memory import plan_run
@@ -84,7 +84,7 @@ def measure(family: str, device: str, further: Sequence[str]) -> Iterator[Row]:
             arguments={"output": Path(folder, "run"), "run": "memory"},
         ).config
         gpu = torch.cuda.get_device_properties(device).total_memory if device != "cpu" else 80 * 10**9
-        plan = plan_run(config, skeleton(family, Path(folder), device), fastest_tier(torch.device(device)))
+        plan = plan_run(config, skeleton(family, Path(folder), device), fastest_precision(torch.device(device)))
         layout = plan.layout(gpu)
         train(config, family, Path(folder), device)
     measured, reserved = peaks(device)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from solrl_proto.adapters import AdapterInfo, adapter_digest
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 from solrl_proto.models import Numerics
 from solrl_proto.printable import printable_value
 from solrl_proto.problems import ProblemError, ProblemKind
@@ -45,7 +45,7 @@ class AnswerCheck:
         request: RolloutRequest,
         url: str,
         fingerprint: str | None = None,
-        numerics: Mapping[Tier, Numerics] | None = None,
+        numerics: Mapping[Precision, Numerics] | None = None,
     ) -> None:
         """Set up the checks of one answer.
 

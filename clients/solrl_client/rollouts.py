@@ -21,7 +21,7 @@ from solrl_proto.adapters import (
     AdapterList,
     RunList,
 )
-from solrl_proto.identifiers import Message, Tier
+from solrl_proto.identifiers import Message, Precision
 from solrl_proto.invalid import invalid_request
 from solrl_proto.models import ModelInfo, ModelList, Numerics
 from solrl_proto.printable import printable
@@ -184,7 +184,7 @@ class RolloutClient:
         request: RolloutRequest,
         *,
         fingerprint: str | None = None,
-        numerics: Mapping[Tier, Numerics] | None = None,
+        numerics: Mapping[Precision, Numerics] | None = None,
         on_group: Callable[[RolloutGroup], None] = lambda group: None,
         restore: Restore | None = None,
     ) -> RolloutAnswer:

@@ -125,12 +125,12 @@ def _devices(device: str) -> Iterator[Finding]:
 def _precisions(device: str, precision: str) -> Iterator[Finding]:
     import torch
 
-    from solrl_core.precision import PRECISIONS, engine_version, fastest_tier, probe, supported_tiers
+    from solrl_core.precision import PRECISIONS, engine_version, fastest_precision, probe, supported_precisions
 
     used = torch.device("cuda" if torch.cuda.is_available() and device != "cpu" else "cpu")
-    for tier in PRECISIONS:
-        numerics, how = probe(tier, used)
-        yield Finding(f"tier {tier}", "ok" if numerics else "n/a", f"{numerics}: {how}" if numerics else how)
+    for one in PRECISIONS:
+        numerics, how = probe(one, used)
+        yield Finding(f"precision {one}", "ok" if numerics else "n/a", f"{numerics}: {how}" if numerics else how)
     try:
         engine = engine_version()
     except ValueError as error:
@@ -140,9 +140,9 @@ def _precisions(device: str, precision: str) -> Iterator[Finding]:
         found = engine or "not installed; native nvfp4 needs it, and a Blackwell GPU"
         yield Finding("transformer engine", "ok" if engine else "n/a", found)
     if precision == "auto":
-        yield Finding("precision auto", "ok", fastest_tier(used))
-    elif precision not in supported_tiers(used):
-        action = f"use one of {', '.join(supported_tiers(used))}"
+        yield Finding("precision auto", "ok", fastest_precision(used))
+    elif precision not in supported_precisions(used):
+        action = f"use one of {', '.join(supported_precisions(used))}"
         yield Finding("precision", "missing", f"this device does not support {precision}", action)
     else:
         yield Finding("precision", "ok", precision)

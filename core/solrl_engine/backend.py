@@ -14,7 +14,7 @@ from solrl_core.sampling.device_events import DeviceEvent
 from solrl_core.sampling.generator import GeneratorOutput
 from solrl_core.sampling.sampler import Trajectory
 from solrl_core.sampling.solver_specs import SolverSpec
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import AdapterUse, Plan
 
@@ -80,7 +80,7 @@ class Capabilities:
     overlaps: bool
 
     @property
-    def fastest(self) -> Tier:
+    def fastest(self) -> Precision:
         """The first native precision, otherwise BF16; emulation is never chosen automatically."""
         return next((info.precision for info in self.precisions if info.numerics == "native"), "bf16")
 
@@ -104,7 +104,7 @@ class GenerationRequest:
     prompts: Sequence[str]
     seeds: Sequence[int]
     plan: Plan
-    precision: Tier
+    precision: Precision
     start: Trajectory | None = None
     until: int | None = None
     solver: SolverSpec | None = None
@@ -139,7 +139,7 @@ class Backend(Protocol):
     def truncated_tokens(self, prompt: str) -> int:
         """Number of tokens at the prompt's end that every text encoder truncates."""
 
-    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
+    def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
         """Switch a precision to an adapter, used so; None is the base model.
 
         Raises:

@@ -7,11 +7,11 @@ from solrl_core.arithmetic import arithmetic
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import SCHEDULE, part_digests, schedule_digest
 from solrl_core.lora import adapter_layout
-from solrl_core.precision import numerics, probe, supported_tiers
+from solrl_core.precision import numerics, probe, supported_precisions
 from solrl_core.sampling.batches import gpu_batch_sizes
 from solrl_core.sampling.device_events import DeviceEvent, RunAheadLimit, record_event
 from solrl_core.sampling.generator import Generator, GeneratorOutput
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import AdapterUse
 
@@ -52,7 +52,7 @@ class LocalBackend:
     def __init__(self, backbone: PipelineBackbone) -> None:
         self._backbone = backbone
         self._device = backbone.device
-        self._generators: dict[Tier, Generator] = {}
+        self._generators: dict[Precision, Generator] = {}
         self._run_ahead = RunAheadLimit(self.record_event)
         self.identity = Identity(
             family=backbone.family,
@@ -69,12 +69,12 @@ class LocalBackend:
         self.capabilities = Capabilities(
             precisions=tuple(
                 PrecisionInfo(
-                    precision=tier,
-                    numerics=numerics(tier, backbone.device),
-                    how=probe(tier, backbone.device).how,
-                    quantized_share=backbone.quantized_share(tier),
+                    precision=precision,
+                    numerics=numerics(precision, backbone.device),
+                    how=probe(precision, backbone.device).how,
+                    quantized_share=backbone.quantized_share(precision),
                 )
-                for tier in supported_tiers(backbone.device)
+                for precision in supported_precisions(backbone.device)
             ),
             prunes=True,
             overlaps=backbone.device.type == "cuda",
@@ -89,7 +89,7 @@ class LocalBackend:
         (unread,) = self._backbone.truncated_tokens([prompt])
         return unread
 
-    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
+    def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
         """Merge an adapter in place, or keep it unmerged; on an error the previous one is still served."""
         generator = self._generators.get(precision)
         if generator is None:

@@ -20,7 +20,7 @@ ModelName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 TenantName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """The owner of runs, named like a run."""
 
-Tier = Literal["nvfp4", "fp8", "bf16"]
+Precision = Literal["nvfp4", "fp8", "bf16"]
 """A precision that a backbone computes in."""
 
 _MOST_UNKNOWN = 64

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from solrl_proto.identifiers import Digest, Message, ModelName, Tier
+from solrl_proto.identifiers import Digest, Message, ModelName, Precision
 
 Numerics = Literal["native", "emulated"]
 """Whether the hardware computes in a precision, or its rounding is reproduced in a wider one."""
@@ -18,9 +18,9 @@ class NoiseContract(Message):
 
 
 class PrecisionInfo(Message):
-    """One precision tier as the service runs it."""
+    """One precision as the service runs it."""
 
-    precision: Tier
+    precision: Precision
     numerics: Numerics
     how: str
     """The implementation, tested with a small product at the start; if not native, the reason."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from solrl_proto.identifiers import Digest, Message, ModelName, RunName, Seed, Tier, Version
+from solrl_proto.identifiers import Digest, Message, ModelName, Precision, RunName, Seed, Version
 from solrl_proto.models import Numerics
 from solrl_proto.noise import NOISE_SEED_BITS, expand_seeds
 from solrl_proto.problems import Problem
@@ -28,7 +28,7 @@ MAX_METADATA_BYTES = 16 * 1024
 MAX_METADATA_DEPTH = 16
 """Levels of objects and lists."""
 
-Precision = Literal["auto", Tier]
+RequestedPrecision = Literal["auto", Precision]
 Solver = Literal["euler", "dpm2"]
 AdapterUse = Literal["merged", "unmerged"]
 """merged: the adapter is merged into the weights, which are then quantised. unmerged: the quantised weights remain the
@@ -198,7 +198,7 @@ class Plan(Message):
     sde: Annotated[StochasticSteps | None, Field(exclude_if=lambda value: value is None)] = None
     """Replaces `solver`, for candidates that rank as the stochastic trajectories of an algorithm. Absent if null."""
     guidance: Annotated[float, Field(ge=1.0, le=30.0)] = 1.0
-    precision: Precision = "auto"
+    precision: RequestedPrecision = "auto"
     adapter: Annotated[AdapterUse, Field(exclude_if=lambda value: value == "merged")] = "merged"
     """Use of the run's adapter; absent if merged. unmerged needs the precision nvfp4."""
     decoder_precision: Annotated[DecoderPrecision | None, Field(exclude_if=lambda value: value is None)] = None
@@ -370,7 +370,7 @@ class Served(Message):
 
     model: ModelName
     adapter: AdapterRef | None
-    precision: Tier
+    precision: Precision
     numerics: Numerics
     fingerprint: Digest
     """Digest over the digests of all parts of the model and of the requested rewards, as in `GET /v1/models`, or in the

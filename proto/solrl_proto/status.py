@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from solrl_proto.identifiers import Message, ModelName, RunName, Seed, Tier, Version, at_most
+from solrl_proto.identifiers import Message, ModelName, Precision, RunName, Seed, Version, at_most
 from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import RewardTime
 
@@ -46,7 +46,7 @@ class Samples(Message):
     iteration: Version
     version: Version
     """The adapter version that they were explored under."""
-    precision: Tier
+    precision: Precision
     numerics: Literal["native", "emulated"]
     pairs: Annotated[tuple[SamplePair, ...], Field(min_length=1, max_length=4, fail_fast=True)]
 
@@ -225,7 +225,7 @@ class HostedStatus(Message):
     family: str
     width: int
     height: int
-    default_precision: Tier
+    default_precision: Precision
     precisions: tuple[PrecisionInfo, ...]
     at_once: dict[str, int] = Field(default_factory=dict)
     """Batch limits below 24, set after running out of memory: per precision, and `rewards` for scoring."""

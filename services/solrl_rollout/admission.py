@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from solrl_client.addresses import origin
 from solrl_core.fingerprint import model_digest
 from solrl_core.suggestions import did_you_mean
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import FittedSolver, RewardSpec, RolloutRequest
@@ -19,7 +19,7 @@ MAX_LATENT_BYTES = 2**28
 """Bytes that the latents of one answer may take in memory, as numbers and in base64."""
 
 
-def check_request(request: RolloutRequest, hosted: HostedModel, queue_limit: int, latent_limit: int) -> Tier:
+def check_request(request: RolloutRequest, hosted: HostedModel, queue_limit: int, latent_limit: int) -> Precision:
     """Check a request against the model that it names; returns the precision at which it will run.
 
     Args:
@@ -121,8 +121,8 @@ def _check_rewards(rewards: Sequence[RewardSpec], hosted: ModelInfo) -> None:
             )
 
 
-def _check_precision(precision: Tier, hosted: ModelInfo) -> None:
-    supported = [tier.precision for tier in hosted.precisions]
+def _check_precision(precision: Precision, hosted: ModelInfo) -> None:
+    supported = [info.precision for info in hosted.precisions]
     if precision not in supported:
         raise ProblemError(
             ProblemKind.PRECISION_UNSUPPORTED,

@@ -9,7 +9,7 @@ import tyro
 from pydantic import ValidationError
 from solrl_http.command_line import from_environment, run_program
 from solrl_http.tokens import Scope, create_token, parse_lifetime, read_tokens, revoke_token
-from solrl_proto.identifiers import NAME_PATTERN, Tier
+from solrl_proto.identifiers import NAME_PATTERN, Precision
 
 from solrl_rollout.settings import Settings
 
@@ -36,7 +36,7 @@ class Memory:
 
     model: str = "mini-sana"
     """Registered name, local folder in diffusers format, or hub id; no weights are needed."""
-    precision: tuple[Tier, ...] = ("nvfp4",)
+    precision: tuple[Precision, ...] = ("nvfp4",)
     """One precision, or several if requests ask for several; nvfp4 is planned as emulated."""
     batch: int = 24
     """Candidates in one batch."""

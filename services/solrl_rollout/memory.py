@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.memory import GPUS, RESERVED, MemoryPlan, plan_memory
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 
 
 def plan(
     model: str,
-    precisions: Sequence[Tier],
+    precisions: Sequence[Precision],
     batch: int,
     *,
     unmerged_rank: int = 0,

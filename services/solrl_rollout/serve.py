@@ -58,11 +58,12 @@ def _print_start(settings: Settings, service: "Service", address: str) -> None:
     for hosted in service.hosted.values():
         model = hosted.info
         table.add_row("model", f"{model.name} ({model.family}, {model.width}×{model.height}) on {hosted.device}")
-        for tier in model.precisions:
-            quantised = f", {tier.quantized_share:.1%} of the blocks' linear FLOPs quantised"
-            default = " (default)" if tier.precision == hosted.default_precision else ""
+        for info in model.precisions:
+            quantised = f", {info.quantized_share:.1%} of the blocks' linear FLOPs quantised"
+            default = " (default)" if info.precision == hosted.default_precision else ""
             table.add_row(
-                f"precision {tier.precision}", tier.numerics + (quantised if tier.quantized_share else "") + default
+                f"precision {info.precision}",
+                info.numerics + (quantised if info.quantized_share else "") + default,
             )
     table.add_row("rewards", ", ".join(settings.rewards))
     if settings.reward_hosts:

@@ -9,7 +9,7 @@ from solrl_core.fingerprint import fingerprint
 from solrl_core.sampling.noise import noise_contract
 from solrl_http import logs
 from solrl_http.limits.drain import draining
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 from solrl_proto.models import NoiseContract
 from solrl_proto.rollouts import RolloutRequest, Served
 
@@ -119,7 +119,7 @@ class Service:
         request: RolloutRequest,
         tenant: str,
         hosted: HostedModel,
-        precision: Tier,
+        precision: Precision,
         adapter: HeldAdapter | None,
         external_rewards: Mapping[str, ExternalReward],
     ) -> RolloutHandle:
@@ -139,7 +139,7 @@ class Service:
             model=request.model,
             adapter=request.adapter,
             precision=precision,
-            numerics=next(tier.numerics for tier in hosted.info.precisions if tier.precision == precision),
+            numerics=next(info.numerics for info in hosted.info.precisions if info.precision == precision),
             fingerprint=fingerprint(digests_with(hosted.info.digests, external_rewards), job.rewards),
             plan=request.plan,
         )

@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, NoDecode
 from solrl_client.addresses import origin
 from solrl_http.settings import CONFIG, MIB, HttpSettings, require_within, resolve_device, split
 from solrl_proto.identifiers import NAME_PATTERN, default_model_name
-from solrl_proto.rollouts import Precision
+from solrl_proto.rollouts import RequestedPrecision
 from solrl_proto.text_files import read_text
 
 from solrl_rollout.store.base import DEFAULT_RETAIN
@@ -87,7 +87,7 @@ class Hosting(BaseSettings):
     ] = Field(default_factory=dict)
     """Fields of vLLM-Omni's OmniDiffusionConfig, such as '{"parallel_config": {"tensor_parallel_size": 2}}'."""
 
-    precision: Precision = "auto"
+    precision: RequestedPrecision = "auto"
     """Precision of requests with precision auto; auto is the fastest one that is native on the device.
     Every answer states the precision used."""
 

@@ -232,18 +232,18 @@ def test_a_device_or_a_precision_that_is_not_there_is_missing(monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     rows = {finding.subject: finding for finding in diagnosis.machine("cuda:1", "fp8")}
     assert rows["device"].state == rows["precision"].state == "missing"
-    assert rows["tier fp8"].state == "n/a"
+    assert rows["precision fp8"].state == "n/a"
     assert rows["precision"].action == "use one of nvfp4, bf16"
     rows = {finding.subject: finding for finding in diagnosis.machine()}
     assert rows["device"].state == "warn"
     assert "missing" not in {finding.state for finding in rows.values()}
 
 
-def test_a_native_tier_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_native_precision_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     native = PrecisionSupport("native", "on tensor cores")
     monkeypatch.setattr("solrl_core.precision.probe", lambda precision, device: native)
     rows = {finding.subject: finding for finding in diagnosis.machine("cpu")}
-    assert rows["tier fp8"] == Finding("tier fp8", "ok", "native: on tensor cores")
+    assert rows["precision fp8"] == Finding("precision fp8", "ok", "native: on tensor cores")
 
 
 LONG = Finding(

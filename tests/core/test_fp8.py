@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from solrl_core.families import load_backbone
 from solrl_core.kernels import quantize_rows
-from solrl_core.precision import fp8_scaling, supported_tiers
+from solrl_core.precision import fp8_scaling, supported_precisions
 from solrl_core.precision.fp8 import Fp8Linear, Fp8PointwiseConv, Quantized, by_row, project
 from solrl_core.precision.fp8_emulated import EmulatedFp8Linear, EmulatedFp8PointwiseConv
 from solrl_core.sampling.generator import Generator
@@ -19,7 +19,7 @@ needs_fp8 = pytest.mark.skipif(
 
 def test_a_cpu_has_no_fp8_and_the_error_names_alternatives() -> None:
     assert fp8_scaling(CPU) is None
-    assert "fp8" not in supported_tiers(CPU)
+    assert "fp8" not in supported_precisions(CPU)
     with pytest.raises(ValueError, match=r"this CPU has no FP8 matrix units .* use bf16, or nvfp4"):
         Generator(load_backbone("mini-sana"), "fp8")
 

@@ -34,7 +34,7 @@ def nvfp4(backbone: Backbone) -> Generator:
 
 @pytest.fixture(params=["bf16", "nvfp4"])
 def generator(request: pytest.FixtureRequest) -> Any:
-    """A generator of either tier, serving the base."""
+    """A generator of either precision, serving the base."""
     found: Generator = request.getfixturevalue(request.param)
     found.set_adapter(None)
     return found

@@ -16,7 +16,7 @@ from solrl_core.precision import (
     QuantLinear,
     apply_policy,
     engine_version,
-    fastest_tier,
+    fastest_precision,
     numerics,
     probe,
     quantize_dequantize,
@@ -84,7 +84,7 @@ def test_a_cpu_emulates_and_says_why() -> None:
     assert probe("nvfp4", CPU).how == (
         "rounded to NVFP4, multiplied in float32: only a Blackwell GPU has NVFP4 units, this is CPU"
     )
-    assert (numerics("nvfp4", CPU), fastest_tier(CPU)) == ("emulated", "bf16")
+    assert (numerics("nvfp4", CPU), fastest_precision(CPU)) == ("emulated", "bf16")
     model = nn.Sequential(nn.Linear(32, 32))
     apply_policy(model, LayerPolicy(("0",)))
     assert type(model[0]) is QuantLinear
@@ -141,11 +141,11 @@ def test_a_failing_or_wrong_product_disables_native_nvfp4(monkeypatch: pytest.Mo
 
 
 def test_a_gpu_that_passes_is_native_and_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solrl_core.precision.tiers.nvfp4_obstacle", lambda device: None)
-    monkeypatch.setattr("solrl_core.precision.tiers.engine_version", lambda: "2.20")
-    monkeypatch.setattr("solrl_core.precision.tiers.probe", probe.__wrapped__)
+    monkeypatch.setattr("solrl_core.precision.support.nvfp4_obstacle", lambda device: None)
+    monkeypatch.setattr("solrl_core.precision.support.engine_version", lambda: "2.20")
+    monkeypatch.setattr("solrl_core.precision.support.probe", probe.__wrapped__)
     assert probe.__wrapped__("nvfp4", CPU) == ("native", "Transformer Engine 2.20, NVFP4BlockScaling")
-    assert (numerics("nvfp4", CPU), fastest_tier(CPU)) == ("native", "nvfp4")
+    assert (numerics("nvfp4", CPU), fastest_precision(CPU)) == ("native", "nvfp4")
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -243,4 +243,4 @@ def test_a_compiled_block_on_a_gpu_is_one_graph_for_all_layers_and_refreshes() -
 def test_an_older_gpu_has_no_native_tier_even_with_the_library() -> None:
     if torch.cuda.get_device_capability() < BLACKWELL:
         assert "NVFP4 needs 10.0" in str(nvfp4_obstacle(CUDA))
-        assert (numerics("nvfp4", CUDA), fastest_tier(CUDA)) == ("emulated", "fp8")
+        assert (numerics("nvfp4", CUDA), fastest_precision(CUDA)) == ("emulated", "fp8")

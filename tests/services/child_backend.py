@@ -27,7 +27,7 @@ from solrl_engine.backend import (
     VersionedAdapter,
 )
 from solrl_proto import Plan
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import AdapterUse
 from solrl_rollout.engine.backends import load_backend
@@ -63,7 +63,7 @@ class ChildBackend:
     def batch_sizes(self, limit: int) -> Sequence[int]:
         return (limit,)
 
-    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
+    def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
         body = encode_adapter(adapter.adapter) if adapter else b""
         digest = adapter and adapter.digest
         self._call({"do": "set_adapter", "precision": precision, "digest": digest, "use": use}, body)
@@ -159,7 +159,7 @@ class Child:
         return {}, b""
 
     def _set_adapter(
-        self, precision: Tier, digest: str | None, use: AdapterUse, body: bytes
+        self, precision: Precision, digest: str | None, use: AdapterUse, body: bytes
     ) -> tuple[dict[str, Any], bytes]:
         assert self._backend is not None
         layout = dict(self._backend.identity.adapter_layout)

@@ -13,7 +13,7 @@ from solrl_core.sampling.sampler import Trajectory
 from solrl_core.sampling.solvers import Euler
 from solrl_engine.backend import Capabilities, GenerationRequest, Identity, VersionedAdapter
 from solrl_proto import Plan, PromptItem
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import AdapterUse
 from solrl_rollout.engine.backends import BackendLoader, load_backend
@@ -42,9 +42,9 @@ class FakeBackend:
         self.uses: list[AdapterUse] = []
         self.batches: list[int] = []
         self.closed = False
-        tiers = (("bf16", "native"), ("nvfp4", "emulated"))
+        precisions = (("bf16", "native"), ("nvfp4", "emulated"))
         self.capabilities = Capabilities(
-            tuple(PrecisionInfo(precision=t, numerics=n, how="", quantized_share=0) for t, n in tiers),  # type: ignore[arg-type]
+            tuple(PrecisionInfo(precision=t, numerics=n, how="", quantized_share=0) for t, n in precisions),  # type: ignore[arg-type]
             prunes=True,
             overlaps=False,
         )
@@ -62,7 +62,7 @@ class FakeBackend:
     def batch_sizes(self, limit: int) -> Sequence[int]:
         return (limit,)
 
-    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
+    def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
         self.served.append((precision, adapter.digest if adapter else None))
         self.uses.append(use)
 
@@ -159,7 +159,7 @@ def started_engine(backend: FakeBackend, *, overlap: bool = False, **settings: A
     return engine
 
 
-def job(run: str = "a", tenant: str = "t", steps: int = 1, precision: Tier = "bf16", **more: Any) -> Job:
+def job(run: str = "a", tenant: str = "t", steps: int = 1, precision: Precision = "bf16", **more: Any) -> Job:
     """A job of mini-sana."""
     fields: dict[str, Any] = {"adapter": None, "rewards": (REWARD,), "images": False, **more}
     return Job(tenant, run, "mini-sana", fields.pop("adapter"), precision, Plan(steps=steps), **fields)

@@ -10,14 +10,14 @@ import torch
 from solrl_core.families import load_backbone
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.memory import modules_of, plan_memory, weight_bytes
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 from solrl_rollout.cli import main
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.settings import Settings, parse_model
 from typed import typed
 
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-EXPLORED_AND_REGENERATED: tuple[Tier, ...] = ("nvfp4", "bf16")
+EXPLORED_AND_REGENERATED: tuple[Precision, ...] = ("nvfp4", "bf16")
 
 
 @pytest.mark.parametrize("precisions", [["nvfp4"], ["bf16"], ["fp8", "bf16"]], ids=" ".join)

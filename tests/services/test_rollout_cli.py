@@ -206,7 +206,7 @@ def test_an_invalid_flag_is_named() -> None:
 def test_the_doctor_finds_no_error_on_this_machine(own_redis: RedisServer) -> None:
     done = here("doctor", "--port", "0", "--redis-url", own_redis.url)
     assert done.returncode == 0, done.stdout + done.stderr
-    for part in ("python", "torch", "tier nvfp4", "tier bf16", "reward clipscore"):
+    for part in ("python", "torch", "precision nvfp4", "precision bf16", "reward clipscore"):
         assert part in done.stdout
     assert "missing" not in done.stdout
     assert "set appendonly yes" in done.stdout  # this Redis loses everything in a crash

@@ -91,8 +91,8 @@ class HostileService:
 
 def honest_lines(request: RolloutRequest) -> list[dict[str, Any]]:
     """The lines of a correct answer; seeds determine the rewards."""
-    tier = "bf16" if request.plan.precision == "auto" else request.plan.precision
-    served = {"precision": tier, "numerics": "native", "fingerprint": DIGEST}
+    precision = "bf16" if request.plan.precision == "auto" else request.plan.precision
+    served = {"precision": precision, "numerics": "native", "fingerprint": DIGEST}
     served |= request.model_dump(mode="json", include={"model", "adapter", "plan"})
     lines: list[dict[str, Any]] = [{"kind": "start", "served": served}]
     for prompt, seeds in request.groups():

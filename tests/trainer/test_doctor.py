@@ -23,10 +23,10 @@ def test_unsupported_precisions_are_shown_with_the_reason(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(solrl_core.precision, "engine_version", broken)
     rows = {finding.subject: finding for finding in check("mini-sana", None, "shapes")}
-    assert rows["tier nvfp4"].found.endswith("only a Blackwell GPU has NVFP4 units, this is CPU")
-    assert rows["tier fp8"].state == "n/a"
-    assert rows["tier fp8"].found == "not on this device: it takes an Ada, Hopper or Blackwell GPU"
-    assert rows["tier bf16"].found == "emulated: bfloat16 weights, float32 arithmetic"
+    assert rows["precision nvfp4"].found.endswith("only a Blackwell GPU has NVFP4 units, this is CPU")
+    assert rows["precision fp8"].state == "n/a"
+    assert rows["precision fp8"].found == "not on this device: it takes an Ada, Hopper or Blackwell GPU"
+    assert rows["precision bf16"].found == "emulated: bfloat16 weights, float32 arithmetic"
     assert rows["transformer engine"].state == "warn"
     assert "undefined symbol" in rows["transformer engine"].found
     assert "until then nvfp4 is emulated" in rows["transformer engine"].action

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from solrl_core.precision import fastest_tier, tiers
-from solrl_proto.identifiers import Tier
-from solrl_proto.rollouts import Precision
-from solrl_trainer.calibration.plans import explored_tiers
+from solrl_core.precision import fastest_precision, support
+from solrl_proto.identifiers import Precision
+from solrl_proto.rollouts import RequestedPrecision
+from solrl_trainer.calibration.plans import explored_precisions
 from solrl_trainer.commands.demo import demo_config
 from solrl_trainer.rollouts.loading import warn_of_emulation
 from solrl_trainer.settings.config import RunConfig
@@ -23,11 +23,11 @@ CUDA = torch.device("cuda")
 @pytest.fixture
 def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A simulated device of compute capability 9.0, on which all probes succeed."""
-    tiers.probe.cache_clear()
+    support.probe.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    monkeypatch.setattr(tiers, "fp8_scaling", lambda device: "row" if device.type == "cuda" else None)
+    monkeypatch.setattr(support, "fp8_scaling", lambda device: "row" if device.type == "cuda" else None)
     yield
-    tiers.probe.cache_clear()
+    support.probe.cache_clear()
 
 
 def readme_command() -> RunConfig:
@@ -44,7 +44,7 @@ def test_the_readmes_command_explores_with_the_settings_of_its_figures() -> None
     config = readme_command()
     measured = json.loads((ROOT / "docs/results/rollout_phase.json").read_text())["models"]["flux"]["setting"]
     assert config.explore.precision == "auto"
-    assert fastest_tier(CUDA) == measured["precision"] == "fp8"
+    assert fastest_precision(CUDA) == measured["precision"] == "fp8"
     explore = config.explore
     assert (explore.candidates, explore.steps, explore.keep, config.regenerate.steps) == (96, 6, 24, 10)
 
@@ -61,9 +61,9 @@ def test_naive_quant_and_the_demo_request_nvfp4() -> None:
 
 @pytest.mark.usefixtures("h200")
 def test_calibrate_measures_an_emulation_only_on_request() -> None:
-    assert explored_tiers("auto", CUDA) == ["fp8", "bf16"]
-    assert explored_tiers("nvfp4", CUDA) == ["nvfp4", "bf16"]
-    assert explored_tiers("auto", torch.device("cpu")) == ["bf16"]
+    assert explored_precisions("auto", CUDA) == ["fp8", "bf16"]
+    assert explored_precisions("nvfp4", CUDA) == ["nvfp4", "bf16"]
+    assert explored_precisions("auto", torch.device("cpu")) == ["bf16"]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_calibrate_measures_an_emulation_only_on_request() -> None:
     ],
 )
 def test_a_run_that_requests_an_emulation_is_told_its_cost(
-    precision: Precision, emulated: list[Tier], warned: bool, notes: list[str]
+    precision: RequestedPrecision, emulated: list[Precision], warned: bool, notes: list[str]
 ) -> None:
     warn_of_emulation(emulated, precision)
     assert [("slower than BF16" in note) for note in notes] == [True] * warned

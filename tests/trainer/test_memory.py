@@ -18,7 +18,7 @@ from solrl_core.lora import adapter_layout
 from solrl_core.memory import RESERVED, plan_memory
 from solrl_core.rewards.size import reward_bytes
 from solrl_minis import catalog
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 from solrl_trainer.commands.cli import main
 from solrl_trainer.memory import run_memory
 from solrl_trainer.memory.run_memory import Layout, RunMemory, Wanted, plan_run
@@ -61,7 +61,7 @@ def bare(tmp_path: Path) -> PipelineBackbone:
     return load_skeleton(str(folder))
 
 
-def planned(backbone: PipelineBackbone, *settings: str, fastest: Tier = "fp8") -> RunMemory:
+def planned(backbone: PipelineBackbone, *settings: str, fastest: Precision = "fp8") -> RunMemory:
     return plan_run(tiny_config(*LOCAL, *settings), backbone, fastest)
 
 

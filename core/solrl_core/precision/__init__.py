@@ -4,8 +4,15 @@ from solrl_core.precision.fp8 import fp8_scaling
 from solrl_core.precision.layers import LowRank, QuantLinear, QuantPointwiseConv, refresh_weight_
 from solrl_core.precision.nvfp4 import quantize_dequantize, quantize_dequantize_per_candidate
 from solrl_core.precision.policy import LayerPolicy, apply_policy, linear_flops, share_of_flops
+from solrl_core.precision.support import (
+    PRECISIONS,
+    PrecisionSupport,
+    fastest_precision,
+    numerics,
+    probe,
+    supported_precisions,
+)
 from solrl_core.precision.te import engine_version, nvfp4_obstacle
-from solrl_core.precision.tiers import PRECISIONS, PrecisionSupport, fastest_tier, numerics, probe, supported_tiers
 
 __all__ = [
     "PRECISIONS",
@@ -16,7 +23,7 @@ __all__ = [
     "QuantPointwiseConv",
     "apply_policy",
     "engine_version",
-    "fastest_tier",
+    "fastest_precision",
     "fp8_scaling",
     "linear_flops",
     "numerics",
@@ -26,5 +33,5 @@ __all__ = [
     "quantize_dequantize_per_candidate",
     "refresh_weight_",
     "share_of_flops",
-    "supported_tiers",
+    "supported_precisions",
 ]

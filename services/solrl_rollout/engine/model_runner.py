@@ -9,7 +9,7 @@ from solrl_core.rewards.base import REWARDS
 from solrl_core.sampling.generator import CHUNK_SIZE, GeneratorOutput
 from solrl_engine.backend import AdapterMergeError, Backend, LayerPrecisionError
 from solrl_engine.batch_size import AdaptiveBatchSize, DoesNotFitError, free_memory
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 from solrl_proto.models import ModelInfo
 from solrl_proto.rollouts import AdapterUse, Plan, PromptItem
 
@@ -33,7 +33,7 @@ class ModelRunner:
         name: str,
         backend: Backend,
         scorer: ChunkScorer,
-        default_precision: Tier,
+        default_precision: Precision,
         reward_dtype: str | None,
         metrics: Metrics,
     ) -> None:
@@ -54,7 +54,7 @@ class ModelRunner:
         self._metrics = metrics
         scorer.batch = self._adaptive(SCORING, "scoring")
         self._batches = {SCORING: scorer.batch}
-        self._served: dict[Tier, tuple[str | None, AdapterUse]] = {}
+        self._served: dict[Precision, tuple[str | None, AdapterUse]] = {}
         """Digest of the adapter that each precision serves, None for the base model, and its use."""
         self.hosted = self._describe(reward_dtype)
 
@@ -135,7 +135,7 @@ class ModelRunner:
             prunes=capabilities.prunes,
             device=identity.device,
             batch_limits=self._lowered_limits,
-            served_rewards=frozenset(rewards.names) - frozenset(rewards.computed_here),
+            remote_rewards=frozenset(rewards.names) - frozenset(rewards.computed_here),
         )
 
     def _serve_adapter(self, job: Job, wait_for_scoring: Callable[[], bool]) -> bool:
@@ -174,7 +174,7 @@ class ModelRunner:
         self._served[precision] = wanted
         return wanted != before
 
-    def _batch(self, precision: Tier) -> AdaptiveBatchSize:
+    def _batch(self, precision: Precision) -> AdaptiveBatchSize:
         if precision not in self._batches:
             self._batches[precision] = self._adaptive(precision, "generating")
         return self._batches[precision]

@@ -13,7 +13,7 @@ from solrl_core.sampling.device_events import DeviceEvent
 from solrl_core.sampling.generator import CHUNK_SIZE, GeneratorOutput
 from solrl_core.sampling.sampler import Trajectory
 from solrl_engine.backend import GenerationRequest, VersionedAdapter
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 from solrl_proto.models import ModelInfo
 from solrl_proto.rollouts import Plan, PromptItem, RewardTime, RolloutRequest
 
@@ -32,16 +32,16 @@ class HostedModel:
         prunes: whether its backend can prune.
         device: description of the hardware.
         batch_limits: returns the batch limits that were lowered when memory ran out, by precision or "rewards".
-        served_rewards: names of the rewards that reward servers compute.
+        remote_rewards: names of the rewards that reward servers compute.
     """
 
     info: ModelInfo
-    default_precision: Tier
+    default_precision: Precision
     adapter_layout: Mapping[str, tuple[int, int]]
     prunes: bool
     device: str
     batch_limits: Callable[[], dict[str, int]]
-    served_rewards: frozenset[str] = frozenset()
+    remote_rewards: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class Job:
     run: str | None
     model: str
     adapter: VersionedAdapter | None
-    precision: Tier
+    precision: Precision
     plan: Plan
     rewards: tuple[str, ...]
     images: bool
@@ -151,7 +151,7 @@ class Chunk:
         return self.until is None or self.until == self.job.plan.steps
 
     @property
-    def kind(self) -> tuple[str, Tier, bool]:
+    def kind(self) -> tuple[str, Precision, bool]:
         """Chunks of one kind take equally long per cost; guidance is a second pass for most models."""
         return self.job.model, self.job.precision, self.job.plan.guidance > 1
 

@@ -50,12 +50,12 @@ class Metrics(RequestMetrics):
         self._worker_memory: dict[str, Mapping[str, int]] = {}
         self._queue: Callable[[], QueueState] = QueueState
 
-        tier = ("model", "precision")
-        self._candidates = self._counter("candidates", "Candidates generated and scored.", "tenant", *tier)
-        self._chunks = self._counter("chunks", "Chunks of at most 24 candidates generated and scored.", *tier)
-        self._step = self._histogram("step_seconds", "Seconds per step of a chunk.", *tier)
+        labels = ("model", "precision")
+        self._candidates = self._counter("candidates", "Candidates generated and scored.", "tenant", *labels)
+        self._chunks = self._counter("chunks", "Chunks of at most 24 candidates generated and scored.", *labels)
+        self._step = self._histogram("step_seconds", "Seconds per step of a chunk.", *labels)
         self._reward = self._histogram("reward_seconds", "Seconds to score a chunk.", "model")
-        self._switch = self._histogram("switch_seconds", "Seconds to switch the served adapter.", *tier)
+        self._switch = self._histogram("switch_seconds", "Seconds to switch the served adapter.", *labels)
         self._pushes = self._counter("adapter_pushes", "Adapter versions stored.", "tenant")
         self._bytes = self._counter("adapter_bytes", "Bytes of the adapter versions stored.", "tenant")
         self._faults = self._counter("reward_errors", "Chunks on which a reward failed.", "reward")

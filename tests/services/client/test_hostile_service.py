@@ -10,7 +10,7 @@ from hostile_service import DIGEST, Answer, HostileService, hostile_service
 from solrl_client.addresses import check_rollout_url
 from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient, rollout_token
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 from solrl_proto.models import Numerics
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import RolloutGroup, RolloutRequest
@@ -242,7 +242,7 @@ def test_a_different_fingerprint_is_refused_before_a_group_is_used(service: Host
     ("said", "expected"), [({"bf16": "emulated"}, "emulated"), ({"nvfp4": "native"}, "not supported")]
 )
 def test_other_numerics_than_the_service_announced_are_refused(
-    service: HostileService, said: dict[Tier, Numerics], expected: str
+    service: HostileService, said: dict[Precision, Numerics], expected: str
 ) -> None:
     problem = refused(service, request_of(), numerics=said).problem
     assert (problem.kind, problem.where) == ("served-differently", "served.numerics")
@@ -250,8 +250,8 @@ def test_other_numerics_than_the_service_announced_are_refused(
 
 
 def test_a_resumed_stream_must_be_served_in_the_same_way(service: HostileService) -> None:
-    tiers, cut = iter(("bf16", "nvfp4")), iter((True, False))
-    service.change_start = lambda line: line["served"].update(precision=next(tiers))
+    precisions, cut = iter(("bf16", "nvfp4")), iter((True, False))
+    service.change_start = lambda line: line["served"].update(precision=next(precisions))
     service.change_lines = lambda lines: lines[:2] if next(cut) else lines
     with RolloutClient(service.url, pause=0.01) as client, pytest.raises(ProblemError) as raised:
         client.rollouts(request_of(plan={"steps": 6}))

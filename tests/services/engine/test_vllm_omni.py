@@ -234,7 +234,7 @@ def test_a_dead_engine_fails_the_check(patched: pytest.MonkeyPatch) -> None:
 
 
 def test_another_precision_is_refused(omni: Backend) -> None:
-    assert [tier.precision for tier in omni.capabilities.precisions] == ["bf16"]
+    assert [info.precision for info in omni.capabilities.precisions] == ["bf16"]
     with pytest.raises(LayerPrecisionError, match="started at bf16"):
         omni.set_adapter("nvfp4", None)
 
@@ -246,16 +246,16 @@ def test_an_unmerged_adapter_is_refused(omni: Backend) -> None:
 
 def test_fp8_is_labelled_with_its_share(patched: pytest.MonkeyPatch) -> None:
     backend = load("vllm-omni", precision="fp8")
-    (tier,) = backend.capabilities.precisions
-    assert tier.precision == "fp8"
-    assert 0.3 < tier.quantized_share < 0.9
-    assert f"fp8-partial: {tier.quantized_share:.0%}" in tier.how
+    (info,) = backend.capabilities.precisions
+    assert info.precision == "fp8"
+    assert 0.3 < info.quantized_share < 0.9
+    assert f"fp8-partial: {info.quantized_share:.0%}" in info.how
     backend.close()
 
 
 def test_the_attention_kernel_is_named(omni: Backend) -> None:
-    (tier,) = omni.capabilities.precisions
-    assert tier.how == "vLLM-Omni 0.26.0, attention by SDPA"
+    (info,) = omni.capabilities.precisions
+    assert info.how == "vLLM-Omni 0.26.0, attention by SDPA"
 
 
 @pytest.mark.parametrize(

@@ -129,10 +129,10 @@ def test_models_lists_digests_noise_and_precisions(service: RunningService, back
     assert model.reward_dtype is None
     check_noise_contract(listed.noise)
     assert (model.name, model.family, model.rewards) == ("mini-sana", "sana", ("clipscore",))
-    shares = {tier.precision: tier.quantized_share for tier in model.precisions}
+    shares = {info.precision: info.quantized_share for info in model.precisions}
     assert shares["nvfp4"] >= 0.9
     assert shares["bf16"] == 0
-    how = {tier.precision: tier.how for tier in model.precisions}
+    how = {info.precision: info.how for info in model.precisions}
     assert "this is CPU" in how["nvfp4"]
     assert how["bf16"] == "bfloat16 weights, float32 arithmetic"
 

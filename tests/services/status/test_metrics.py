@@ -58,12 +58,12 @@ def test_a_batch_out_of_memory_is_counted_whatever_follows(metrics: Metrics) -> 
 
 def test_recorded_numbers_become_metrics(metrics: Metrics) -> None:
     samples = read(metrics.exposition().decode())
-    tier = {"model": "mini", "precision": "nvfp4"}
-    assert value(samples, "solrl_candidates_total", tenant="a", **tier) == 24
-    assert value(samples, "solrl_chunks_total", **tier) == 1
-    assert value(samples, "solrl_step_seconds_sum", **tier) == 0.5
+    labels = {"model": "mini", "precision": "nvfp4"}
+    assert value(samples, "solrl_candidates_total", tenant="a", **labels) == 24
+    assert value(samples, "solrl_chunks_total", **labels) == 1
+    assert value(samples, "solrl_step_seconds_sum", **labels) == 0.5
     assert value(samples, "solrl_reward_seconds_sum", model="mini") == 0.5
-    assert value(samples, "solrl_switch_seconds_count", **tier) == 1
+    assert value(samples, "solrl_switch_seconds_count", **labels) == 1
     for name in ("up", "chunks_total", "restarts_total"):
         assert value(samples, f"solrl_worker_{name}", worker="cuda:0") == 1
     assert value(samples, "solrl_adapter_pushes_total", tenant="a") == 1
@@ -147,11 +147,11 @@ def test_a_service_counts_its_work(guarded: Guarded, layout: Layout) -> None:
     asked = rollout_request(count=3, steps=2, adapter=("counted", 0))
     answer = guarded.service.client.post("/v1/rollouts", json=asked, headers=guarded.headers("b"))
     assert answer.status_code == 200
-    tier = {"model": MODEL, "precision": answer.json()["precision"]}
+    labels = {"model": MODEL, "precision": answer.json()["precision"]}
     samples = read(guarded.service.client.get("/metrics", headers=guarded.headers("admin")).text)
-    assert value(samples, "solrl_candidates_total", tenant="b", **tier) >= 3
-    assert value(samples, "solrl_step_seconds_sum", **tier) > 0
-    assert value(samples, "solrl_switch_seconds_count", **tier) >= 1
+    assert value(samples, "solrl_candidates_total", tenant="b", **labels) >= 3
+    assert value(samples, "solrl_step_seconds_sum", **labels) > 0
+    assert value(samples, "solrl_switch_seconds_count", **labels) >= 1
     assert value(samples, "solrl_adapter_bytes_total", tenant="b") >= sum(map(len, bodies))
     assert value(samples, "solrl_adapter_lag_versions", tenant="b", run="counted") == 1
     assert 0 < value(samples, "solrl_run_share", tenant="b", run="counted") <= 1

@@ -34,7 +34,7 @@ def test_a_service_that_restarts_with_a_different_model_is_refused(service: Runn
         backbone = load_backbone("mini-sana")
         layout = adapter_layout(backbone.transformer, backbone.lora_targets)
         client.push("changed", 0, None, config.model_name, adapter_file(layout, 0))
-        numerics = {tier.precision: tier.numerics for tier in client.model(config.model_name).precisions}
+        numerics = {info.precision: info.numerics for info in client.model(config.model_name).precisions}
         same = run_client(config, client, fingerprint=ours, numerics=numerics)
         assert same.candidates_of(PROMPTS, 0, 7, iteration=0).fingerprint == ours
         with pytest.raises(ProblemError) as raised:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from solrl_core.precision import numerics, supported_tiers
+from solrl_core.precision import numerics, supported_precisions
 from solrl_core.sampling.fitting import SCHEDULES
-from solrl_proto.identifiers import Tier
-from solrl_proto.rollouts import FittedSolver, Plan, Precision, Prune
+from solrl_proto.identifiers import Precision
+from solrl_proto.rollouts import FittedSolver, Plan, Prune, RequestedPrecision
 
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.defaults import CALIBRATED_STEPS
@@ -32,7 +32,9 @@ class PlanSet:
     schedules: tuple[tuple[float, ...], ...] = SCHEDULES
 
 
-def plans(config: RunConfig, tiers: Sequence[Tier], solvers: Sequence[FittedSolver], limits: PlanSet) -> list[Plan]:
+def plans(
+    config: RunConfig, precisions: Sequence[Precision], solvers: Sequence[FittedSolver], limits: PlanSet
+) -> list[Plan]:
     """Plans to measure: each precision at each number of steps and with fitted steps, with and without pruning.
 
     Pruning begins after half of the steps. Fitted steps prune before the last step, because their early predictions
@@ -40,17 +42,17 @@ def plans(config: RunConfig, tiers: Sequence[Tier], solvers: Sequence[FittedSolv
     Plans that prune after the same step of the same solver follow each other.
     """
     kept = _kept(config, limits)
-    found = [] if config.explore.decoder_precision is None else [reference_plan(config, tiers)]
+    found = [] if config.explore.decoder_precision is None else [reference_plan(config, precisions)]
     counts = sorted({*limits.steps, config.explore.steps})
     ways: list[tuple[int, FittedSolver | None, int]] = [(steps, None, steps // 2) for steps in counts]
     ways += [(len(solver.sigmas), solver, len(solver.sigmas) - 1) for solver in solvers]
-    for tier, (steps, by, after) in itertools.product(tiers, ways):
+    for precision, (steps, by, after) in itertools.product(precisions, ways):
         whole = Plan(
             steps=steps,
             solver=config.solver,
             fitted=by,
             guidance=config.guidance,
-            precision=tier,
+            precision=precision,
             decoder_precision=config.explore.decoder_precision,
         )
         keeps = kept if steps >= _LEAST_PRUNED else []
@@ -74,16 +76,16 @@ def _kept(config: RunConfig, limits: PlanSet) -> list[int]:
     return sorted(set(limits.keep))
 
 
-def reference_plan(config: RunConfig, tiers: Sequence[Tier]) -> Plan:
+def reference_plan(config: RunConfig, precisions: Sequence[Precision]) -> Plan:
     """The run's own number of steps without pruning, at the fastest measured precision: all plans are compared with it.
 
     Its images are decoded in the autoencoder's own precision.
 
     Args:
         config: the run's settings.
-        tiers: measured precisions, the fastest first.
+        precisions: measured precisions, the fastest first.
     """
-    return Plan(steps=config.explore.steps, solver=config.solver, guidance=config.guidance, precision=tiers[0])
+    return Plan(steps=config.explore.steps, solver=config.solver, guidance=config.guidance, precision=precisions[0])
 
 
 def true_plan(config: RunConfig) -> Plan:
@@ -96,13 +98,13 @@ def unpruned(plan: Plan) -> Plan:
     return plan.model_copy(update={"prune": None})
 
 
-def explored_tiers(precision: Precision, device: torch.device) -> list[Tier]:
+def explored_precisions(precision: RequestedPrecision, device: torch.device) -> list[Precision]:
     """BF16 and the given precision; for auto, all native ones. An emulation is measured only if it is requested."""
 
-    def wanted(tier: Tier) -> bool:
-        return tier in ("bf16", precision) or (precision == "auto" and numerics(tier, device) == "native")
+    def wanted(one: Precision) -> bool:
+        return one in ("bf16", precision) or (precision == "auto" and numerics(one, device) == "native")
 
-    return [tier for tier in supported_tiers(device) if wanted(tier)]
+    return [one for one in supported_precisions(device) if wanted(one)]
 
 
 def solver_steps(plan: Plan, candidates: int) -> int:

@@ -28,7 +28,7 @@ from solrl_trainer.calibration.group_sizes import ENDS, GroupSize, group_sizes
 from solrl_trainer.calibration.measuring import Bench, Maker, Observed
 from solrl_trainer.calibration.plans import (
     PlanSet,
-    explored_tiers,
+    explored_precisions,
     name,
     plans,
     reference_plan,
@@ -84,13 +84,13 @@ def calibrate(
     require_judges(config.rewards, measured_on, "train", config.reward_options)
     world = processes.world(config.device, config.patience)
     device = pick_device(config.device, world)
-    tiers = explored_tiers(config.explore.precision, torch.device(device))
-    plans(config, tiers, [], limits)  # refuses limits that no plan can meet, before the model is loaded
+    precisions = explored_precisions(config.explore.precision, torch.device(device))
+    plans(config, precisions, [], limits)  # refuses limits that no plan can meet, before the model is loaded
     logger.info(f"loading {config.model}")
     backbone = load_backbone(config.model, device=device, revision=config.revision)
     check_decoder_precision(config.explore.decoder_precision, backbone)
     warn_of_decoder_emulation(config.explore.decoder_precision, backbone)
-    expected = plans(config, tiers, list(map(identity_solver, limits.schedules)), limits)
+    expected = plans(config, precisions, list(map(identity_solver, limits.schedules)), limits)
     warn_of_long_prompts(backbone, {"training": measured_on})
     if few := few_prompts_text(prompts):
         logger.warning(few)
@@ -100,7 +100,7 @@ def calibrate(
     }
     generators = {"bf16": Generator(backbone, "bf16")}
     bench = Bench(_maker(config, backbone, generators), measured_on, seeds, world, lambda part: work.finish(part))
-    truth, reference = true_plan(config), reference_plan(config, tiers)
+    truth, reference = true_plan(config), reference_plan(config, precisions)
     work = Work(bench.steps(expected, truth) + fitting_steps(config, limits.schedules), progress)
 
     true = bench.scores(truth)
@@ -110,8 +110,8 @@ def calibrate(
     work.finish(fitting_steps(config, limits.schedules))
     logger.info(f"measuring {len(expected)} plans in turns")
     # Plans take turns, so all precisions stay on the device.
-    generators |= {tier: Generator(backbone, tier) for tier in tiers if tier != "bf16"}
-    observed = bench.measure(plans(config, tiers, solvers, limits))
+    generators |= {precision: Generator(backbone, precision) for precision in precisions if precision != "bf16"}
+    observed = bench.measure(plans(config, precisions, solvers, limits))
     measured = assess(observed, true, explore.keep, reference)
     for one in measured:
         logger.info(

@@ -11,8 +11,8 @@ from rich.table import Table
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.memory import GPUS, RESERVED
-from solrl_core.precision import fastest_tier
-from solrl_proto.identifiers import Tier
+from solrl_core.precision import fastest_precision
+from solrl_proto.identifiers import Precision
 
 from solrl_trainer.memory.run_memory import Layout, RunMemory, plan_run, reward_sizes
 from solrl_trainer.policy.sharding import SHARDED
@@ -20,7 +20,7 @@ from solrl_trainer.records.output_files import write_file
 from solrl_trainer.settings.config import RunConfig
 
 _ASSUMED_GB = 80.0
-_ASSUMED_TIER: Tier = "fp8"
+_ASSUMED_PRECISION: Precision = "fp8"
 """Memory of the planned GPU if this machine has none: an H100."""
 _LEAST = 2**20 // 20
 """Smaller rows are omitted: they would show 0.0 MiB."""
@@ -78,13 +78,13 @@ def plan(config: RunConfig, *, gpu: float | None, gpus: int, out: Path | None) -
         write_file(out, json.dumps(content, indent=1) + "\n")
 
 
-def _gpu(given: float | None) -> tuple[int, Tier]:
+def _gpu(given: float | None) -> tuple[int, Precision]:
     """Bytes of the GPU, and its fastest native precision."""
     if torch.cuda.is_available():
         device = torch.device("cuda")
         own = torch.cuda.get_device_properties(device).total_memory
-        return int(own if given is None else given * 1e9), fastest_tier(device)
-    return int((_ASSUMED_GB if given is None else given) * 1e9), _ASSUMED_TIER
+        return int(own if given is None else given * 1e9), fastest_precision(device)
+    return int((_ASSUMED_GB if given is None else given) * 1e9), _ASSUMED_PRECISION
 
 
 def _title(config: RunConfig, backbone: PipelineBackbone, gpus: int) -> str:
@@ -183,7 +183,7 @@ def _common_gpus(planned: RunMemory) -> Table:
     return table
 
 
-def _remarks(config: RunConfig, planned: RunMemory, fastest: Tier) -> list[str]:
+def _remarks(config: RunConfig, planned: RunMemory, fastest: Precision) -> list[str]:
     remarks = [f"Counts tensors only. {_size(RESERVED)} are reserved for CUDA."]
     unknown = [name for name, size in planned.rewards.items() if size is None]
     if unknown:

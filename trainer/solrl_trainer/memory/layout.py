@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.memory import RESERVED, modules_of, weight_bytes
-from solrl_core.precision import fastest_tier
+from solrl_core.precision import fastest_precision
 
 from solrl_trainer.memory.run_memory import Layout, RunMemory, Wanted, plan_run
 from solrl_trainer.policy.sharding import check_sharding
@@ -42,7 +42,7 @@ def find_layout(config: RunConfig, backbone: PipelineBackbone, world: Communicat
 
 
 def _planned(config: RunConfig, backbone: PipelineBackbone, world: Communicator) -> Layout:
-    plan = plan_run(config, backbone.on_meta(), fastest_tier(backbone.device), world.size)
+    plan = plan_run(config, backbone.on_meta(), fastest_precision(backbone.device), world.size)
     gpu = usable_bytes(backbone, plan)
     layout = plan.layout(gpu)
     if any(gather_values(layout.sharded, world)) and not layout.sharded:

@@ -10,7 +10,7 @@ from solrl_core.families.skeleton import Meta
 from solrl_core.memory import RESERVED, generation_peaks, keep_unmerged, modules_of, weight_bytes
 from solrl_core.rewards.size import reward_bytes
 from solrl_core.sampling.generator import Generator
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 from torch import nn
 
 from solrl_trainer.memory.training_memory import TrainingPlan, iteration_bytes, plan_training, wanted_blocks
@@ -154,7 +154,7 @@ def _visited(phase: str, layout: Layout) -> bool:
     return phase == "encode" and layout.visiting
 
 
-def plan_run(config: RunConfig, backbone: PipelineBackbone, fastest: Tier, ranks: int = 1) -> RunMemory:
+def plan_run(config: RunConfig, backbone: PipelineBackbone, fastest: Precision, ranks: int = 1) -> RunMemory:
     """Plan a run on the meta device; it counts tensors.
 
     Args:
@@ -196,7 +196,7 @@ def plan_run(config: RunConfig, backbone: PipelineBackbone, fastest: Tier, ranks
     )
 
 
-def explored_precision(config: RunConfig, fastest: Tier) -> Tier:
+def explored_precision(config: RunConfig, fastest: Precision) -> Precision:
     """Precision of the local explorer's generator; BF16 if a service explores.
 
     `auto` is the device's `fastest` native precision, and BF16 if training uses the candidates themselves.

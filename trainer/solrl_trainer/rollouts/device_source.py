@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 from solrl_client.retries import OnWait
-from solrl_core.precision import numerics, supported_tiers
+from solrl_core.precision import numerics, supported_precisions
 from solrl_core.precision.fp8 import require_fp8
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.solver_specs import SolverSpec
@@ -57,7 +57,7 @@ def open_device_source(
     loaded = load(config, world, on_wait)
     device = loaded.backbone.device
     warn_of_decoder_emulation(config.explore.decoder_precision, loaded.backbone)
-    emulated = [tier for tier in supported_tiers(device) if numerics(tier, device) == "emulated"]
+    emulated = [one for one in supported_precisions(device) if numerics(one, device) == "emulated"]
     warn_of_emulation(emulated, config.explore.precision)
     yield DeviceSource(config, loaded, Models.build(loaded.backbone, config, world), train)
 

@@ -12,8 +12,8 @@ from solrl_core.families.decoder_fp8 import fp8_convolutions
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import SCHEDULE, model_digest, part_digests, schedule_digest
 from solrl_core.rewards import RewardSet
-from solrl_proto.identifiers import Tier
-from solrl_proto.rollouts import DecoderPrecision, ModelBinding, Precision
+from solrl_proto.identifiers import Precision
+from solrl_proto.rollouts import DecoderPrecision, ModelBinding, RequestedPrecision
 from solrl_remote.remote_reward import connect_reward
 
 from solrl_trainer.ranks.communicator import Communicator, pick_device
@@ -101,7 +101,7 @@ def warn_of_decoder_emulation(precision: DecoderPrecision | None, backbone: Back
         )
 
 
-def warn_of_emulation(emulated: Collection[Tier], precision: Precision) -> None:
+def warn_of_emulation(emulated: Collection[Precision], precision: RequestedPrecision) -> None:
     """Warn about the cost of NVFP4, if it is requested by name from a device that emulates it."""
     if precision == "nvfp4" and precision in emulated:
         logger.warning(

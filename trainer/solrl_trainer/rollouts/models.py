@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from solrl_core.adapter import Adapter, decode_adapter
 from solrl_core.families import Backbone
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_core.precision import fastest_tier
+from solrl_core.precision import fastest_precision
 from solrl_core.sampling.generator import Generator
 from solrl_proto.adapters import adapter_digest
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 from solrl_proto.rollouts import AdapterUse
 
 from solrl_trainer.memory.layout import find_layout
@@ -69,7 +69,7 @@ class Models:
         if not layout.sharded:
             place(backbone.transformer, backbone.device)
         generator = Generator(backbone, "bf16")
-        precision = explored_precision(config, fastest_tier(backbone.device))
+        precision = explored_precision(config, fastest_precision(backbone.device))
         explorer = generator if precision == generator.precision else _unsharded(backbone, precision)
         policy = build_policy(backbone, config, layout.recomputed)
         if layout.sharded:
@@ -99,7 +99,7 @@ class Models:
             self.generator.set_adapter(self._behaviour)
 
 
-def _unsharded(backbone: Backbone, precision: Tier) -> Generator:
+def _unsharded(backbone: Backbone, precision: Precision) -> Generator:
     """A generator with all of its weights on the model's device, also where the base is sharded."""
     generator = Generator(backbone, precision)
     place(generator.transformer, backbone.device)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from solrl_client.addresses import origin
 from solrl_core.suggestions import did_you_mean
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 from solrl_proto.models import ModelInfo, ModelList
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import RewardSpec
@@ -71,7 +71,7 @@ def run_taken(url: str, run: str, head: int) -> ProblemError:
     )
 
 
-def require_precision(url: str, hosted: ModelInfo, precision: Tier, *, where: str, action: str) -> None:
+def require_precision(url: str, hosted: ModelInfo, precision: Precision, *, where: str, action: str) -> None:
     """Refuse a service that does not generate at a precision.
 
     Args:

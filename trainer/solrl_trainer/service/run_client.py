@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from solrl_client.rollouts import RolloutClient, rollout_request
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 from solrl_proto.models import Numerics
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import (
@@ -49,7 +49,7 @@ class RunClient:
     plan_of: PlanOf
     rewards: tuple[RewardSpec, ...]
     fingerprint: str | None = None
-    numerics: Mapping[Tier, Numerics] | None = None
+    numerics: Mapping[Precision, Numerics] | None = None
     restore: Callable[[Problem], bool] | None = None
 
     @property
@@ -153,7 +153,7 @@ def run_client(
     *,
     rewards: tuple[RewardSpec, ...] | None = None,
     fingerprint: str | None = None,
-    numerics: Mapping[Tier, Numerics] | None = None,
+    numerics: Mapping[Precision, Numerics] | None = None,
     restore: Callable[[Problem], bool] | None = None,
 ) -> RunClient:
     """A client that explores by a run's settings; without `rewards`, the service has loaded all."""

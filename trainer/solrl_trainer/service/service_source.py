@@ -66,8 +66,8 @@ def open_service_source(
         first.model(config.model_name)  # before anything large is loaded
         loaded = load(config, world, on_wait)
         served, digests = first.model(config.model_name), loaded.digests
-        check_service(first, config.model_name, reward_specs(config.served_rewards, config, served, digests), digests)
-        emulated = [tier.precision for tier in served.precisions if tier.numerics == "emulated"]
+        check_service(first, config.model_name, reward_specs(config.service_rewards, config, served, digests), digests)
+        emulated = [info.precision for info in served.precisions if info.numerics == "emulated"]
         warn_of_emulation(emulated, config.explore.precision)
         note_arithmetic(served, arithmetic(loaded.backbone.device))
         device = DeviceSource(config, loaded, Models.build(loaded.backbone, config, world), train)
@@ -79,7 +79,7 @@ def open_service_source(
             client,
             rewards=reward_specs(config.trained, config, served, digests),
             fingerprint=fingerprint(digests, [spec.name for spec in config.trained]),
-            numerics={tier.precision: tier.numerics for tier in served.precisions},
+            numerics={info.precision: info.numerics for info in served.precisions},
             restore=_restore(supply, world),
         )
         regenerator = _regenerator(config, asked, device, served) if config.regenerate.at == "service" else None
@@ -88,7 +88,7 @@ def open_service_source(
 
 def _regenerator(config: RunConfig, client: RunClient, device: DeviceSource, served: ModelInfo) -> ServiceRegenerator:
     digests, here = device.loaded.digests, device.loaded.backbone.device
-    rewards = reward_specs(config.served_rewards, config, served, digests)
+    rewards = reward_specs(config.service_rewards, config, served, digests)
     asked = replace(
         client,
         plan_of=lambda iteration: training_plan(config, config.regenerate.steps),

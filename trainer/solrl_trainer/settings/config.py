@@ -20,8 +20,8 @@ from solrl_proto.rollouts import (
     DecoderPrecision,
     FittedSolver,
     ModelBinding,
-    Precision,
     Prune,
+    RequestedPrecision,
     RewardSpec,
     Solver,
     StochasticSteps,
@@ -53,7 +53,7 @@ class Explore(Section):
     the group's mean. extremes_random: the best one, the worst one, and others drawn at random."""
     steps: Steps = 6
     """Solver steps of a candidate."""
-    precision: Precision = "auto"
+    precision: RequestedPrecision = "auto"
     """auto: the fastest precision that the exploring device supports natively, and BF16 with regenerate.at=none.
     Emulation must be requested by name."""
     adapter: AdapterUse = "merged"
@@ -318,7 +318,7 @@ class RunConfig(Section):
         return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.weights.items())
 
     @property
-    def served_rewards(self) -> tuple[RewardSpec, ...]:
+    def service_rewards(self) -> tuple[RewardSpec, ...]:
         """Rewards that the service scores: all if it regenerates, otherwise those with a weight."""
         if self.regenerate.at != "service":
             return self.trained

@@ -153,7 +153,7 @@ def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) ->
 
     hosted, service = client.model(config.model_name), client.models()
     check_noise_contract(service.noise)
-    require_rewards(client.url, service, hosted, reward_specs(config.served_rewards, config, hosted))
+    require_rewards(client.url, service, hosted, reward_specs(config.service_rewards, config, hosted))
     _require_precisions(client.url, hosted, config)
     # Version 0 may be from an attempt of this run that ended before its first checkpoint.
     if not resume and (held := client.adapters(config.run)) is not None and held.head > 0:

@@ -100,7 +100,7 @@ class WorkerFeed(WaitingFeed):
     def _servers(self, chunk: Chunk) -> frozenset[str]:
         """The reward servers that a chunk needs."""
         job = chunk.job
-        served = next((one.served_rewards for one in self.hosted if one.info.name == job.model), frozenset())
+        served = next((one.remote_rewards for one in self.hosted if one.info.name == job.model), frozenset())
         own = any(name in served and name not in job.external_rewards for name in job.rewards)
         return job.run_servers | {BUILTIN_SERVERS} if own else job.run_servers
 

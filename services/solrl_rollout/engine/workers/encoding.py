@@ -125,7 +125,7 @@ def encode_hosted(hosted: HostedModel) -> Header:
         "adapter_layout": {module: list(shape) for module, shape in hosted.adapter_layout.items()},
         "prunes": hosted.prunes,
         "device": hosted.device,
-        "served_rewards": sorted(hosted.served_rewards),
+        "remote_rewards": sorted(hosted.remote_rewards),
     }
 
 
@@ -139,7 +139,7 @@ def decode_hosted(header: Header, batch_limits: dict[str, dict[str, int]]) -> Ho
         prunes=header["prunes"],
         device=header["device"],
         batch_limits=lambda: batch_limits.get(info.name, {}),
-        served_rewards=frozenset(header["served_rewards"]),
+        remote_rewards=frozenset(header["remote_rewards"]),
     )
 
 

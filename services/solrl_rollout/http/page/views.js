@@ -133,8 +133,8 @@ function showCard(card, run, curve, evaluations, chosen) {
 
 function showFoot(service) {
   const models = service.models.map((model) => {
-    const tiers = model.precisions.map((tier) => tier.precision.toUpperCase() + (tier.numerics === "emulated" ? " (emulated)" : ""));
-    return el("span", {}, `${model.name}, ${model.width}×${model.height}: ${tiers.join(", ")}`);
+    const precisions = model.precisions.map((info) => info.precision.toUpperCase() + (info.numerics === "emulated" ? " (emulated)" : ""));
+    return el("span", {}, `${model.name}, ${model.width}×${model.height}: ${precisions.join(", ")}`);
   });
   const kept = service.store === "redis" ? "adapters in Redis" : "adapters in memory";
   // A single worker needs no line of its own.

@@ -21,7 +21,7 @@ from solrl_engine.backend import (
     LayerPrecisionError,
     VersionedAdapter,
 )
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import AdapterUse
 
@@ -55,7 +55,7 @@ class VllmOmniBackend:
         pipeline = pipeline_class(skeleton.family, settings.precision)
         folder = model_folder(spec.location, revision=spec.revision)
         device = torch.device(settings.torch_device)
-        self._precision: Tier = "fp8" if settings.precision == "fp8" else "bf16"
+        self._precision: Precision = "fp8" if settings.precision == "fp8" else "bf16"
         self._adapter: tuple[str, int] | None = None
         backbone = load_backbone(str(folder), device=str(device), transformer=skeleton.transformer)
         self._backbone, self._device = backbone, backbone.device
@@ -102,7 +102,7 @@ class VllmOmniBackend:
         """One size: vLLM-Omni compiles for all of them."""
         return (limit,)
 
-    def set_adapter(self, precision: Tier, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
+    def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
         """Load an adapter and check that all of its modules are bound; on an error the previous one is still served."""
         if precision != self._precision:
             raise LayerPrecisionError(f"got {precision}; this engine was started at {self._precision}")

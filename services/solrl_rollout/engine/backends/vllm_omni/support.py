@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 
-from solrl_proto.rollouts import Precision
+from solrl_proto.rollouts import RequestedPrecision
 
 VERSIONS = {"vllm": "0.26.0", "vllm-omni": "0.26.0"}
 """The pair of releases that the backend was written against; vllm-omni does not install vllm."""
@@ -47,7 +47,7 @@ def naming_missing_packages() -> Iterator[None]:
         ) from error
 
 
-def pipeline_class(family: str, precision: Precision) -> str:
+def pipeline_class(family: str, precision: RequestedPrecision) -> str:
     """vLLM-Omni's name of a family's pipeline, if it can serve the family at a precision.
 
     Raises:

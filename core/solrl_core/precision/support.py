@@ -1,16 +1,16 @@
-"""Precision tiers: support by a device, native or emulated, tested with one small matrix product each."""
+"""Precisions: support by a device, native or emulated, tested with one small matrix product each."""
 
 from functools import cache
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from solrl_proto.identifiers import Tier
+from solrl_proto.identifiers import Precision
 
 from solrl_core.precision.fp8 import fp8_scaling
 from solrl_core.precision.te import engine_version, nvfp4_obstacle
 
-PRECISIONS: tuple[Tier, ...] = get_args(Tier)
-"""All tiers, the fastest first."""
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+"""All precisions, the fastest first."""
 
 Numerics = Literal["native", "emulated"]
 
@@ -51,11 +51,11 @@ def numerics(precision: str, device: torch.device) -> Numerics:
     return probe(precision, device).numerics or "emulated"
 
 
-def supported_tiers(device: torch.device) -> tuple[Tier, ...]:
+def supported_precisions(device: torch.device) -> tuple[Precision, ...]:
     """Precisions that `device` supports, native or emulated, in the order of `PRECISIONS`."""
-    return tuple(tier for tier in PRECISIONS if probe(tier, device).numerics is not None)
+    return tuple(precision for precision in PRECISIONS if probe(precision, device).numerics is not None)
 
 
-def fastest_tier(device: torch.device) -> Tier:
+def fastest_precision(device: torch.device) -> Precision:
     """The fastest native precision of `device`, never an emulation; BF16 on a CPU."""
-    return next((tier for tier in PRECISIONS if probe(tier, device).numerics == "native"), "bf16")
+    return next((precision for precision in PRECISIONS if probe(precision, device).numerics == "native"), "bf16")
