@@ -1,7 +1,7 @@
 """Sol-RL in one file: explore at a rollout service, select, regenerate in BF16, train by DiffusionNFT, push.
 
-Trains a LoRA of an SD3 model with diffusers and PEFT; of solrl it needs solrl-client alone. The trainer of solrl does the
-same with fused kernels, several GPUs, checkpoints and other models. Start the service in this folder, then the loop:
+Trains a LoRA of an SD3 model with diffusers and PEFT; of solrl it needs solrl-client alone. The trainer of solrl does
+the same with fused kernels, several GPUs, checkpoints and other models. Start the service in this folder, then train:
 
     solrl-rollout serve --model MODEL --rewards colours:redness
     python sol_rl_minimal.py --model MODEL

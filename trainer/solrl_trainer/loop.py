@@ -1,17 +1,19 @@
 """The training loop: explore, select, regenerate, score, advantages, update, decay and average, checkpoint, push."""
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from solrl_core.adapter import encode_adapter
-from solrl_core.families.base import stack
+from solrl_core.families.base import Conditioning, stack
 from solrl_engine.side_stream import Pending, in_background
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import ProblemError
+from solrl_proto.rollouts import PromptItem
 
-from solrl_trainer.algorithms.base import advantages_of
+from solrl_trainer.algorithms.base import advantages_of, advantages_of_group
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.evaluation.held_out import (
     evaluate_along,
@@ -20,15 +22,15 @@ from solrl_trainer.evaluation.held_out import (
     log_better_checkpoint,
     measure_fidelity,
 )
-from solrl_trainer.policy.update import UpdateFigures
-from solrl_trainer.ranks.communicator import Communicator, SingleProcess, require_equal, share, wait_for_rank_zero
+from solrl_trainer.policy.update import OneStep, UpdateFigures
+from solrl_trainer.ranks.communicator import Communicator, SingleProcess, require_equal, wait_for_rank_zero
 from solrl_trainer.records import checkpoints
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.records import IterationRecord, Spread, share_without_spread
 from solrl_trainer.records.reward_shares import log_shares, reward_shares
 from solrl_trainer.records.run_log import Reporter, RunLog, open_run_log
 from solrl_trainer.rollouts.exploration import Exploration, seed_root
-from solrl_trainer.rollouts.groups import RegeneratedGroup, parts_of
+from solrl_trainer.rollouts.groups import CandidateGroup, RegeneratedGroup, ScoredSamples, parts_of
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.rollouts.pairs import SHOWN_PROMPTS, CandidatePairs, candidate_pairs
 from solrl_trainer.selection import reselect, select
@@ -107,6 +109,7 @@ def train(
             if world.rank == 0:
                 changes = resuming.check(found.origin, config, session.parts, allowed)
             checkpoints.restore(found, models.policy, session.updater.optimizer)
+            session.scores = found.scores
             version = found.version
             logger.info(f"continuing after {version} iterations")
         adapters = found.adapters if found else {0: encode_adapter(models.policy.behaviour())}
@@ -125,12 +128,13 @@ def train(
             samples = None  # frees the previous iteration's
             evaluate_along(session, log, iteration, before)
             measure_fidelity(session, log, iteration)
-            samples = collect_samples(session, log, iteration)
+            step = begin_step(session, log, iteration)
+            samples = collect_samples(session, log, iteration, step)
             if iteration == version:
                 log_shares(reward_shares(samples.rewards, config.weights))
             if iteration + 1 == config.iterations:
                 pictures = begin_pairs(session, log, iteration, samples)
-            train_step(session, log, iteration, samples)
+            train_step(session, log, iteration, samples, step)
         after = evaluate_average(session, log, config.iterations, before)
         pairs = pictures() if pictures else None
         log_better_checkpoint(config, log)
@@ -145,60 +149,85 @@ def train(
         )
 
 
-def collect_samples(session: Session, log: RunLog, iteration: int) -> IterationSamples:
-    """Explore, select, regenerate and score an iteration's samples, and gather those of all ranks."""
-    config, source, clock = session.config, session.source, session.device.clock
+def begin_step(session: Session, log: RunLog, iteration: int) -> OneStep | None:
+    """The optimiser step of an iteration that trains on samples as they arrive; None if it waits for all."""
+    if not session.streams:
+        return None
+    total = session.config.explore.prompts * session.config.kept
+
+    def trained(done: float, own: float) -> None:
+        log.counted(iteration, "trained", int(total * done / own), total)
+
+    return OneStep(session.updater, iteration, session.config.explore.prompts, trained)
+
+
+def collect_samples(session: Session, log: RunLog, iteration: int, step: OneStep | None = None) -> IterationSamples:
+    """Explore, select, regenerate and score an iteration's samples, and gather those of all ranks.
+
+    Each group of this rank is given to `step`, if there is one, while a service makes the others.
+    """
+    config, clock = session.config, session.device.clock
     prompts = session.prompts(iteration)
     session.models.encoders.encode([prompt.text for prompt in prompts], config.guidance)
     clock.restart()
-    exploration = source.explore(iteration)
-    groups = list(regenerated_groups(session, log, iteration, exploration))
+    exploration = session.source.explore(iteration)
+    groups = []
+    for group in regenerated_groups(session, log, iteration, exploration):
+        groups.append(group)
+        if step is not None:
+            with log.phase(iteration, "train"):
+                place = prompts.index(group.selection.prompt)
+                step.add(place, group_samples(session, group))
     clock.add("candidates", "service", exploration.summary.times)
     samples = IterationSamples.gather(prompts, groups, exploration.summary, session.world)
     log.samples_ready(iteration, samples)
-    source.prefetch(iteration)
     return samples
 
 
 def regenerated_groups(
     session: Session, log: RunLog, iteration: int, exploration: Exploration
 ) -> Iterator[RegeneratedGroup]:
-    """Yield this rank's groups of an iteration, which were selected, regenerated and scored.
+    """Yield this rank's groups of an iteration, which were selected, regenerated and scored, in the prompts' order.
 
-    A group is selected and regenerated as soon as it arrives, while a service explores the others. A GPU regenerates
-    small groups together, and scores them while it generates the next.
+    Every group that has arrived is selected, and its regeneration begun, before the next one is yielded. A GPU
+    regenerates small groups together, and scores them while it generates the next.
     """
     config, source = session.config, session.source
     explore, root = config.explore, seed_root(config.seed, iteration)
-    own, arrived = len(share(range(explore.prompts), session.world)), 0
-    pending = []
-    for part in parts_of(log.candidates(iteration, exploration), source.groups_per_batch(explore.keep)):
-        arrived += len(part)
-        groups_done = round(explore.prompts * arrived / own)  # the other ranks are taken to be as far
-        log.counted(iteration, "explored", groups_done * explore.candidates, explore.prompts * explore.candidates)
-        selections = [select(group, explore, root) for group in part]
+    own, arrived = session.device.own_prompts(iteration), 0
+    begun: dict[str, tuple[CandidateGroup, Callable[[], ScoredSamples]]] = {}
+    parts = parts_of(log.candidates(iteration, exploration), source.groups_per_batch(explore.keep))
+    for prompt in own:
+        while (prompt.id not in begun or exploration.ready) and (part := next(parts, None)):
+            arrived += len(part)
+            groups_done = round(explore.prompts * arrived / len(own))  # the other ranks are taken to be as far
+            log.counted(iteration, "explored", groups_done * explore.candidates, explore.prompts * explore.candidates)
+            selections = [select(group, explore, root) for group in part]
+            with log.phase(iteration, "regenerate"):
+                scored = source.regenerate(selections, iteration)
+            if config.two_stage:
+                log.counted(iteration, "regenerated", groups_done * explore.keep, explore.prompts * explore.keep)
+            for index, selection in enumerate(selections):
+                begun[selection.prompt.id] = selection, partial(_part, scored, len(selections), index)
+        selection, samples = begun.pop(prompt.id)
         with log.phase(iteration, "regenerate"):
-            pending.append((selections, source.regenerate(selections, iteration)))
-        if config.two_stage:
-            log.counted(iteration, "regenerated", groups_done * explore.keep, explore.prompts * explore.keep)
-    with log.phase(iteration, "regenerate"):
-        for selections, scored in pending:
-            for group in map(RegeneratedGroup, selections, scored().split(len(selections))):
-                yield reselect(group, config.regenerate, root)
+            group = RegeneratedGroup(selection, samples())
+        yield reselect(group, config.regenerate, root)
+    next(parts, None)  # the summary
 
 
-def train_step(session: Session, log: RunLog, iteration: int, samples: IterationSamples) -> None:
-    """Train on an iteration's samples, and return the next version of the behaviour policy."""
+def _part(scored: Pending[ScoredSamples], groups: int, index: int) -> ScoredSamples:
+    """One of the groups that were made together."""
+    return scored().split(groups)[index]
+
+
+def train_step(
+    session: Session, log: RunLog, iteration: int, samples: IterationSamples, step: OneStep | None = None
+) -> None:
+    """Train on an iteration's samples, unless `step` has, and push the next version of the behaviour policy."""
     config, models = session.config, session.models
     with log.phase(iteration, "train"):
-        advantages = advantages_of(session.updater.algorithm, samples.scores)
-        update = session.updater.update(
-            training_samples(session, samples, advantages),
-            iteration,
-            lambda done, total: log.counted(
-                iteration, "trained", int(samples.scores.numel() * done / total), samples.scores.numel()
-            ),
-        )
+        update = _update(session, log, iteration, samples) if step is None else step.finish()
         models.policy.decay_and_average(iteration, config.policy, config.optimizer.steps)
         adapter = encode_adapter(models.policy.behaviour())
     digest = adapter_digest(adapter)
@@ -206,12 +235,22 @@ def train_step(session: Session, log: RunLog, iteration: int, samples: Iteration
 
     # First the line, then the checkpoint, then the push: a run that is interrupted anywhere and resumed neither loses a
     # line nor pushes different bytes under the same version.
+    session.scores = samples.scores.cpu()
     record = _record(session, log, iteration, samples, update, digest)
     log.iteration_trained(record)
     session.checkpoint(iteration + 1, adapter, log.held_out(config.weights))
     with log.phase(iteration, "push"):
         session.source.push(iteration + 1, adapter)
     log.iteration_finished(replace(record, pushed_seconds=log.elapsed("push")))
+
+
+def _update(session: Session, log: RunLog, iteration: int, samples: IterationSamples) -> UpdateFigures:
+    total = samples.scores.numel()
+    return session.updater.update(
+        training_samples(session, samples, advantages_of(session.updater.algorithm, samples.scores)),
+        iteration,
+        lambda done, all_pairs: log.counted(iteration, "trained", int(total * done / all_pairs), total),
+    )
 
 
 def begin_pairs(
@@ -255,18 +294,33 @@ def _pairs(session: Session, log: RunLog, samples: IterationSamples) -> Candidat
 
 def training_samples(session: Session, samples: IterationSamples, advantages: torch.Tensor) -> TrainingSamples:
     """The samples of all groups with their advantages [groups, kept], for the update."""
-    backbone, guidance = session.models.backbone, session.config.guidance
-    texts = [prompt.text for prompt in samples.prompts]
-    session.models.encoders.encode(texts, guidance)  # those of other ranks
-    conditioning = stack([backbone.conditioning(text, guidance) for text in texts])
     groups, kept = samples.scores.shape
     return TrainingSamples(
         latents=samples.latents.flatten(0, 1),
         advantages=advantages.flatten(),
-        conditioning=conditioning,
+        conditioning=_conditioning(session, samples.prompts),
         prompts=torch.arange(groups).repeat_interleave(kept),
         recording=samples.recording,
     )
+
+
+def group_samples(session: Session, group: RegeneratedGroup) -> TrainingSamples:
+    """The samples of one group with their advantages, before those of the iteration's other groups are known."""
+    samples = group.samples
+    return TrainingSamples(
+        latents=samples.latents,
+        advantages=advantages_of_group(session.updater.algorithm, samples.scores, session.scores),
+        conditioning=_conditioning(session, [group.selection.prompt]),
+        prompts=torch.zeros(len(samples.scores), dtype=torch.long),
+        recording=samples.recording,
+    )
+
+
+def _conditioning(session: Session, prompts: Sequence[PromptItem]) -> Conditioning:
+    backbone, guidance = session.models.backbone, session.config.guidance
+    texts = [prompt.text for prompt in prompts]
+    session.models.encoders.encode(texts, guidance)  # those of other ranks
+    return stack([backbone.conditioning(text, guidance) for text in texts])
 
 
 def _record(

@@ -1,6 +1,5 @@
 """Session: the parts of a run, loaded once and checked."""
 
-import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ class Session:
         source: where the samples of an iteration come from.
         updater: takes the optimiser steps.
         train_prompts, test_prompts: training and held-out prompts.
+        scores: [groups, kept] of the iteration before; None at first.
         adapters: adapter files of the behaviour policy by version: the newest, and older ones needed at the lag.
     """
 
@@ -40,6 +40,7 @@ class Session:
     updater: Updater
     train_prompts: list[PromptItem]
     test_prompts: list[PromptItem]
+    scores: torch.Tensor | None = None
     adapters: dict[int, bytes] = field(default_factory=dict)
 
     @property
@@ -62,6 +63,12 @@ class Session:
         """Digests and versions of what the run depends on beside its settings, see `resuming`."""
         return self.device.loaded.parts
 
+    @property
+    def streams(self) -> bool:
+        """Whether the next iteration trains on samples as they arrive."""
+        config, known = self.config, self.scores is not None or not self.config.algorithm.global_std
+        return config.streamed and known and not self.updater.in_step
+
     def prompts(self, iteration: int) -> list[PromptItem]:
         """Prompts of an iteration, for all ranks together."""
         config = self.config
@@ -82,7 +89,9 @@ class Session:
         if due and self.world.rank == 0:
             folder = config.output / "checkpoints"
             policy, optimizer = self.models.policy, self.updater.optimizer
-            checkpoints.save(folder, version, self.adapters, policy, optimizer, config, held_out, self.parts)
+            checkpoints.save(
+                folder, version, self.adapters, policy, optimizer, config, held_out, self.parts, self.scores
+            )
 
 
 @contextmanager
@@ -111,7 +120,7 @@ def open_session(config: RunConfig, world: Communicator, on_wait: OnWait = ignor
 
 
 def check_prompts_per_rank(config: RunConfig, world: Communicator) -> None:
-    """Refuse fewer prompts than give every rank one, and one that a service regenerates.
+    """Refuse fewer prompts than give every rank one.
 
     Raises:
         ValueError: they are too few.
@@ -119,12 +128,6 @@ def check_prompts_per_rank(config: RunConfig, world: Communicator) -> None:
     prompts = config.explore.prompts
     if prompts < world.size:
         raise ValueError(f"explore.prompts is {prompts}; expected at least one for each of {world.size} ranks")
-    least = world.size * math.ceil(1 / config.regenerate.share)
-    if prompts < least:
-        raise ValueError(
-            f"explore.prompts is {prompts} for {world.size} ranks; expected at least {least}, so that a "
-            f"service regenerates some of each rank's prompts at regenerate.share={config.regenerate.share:g}"
-        )
 
 
 def connect(config: RunConfig, source: Source, train: list[PromptItem], test: list[PromptItem]) -> Session:

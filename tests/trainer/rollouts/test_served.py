@@ -3,7 +3,8 @@
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,17 @@ from solrl_proto.adapters import adapter_digest
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import RolloutAnswer
+from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.commands.cli import main
 from solrl_trainer.loop import Result, train
+from solrl_trainer.policy.update import OneStep
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.rollouts import loading
+from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.service import service_source
-from solrl_trainer.service.regenerator import ServiceRegenerator, spread
+from solrl_trainer.service.regenerator import ServiceRegenerator
 from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.settings.presets import ConfigError
 from solrl_trainer.settings.prompts import read_prompts
@@ -41,8 +45,9 @@ SMALL = (
     *("explore.prompts=3", "explore.candidates=8", "explore.keep=4", "explore.precision=nvfp4", "explore.steps=2"),
     *("regenerate.steps=2", "iterations=3", "optimizer.updates=1", "optimizer.batch=6", "lora.rank=2"),
     *("evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.fidelity_prompts=1"),
-    *("rewards={clipscore: 1, verifier: 0}", "optimizer.learning_rate=1e-2"),
+    *("rewards={clipscore: 1, verifier: 0}", "optimizer.learning_rate=1e-2", "algorithm.global_std=false"),
 )
+"""Advantages need their group alone, so a run that trains on samples as they arrive has the bits of one that waits."""
 AT_SERVICE = "regenerate.at=service"
 PROMPTS = read_prompts(catalog.prompts(), "train")
 
@@ -140,11 +145,61 @@ def test_a_service_regenerates_the_same_samples_bit_for_bit(
     assert sorted(asked) == [(version, 4) for version in range(3) for _ in range(prompts)]
 
 
-def test_the_service_has_its_prompts_before_this_device_is_busy() -> None:
-    assert spread(["a", "b"], 0.5) == ["a"]
-    assert spread(["a", "b", "c"], 0.4) == ["a"]
-    assert spread(["a", "b", "c", "d"], 0.5) == ["a", "c"]
-    assert spread(["a", "b"], 1.0) == ["a", "b"]
+def test_training_begins_before_the_last_samples_have_arrived(
+    service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last prompt's samples are withheld until the first prompt's gradient is there."""
+    trained, added, ask = threading.Event(), list[int](), ServiceRegenerator.samples_of
+    add = OneStep.add
+
+    def samples_of(self: ServiceRegenerator, selection: CandidateGroup, version: int, adapter: str) -> Any:
+        if selection.prompt == self._device.own_prompts(version)[-1]:
+            assert trained.wait(120)
+        return ask(self, selection, version, adapter)
+
+    def noted(self: OneStep, place: int, samples: TrainingSamples) -> None:
+        add(self, place, samples)
+        added.append(place)
+        trained.set()
+
+    monkeypatch.setattr(ServiceRegenerator, "samples_of", samples_of)
+    monkeypatch.setattr(OneStep, "add", noted)
+    go(tmp_path, service.url, "run=early", "iterations=1", AT_SERVICE)
+    assert added == [0, 1, 2]
+
+
+def test_this_device_regenerates_the_first_prompts_at_their_turn(
+    service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[str, str]] = []
+    ask, make = ServiceRegenerator.samples_of, DeviceSource.regenerate
+
+    def samples_of(self: ServiceRegenerator, selection: CandidateGroup, version: int, adapter: str) -> Any:
+        events.append(("service", selection.prompt.id))
+        return ask(self, selection, version, adapter)
+
+    def regenerate(self: DeviceSource, selections: Sequence[CandidateGroup], iteration: int) -> Any:
+        events.extend(("device", selection.prompt.id) for selection in selections)
+        return make(self, selections, iteration)
+
+    monkeypatch.setattr(ServiceRegenerator, "samples_of", samples_of)
+    monkeypatch.setattr(DeviceSource, "regenerate", regenerate)
+    run = go(tmp_path, service.url, "run=first", "iterations=1", AT_SERVICE, "regenerate.share=0.4")
+    prompts = [prompt.id for prompt in run.samples.prompts]
+    assert sorted(events) == sorted([("device", prompts[0]), ("device", prompts[1]), ("service", prompts[2])])
+
+
+def test_a_resumed_run_divides_by_the_same_deviation(service: RunningService, tmp_path: Path) -> None:
+    """With global_std, the first iteration waits for all samples; later ones need the rewards of the one before."""
+    settings = (AT_SERVICE, "explore.lag=1", "algorithm.global_std=true")
+    whole = go(tmp_path / "whole", service.url, *settings)
+    folder = tmp_path / "broken"
+    go(folder, service.url, *settings)
+    require_equal(whole, go(folder, service.url, *settings, resume=True, checkpoint=2))
+    waiting = go(tmp_path / "waiting", service.url, *settings, "optimizer.streamed=false")
+    digests = [[line["digest"] for line in run.metrics if "digest" in line] for run in (whole, waiting)]
+    assert digests[0][0] == digests[1][0]
+    assert digests[0][1] != digests[1][1]
 
 
 def test_a_resumed_run_regenerates_the_same_samples(
@@ -163,27 +218,20 @@ def test_the_trainer_regenerates_by_default(
     assert asked == []
 
 
-def test_later_explorations_begin_after_regeneration(
+def test_exploring_later_iterations_is_ahead_of_what_the_run_waits_for(
     service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events: list[tuple[str, int]] = []
-    ask, explore = RunClient.group_of, RunClient.candidates_of
-
-    def group_of(self: RunClient, prompt: Any, seeds: Any, version: int) -> RolloutAnswer:
-        answer = ask(self, prompt, seeds, version)
-        events.append(("regenerated", version))
-        return answer
+    asked: list[tuple[int, int, bool]] = []
+    explore = RunClient.candidates_of
 
     def candidates_of(self: RunClient, prompts: Any, version: int, *args: Any, **more: Any) -> RolloutAnswer:
         if not more.get("unpruned"):  # which measures fidelity
-            events.append(("exploring under", version))
+            asked.append((more["iteration"], version, more["ahead"]))
         return explore(self, prompts, version, *args, **more)
 
-    monkeypatch.setattr(RunClient, "group_of", group_of)
     monkeypatch.setattr(RunClient, "candidates_of", candidates_of)
     go(tmp_path, service.url, "run=order", "explore.lag=1", "explore.prompts=2", AT_SERVICE)
-    rounds = [[("exploring under", explored), *[("regenerated", new)] * 2] for new, explored in enumerate((0, 0, 1))]
-    assert events == [event for events in rounds for event in events]
+    assert sorted(asked) == [(0, 0, False), (1, 0, True), (2, 1, True)]
 
 
 def test_another_arithmetic_may_round_differently(
@@ -328,11 +376,6 @@ def test_a_lie_stops_the_run(
 def test_settings_that_make_no_sense_are_refused(settings: tuple[str, ...], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         tiny_config(*settings, output=tmp_path)
-
-
-def test_a_share_of_too_few_prompts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"explore\.prompts is 3 for 1 ranks; expected at least 4"):
-        go(tmp_path, "http://127.0.0.1:9", AT_SERVICE, "regenerate.share=0.3")
 
 
 def test_a_service_must_score_the_logged_rewards_too(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from solrl_core.fingerprint import fingerprint
 from solrl_core.lora import adapter_layout
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutRequest
+from solrl_trainer.service.balance import Balance
 from solrl_trainer.service.run_client import run_client
 from solrl_trainer.service.service_source import ServiceSource
 from solrl_trainer.settings.presets import resolve
@@ -48,6 +49,9 @@ class Asked:
     def __init__(self) -> None:
         self.requests: list[RolloutRequest] = []
 
+    def wait_for_version(self, run: str, version: int, seconds: float) -> None:
+        """Every version is there."""
+
     def rollouts(self, request: RolloutRequest, **_: Any) -> RolloutAnswer:
         self.requests.append(request)
         raise ConnectionError
@@ -65,10 +69,10 @@ def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
     config = resolve("mini-sana/flowgrpo_fast_two_stage/clipscore", overrides=moving).config
     client: Any = Asked()
     asking = run_client(config, client)
-    device: Any = SimpleNamespace(own_prompts=lambda iteration: PROMPTS)
-    source = ServiceSource(config.model_copy(update={"iterations": 3}), asking, device)
+    device: Any = SimpleNamespace(own_prompts=lambda iteration: PROMPTS, push=lambda version, adapter: None)
+    source = ServiceSource(config.model_copy(update={"iterations": 3}), asking, device, Balance(2, 1.0))
     for version in range(3):
-        source.prefetch(version)
+        source.push(version, b"")
         with pytest.raises(ConnectionError):
             list(source.explore(version))
     assert sorted(map(explored, client.requests)) == [(0, 0), (0, 1), (1, 2)]

@@ -135,6 +135,20 @@ def group_advantages(rewards: torch.Tensor, *, global_std: bool = True) -> torch
     return centred(rewards) / (std + 1e-4)
 
 
+def advantages_of_group(
+    algorithm: Algorithm[Any, Any], rewards: torch.Tensor, previous: torch.Tensor | None
+) -> torch.Tensor:
+    """Advantages [kept] of one group's rewards [kept], as `advantages_of`.
+
+    `previous` [groups, kept] are the rewards of the iteration before. What an algorithm computes over all rewards of an
+    iteration is computed over these and the group's own.
+    """
+    import torch
+
+    window = rewards[None] if previous is None else torch.cat([rewards[None], previous.to(rewards)])
+    return advantages_of(algorithm, window)[0]
+
+
 def advantages_of(algorithm: Algorithm[Any, Any], rewards: torch.Tensor) -> torch.Tensor:
     """An algorithm's advantages [groups, kept] of rewards [groups, kept], without what is only rounding.
 

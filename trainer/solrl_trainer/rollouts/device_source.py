@@ -21,7 +21,7 @@ from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.policy.sharding import LockstepCommunicator
-from solrl_trainer.ranks.communicator import Communicator, pick_device, share, wait_for_rank_zero
+from solrl_trainer.ranks.communicator import Communicator, pick_device, share
 from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.exploration import Exploration, ExplorationSummary, scored, seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, flattened, parts_of
@@ -113,12 +113,8 @@ class DeviceSource:
         self.push(newest, adapters[newest])
 
     def push(self, version: int, adapter: bytes) -> None:
-        """Merge this version, once all ranks have it."""
-        wait_for_rank_zero(self.models.world)
+        """Merge this version."""
         self.models.merge_behaviour(adapter, version)
-
-    def prefetch(self, version: int) -> None:
-        """Do nothing: this device is busy with other work."""
 
     def explore(self, iteration: int) -> Exploration:
         """The candidates of an iteration, under the newest version, generated on demand."""

@@ -45,9 +45,17 @@ class Exploration:
 
     summary: ExplorationSummary
 
-    def __init__(self, arriving: Iterator[CandidateGroup | ExplorationSummary]) -> None:
-        """`arriving`: the groups, and at last the summary."""
+    def __init__(
+        self, arriving: Iterator[CandidateGroup | ExplorationSummary], has_arrived: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`arriving`: the groups, and at last the summary. `has_arrived`: whether the next would not be waited for."""
         self._arriving = arriving
+        self._has_arrived = has_arrived
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a further group, or the summary, for which nobody has to wait."""
+        return not hasattr(self, "summary") and self._has_arrived()
 
     def __iter__(self) -> Iterator[CandidateGroup]:
         """Yield each group; raise an error of the exploration."""

@@ -50,9 +50,6 @@ class Source(ImageSource, Protocol):
     def push(self, version: int, adapter: bytes) -> None:
         """Take the newest version of the behaviour policy, on all ranks, and begin to explore under it."""
 
-    def prefetch(self, version: int) -> None:
-        """Begin all explorations that are possible now that `version` is the behaviour policy."""
-
     def explore(self, iteration: int) -> Exploration:
         """The candidates of this rank's prompts of an iteration."""
 

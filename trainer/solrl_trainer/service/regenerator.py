@@ -2,9 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import compress
 
 import torch
 from solrl_core.rewards.base import weighted_sum
@@ -16,6 +15,7 @@ from solrl_proto.rollouts import RewardTime
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples
 from solrl_trainer.rollouts.pairs import SHOWN_PROMPTS
+from solrl_trainer.service.balance import Balance
 from solrl_trainer.service.latents import from_base64
 from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.settings.config import RunConfig
@@ -33,40 +33,43 @@ _AT_ONCE = 4
 class ServiceRegenerator:
     """Has the service regenerate and score the selections of a share of the prompts; this device does the others.
 
+    This device takes the first prompts, and each at its turn: while it does, the service makes the others.
+
     The version is always that of the iteration, which was pushed before it began. Of each iteration, one latent of the
     service, drawn from the run's seed, is generated here, too. If it differs, the run stops.
     """
 
-    def __init__(self, config: RunConfig, client: RunClient, device: DeviceSource, *, exact: bool) -> None:
+    def __init__(
+        self, config: RunConfig, client: RunClient, device: DeviceSource, balance: Balance, *, exact: bool
+    ) -> None:
         """Set up a regenerator.
 
         Args:
             config: the run's settings.
             client: asks for the plan of regeneration and all rewards of the run.
             device: this device, with the behaviour policy merged.
+            balance: number of prompts that the service regenerates.
             exact: whether the service computes with the same arithmetic on a CPU, so that latents have the same bits.
         """
         self._config = config
         self._client = client
         self._device = device
+        self._balance = balance
         self._exact = exact
         self._largest = 0.0
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
 
-    def groups_per_batch(self, kept: int) -> int:
-        """A selection at a time: each is this device's or the service's."""
-        return 1
-
-    def regenerate(self, selections: Sequence[CandidateGroup], iteration: int) -> Pending[ScoredSamples]:
-        """Samples of the selected seeds under the behaviour policy; those of the service arrive later."""
-        (selection,) = selections
+    def regenerate(
+        self, selection: CandidateGroup, iteration: int, pushed: Pending[object] = lambda: None
+    ) -> Pending[ScoredSamples]:
+        """Samples of the selected seeds under the behaviour policy, which the service has once it is `pushed`."""
         config, device, models = self._config, self._device, self._device.models
         prompts = [prompt.id for prompt in device.own_prompts(iteration)]
-        served = spread(prompts, config.regenerate.share)
+        served = prompts[len(prompts) - self._balance.served :]
         prompt, seeds = selection.prompt, selection.seeds
         if prompt.id not in served:
-            return device.regenerate(selections, iteration)
-        arriving = self._request(selection, iteration, models.behaviour_digest)
+            return lambda: self._regenerate_here(selection, iteration)
+        arriving = self._request(selection, iteration, models.behaviour_digest, pushed)
         which, place = expand_seeds(config.seed, f"repeat/{iteration}", 2)
         repeats, place = prompt.id == served[which % len(served)], place % len(seeds)
         repeated = device.sampler.sample([prompt], [seeds[place]], decode=None).latents if repeats else None
@@ -74,7 +77,8 @@ class ServiceRegenerator:
         decoded = models.world.rank == 0 and prompt.id in prompts[:SHOWN_PROMPTS]
 
         def arrived() -> ScoredSamples:
-            samples, times = arriving()
+            with self._balance.waiting():
+                samples, times = arriving()
             device.clock.add("samples", "service", times)
             if repeated is not None:
                 self._compare(samples.latents[place], repeated[0].cpu(), selection, place)
@@ -83,6 +87,10 @@ class ServiceRegenerator:
             return replace(samples, latents=latents, images=images)
 
         return arrived
+
+    def _regenerate_here(self, selection: CandidateGroup, iteration: int) -> ScoredSamples:
+        with self._balance.regenerating():
+            return self._device.regenerate([selection], iteration)()
 
     def samples_of(
         self, selection: CandidateGroup, version: int, adapter: str
@@ -95,6 +103,7 @@ class ServiceRegenerator:
             ProblemError: refused or unreachable; 409 `served-differently`: the answer does not match the request.
         """
         answer = self._client.group_of(selection.prompt, selection.seeds, version)
+        self._balance.served_in(answer.seconds.generate + answer.seconds.reward)
         (group,) = answer.groups
         rewards = {spec.name: torch.tensor(group.rewards[spec.name]) for spec in self._client.rewards}
         shape = self._device.models.backbone.latent_shape
@@ -103,10 +112,11 @@ class ServiceRegenerator:
         return ScoredSamples(latents, torch.empty(0), None, scores, rewards), answer.seconds.rewards
 
     def _request(
-        self, selection: CandidateGroup, version: int, adapter: str
+        self, selection: CandidateGroup, version: int, adapter: str, pushed: Pending[object]
     ) -> Pending[tuple[ScoredSamples, Mapping[str, RewardTime]]]:
         def samples() -> tuple[ScoredSamples, Mapping[str, RewardTime]]:
-            with self._slots:
+            pushed()
+            with self._slots, self._balance.asking():
                 return self.samples_of(selection, version, adapter)
 
         return in_background(samples, "solrl-regenerate")
@@ -128,12 +138,6 @@ class ServiceRegenerator:
             expected="the same bits, as on any CPU of this kind" if self._exact else f"at most {TOLERANCE}",
             action="look for other software or a faulty device on either machine; regenerate.at=trainer does without",
         )
-
-
-def spread(prompts: Sequence[str], share: float) -> list[str]:
-    """A share of the prompts, evenly spread from the first on, so that the service begins before this device."""
-    served = [int((i + 1) * share) > int(i * share) for i in range(len(prompts))]
-    return list(compress(prompts, reversed(served)))
 
 
 def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:

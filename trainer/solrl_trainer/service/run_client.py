@@ -65,6 +65,7 @@ class RunClient:
         *,
         iteration: int,
         unpruned: bool = False,
+        ahead: bool = False,
         on_group: Callable[[RolloutGroup], None] = lambda group: None,
     ) -> RolloutAnswer:
         """Seeds and scores of each prompt's candidates under `version`.
@@ -75,6 +76,7 @@ class RunClient:
             seed_root: root of the candidates' seeds.
             iteration: iteration whose plan to use.
             unpruned: do not prune.
+            ahead: nobody waits for the answer yet; what the tenant's runs wait for goes first.
             on_group: called with each group as it arrives, from this thread.
 
         Raises:
@@ -86,6 +88,7 @@ class RunClient:
             version,
             {"count": self.candidates, "seed_root": seed_root},
             self._unpruned(iteration) if unpruned else self.plan_of(iteration),
+            ahead=ahead,
             on_group=on_group,
         )
 
@@ -126,6 +129,7 @@ class RunClient:
         *,
         images: bool = False,
         latents: bool = False,
+        ahead: bool = False,
         on_group: Callable[[RolloutGroup], None] = lambda group: None,
     ) -> RolloutAnswer:
         request = rollout_request(
@@ -137,6 +141,7 @@ class RunClient:
             rewards=self.rewards,
             images="png" if images else "none",
             latents="float32" if latents else None,
+            ahead=ahead,
         )
         return self.client.rollouts(
             request,

@@ -14,12 +14,13 @@ from solrl_client.retries import OnWait
 from solrl_client.rollouts import Restore, RolloutClient
 from solrl_core.arithmetic import arithmetic
 from solrl_core.fingerprint import fingerprint
-from solrl_engine.side_stream import Pending
+from solrl_engine.side_stream import Pending, in_background
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import PromptItem, RolloutGroup
 
-from solrl_trainer.ranks.communicator import Communicator
+from solrl_trainer.policy.sharding import LockstepCommunicator
+from solrl_trainer.ranks.communicator import Communicator, wait_for_rank_zero
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.rollouts.exploration import Exploration, ExplorationSummary, seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples
@@ -28,6 +29,7 @@ from solrl_trainer.rollouts.models import Models
 from solrl_trainer.rollouts.plans import training_plan
 from solrl_trainer.service.adapter_supply import LOST, AdapterSupply
 from solrl_trainer.service.agreement import check_service, note_arithmetic
+from solrl_trainer.service.balance import Balance
 from solrl_trainer.service.regenerator import ServiceRegenerator
 from solrl_trainer.service.reward_specs import reward_specs
 from solrl_trainer.service.run_client import RunClient, run_client
@@ -82,11 +84,19 @@ def open_service_source(
             numerics={info.precision: info.numerics for info in served.precisions},
             restore=_restore(supply, world),
         )
-        regenerator = _regenerator(config, asked, device, served) if config.regenerate.at == "service" else None
-        yield ServiceSource(config, asked, device, supply=supply, regenerator=regenerator)
+        # Ranks that share the base's weights generate in step, so their divisions may not differ.
+        fixed = config.regenerate.share == "auto" and isinstance(device.models.world, LockstepCommunicator)
+        balance = Balance(len(device.own_prompts(0)), 1.0 if fixed else config.regenerate.share)
+        regenerates = config.regenerate.at == "service"
+        regenerator = _regenerator(config, asked, device, balance, served) if regenerates else None
+        source = ServiceSource(config, asked, device, balance, supply=supply, regenerator=regenerator)
+        yield source
+        source.wait_for_push()
 
 
-def _regenerator(config: RunConfig, client: RunClient, device: DeviceSource, served: ModelInfo) -> ServiceRegenerator:
+def _regenerator(
+    config: RunConfig, client: RunClient, device: DeviceSource, balance: Balance, served: ModelInfo
+) -> ServiceRegenerator:
     digests, here = device.loaded.digests, device.loaded.backbone.device
     rewards = reward_specs(config.service_rewards, config, served, digests)
     asked = replace(
@@ -96,7 +106,7 @@ def _regenerator(config: RunConfig, client: RunClient, device: DeviceSource, ser
         fingerprint=fingerprint(digests, [spec.name for spec in rewards]),
     )
     exact = here.type == "cpu" and served.arithmetic == arithmetic(here)
-    return ServiceRegenerator(config, asked, device, exact=exact)
+    return ServiceRegenerator(config, asked, device, balance, exact=exact)
 
 
 def _restore(supply: AdapterSupply | None, world: Communicator) -> Restore:
@@ -114,7 +124,7 @@ def _restore(supply: AdapterSupply | None, world: Communicator) -> Restore:
 
 
 class ServiceSource:
-    """A source that explores each iteration in a thread, as soon as the required version is pushed.
+    """A source that pushes and explores in threads: each iteration as soon as the required version is pushed.
 
     Iteration i is explored under version max(0, i − lag), while the iterations before i are trained. Its samples are
     regenerated under version i, regardless of the lag.
@@ -129,6 +139,7 @@ class ServiceSource:
         config: RunConfig,
         client: RunClient,
         device: DeviceSource,
+        balance: Balance,
         *,
         supply: AdapterSupply | None = None,
         regenerator: ServiceRegenerator | None = None,
@@ -139,14 +150,18 @@ class ServiceSource:
             config: the run's settings.
             client: asks the service for candidates.
             device: this device.
+            balance: times this device's waits and the service's.
             supply: pushes adapters to the service; only on rank 0.
             regenerator: regenerates at the service; by default this device does.
         """
         self.client = client
         self.device = device
         self._config = config
+        self._balance = balance
         self._supply = supply
-        self._regenerator = regenerator or device
+        self._regenerator = regenerator
+        self.wait_for_push: Pending[object] = lambda: None
+        """Wait until the service has the newest version; raises as the client's push."""
         self._ahead: dict[int, Exploration] = {}
         self._begun = 0
         """The first iteration that has not begun."""
@@ -155,28 +170,30 @@ class ServiceSource:
         """Make sure that the service has these versions, the newest last, and begin to explore; see `AdapterSupply`."""
         if self._supply is not None:
             self._supply.start(adapters, pushed)
+        wait_for_rank_zero(self.device.models.world)
         newest = max(adapters)
-        self._serve(newest, adapters[newest])
+        self.device.push(newest, adapters[newest])
+        self._prefetch(newest)
 
     def push(self, version: int, adapter: bytes) -> None:
-        """Push the newest version to the service, and begin to explore under it."""
-        if self._supply is not None:
-            self._supply.push(version, adapter)
-        self._serve(version, adapter)
+        """Begin to push the newest version to the service, and to explore under it; this device merges it meanwhile."""
+        self.wait_for_push()
+        self._balance.end_iteration()
+        supply, client = self._supply, self.client
+        if supply is not None:
+            self.wait_for_push = in_background(partial(supply.push, version, adapter), "solrl-push")
+        else:  # another rank pushes
+            waiting = partial(client.client.wait_for_version, client.run, version, self._config.patience)
+            self.wait_for_push = in_background(waiting, "solrl-wait-for-push")
+        self._prefetch(version)
+        self.device.push(version, adapter)
 
-    def _serve(self, version: int, adapter: bytes) -> None:
-        self.device.push(version, adapter)  # waits, so that no rank explores under a version that rank 0 has not pushed
-        # A service that regenerates explores what is beyond this iteration only once it has regenerated.
-        self._prefetch(version, version if self._config.regenerate.at == "service" else version + self._lag)
-
-    def prefetch(self, version: int) -> None:
+    def _prefetch(self, version: int) -> None:
         """Begin all explorations that have not begun, up to iteration `version` + lag."""
-        self._prefetch(version, version + self._lag)
-
-    def _prefetch(self, version: int, last: int) -> None:
-        for iteration in range(max(version, self._begun), min(last + 1, self._config.iterations)):
-            request = partial(self._explore, iteration, self.device.own_prompts(iteration))
-            self._ahead[iteration] = Exploration(arriving(request))
+        for iteration in range(max(version, self._begun), min(version + self._lag + 1, self._config.iterations)):
+            prompts, pushed = self.device.own_prompts(iteration), self.wait_for_push
+            request = partial(self._explore, iteration, prompts, pushed, iteration > version)
+            self._ahead[iteration] = exploration_of(request, self._balance)
             self._begun = iteration + 1
 
     @property
@@ -187,8 +204,22 @@ class ServiceSource:
         """The exploration of an iteration, which `prefetch` has begun."""
         return self._ahead.pop(iteration)
 
-    def _explore(self, iteration: int, prompts: Sequence[PromptItem], on_arrival: Callable[[Arrived], None]) -> None:
-        """Ask for an iteration's candidates; `on_arrival` gets each group, and then the summary."""
+    def _explore(
+        self,
+        iteration: int,
+        prompts: Sequence[PromptItem],
+        pushed: Pending[object],
+        ahead: bool,
+        on_arrival: Callable[[Arrived], None],
+    ) -> None:
+        """Ask for an iteration's candidates once `pushed`; `on_arrival` gets each group, and then the summary."""
+        pushed()
+        with self._balance.asking():
+            self._ask(iteration, prompts, ahead, on_arrival)
+
+    def _ask(
+        self, iteration: int, prompts: Sequence[PromptItem], ahead: bool, on_arrival: Callable[[Arrived], None]
+    ) -> None:
         by_id = {prompt.id: prompt for prompt in prompts}
         version, root = max(0, iteration - self._lag), seed_root(self._config.seed, iteration)
         started = time.perf_counter()
@@ -197,6 +228,7 @@ class ServiceSource:
             version,
             root,
             iteration=iteration,
+            ahead=ahead,
             on_group=lambda group: on_arrival(candidate_group(by_id[group.prompt_id], group)),
         )
         scores = [score for group in answer.groups for score in group.scores if score is not None]
@@ -215,11 +247,14 @@ class ServiceSource:
 
     def groups_per_batch(self, kept: int) -> int:
         """Number of selections that are regenerated together."""
-        return self._regenerator.groups_per_batch(kept)
+        return self.device.groups_per_batch(kept) if self._regenerator is None else 1
 
     def regenerate(self, selections: Sequence[CandidateGroup], iteration: int) -> Pending[ScoredSamples]:
         """Samples of the selected seeds, by this device or the service."""
-        return self._regenerator.regenerate(selections, iteration)
+        if self._regenerator is None:
+            return self.device.regenerate(selections, iteration)
+        (selection,) = selections
+        return self._regenerator.regenerate(selection, iteration, self.wait_for_push)
 
     def unpruned_groups(
         self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int
@@ -241,8 +276,8 @@ def candidate_group(prompt: PromptItem, group: RolloutGroup) -> CandidateGroup:
     return CandidateGroup(prompt, group.seeds, scores)
 
 
-def arriving(request: Callable[[Callable[[Arrived], None]], None]) -> Iterator[Arrived]:
-    """Begin a request in a thread of its own; yield what arrives, to the summary, or raise its error."""
+def exploration_of(request: Callable[[Callable[[Arrived], None]], None], balance: Balance) -> Exploration:
+    """Begin a request in a thread of its own: what it passes on, to the summary, or its error."""
     queue: SimpleQueue[Arrived | BaseException] = SimpleQueue()
 
     def run() -> None:
@@ -256,9 +291,10 @@ def arriving(request: Callable[[Callable[[Arrived], None]], None]) -> Iterator[A
 
     def arrivals() -> Iterator[Arrived]:
         while True:
-            arrived = queue.get()
+            with balance.waiting():
+                arrived = queue.get()
             if isinstance(arrived, BaseException):
                 raise arrived
             yield arrived
 
-    return arrivals()
+    return Exploration(arrivals(), lambda: not queue.empty())

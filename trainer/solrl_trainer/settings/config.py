@@ -113,9 +113,10 @@ class Regenerate(Section):
     """trainer: the trainer's device regenerates. service: the service regenerates under the newest version, at any
     explore.lag, and scores with all rewards of the run. none: training uses the explored candidates themselves, which
     requires explore.source=local."""
-    share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of each rank's prompts that the service regenerates with at=service; the trainer's device regenerates the
-    others meanwhile."""
+    share: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
+    """Share of each rank's prompts that the service regenerates with at=service, the last ones; the trainer's device
+    regenerates the others meanwhile. auto divides them by the times of the last iterations so that neither side
+    waits."""
     steps: Steps = 10
     """Solver steps of a sample."""
     keep: Annotated[int, Field(ge=2)] | None = None
@@ -152,6 +153,11 @@ class Optimizer(Section):
     """Passes over an iteration's samples. Each has timesteps, noise and order of its own, and `updates` steps."""
     batch: Positive = 16
     """Samples per backward pass."""
+    streamed: bool = True
+    """Train on a prompt's samples as soon as they have arrived, while a service makes the others; needs
+    regenerate.at=service, and one optimiser step per iteration. With algorithm.global_std, the standard deviation is
+    then that of the rewards of the iteration before and of the prompt itself; the first iteration waits for all its
+    samples. false: every iteration does."""
     checkpointing: bool | Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Transformer blocks whose activations the backward pass recomputes instead of storing them, which is slower: true
     for all, false for none, or a number. auto plans the fewest with which training fits in the GPU; none on a CPU."""
@@ -292,6 +298,11 @@ class RunConfig(Section):
         return self.regenerate.at != "none"
 
     @property
+    def streamed(self) -> bool:
+        """Whether iterations train on samples as they arrive."""
+        return self.optimizer.streamed and self.regenerate.at == "service" and self.optimizer.steps == 1
+
+    @property
     def curve_seeds(self) -> int:
         """Images per prompt of the held-out curve; all if nothing is evaluated along the run."""
         judge = self.evaluate
@@ -356,8 +367,8 @@ class RunConfig(Section):
             raise ValueError("keep selects among regenerated samples; with at=none, expected explore.keep alone")
         if value.keep is not None and explore is not None and value.keep > explore.keep:
             raise ValueError(f"keep is {value.keep}, but only {explore.keep} are regenerated; see explore.keep")
-        if value.share < 1 and value.at != "service":
-            raise ValueError(f"share is {value.share}, but at={value.at}; expected at=service, or no share")
+        if value.share not in ("auto", 1) and value.at != "service":
+            raise ValueError(f"share is {value.share}, but at={value.at}; expected at=service, or share=auto")
         if value.at == "service" and explore is not None and explore.source != "service":
             raise ValueError("at=service needs a service; expected explore.source=service, or at=trainer")
         if value.at == "none" and explore is not None:
