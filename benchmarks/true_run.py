@@ -39,10 +39,9 @@ SETTINGS = (
 """Changes to the preset flux1/sol_rl/hpsv2: small evaluations and one prompt per iteration."""
 WAYS = {
     "trainer": (),
-    "service": ("regenerate.at=service",),
-    "both": ("regenerate.at=service", "regenerate.share=0.5"),
+    "both": ("regenerate.at=service", "explore.prompts=4"),
 }
-"""Side that regenerates → its settings. `both` needs two prompts per iteration."""
+"""Side that regenerates → its settings. Both divide the prompts of an iteration by their times."""
 PARTS = ("wait", "regenerate", "train", "push")
 
 
@@ -81,7 +80,7 @@ def main() -> None:
             folder = OUTPUT / way
             trained(url, folder, args.iterations, (*settings, *WAYS[way], *args.set))
             result = {"model": served, "devices": where, "ready": ready, **compared(explore, folder)}
-            results.found.setdefault("runs", {})[way_of(folder)] = result
+            results.found.setdefault("runs", {})[way] = result
             results.write()
     return results.show()
 
@@ -95,12 +94,6 @@ def trained(url: str, folder: Path, iterations: int, settings: tuple[str, ...]) 
     with (folder / "train.log").open("w+") as log:
         if code := subprocess.run(command, stdout=log, stderr=log).returncode:
             sys.exit(f"the trainer ended with {code}; the end of its log:\n{Path(log.name).read_text()[-4000:]}")
-
-
-def way_of(folder: Path) -> str:
-    """Key of `WAYS`: the side that regenerated a run's samples."""
-    regenerate = saved_settings(folder).regenerate
-    return "both" if regenerate.share < 1 else regenerate.at
 
 
 def alone(url: str) -> tuple[list[float], str]:

@@ -68,12 +68,13 @@ def test_the_fastest_layout_comes_first_with_its_command(
     assert layout(monkeypatch, *words, "--price", "3") == 0
     shown = capsys.readouterr().out
     assert "4 colocated" in shown
-    assert "torchrun --nproc-per-node=4 -m solrl_trainer run --preset flux1/sol_rl/hpsv2" in shown
+    run = "run --preset flux1/sol_rl/hpsv2 --set explore.source=local"
+    assert f"torchrun --nproc-per-node=4 -m solrl_trainer {run}" in shown
     assert layout(monkeypatch, *words, "--services", "1") == 0
     shown = capsys.readouterr().out
     assert "colocated" not in shown
     assert "solrl-rollout serve --model black-forest-labs/FLUX.1-dev" in shown
-    assert "--rollout-url" in shown
+    assert "--rollout-url http://127.0.0.1:8100 --set regenerate.at=service --set explore.lag=1" in shown
 
 
 def test_a_shared_service_divides_the_gpus_among_all_runs() -> None:
