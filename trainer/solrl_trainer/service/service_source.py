@@ -176,9 +176,10 @@ class ServiceSource:
         self._prefetch(newest)
 
     def push(self, version: int, adapter: bytes) -> None:
-        """Begin to push the newest version to the service, and to explore under it; this device merges it meanwhile."""
+        """Merge the newest version, and begin to push it to the service and to explore under it."""
         self.wait_for_push()
         self._balance.end_iteration()
+        self.device.push(version, adapter)  # first, because sending takes Python's lock, too
         supply, client = self._supply, self.client
         if supply is not None:
             self.wait_for_push = in_background(partial(supply.push, version, adapter), "solrl-push")
@@ -186,7 +187,6 @@ class ServiceSource:
             waiting = partial(client.client.wait_for_version, client.run, version, self._config.patience)
             self.wait_for_push = in_background(waiting, "solrl-wait-for-push")
         self._prefetch(version)
-        self.device.push(version, adapter)
 
     def _prefetch(self, version: int) -> None:
         """Begin all explorations that have not begun, up to iteration `version` + lag."""
