@@ -1,6 +1,7 @@
 """Entry points of the child processes: the real commands, instrumented to record what they do."""
 
 import hashlib
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -32,9 +33,26 @@ def command(main: Callable[[], object], argv: Sequence[str], folder: str, enviro
     main()
 
 
-def as_rank(environment: dict[str, str], target: Callable[..., None], *arguments: Any) -> None:
-    """Run `target` with the environment that torchrun gives a rank, on one thread."""
-    os.environ.update(environment)
+def as_ranks(size: int, port: int, target: Callable[..., None], *arguments: Any) -> None:
+    """Run `target` as torchrun does on this machine, except that the ranks are forked."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have children
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=size,
+        run_id="ranks",
+        max_restarts=0,
+        start_method="fork",
+        rdzv_backend="static",
+        rdzv_endpoint=f"127.0.0.1:{port}",
+        rdzv_configs={"rank": 0},
+    )
+    elastic_launch(config, _as_rank)(target, *arguments)
+
+
+def _as_rank(target: Callable[..., None], *arguments: Any) -> None:
     torch.set_num_threads(1)
     target(*arguments)
 

@@ -6,6 +6,7 @@ their commands.
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -72,43 +73,24 @@ class Program:
         return self._process.exitcode
 
 
-class RankPrograms:
-    """Processes that run `target(*arguments)` as the ranks of one run on this machine, with one thread each."""
+class RankPrograms(Program):
+    """torchrun with ranks of one run on this machine that run `target(*arguments)`, with one thread each."""
 
     def __init__(self, size: int, target: Any, arguments: Sequence[Any], log: Path) -> None:
-        from fault_trials.child import as_rank
+        from fault_trials.child import as_ranks
 
-        shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        self.log = log
-        self._programs = [
-            Program(as_rank, (shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, target, *arguments), log)
-            for rank in range(size)
-        ]
-
-    def kill(self, rank: int) -> None:
-        """Send SIGKILL to a rank and wait for its end."""
-        self._programs[rank].kill()
+        self.size = size
+        super().__init__(as_ranks, (size, free_port(), target, *arguments), log)
 
     def send(self, rank: int, number: int) -> None:
         """Send a signal to a rank."""
-        self._programs[rank].send_signal(number)
-
-    @property
-    def alive(self) -> bool:
-        """Whether all ranks are running."""
-        return all(program.alive for program in self._programs)
-
-    def wait(self, timeout: float = 600) -> list[int]:
-        """Wait for all exit codes; negative where a signal killed the process."""
-        try:
-            return [program.wait(timeout) for program in self._programs]
-        finally:
-            self.stop()
+        ranks = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()[-self.size :]
+        os.kill(int(ranks[rank]), number)
 
     def stop(self) -> None:
-        """Kill the ranks that are running."""
-        for program in self._programs:
-            program.kill()
+        """End torchrun and its ranks."""
+        self.send_signal(signal.SIGTERM)
+        self.wait()
 
 
 class RolloutService:

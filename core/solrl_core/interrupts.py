@@ -85,9 +85,15 @@ def _raise(number: int) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _exit(number: int, frame: FrameType | None) -> None:
-    with suppress(Exception):  # SIGINT may arrive in the middle of a write
+def leave(message: str, code: int) -> NoReturn:
+    """Exit at once, without clean-up; a message, if not empty, goes to stderr below what a terminal shows."""
+    with suppress(Exception):  # a signal may arrive in the middle of a write
         sys.stdout.flush()
-    with suppress(OSError):
-        os.write(2, (_CLEAN_LINE if os.isatty(2) else b"") + _messages[-1].encode() + b"\n")
-    os._exit(INTERRUPTED)
+    if message:
+        with suppress(OSError):
+            os.write(2, (_CLEAN_LINE if os.isatty(2) else b"") + message.encode() + b"\n")
+    os._exit(code)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    leave(_messages[-1], INTERRUPTED)

@@ -1,6 +1,7 @@
 """Small runs of several ranks, as forked processes or under torchrun."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -35,14 +36,20 @@ def arguments(folder: Path, iterations: int = LAST) -> list[str]:
     return [*words, *(word for setting in SETTINGS for word in ("--set", setting))]
 
 
-def run(size: int, words: list[str], log: Path, program: Callable[..., None] = solrl_train) -> list[int]:
-    """Exit codes of a program's ranks."""
+def run(size: int, words: list[str], log: Path, program: Callable[..., None] = solrl_train) -> int:
+    """Exit code of torchrun for a program's ranks: 0 or 1."""
     return RankPrograms(size, program, (words,), log).wait(600)
 
 
 def messages(log: Path) -> list[str]:
     """Lines that `solrl-train` prints about its end."""
     return [line for line in log.read_text().splitlines() if line.startswith("solrl-train: ")]
+
+
+def reported(log: Path) -> list[tuple[int, int]]:
+    """Rank and exit code of each failure in torchrun's report."""
+    found = re.findall(r"rank +: (\d+) .*\n +exitcode +: (-?\d+)", log.read_text())
+    return [(int(rank), int(code)) for rank, code in found]
 
 
 def same_weights(one: Path, other: Path, version: int = LAST) -> bool:

@@ -10,5 +10,5 @@ from rank_runs import arguments, run
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a run in one process."""
     folder = tmp_path_factory.mktemp("alone")
-    assert run(1, arguments(folder), folder / "log") == [0], (folder / "log").read_text()
+    assert run(1, arguments(folder), folder / "log") == 0, (folder / "log").read_text()
     return folder

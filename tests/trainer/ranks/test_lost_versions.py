@@ -19,10 +19,10 @@ def test_rank_0_pushes_lost_versions_again_while_another_rank_asks(tmp_path: Pat
     with running_service(model=small_model()) as service:
         words += ["--rollout-url", service.url]
         own = [*words, "--run", "whole", "--output", str(whole)]
-        assert RankPrograms(1, solrl_train, (own,), tmp_path / "first").wait(600) == [0]
+        assert RankPrograms(1, solrl_train, (own,), tmp_path / "first").wait(600) == 0
         own = [*words, "--run", "bereft", "--output", str(bereft)]
         marks, log = ("bereft", str(tmp_path / "explored")), tmp_path / "log"
-        assert RankPrograms(2, with_a_forgetful_service, (own, *marks), log).wait(600) == [0, 0], log.read_text()
+        assert RankPrograms(2, with_a_forgetful_service, (own, *marks), log).wait(600) == 0, log.read_text()
         held = service.client.get("/v1/runs/bereft/adapters").json()
     assert [info["version"] for info in held["versions"]] == [0, 1, 2]
     assert log.read_text().count("the service had lost this run's versions 0 and 1; pushed again") == 1

@@ -115,7 +115,8 @@ def test_a_node_that_dies_is_named_and_both_nodes_resume_the_run(network: Networ
     assert programs[0].wait(600) != 0
     assert programs[1].wait(600) == -signal.SIGKILL
     (line,) = messages(first.log)
-    assert line.startswith("solrl-train: rank 1 died")
+    assert line.startswith("solrl-train: lost another rank, whose machine may say why: ")
+    assert "Rank 1 failed to pass monitoredBarrier" in line
     assert line.endswith(f"continue with: torchrun … -m solrl_trainer run --resume {RUN}")
     assert not (first.folder / RUN / "result.json").exists()
 

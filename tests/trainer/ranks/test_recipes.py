@@ -18,9 +18,9 @@ def test_two_ranks_and_a_resumed_run_give_the_weights_of_one_bit_for_bit(recipe:
     settings += ["explore.source=local", "explore.precision=nvfp4"] if "two_stage" in recipe else ["explore.steps=4"]
     extra = ["--preset", f"mini-sana/{recipe}/clipscore", *(word for one in settings for word in ("--set", one))]
     whole, shared, log = tmp_path / "whole", tmp_path / "shared", tmp_path / "log"
-    assert run(1, [*arguments(whole, 2), *extra], log) == [0], log.read_text()
-    assert run(2, [*arguments(shared, 1), *extra], log) == [0, 0], log.read_text()
-    assert run(1, [*arguments(shared, 2), *extra], log) == [0], log.read_text()
+    assert run(1, [*arguments(whole, 2), *extra], log) == 0, log.read_text()
+    assert run(2, [*arguments(shared, 1), *extra], log) == 0, log.read_text()
+    assert run(1, [*arguments(shared, 2), *extra], log) == 0, log.read_text()
     assert same_weights(shared, whole, 1)
     assert same_weights(shared, whole, 2)
     found = iterations(whole)

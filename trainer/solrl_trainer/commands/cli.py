@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,9 +54,7 @@ def main() -> None:
         logging.lastResort.setFormatter(PrintableFormatter())
     try:
         rank_info = read_rank_info()
-        # Ranks end together, which an interrupt handled elsewhere would prevent.
-        with unwinding(signal.SIGINT) if rank_info.size > 1 else nullcontext():
-            sys.exit(_dispatch(_parse(words, rank_info), rank_info))
+        sys.exit(_dispatch(_parse(words, rank_info), rank_info))
     except KeyboardInterrupt:
         print("solrl-train: stopped", file=sys.stderr)
         sys.exit(INTERRUPTED)

@@ -1,1 +1,1 @@
-"""Ranks of a run, started by torchrun: process group, liveness and collectives."""
+"""Ranks of a run, started by torchrun: process group and collectives."""

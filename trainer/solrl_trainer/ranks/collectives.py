@@ -1,5 +1,6 @@
 """Collectives over `torch.distributed`."""
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -7,38 +8,47 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from solrl_trainer.ranks.liveness import Liveness
 from solrl_trainer.ranks.rank_info import RankInfo
 
-_TRANSFER_TIMEOUT = 600.0
-"""Time limit of a collective, beyond the run's patience. Ranks begin it together, so only its transfer takes time."""
+_MARGIN = 1800.0
+"""Time limit of a collective, beyond the run's patience: for loading, transfers and unequal work."""
+_NAMING_TIMEOUT = timedelta(seconds=5)
+"""Time limit of the barrier that finds which rank is gone."""
+_NOTICE_PAUSE = 0.5
+"""Seconds between looks for a notice."""
 
 
 class DistributedWorld:
     """Ranks as processes: gloo for tensors on a CPU, NCCL for those on a GPU.
 
-    A barrier without a time limit precedes each collective. So the ranks wait for a slow one outside the collective.
+    A barrier of gloo precedes each collective. It notices at once that a process has ended, and names its rank.
     """
 
-    def __init__(self, rank_info: RankInfo, liveness: Liveness, store: Any, *, on_gpu: bool, patience: float) -> None:
+    def __init__(
+        self, rank_info: RankInfo, store: Any, fail: Callable[[Exception], object], *, on_gpu: bool, patience: float
+    ) -> None:
         """Initialise torch's process group.
 
         Args:
             rank_info: rank of this process.
-            liveness: barriers of the ranks.
             store: store of the ranks, without keys of an earlier process group.
+            fail: ends this process because of an error in another thread.
             on_gpu: whether the run's device is a GPU.
             patience: the run's patience in seconds.
         """
         self.rank, self.size, self.local_rank = rank_info.rank, rank_info.size, rank_info.local_rank
-        self._liveness = liveness
+        self._store = store
+        self._fail = fail
+        self._closed = threading.Event()
+        self._timeout = timedelta(seconds=patience + _MARGIN)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
             store=store,
             rank=rank_info.rank,
             world_size=rank_info.size,
-            timeout=timedelta(seconds=patience + _TRANSFER_TIMEOUT),
+            timeout=self._timeout,
         )
+        self._gloo = dist.new_group(backend="gloo", timeout=self._timeout)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum of all ranks' tensors, bit-equal on every rank."""
@@ -66,16 +76,44 @@ class DistributedWorld:
 
     def notify(self, text: str) -> None:
         """Send a text to rank 0, without waiting."""
-        self._liveness.notify(text)
+        self._store.set(f"notice/{self._store.add('notices', 1)}", text)
 
     def on_notice(self, handle: Callable[[str], object]) -> None:
-        """On rank 0: call `handle` with the text of each notice, in another thread. Its error shuts all ranks down."""
-        self._liveness.on_notice(handle)
+        """On rank 0: call `handle` with the text of each notice, in another thread. Its error ends all ranks."""
+
+        def serve() -> None:
+            number = 1
+            while not self._closed.wait(_NOTICE_PAUSE):
+                while self._store.check([f"notice/{number}"]):
+                    handle(self._store.get(f"notice/{number}").decode())
+                    number += 1
+
+        def watched() -> None:
+            try:
+                serve()
+            except Exception as error:
+                self._fail(error)
+
+        threading.Thread(target=watched, name="solrl-notices", daemon=True).start()
 
     def close(self) -> None:
-        """Destroy torch's process group."""
+        """Wait for all ranks, and destroy torch's process group."""
+        self._call(lambda: None)
+        self._closed.set()
         dist.destroy_process_group()
 
     def _call(self, collective: Callable[..., Any], *arguments: Any) -> None:
-        self._liveness.barrier()
-        collective(*arguments)
+        try:
+            dist.monitored_barrier(self._gloo, self._timeout)
+            collective(*arguments)
+        except RuntimeError as error:
+            found = " ".join(self._named(error).split())
+            raise RuntimeError(f"lost another rank, whose machine may say why: {found}") from None
+
+    def _named(self, error: RuntimeError) -> str:
+        """The error of another barrier, which on rank 0 names the rank that is gone; a collective's own does not."""
+        try:
+            dist.monitored_barrier(self._gloo, _NAMING_TIMEOUT)
+        except RuntimeError as named:
+            return str(named)
+        return str(error)

@@ -12,24 +12,21 @@ class RankInfo:
     Attributes:
         rank, size: rank of this process, from 0, and number of processes.
         local_rank: rank of this process on its node, which is also the index of its GPU.
-        address, port: address of rank 0; unused by a single process.
     """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    address: str = ""
-    port: int = 0
 
     @property
     def is_rank_zero(self) -> bool:
         """Whether this process is rank 0, the only one that writes files and prints."""
         return self.rank == 0
 
-    def prints_for_node(self, died: int | None = None) -> bool:
-        """Whether this process prints for its node: the node's first rank, or its second if the first `died`."""
-        first = self.rank - self.local_rank
-        return self.rank == (first + 1 if died == first else first)
+    @property
+    def first_of_node(self) -> int:
+        """Rank of the first process on this node."""
+        return self.rank - self.local_rank
 
 
 def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
@@ -41,7 +38,7 @@ def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
     if environment.get("WORLD_SIZE", "1") == "1":
         return RankInfo()
     numbers = {}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         value = environment.get(name, "")
         if not value.isdecimal():
             raise ValueError(
@@ -49,7 +46,4 @@ def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
                 "start with torchrun, which sets both, or unset WORLD_SIZE to train in one process"
             )
         numbers[name] = int(value)
-    address = environment.get("MASTER_ADDR", "")
-    if not address:
-        raise ValueError("WORLD_SIZE is set, and MASTER_ADDR is not; start with torchrun, or unset WORLD_SIZE")
-    return RankInfo(numbers["RANK"], numbers["WORLD_SIZE"], numbers["LOCAL_RANK"], address, numbers["MASTER_PORT"])
+    return RankInfo(numbers["RANK"], numbers["WORLD_SIZE"], numbers["LOCAL_RANK"])

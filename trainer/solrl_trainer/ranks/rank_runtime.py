@@ -1,6 +1,9 @@
-"""Process group of a run: its start, and its end together."""
+"""Process group of a run: its start, and its end together.
 
-import json
+torchrun ends all ranks of a machine when one of them ends early. gloo notices on the other machines. The store of the
+ranks holds the first reason, so each machine prints that alone.
+"""
+
 import os
 import signal
 import time
@@ -8,19 +11,27 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from solrl_trainer.ranks.connections import connect
+from solrl_core.interrupts import leave
+from solrl_proto.printable import printable
+
 from solrl_trainer.ranks.interface import choose_interface
-from solrl_trainer.ranks.liveness import Liveness
 from solrl_trainer.ranks.rank_info import RankInfo
-from solrl_trainer.ranks.shutdown import Shutdown, ShutdownError
 
 if TYPE_CHECKING:
     from solrl_trainer.ranks.collectives import DistributedWorld
     from solrl_trainer.ranks.communicator import Communicator
 
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
+_PAUSE = 0.1
+"""Seconds between looks for a text of rank 0."""
+_GRACE = 3.0
+"""Seconds in which torchrun notices that a rank has ended, and ends the others."""
+_SIGNALS = {
+    signal.SIGINT: "stopped by Ctrl-C",
+    signal.SIGTERM: "stopped by SIGTERM, which torchrun sends when a rank has ended; its report below names that rank",
+}
 
 
 class RankRuntime:
@@ -30,12 +41,13 @@ class RankRuntime:
         rank_info: rank of this process.
     """
 
-    def __init__(self, rank_info: RankInfo, liveness: Liveness | None = None, store: Any = None) -> None:
+    def __init__(self, rank_info: RankInfo, store: Any = None) -> None:
         self.rank_info = rank_info
-        self._liveness = liveness
         self._store = store
         self._broadcasts = 0
         self._world: DistributedWorld | None = None
+        self._hint = ""
+        self._failing = False
 
     @property
     def is_rank_zero(self) -> bool:
@@ -43,15 +55,16 @@ class RankRuntime:
         return self.rank_info.is_rank_zero
 
     def broadcast_text(self, text: str | None) -> str:
-        """Rank 0's text, on every rank; the others pass None and wait for it."""
-        if self._liveness is None:
+        """Rank 0's text, on every rank; the others pass None and wait for it, without a time limit."""
+        if self._store is None:
             assert text is not None
             return text
         self._broadcasts += 1
         key = f"broadcast/{self._broadcasts}"
         if text is not None:
             self._store.set(key, text)
-        self._liveness.barrier()
+        while not self._store.check([key]):  # the store's own wait would hold up signals
+            time.sleep(_PAUSE)
         return bytes(self._store.get(key)).decode()
 
     def world(self, device: str, patience: float) -> "Communicator":
@@ -66,7 +79,7 @@ class RankRuntime:
         """
         from solrl_trainer.ranks.communicator import SingleProcess, pick_device
 
-        if self._liveness is None:
+        if self._store is None:
             return SingleProcess()
         from solrl_trainer.ranks.collectives import DistributedWorld
 
@@ -78,20 +91,51 @@ class RankRuntime:
                 "machine's GPU and its driver"
             )
         on_gpu = kind == "cuda"
-        self._world = DistributedWorld(self.rank_info, self._liveness, self._store, on_gpu=on_gpu, patience=patience)
+        self._world = DistributedWorld(self.rank_info, self._store, self.fail, on_gpu=on_gpu, patience=patience)
         return self._world
 
     def set_hint(self, text: str) -> None:
-        """Append a text to the message about an early shutdown."""
-        if self._liveness is not None:
-            self._liveness.hint = text
+        """Append a text to the message about an early end."""
+        self._hint = f"; {text}"
+
+    def fail(self, error: Exception) -> NoReturn:
+        """End this process, and so all ranks, because of the error that is being handled."""
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+        if isinstance(error, RuntimeError):
+            # Perhaps only another rank has ended. If torchrun saw that, its signal comes before this sleep is over.
+            time.sleep(_GRACE)
+        self._failing = True
+        if os.environ.get("SOLRL_TRACEBACK"):
+            traceback.print_exception(error)
+        named = "" if self.is_rank_zero else f"rank {self.rank_info.rank}: "
+        message = self._message(named + (str(error) or type(error).__name__))
+        if message:
+            error.__cause__ = None  # torchrun reports the message alone
+            get_error_handler().record_exception(error.with_traceback(None))
+        else:
+            time.sleep(_GRACE)  # so that torchrun reports the first error alone
+        leave(message, 2)
+
+    def handle_signal(self, number: int, _: object) -> None:
+        """End this process because of a signal, unless it ends already."""
+        if not self._failing:
+            leave(self._message(_SIGNALS[signal.Signals(number)]), 128 + number)
 
     def close(self) -> None:
         """Wait for all ranks, then disconnect."""
-        if self._liveness is not None:
-            self._liveness.barrier(last=True)
         if self._world is not None:
             self._world.close()
+
+    def _message(self, reason: str) -> str:
+        """The message about the end, with the first reason of any rank; empty if this machine has printed it."""
+        try:
+            reason = self._store.compare_set("reason", "", reason).decode()
+            prints = self._store.add(f"printed/{self.rank_info.first_of_node}", 1) == 1
+        except RuntimeError:  # the machine of rank 0 is gone
+            prints = self.rank_info.local_rank == 0
+        text = "\n".join(map(printable, reason.splitlines()))
+        return f"solrl-train: {text}{self._hint}" if prints else ""
 
 
 SINGLE_PROCESS = RankRuntime(RankInfo())
@@ -101,74 +145,33 @@ SINGLE_PROCESS = RankRuntime(RankInfo())
 def process_group(rank_info: RankInfo) -> Iterator[RankRuntime]:
     """Process group of a run, until all ranks have left the block.
 
-    If a rank raises an error, is stopped or dies within the block, all ranks exit immediately with the same exit code,
-    and one per node prints the reason.
+    If a rank raises an error or is stopped within the block, it exits immediately, and so do the others. One rank on
+    each machine prints the reason.
     """
     if rank_info.size == 1:
         yield RankRuntime(rank_info)
         return
-    store = _rendezvous(rank_info)
-    connections, token = connect(rank_info, store)
-    choose_interface(connections)
-    liveness = Liveness(rank_info, connections)
-    before = signal.signal(signal.SIGTERM, liveness.handle_sigterm)
-    processes = RankRuntime(rank_info, liveness, _own_keys(store, token))
+    processes = RankRuntime(rank_info, _rendezvous(rank_info))
+    before = {number: signal.signal(number, processes.handle_signal) for number in _SIGNALS}
     try:
-        try:
-            liveness.start()
-            yield processes
-            processes.close()
-        except BaseException as error:
-            _exit(error, liveness)
-    except ShutdownError as error:  # another rank's failure became known while this rank handled its own error
-        _exit(error, liveness)
-    signal.signal(signal.SIGTERM, before)
+        yield processes
+        processes.close()
+    except Exception as error:
+        processes.fail(error)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def _rendezvous(rank_info: RankInfo) -> Any:
+    """Store of the ranks, with keys of this attempt alone: torchrun keeps the store when it restarts ranks."""
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
     from torch.distributed.rendezvous import rendezvous
 
     try:
         store, _, _ = next(iter(rendezvous("env://", timeout=_RENDEZVOUS_TIMEOUT)))
     except RuntimeError as error:
+        address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
         first = str(error).splitlines()[0]
-        raise RuntimeError(
-            f"rank {rank_info.rank} cannot meet the others at {rank_info.address}:{rank_info.port}: {first}"
-        ) from error
-    return store
-
-
-def _own_keys(store: Any, token: str) -> Any:
-    """The store under a prefix of this attempt; torchrun keeps the store, and all its keys, when it restarts ranks."""
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
-    return PrefixStore(f"solrl/{token}", store)
-
-
-def _exit(error: BaseException, liveness: Liveness) -> None:
-    """Shut down all ranks because of an error, and exit."""
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, signal.SIG_IGN)
-    shutdown = _shut_down(error, liveness)
-    if os.environ.get("SOLRL_TRACEBACK") and shutdown.kind == "failed" and isinstance(error, Exception):
-        traceback.print_exception(error)
-    _report(shutdown)
-    liveness.exit(shutdown)
-
-
-def _shut_down(error: BaseException, liveness: Liveness) -> Shutdown:
-    if isinstance(error, ShutdownError):
-        return liveness.shutdown or liveness.shut_down("terminated")
-    if isinstance(error, KeyboardInterrupt):
-        return liveness.shut_down("interrupted")
-    return liveness.shut_down("failed", str(error) or type(error).__name__)
-
-
-def _report(shutdown: Shutdown) -> None:
-    """Write the reason for torchrun's report."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        text = str(shutdown)
-        report = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"message": report}, file)
+        raise RuntimeError(f"rank {rank_info.rank} cannot meet the others at {address}: {first}") from error
+    choose_interface(os.environ["MASTER_ADDR"])
+    return PrefixStore(f"solrl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
