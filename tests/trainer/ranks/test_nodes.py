@@ -104,19 +104,40 @@ def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
+def started(network: Network) -> list[subprocess.Popen[bytes]]:
+    """The programs of both nodes, after the first checkpoint."""
+    programs = network.start()
+    while not (network.nodes[0].folder / RUN / "checkpoints" / "000001").exists():
+        logs = [node.log.read_text() for node in network.nodes]
+        assert [program.poll() for program in programs] == [None, None], logs
+        time.sleep(0.02)
+    return programs
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_a_node_that_no_longer_answers_is_named(network: Network, number: int) -> None:
+    programs, other = started(network), 1 - number
+    silent = [process_of(number, programs[number]), programs[number].pid]
+    for pid in silent:
+        os.kill(pid, signal.SIGSTOP)  # its connections stay open, as those of a machine without power
+    try:
+        assert programs[other].wait(600) == 1
+    finally:
+        for pid in silent:
+            os.kill(pid, signal.SIGKILL)
+    (line,) = messages(network.nodes[other].log)
+    assert ("lost the machine of rank 0" if number == 0 else "lost rank 1 (killed") in line
+
+
 def test_a_node_that_dies_is_named_and_both_nodes_resume_the_run(network: Network, alone: Path) -> None:
     first, second = network.nodes
-    programs = network.start()
-    while not (first.folder / RUN / "checkpoints" / "000001").exists():
-        assert [program.poll() for program in programs] == [None, None], first.log.read_text() + second.log.read_text()
-        time.sleep(0.02)
+    programs = started(network)
     for pid in (process_of(1, programs[1]), programs[1].pid):
         os.kill(pid, signal.SIGKILL)
     assert programs[0].wait(600) != 0
     assert programs[1].wait(600) == -signal.SIGKILL
     (line,) = messages(first.log)
-    assert line.startswith("solrl-train: lost another rank, whose machine may say why: ")
-    assert "Rank 1 failed to pass monitoredBarrier" in line
+    assert line.startswith("solrl-train: lost rank 1 (killed")
     assert line.endswith(f"continue with: torchrun … -m solrl_trainer run --resume {RUN}")
     assert not (first.folder / RUN / "result.json").exists()
 

@@ -12,8 +12,6 @@ from solrl_trainer.ranks.rank_info import RankInfo
 
 _MARGIN = 1800.0
 """Time limit of a collective, beyond the run's patience: for loading, transfers and unequal work."""
-_NAMING_TIMEOUT = timedelta(seconds=5)
-"""Time limit of the barrier that finds which rank is gone."""
 _NOTICE_PAUSE = 0.5
 """Seconds between looks for a notice."""
 
@@ -21,7 +19,8 @@ _NOTICE_PAUSE = 0.5
 class DistributedWorld:
     """Ranks as processes: gloo for tensors on a CPU, NCCL for those on a GPU.
 
-    A barrier of gloo precedes each collective. It notices at once that a process has ended, and names its rank.
+    A barrier of gloo precedes each collective. It notices at once that a process has ended, and names a rank that is
+    not there in time.
     """
 
     def __init__(
@@ -103,17 +102,5 @@ class DistributedWorld:
         dist.destroy_process_group()
 
     def _call(self, collective: Callable[..., Any], *arguments: Any) -> None:
-        try:
-            dist.monitored_barrier(self._gloo, self._timeout)
-            collective(*arguments)
-        except RuntimeError as error:
-            found = " ".join(self._named(error).split())
-            raise RuntimeError(f"lost another rank, whose machine may say why: {found}") from None
-
-    def _named(self, error: RuntimeError) -> str:
-        """The error of another barrier, which on rank 0 names the rank that is gone; a collective's own does not."""
-        try:
-            dist.monitored_barrier(self._gloo, _NAMING_TIMEOUT)
-        except RuntimeError as named:
-            return str(named)
-        return str(error)
+        dist.monitored_barrier(self._gloo, self._timeout)
+        collective(*arguments)

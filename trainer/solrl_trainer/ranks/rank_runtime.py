@@ -1,7 +1,7 @@
 """Process group of a run: its start, and its end together.
 
-torchrun ends all ranks of a machine when one of them ends early. gloo notices on the other machines. The store of the
-ranks holds the first reason, so each machine prints that alone.
+torchrun ends all ranks of a machine when one of them ends early. gloo or a missing heartbeat tells the other machines.
+The store of the ranks holds the first reason, so each machine prints that alone.
 """
 
 import os
@@ -9,13 +9,14 @@ import signal
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from solrl_core.interrupts import leave
 from solrl_proto.printable import printable
 
+from solrl_trainer.ranks.heartbeat import Heartbeat
 from solrl_trainer.ranks.interface import choose_interface
 from solrl_trainer.ranks.rank_info import RankInfo
 
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 _PAUSE = 0.1
 """Seconds between looks for a text of rank 0."""
-_GRACE = 3.0
+_GRACE = 6.0
 """Seconds in which torchrun notices that a rank has ended, and ends the others."""
+_SILENCE = 5.0
+"""Seconds of them without a heartbeat from a rank that has ended."""
 _SIGNALS = {
     signal.SIGINT: "stopped by Ctrl-C",
     signal.SIGTERM: "stopped by SIGTERM, which torchrun sends when a rank has ended; its report below names that rank",
@@ -48,6 +51,7 @@ class RankRuntime:
         self._world: DistributedWorld | None = None
         self._hint = ""
         self._failing = False
+        self._heartbeat = Heartbeat(rank_info, store, self.fail) if store is not None else None
 
     @property
     def is_rank_zero(self) -> bool:
@@ -102,14 +106,17 @@ class RankRuntime:
         """End this process, and so all ranks, because of the error that is being handled."""
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+        assert self._heartbeat is not None
+        lost = ""
         if isinstance(error, RuntimeError):
             # Perhaps only another rank has ended. If torchrun saw that, its signal comes before this sleep is over.
             time.sleep(_GRACE)
+            lost = self._heartbeat.lost(_SILENCE)
         self._failing = True
         if os.environ.get("SOLRL_TRACEBACK"):
             traceback.print_exception(error)
         named = "" if self.is_rank_zero else f"rank {self.rank_info.rank}: "
-        message = self._message(named + (str(error) or type(error).__name__))
+        message = self._message(lost or named + (str(error) or type(error).__name__))
         if message:
             error.__cause__ = None  # torchrun reports the message alone
             get_error_handler().record_exception(error.with_traceback(None))
@@ -120,20 +127,22 @@ class RankRuntime:
     def handle_signal(self, number: int, _: object) -> None:
         """End this process because of a signal, unless it ends already."""
         if not self._failing:
-            leave(self._message(_SIGNALS[signal.Signals(number)]), 128 + number)
+            leave(self._message(_SIGNALS[signal.Signals(number)], shared=number == signal.SIGINT), 128 + number)
 
     def close(self) -> None:
         """Wait for all ranks, then disconnect."""
         if self._world is not None:
             self._world.close()
+        if self._heartbeat is not None:
+            self._heartbeat.close()
 
-    def _message(self, reason: str) -> str:
-        """The message about the end, with the first reason of any rank; empty if this machine has printed it."""
-        try:
-            reason = self._store.compare_set("reason", "", reason).decode()
-            prints = self._store.add(f"printed/{self.rank_info.first_of_node}", 1) == 1
-        except RuntimeError:  # the machine of rank 0 is gone
-            prints = self.rank_info.local_rank == 0
+    def _message(self, reason: str, *, shared: bool = True) -> str:
+        """The message about the end, with the first shared reason of any rank; empty if this machine has printed it."""
+        prints = self.rank_info.local_rank == 0
+        if self._heartbeat is not None and self._heartbeat.has_store:
+            with suppress(RuntimeError):  # the machine of rank 0 is gone
+                reason = self._store.compare_set("reason", "", reason if shared else "").decode() or reason
+                prints = self._store.add(f"printed/{self.rank_info.first_of_node}", 1) == 1
         text = "\n".join(map(printable, reason.splitlines()))
         return f"solrl-train: {text}{self._hint}" if prints else ""
 
