@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_PATIENCE = 15.0
 """Seconds to try to reach the service before anything is loaded; a wrong address should be reported soon."""
+_LONGEST_PUSH = 60.0
+"""Seconds that rank 0 may take to send a version, beyond its patience with the service."""
 
 Arrived = CandidateGroup | ExplorationSummary
 
@@ -184,7 +186,8 @@ class ServiceSource:
         if supply is not None:
             self.wait_for_push = in_background(partial(supply.push, version, adapter), "solrl-push")
         else:  # another rank pushes
-            waiting = partial(client.client.wait_for_version, client.run, version, self._config.patience)
+            patience = self._config.patience + _LONGEST_PUSH
+            waiting = partial(client.client.wait_for_version, client.run, version, patience)
             self.wait_for_push = in_background(waiting, "solrl-wait-for-push")
         self._prefetch(version)
 
