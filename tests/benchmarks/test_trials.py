@@ -82,12 +82,12 @@ TRIALS = (
     ),
     Trial(
         "rank_fidelity",
-        "--models mini-sana --rewards clipscore --prompts 2 --candidates 24 --tiers nvfp4",
+        "--models mini-sana --rewards clipscore --prompts 2 --candidates 24 --precisions nvfp4",
         "rank_fidelity.json rank_fidelity.md",
     ),
     Trial(
         "plan_fidelity",
-        "--models mini-sana --prompts 2 --candidates 25 --tiers nvfp4 --chosen-on 1 --scores {}",
+        "--models mini-sana --prompts 2 --candidates 25 --precisions nvfp4 --chosen-on 1 --scores {}",
         "plan_fidelity.json plan_fidelity.md plan_fidelity.png",
         release=True,
     ),

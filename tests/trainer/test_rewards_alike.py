@@ -79,7 +79,7 @@ def in_trainer(loaded: RewardSet, weights: Mapping[str, float], metadata: Mappin
     prompt = PromptItem(id="p", text=TEXT, metadata=dict(metadata))
     scorer = SampleScorer(Scorer(loaded), list(weights), trained, SideStream(CPU))
     try:
-        found = scorer.score([prompt] * len(images), made(images))()
+        found = scorer.score_samples([prompt] * len(images), made(images))()
     except RewardError as error:
         return "away" if isinstance(error, RewardUnavailableError) else "fails", str(error)
     except OverflowError as error:
@@ -194,7 +194,7 @@ def test_images_that_are_not_finite_are_not_scored() -> None:
     images[1, 0, 0, 0] = torch.nan
     scorer = SampleScorer(Scorer(RewardSet({"a": reward})), ["a"], [RewardSpec(name="a")], SideStream(CPU))
     with pytest.raises(FloatingPointError, match="images that are not finite"):
-        scorer.score([PromptItem(id="p", text=TEXT)] * len(images), made(images))
+        scorer.score_samples([PromptItem(id="p", text=TEXT)] * len(images), made(images))
     assert seen == []
 
 

@@ -91,7 +91,7 @@ def test_a_service_that_refuses_reports_causes_one_note(
     def refuse(*_: Any) -> None:
         raise ConnectionError("no page here")
 
-    monkeypatch.setattr(RolloutClient, "tell", refuse)
+    monkeypatch.setattr(RolloutClient, "report_iteration", refuse)
     config, notes = go(service, tmp_path / "unheard")
     assert len(notes) == 1
     assert "no page here" in notes[0]

@@ -133,18 +133,6 @@ def test_bodies_beyond_the_budget_are_refused_before_they_are_read(small: Runnin
     wait_for(lambda: small.rollout(count=1, steps=1))
 
 
-@LENGTHS
-def test_an_adapter_over_the_quota_is_refused_before_it_is_read(small: RunningService, chunked: bool) -> None:
-    part, length = b"", f"Content-Length: {QUOTA + 1}"
-    if chunked:
-        part, length = b"%x\r\n%b\r\n" % (QUOTA + 1, b"x" * (QUOTA + 1)), "Transfer-Encoding: chunked"
-    with held(small, adapter_head(length), part) as sock:
-        status, _, body = read_response(sock)
-    problem = json.loads(body)
-    assert (status, problem["type"]) == (413, "urn:solrl:problem:adapter-quota")
-    assert problem["expected"] == f"at most {QUOTA} bytes"
-
-
 def test_a_tenant_may_use_half_of_the_budget() -> None:
     budget = InflightBytes(limit=100, tenant_limit=50)
     budget.take("a", 50)

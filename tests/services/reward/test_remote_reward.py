@@ -19,10 +19,10 @@ from solrl_core.rewards.base import PlainDefaults
 from solrl_core.rewards.images import as_floats
 from solrl_core.rewards.size import reward_bytes
 from solrl_http.tokens import create_token
-from solrl_proto.problems import ProblemKind, RetryLaterError
 from solrl_remote.remote_reward import TOKEN, RemoteReward, connect_reward
 from solrl_reward.app import create_app
 from solrl_reward.settings import Settings
+from solrl_rollout.engine.errors import ChunkError
 from solrl_rollout.http.app import create_app as create_rollout_app
 from solrl_rollout.settings import Settings as RolloutSettings
 from support.ports import free_port
@@ -219,10 +219,10 @@ def test_an_engine_goes_on_while_a_server_fails(server: tuple[Misbehaving, str],
         failing, fine = chunk(job("a", rewards=(REWARD, NAME)), count=2), chunk(job("b", rewards=(REWARD,)), count=2)
         engine.submit([failing])
         engine.submit([fine])
-        with pytest.raises(RetryLaterError) as caught:
+        with pytest.raises(ChunkError) as caught:
             failing.result.result(600)
-        assert (caught.value.problem.kind, caught.value.problem.status) == (ProblemKind.REWARD_FAILED, 503)
-        assert FAULTS[mode] in caught.value.problem.detail
+        assert caught.value.fault == "reward server"
+        assert FAULTS[mode] in caught.value.text
         expected = fine.result.result(600).rewards[REWARD]
         app.leave.set()
         app.mode = "well"

@@ -77,7 +77,6 @@ def ready(client: httpx.Client) -> bool:
         (["serve", "--rewards", "clipscore", "clipscore=a:b"], "expected name=source for one of them"),
         (["serve", "--rewards", "clipscore="], "or name=source"),
         (["serve", "--rewards", "mine=clipscor"], "did you mean 'clipscore'"),
-        (["srve"], "did you mean 'serve'"),
     ],
 )
 def test_the_program_says_in_one_line_why_it_does_not_start(words: list[str], said: str) -> None:

@@ -23,13 +23,13 @@ from solrl_core.rewards.images import as_floats
 from solrl_core.rewards.size import reward_bytes
 from solrl_core.rewards.wire import encode_scoring
 from solrl_http.logs import TextFormatter
-from solrl_proto.problems import ProblemKind, RetryLaterError
 from solrl_proto.scores import SCORES_MEDIA_TYPE, ScorePrompt, ScoreRequest
 from solrl_remote.chat import TOKEN, Pace
 from solrl_remote.remote_reward import RemoteReward, connect_reward
 from solrl_remote.vlm_judge import VlmJudge
 from solrl_reward.app import create_app
 from solrl_reward.settings import Settings
+from solrl_rollout.engine.errors import ChunkError
 from support.ports import free_port
 
 JUDGE = "vlm_judge"
@@ -444,10 +444,10 @@ def test_a_rollout_service_asks_a_judge_beside_its_generation(server: tuple[Fake
         fake.mode = "broken"
         failing = chunk(job("c", rewards=(REWARD, JUDGE)), prompt="another", count=2)
         engine.submit([failing])
-        with pytest.raises(RetryLaterError) as caught:
+        with pytest.raises(ChunkError) as caught:
             failing.result.result(600)
-        assert (caught.value.problem.kind, caught.value.problem.status) == (ProblemKind.REWARD_FAILED, 503)
-        assert "CUDA error" in caught.value.problem.detail
+        assert caught.value.fault == "reward server"
+        assert "CUDA error" in caught.value.text
         assert not engine.dead
     finally:
         fake.hold.set()

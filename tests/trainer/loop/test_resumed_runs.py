@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +101,9 @@ def test_a_failed_push_loses_no_line_and_is_repeated_by_the_resumed_run(service:
         patch.setattr(AdapterSupply, "push", failing)
         with pytest.raises(ConnectionError):
             go(service, output, "iterations=1", watcher=watcher)
-    assert watcher.records == []
     resumed = go(service, output, "iterations=1", resume=True)
     events = [(m["event"], m["version"]) for m in resumed.metrics]
-    assert events == [("evaluation", 0), ("fidelity", 0), ("iteration", 1), ("evaluation", 1)]
+    assert events == [("evaluation", 0), ("fidelity", 0), ("iteration", 1), ("push", 1), ("evaluation", 1)]
     assert [info.version for info in resumed.held.versions] == [0, 1]
     assert resumed.held.versions[1].digest == resumed.adapter_digest(1) == resumed.metrics[2]["digest"]
 
@@ -198,7 +198,8 @@ def test_a_run_that_pushed_and_stopped_before_its_first_checkpoint_is_resumed(se
     output, settings = folder / "early", ("iterations=2", "checkpoint_every=2", "explore.prompts=1")
     with pytest.raises(KeyboardInterrupt):
         go(service, output, *settings, watcher=Stopping())
-    assert service.adapters("early").head == 1
+    while service.adapters("early").head == 0:  # the push goes on
+        time.sleep(0.05)
     assert not (output / "checkpoints").exists()
     resumed = go(service, output, *settings, resume=True)
     assert [info.version for info in resumed.held.versions] == [0, 1, 2]

@@ -263,6 +263,7 @@ class ServiceSource:
         self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int
     ) -> list[CandidateGroup]:
         """Explore the groups of these prompts under `version` as for an iteration, but without pruning."""
+        self.wait_for_push()
         answer = self.client.candidates_of(prompts, version, root, iteration=iteration, unpruned=True)
         return list(map(candidate_group, prompts, answer.groups))
 
@@ -270,6 +271,7 @@ class ServiceSource:
         self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
     ) -> tuple[torch.Tensor, float]:
         """Images of candidates explored for an iteration under `version`; as `RunClient.images_of`."""
+        self.wait_for_push()
         return self.client.images_of(prompts, seeds, version, iteration)
 
 
