@@ -178,6 +178,19 @@ def test_an_example_runs_twice_and_refuses_a_run_that_exists_in_one_line(
         client.delete(run)
 
 
+def test_the_method_in_one_file_trains_and_pushes(client: RolloutClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "examples"))
+        minimal = importlib.import_module("sol_rl_minimal")
+    sizes = {"CANDIDATES": 6, "EXPLORING_STEPS": 1, "KEEP": 4, "STEPS": 2, "TRAINED_STEPS": 1, "PROMPTS": PROMPTS}
+    for name, value in sizes.items():
+        monkeypatch.setattr(minimal, name, value)
+    (mean,) = minimal.sol_rl(str(catalog.mini_sd3()), client, "mini-sd3", "minimal", 1)
+    assert 0 <= abs(mean) < 1
+    trained(client, "minimal")
+    client.delete("minimal")
+
+
 @pytest.mark.parametrize(("model", "side"), [("mini-sana", 24), ("mini-sd3", 64), ("mini-flux", 64)])
 def test_every_family_s_pipeline_starts_from_the_seeds_noise(model: str, side: int) -> None:
     """At 24 px, a row's number of values is not a multiple of 16: noise drawn in bfloat16 would differ."""
@@ -195,7 +208,7 @@ def test_every_family_s_pipeline_starts_from_the_seeds_noise(model: str, side: i
     assert "prepare_latents" not in vars(pipeline)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [*EXAMPLES, "sol_rl_minimal"])
 def test_an_example_needs_of_solrl_only_its_client(name: str) -> None:
     tree = ast.parse((ROOT / f"examples/{name}.py").read_text())
     modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
