@@ -38,7 +38,7 @@ from worker_helpers import (
     wait_until_both_serve,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.release]
 
 
 @pytest.fixture(scope="module", autouse=True)

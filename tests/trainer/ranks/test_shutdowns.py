@@ -65,6 +65,7 @@ def test_ranks_on_different_kinds_of_device_are_refused(tmp_path: Path) -> None:
     assert "rank 1 computes on cuda, and rank 0 on cpu; expected the same" in line
 
 
+@pytest.mark.release
 def test_torchrun_restarts_all_ranks_after_a_death_and_the_run_is_the_same(alone: Path, tmp_path: Path) -> None:
     started = torchrun(arguments(tmp_path, LONGER), tmp_path / "log", "--max-restarts", "1")
     while not (tmp_path / "checkpoints" / "000001").exists():
