@@ -1,6 +1,9 @@
 """Layouts of a run on some GPUs: what they take by the rates of a GPU, and the command of the fastest."""
 
+import dataclasses
+import json
 import sys
+from pathlib import Path
 
 import pytest
 from solrl_trainer.commands.cli import main
@@ -9,6 +12,7 @@ from solrl_trainer.layouts.rates import Rates, Stages, fit_rates, shipped_rates,
 from solrl_trainer.settings.presets import resolve
 from support.service_simulation import simulate
 
+ROOT = Path(__file__).parents[2]
 PARTS = Stages(explore=7.5, regenerate=7.0, train=12.5)
 
 
@@ -103,3 +107,16 @@ def test_every_large_model_of_the_paper_has_rates() -> None:
     for model in ("flux1", "sd3", "sana"):
         assert all(rates.fp8 < rates.bf16 for rates in shipped_rates(model).values())
         assert shipped_rates(model)
+
+
+@pytest.mark.parametrize(
+    ("model", "measured", "points"), [("flux1", "flux", 4), ("sd3", "sd3", 6), ("sana", "sana", 6)]
+)
+def test_shipped_rates_are_those_of_the_stored_measurements(model: str, measured: str, points: int) -> None:
+    rows = json.loads((ROOT / "docs/results/equal_gpus.json").read_text(encoding="utf-8"))["rows"]
+    own = {row["part"]: row for row in rows if row["model"] == measured and row["gpus"] == 1}
+    six, four, naive = (own[way]["explore"] for way in ("sol_rl", "sol_rl, 4 fitted steps", "naive"))
+    expected = fit_rates(96, ((6, six), (4, four)), (10, naive), own["training"]["s"] / 24 / points)
+    (shipped,) = shipped_rates(model).values()
+    assert dataclasses.astuple(shipped) == pytest.approx(dataclasses.astuple(expected), rel=1e-4)
+    assert set(shipped_rates(model)) == {own["naive"]["device"]}
