@@ -92,7 +92,8 @@ def page(found: Mapping[str, Any]) -> str:
         "## Cheaper serving GPUs",
         "",
         "Speed by the vendors' dense FP8 rates alone. Memory, and whether the model fits, are not considered.",
-        '"× naive" counts a serving GPU like a training one.',
+        '"× naive" counts a serving GPU like a training one. The rate of the RTX 5090 is for sums in float16;',
+        "float32 has half.",
         "",
     ]
     other = [row for row in every if row["served by"] != next(iter(SPEEDS)) and row["runs"] <= 2]
