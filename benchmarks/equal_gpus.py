@@ -203,7 +203,7 @@ def old_training(bench: Bench, session: Session, samples: IterationSamples) -> R
         policy=bench.old,
         optimizer=torch.optim.AdamW(bench.old.parameters, lr=config.optimizer.learning_rate),
         algorithm=type(algorithm)(algorithm.settings.model_copy(update={"timestep_fraction": (some + 0.5) / steps})),
-        settings=config.optimizer.model_copy(update={"checkpointing": False, "updates": 1}),
+        settings=config.optimizer.model_copy(update={"activation_checkpointing": False, "updates": 1}),
     )
     chosen = training_samples(session, samples, algorithm.advantages(samples.scores))
     with timed() as seconds:

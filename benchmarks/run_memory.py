@@ -94,7 +94,7 @@ def measure(family: str, device: str, further: Sequence[str]) -> Iterator[Row]:
         "model": family,
         "device": device_name(device),
         "micro_batch": config.optimizer.batch,
-        "recomputed": layout.recomputed,
+        "recomputed": layout.checkpointed,
         "planned": planned / 2**30,
         "measured": measured / 2**30,
         "reserved": reserved / 2**30,

@@ -213,7 +213,7 @@ def measure(model: str, device: str) -> Iterator[Row]:
     old = Timed(
         PeftPolicy(beside(backbone), config.lora, RECOMPUTED[model]),
         backbone,
-        with_settings(config, {"optimizer.checkpointing": False}),
+        with_settings(config, {"optimizer.activation_checkpointing": False}),
     )
     one = {name: value[:1] for name, value in samples.conditioning.items()}
     plan = plan_training(backbone, config.lora, config.optimizer.batch, one, config.guidance)
@@ -270,9 +270,9 @@ def with_options(
         timed.run(samples, 0)
         return [timed.run(samples, 1)]
 
-    policy.recompute(len(policy.blocks))
+    policy.checkpoint_activations(len(policy.blocks))
     yield "every block recomputed", measured(usual)
-    policy.recompute(0)
+    policy.checkpoint_activations(0)
     if fp8 is not None:
         policy.base = fp8
         yield "optimizer.reference=fp8", measured(usual)

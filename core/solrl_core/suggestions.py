@@ -38,7 +38,7 @@ def _likeness(name: str, choice: str) -> tuple[float, float]:
         likeness = 1.0
     elif given == "".join(word[0] for word in part.split("_") if word) and len(given) > 1:
         likeness = 0.95  # initials, as in lr for learning_rate
-    elif len(given) > 2 and part.startswith(given):
+    elif len(given) > 2 and (part.startswith(given) or given in part.split("_")):
         likeness = 0.9
     else:
         likeness = SequenceMatcher(None, given, part).ratio()

@@ -40,7 +40,7 @@ def loaded(name: str, device: str = "cpu") -> PipelineBackbone:
     return load_backbone(name, device=device, waiting=True)
 
 
-def test_visiting_encoders_come_and_leave_once_for_many_prompts(moves: list[Move]) -> None:
+def test_offloaded_encoders_come_and_leave_once_for_many_prompts(moves: list[Move]) -> None:
     backbone = loaded("mini-sd3")
     encoders = Encoders(backbone, offloaded=True)
     kinds = sorted(type(encoder).__name__ for encoder in backbone.text_encoders.values())
@@ -116,7 +116,7 @@ def test_waiting_parts_have_the_same_digests() -> None:
     assert part_digests(waiting.parts, waiting.device) == part_digests(whole.parts)
 
 
-def test_inputs_follow_a_visiting_encoder() -> None:
+def test_inputs_follow_an_offloaded_encoder() -> None:
     """A pipeline may send its tokens to where the encoder is before the call."""
     seen = []
 
@@ -141,7 +141,7 @@ def test_on_a_gpu_they_wait_in_host_memory(name: str) -> None:
         assert not any(weight.is_cuda for weight in backbone.transformer.parameters())
         whole = load_backbone(name, device="cuda")
         assert part_digests(backbone.parts, backbone.device) == part_digests(whole.parts)
-        settings = (f"optimizer.encoders={where}", "optimizer.checkpointing=0")
+        settings = (f"optimizer.encoders={where}", "optimizer.activation_checkpointing=0")
         models = Models.build(backbone, tiny_config(*settings))
         assert all(weight.is_cuda for weight in models.policy.transformer.parameters())
         before = torch.cuda.memory_allocated()

@@ -30,7 +30,7 @@ from training_helpers import tiny_config
 from typed import typed
 
 MIB = 2**20
-STAYING = Layout(sharded=False, visiting=False, recomputed=0)
+STAYING = Layout(sharded=False, offloaded=False, checkpointed=0)
 LOCAL = ("explore.source=local", "optimizer.batch=12")
 
 
@@ -126,7 +126,7 @@ PLAN = RunMemory(
     iteration={"samples": 10 * MIB},
     generation={"encode": 3 * MIB, "denoise, bf16": 12 * MIB, "decode": 25 * MIB},
     training=TrainingPlan(kept=(10 * MIB,) * 4, inputs=(MIB,) * 4, state=5 * MIB),
-    wanted=Wanted(sharded=False, visiting=False, recomputed=None),
+    wanted=Wanted(sharded=False, offloaded=False, checkpointed=None),
 )
 
 
@@ -140,40 +140,40 @@ def gpu_for(layout: Layout) -> int:
 
 
 def test_as_few_blocks_recompute_as_the_gpu_allows() -> None:
-    four = replace(STAYING, recomputed=4)
+    four = replace(STAYING, checkpointed=4)
     assert PLAN.held(STAYING) == (100 + 20 + 40 + 30 + 10 + 5) * MIB
     assert [PLAN.total(layout) - PLAN.held(layout) for layout in (STAYING, four)] == [(40 + 10) * MIB, 25 * MIB]
     assert PLAN.layout(gpu_for(STAYING)) == STAYING
-    assert PLAN.layout(gpu_for(STAYING) - 1).recomputed == 2
+    assert PLAN.layout(gpu_for(STAYING) - 1).checkpointed == 2
     assert PLAN.layout(0) == four
-    assert with_wanted(recomputed=1).layout(0).recomputed == 1
+    assert with_wanted(checkpointed=1).layout(0).checkpointed == 1
 
 
 def test_encoders_leave_the_gpu_if_that_lets_the_run_fit_or_keep_more_activations() -> None:
-    free = with_wanted(visiting=None)
+    free = with_wanted(offloaded=None)
     assert free.layout(gpu_for(STAYING)) == STAYING
     # One byte less, and two blocks would recompute beside them.
-    visiting = replace(STAYING, visiting=True)
-    assert free.layout(gpu_for(STAYING) - 1) == visiting
-    assert free.total(visiting) == free.total(STAYING) - 40 * MIB
-    assert PLAN.layout(gpu_for(STAYING) - 1).visiting is False
-    assert with_wanted(visiting=True).layout(10**12) == visiting
+    offloaded = replace(STAYING, offloaded=True)
+    assert free.layout(gpu_for(STAYING) - 1) == offloaded
+    assert free.total(offloaded) == free.total(STAYING) - 40 * MIB
+    assert PLAN.layout(gpu_for(STAYING) - 1).offloaded is False
+    assert with_wanted(offloaded=True).layout(10**12) == offloaded
     # They come to encode, while nothing is trained.
     large = replace(free, encoders={"text_encoder": 90 * MIB})
-    assert large.phases(visiting) == PLAN.phases(STAYING) | {"encode": (90 + 3) * MIB}
+    assert large.phases(offloaded) == PLAN.phases(STAYING) | {"encode": (90 + 3) * MIB}
     # Where the settings determine how many recompute, they leave only if the run does not fit with them.
-    every = with_wanted(visiting=None, recomputed=0)
-    assert not every.layout(gpu_for(STAYING)).visiting
-    assert every.layout(gpu_for(STAYING) - 1).visiting
+    every = with_wanted(offloaded=None, checkpointed=0)
+    assert not every.layout(gpu_for(STAYING)).offloaded
+    assert every.layout(gpu_for(STAYING) - 1).offloaded
 
 
 def test_the_base_is_sharded_if_training_does_not_fit_otherwise() -> None:
-    free = with_wanted(sharded=None, visiting=None)
-    smallest = Layout(sharded=False, visiting=True, recomputed=4)
+    free = with_wanted(sharded=None, offloaded=None)
+    smallest = Layout(sharded=False, offloaded=True, checkpointed=4)
     needed = RESERVED + PLAN.held(smallest) + PLAN.phases(smallest)["train"]
     assert not free.layout(needed).sharded
     found = free.layout(needed - 1)
-    assert found == Layout(sharded=True, visiting=False, recomputed=0)
+    assert found == Layout(sharded=True, offloaded=False, checkpointed=0)
     assert free.held(found) == (30 + 5 + 40 + 30 + 10 + 5) * MIB
     assert free.phases(found) == {
         "encode": 3 * MIB,
@@ -187,7 +187,7 @@ def test_the_base_is_sharded_if_training_does_not_fit_otherwise() -> None:
 
 def test_the_largest_micro_batch_is_found() -> None:
     assert PLAN.largest_batch(8, gpu_for(STAYING)) == 8
-    one = with_wanted(recomputed=0)
+    one = with_wanted(checkpointed=0)
     held = RESERVED + PLAN.held(STAYING)
     assert one.largest_batch(8, held + 26 * MIB) == 4
     assert one.largest_batch(8, held) == 0
@@ -199,7 +199,7 @@ def test_the_largest_micro_batch_is_found() -> None:
         ((), 1, Wanted(False, None, None)),
         ((), 4, Wanted(None, None, None)),
         (("optimizer.shard_base=true", "optimizer.encoders=cpu"), 4, Wanted(True, True, None)),
-        (("optimizer.shard_base=false", "optimizer.encoders=gpu", "optimizer.checkpointing=3"), 2, STAYING),
+        (("optimizer.shard_base=false", "optimizer.encoders=gpu", "optimizer.activation_checkpointing=3"), 2, STAYING),
     ],
 )
 def test_settings_determine_parts_of_the_layout(
@@ -207,7 +207,7 @@ def test_settings_determine_parts_of_the_layout(
 ) -> None:
     wanted = Wanted.of(tiny_config(*settings), 5, ranks)
     if isinstance(expected, Layout):
-        assert wanted.layout == replace(expected, recomputed=3)
+        assert wanted.layout == replace(expected, checkpointed=3)
     else:
         assert wanted == expected
         assert wanted.layout is None
@@ -230,9 +230,9 @@ def test_flux1_dev_fits_in_four_gpus_of_24_gb_if_its_base_is_sharded(tmp_path: P
     four = run(4, half)
     layout = four.layout(gpu)
     assert layout.sharded
-    assert layout.visiting
+    assert layout.offloaded
     assert four.fits(layout, gpu)
-    assert not four.fits(replace(layout, visiting=False), gpu)
+    assert not four.fits(replace(layout, offloaded=False), gpu)
     # A quarter of 11.9 · 10⁹ BF16 weights, all but the embedders sharded; a quarter of the generator's own.
     assert four.sharded["transformer"] == pytest.approx(2 * 11.9e9 / 4, rel=0.03)
     assert four.sharded["generator"] == pytest.approx(2 * 190 * 3072**2 / 4, rel=0.01)
@@ -291,17 +291,17 @@ def test_the_command_prints_what_fits(tmp_path: Path, columns: int) -> None:
     assert "not counted: verifier, verifier_graded" in text
     assert " 0.0" not in text
     written = json.loads(out.read_text())
-    assert written["recomputed"] == 0
+    assert written["checkpointed"] == 0
     assert written["weights"]["explorer"] > 0
     assert written["gpu"] == 24 * 10**9
-    assert (written["sharded"], written["visiting"], written["gpus"]) == (False, False, 1)
+    assert (written["sharded"], written["offloaded"], written["gpus"]) == (False, False, 1)
     assert "Text encoders stay on the GPU." in text
 
 
 def test_the_command_says_what_does_not_fit_and_who_decided() -> None:
-    done = typed(main, "memory", "--set", "optimizer.checkpointing=2", "--gpu", "1", COLUMNS="200")
+    done = typed(main, "memory", "--set", "optimizer.activation_checkpointing=2", "--gpu", "1", COLUMNS="200")
     assert "On a GPU of 1 GB the run does not fit" in done.stdout
-    assert "2 of 5 blocks recompute, as optimizer.checkpointing sets" in done.stdout
+    assert "2 of 5 blocks recompute, as optimizer.activation_checkpointing sets" in done.stdout
     assert "A service explores; `solrl-rollout memory --precision fp8` plans it." in done.stdout
     assert "explore.precision=auto" not in done.stdout
     done = typed(main, "memory", "--set", "explore.source=local", "--set", "optimizer.batch=4", COLUMNS="200")
@@ -333,7 +333,7 @@ def test_the_command_plans_each_of_several_gpus() -> None:
 
 
 def test_the_command_names_a_micro_batch_that_fits() -> None:
-    words = ("--set", "optimizer.batch=4096", "--set", "optimizer.checkpointing=0", "--gpu", "6")
+    words = ("--set", "optimizer.batch=4096", "--set", "optimizer.activation_checkpointing=0", "--gpu", "6")
     done = typed(main, "memory", *words, COLUMNS="200")
     assert "the run does not fit" in done.stdout
     found = re.search(r"It fits with optimizer.batch=(\d+)\.", done.stdout)

@@ -62,7 +62,7 @@ def test_a_sharded_base_is_never_placed_whole(
 ) -> None:
     placed: list[torch.nn.Module] = []
     monkeypatch.setattr(models_module, "place", lambda transformer, device: placed.append(transformer))
-    monkeypatch.setattr(models_module, "find_layout", lambda *_: Layout(sharded=True, visiting=False, recomputed=0))
+    monkeypatch.setattr(models_module, "find_layout", lambda *_: Layout(sharded=True, offloaded=False, checkpointed=0))
     monkeypatch.setattr(models_module, "shard_base", lambda backbone, generator, others, policy, world: world)
     models = Models.build(backbone, tiny_config("explore.source=local", f"explore.precision={precision}"))
     assert placed == [models.explorer.transformer for _ in whole]

@@ -235,28 +235,28 @@ def test_a_non_finite_value_stops_the_run_and_is_named(value: float) -> None:
     require_finite(1.0, "the loss", "iteration 3")
 
 
-@pytest.mark.parametrize("recomputed", [0, 1, 99])
-def test_recomputed_blocks_give_the_same_gradient(loaded: Backbone, recomputed: int) -> None:
+@pytest.mark.parametrize("checkpointed", [0, 1, 99])
+def test_recomputed_blocks_give_the_same_gradient(loaded: Backbone, checkpointed: int) -> None:
     def gradient(count: int) -> tuple[torch.Tensor, ...]:
         mine = copy.copy(loaded)
         mine.transformer = copy.deepcopy(loaded.transformer)
         policy = Policy(mine, LORA, seed=5)
         move(policy)
-        policy.recompute(count)
-        assert sum(block.recomputed for block in policy.blocks) == min(count, len(policy.blocks))
+        policy.checkpoint_activations(count)
+        assert sum(block.checkpointed for block in policy.blocks) == min(count, len(policy.blocks))
         return torch.autograd.grad(velocity(mine, policy).square().mean(), policy.parameters)
 
-    assert all(torch.equal(x, y) for x, y in zip(gradient(recomputed), gradient(0), strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(gradient(checkpointed), gradient(0), strict=True))
 
 
 @GPU
-@pytest.mark.parametrize("recomputed", [0, 99])
+@pytest.mark.parametrize("checkpointed", [0, 99])
 @pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
-def test_equal_adapters_give_equal_velocities_on_a_gpu(name: str, recomputed: int) -> None:
+def test_equal_adapters_give_equal_velocities_on_a_gpu(name: str, checkpointed: int) -> None:
     """They are equal bit for bit, although only one of the two passes keeps a gradient."""
     backbone = load_backbone(name, device="cuda")
     policy = Policy(backbone, Lora(rank=8, alpha=16), seed=5)
-    policy.recompute(recomputed)
+    policy.checkpoint_activations(checkpointed)
     move(policy)
     policy.restore(OLD, policy.tensors(CURRENT))
     current = velocity(backbone, policy)

@@ -130,6 +130,11 @@ def test_an_unknown_setting_is_refused_with_its_name_and_source(key: str, layer:
     assert len(message) < 400, "a typo is answered with near names, not with all of them"
 
 
+@pytest.mark.parametrize("name", ["checkpointing", "gradient_checkpointing"])
+def test_other_names_of_a_setting_are_answered_with_its_own(name: str) -> None:
+    assert "did you mean 'optimizer.activation_checkpointing'" in refusal(overrides=[f"optimizer.{name}=true"])
+
+
 @pytest.mark.parametrize(
     ("layers", "said"),
     [

@@ -34,7 +34,12 @@ def changed(*overrides: str, parts: dict[str, str] | None = None, allowed: tuple
     "override",
     [
         *("iterations=999", "rollout_url=http://elsewhere", "device=cpu", "output=moved", "evaluate.prompts=1"),
-        *("checkpoint_every=7", "keep_checkpoints=1", "optimizer.checkpointing=true", "optimizer.encoders=cpu"),
+        *(
+            "checkpoint_every=7",
+            "keep_checkpoints=1",
+            "optimizer.activation_checkpointing=true",
+            "optimizer.encoders=cpu",
+        ),
         "reward_options={clipscore: {at: 'http://elsewhere'}}",
     ],
 )

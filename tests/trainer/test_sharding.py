@@ -94,7 +94,7 @@ def four_ranks() -> Iterator[Communicator]:
 def test_a_device_holds_what_the_plan_says(name: str, device: str, four_ranks: Communicator) -> None:
     torch._dynamo.reset()
     backbone = load_backbone(name, device=device, waiting=True)
-    config = tiny_config("optimizer.shard_base=true", "optimizer.checkpointing=1", "optimizer.encoders=cpu")
+    config = tiny_config("optimizer.shard_base=true", "optimizer.activation_checkpointing=1", "optimizer.encoders=cpu")
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -92,15 +92,15 @@ def test_the_fewest_blocks_that_fit_recompute() -> None:
     assert plan.total(0) == (5 + 40 + 10) * MIB
     assert plan.total(1) == (5 + 1 + 30 + 20) * MIB
     assert plan.total(4) == (5 + 4 + 20) * MIB
-    assert plan.recomputed(plan.total(0)) == 0
-    assert plan.recomputed(plan.total(0) - 1) == 2
-    assert plan.recomputed(plan.total(3)) == 3
-    assert plan.recomputed(0) == 4
+    assert plan.checkpointed(plan.total(0)) == 0
+    assert plan.checkpointed(plan.total(0) - 1) == 2
+    assert plan.checkpointed(plan.total(3)) == 3
+    assert plan.checkpointed(0) == 4
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("auto", None), ("false", 0), ("true", 5), ("2", 2), ("99", 5)])
 def test_a_runs_setting_overrides_the_plan(setting: str, expected: int | None) -> None:
-    assert wanted_blocks(tiny_config(f"optimizer.checkpointing={setting}"), 5) == expected
+    assert wanted_blocks(tiny_config(f"optimizer.activation_checkpointing={setting}"), 5) == expected
 
 
 def test_a_plan_is_proportional_to_the_micro_batch() -> None:

@@ -229,7 +229,7 @@ def test_checkpointing_recomputes_blocks_and_changes_nothing_else(name: str) -> 
 
     def result(checkpointing: str) -> tuple[dict[str, torch.Tensor], UpdateFigures, int]:
         walked.clear()
-        config = tiny_config(f"optimizer.checkpointing={checkpointing}", "optimizer.updates=1")
+        config = tiny_config(f"optimizer.activation_checkpointing={checkpointing}", "optimizer.updates=1")
         return *trained(loaded, config), sum(walked)
 
     weights, logged, passes = result("false")
@@ -246,7 +246,7 @@ def test_training_does_not_use_cudnns_attention(backbone: Backbone, checkpointin
     def seen(*_: Any) -> None:
         allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
 
-    config = tiny_config(f"optimizer.checkpointing={checkpointing}")
+    config = tiny_config(f"optimizer.activation_checkpointing={checkpointing}")
     policy, optimizer = make_policy(backbone, config)
     assert torch.backends.cuda.cudnn_sdp_enabled()
     blocks = [block for name in backbone.blocks for block in backbone.transformer.get_submodule(name).children()]

@@ -49,7 +49,13 @@ def test_ranks_share_two_stages_without_a_service(tmp_path: Path) -> None:
 
 def test_a_sharded_base_gives_the_same_weights(alone: Path, tmp_path: Path) -> None:
     """Three ranks have unequal numbers of prompts and micro-batches, so each waits in passes of the others."""
-    words = [*arguments(tmp_path, 2), "--set", "optimizer.shard_base=true", "--set", "optimizer.checkpointing=1"]
+    words = [
+        *arguments(tmp_path, 2),
+        "--set",
+        "optimizer.shard_base=true",
+        "--set",
+        "optimizer.activation_checkpointing=1",
+    ]
     assert run(3, words, tmp_path / "log") == 0, (tmp_path / "log").read_text()
     assert "the base is sharded across 3 ranks" in (tmp_path / "log").read_text()
     assert same_weights(tmp_path, alone, 2)

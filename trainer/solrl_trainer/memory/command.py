@@ -34,7 +34,7 @@ _NAMES = {
 }
 _TRAINING = {
     "kept": "train: activations of {kept} blocks",
-    "inputs": "train: inputs of {recomputed} blocks that recompute",
+    "inputs": "train: inputs of {checkpointed} blocks that recompute",
     "working": "train: backward pass of one block",
 }
 
@@ -93,7 +93,7 @@ def _title(config: RunConfig, backbone: PipelineBackbone, gpus: int) -> str:
 
 
 def _table(planned: RunMemory, layout: Layout, title: str) -> Table:
-    blocks, recomputed = len(planned.training.kept), layout.recomputed
+    blocks, checkpointed = len(planned.training.kept), layout.checkpointed
     part = ", this rank's part" if layout.sharded else ""
     rows = {}
     for name, size in planned.held_weights(layout).items():
@@ -107,8 +107,8 @@ def _table(planned: RunMemory, layout: Layout, title: str) -> Table:
     if layout.sharded:
         phases["train: weights of the block at work"] = planned.gathered
     phases |= {
-        _TRAINING[use].format(kept=blocks - recomputed, recomputed=recomputed): size
-        for use, size in planned.training.activations(recomputed).items()
+        _TRAINING[use].format(kept=blocks - checkpointed, checkpointed=checkpointed): size
+        for use, size in planned.training.activations(checkpointed).items()
     }
     largest, peak = max(every.items(), key=lambda phase: phase[1])
     table = Table("use", "memory", title=title, title_justify="left")
@@ -127,18 +127,22 @@ def _table(planned: RunMemory, layout: Layout, title: str) -> Table:
 def _verdict(planned: RunMemory, layout: Layout, gpu: int, gpus: int) -> str:
     blocks, free = len(planned.training.kept), gpu - RESERVED - planned.total(layout)
     fits = f"fits, with {_size(free)} to spare" if free >= 0 else f"does not fit: {_size(-free)} are missing"
-    set_by = "as optimizer.checkpointing sets" if planned.wanted.recomputed is not None else "the fewest that fit"
-    if planned.wanted.recomputed is None and free < 0:
-        set_by = "all of them" if layout.recomputed == blocks else "as training allows"
+    set_by = (
+        "as optimizer.activation_checkpointing sets"
+        if planned.wanted.checkpointed is not None
+        else "the fewest that fit"
+    )
+    if planned.wanted.checkpointed is None and free < 0:
+        set_by = "all of them" if layout.checkpointed == blocks else "as training allows"
     on = f"a GPU of {gpu / 1e9:g} GB" if gpus == 1 else f"{gpus} GPUs of {gpu / 1e9:g} GB"
-    return f"On {on} the run {fits}. {layout.recomputed} of {blocks} blocks recompute, {set_by}."
+    return f"On {on} the run {fits}. {layout.checkpointed} of {blocks} blocks recompute, {set_by}."
 
 
 def _choices(planned: RunMemory, layout: Layout, gpus: int) -> str:
     """The decisions on encoders and sharding."""
     wanted = planned.wanted
-    where = "in host memory, except while prompts are encoded" if layout.visiting else "on the GPU"
-    choices = [f"Text encoders stay {where}{_because(wanted.visiting, 'optimizer.encoders')}."]
+    where = "in host memory, except while prompts are encoded" if layout.offloaded else "on the GPU"
+    choices = [f"Text encoders stay {where}{_because(wanted.offloaded, 'optimizer.encoders')}."]
     if gpus > 1:
         how = f"sharded across the {gpus} ranks" if layout.sharded else "whole on each GPU"
         choices.append(f"The base is {how}{_because(wanted.sharded, 'optimizer.shard_base')}.")
@@ -178,8 +182,8 @@ def _common_gpus(planned: RunMemory) -> Table:
         if not planned.fits(layout, gpu):
             table.add_row(name, "does not fit", "", total)
         else:
-            blocks = f"{layout.recomputed} of {len(planned.training.kept)}"
-            table.add_row(name, blocks, "host memory" if layout.visiting else "GPU", total)
+            blocks = f"{layout.checkpointed} of {len(planned.training.kept)}"
+            table.add_row(name, blocks, "host memory" if layout.offloaded else "GPU", total)
     return table
 
 

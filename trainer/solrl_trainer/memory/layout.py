@@ -31,12 +31,12 @@ def find_layout(config: RunConfig, backbone: PipelineBackbone, world: Communicat
     blocks = sum(len(list(backbone.transformer.get_submodule(name).children())) for name in backbone.blocks)
     wanted = Wanted.of(config, blocks, world.size)
     if backbone.device.type != "cuda":
-        layout = Layout(wanted.sharded is True, wanted.visiting is True, wanted.recomputed or 0)
+        layout = Layout(wanted.sharded is True, wanted.offloaded is True, wanted.checkpointed or 0)
     else:
         layout = wanted.layout or _planned(config, backbone, world)
     if layout.sharded:
         logger.info(f"the base is sharded across {world.size} ranks; optimizer.shard_base overrides this")
-    if layout.visiting:
+    if layout.offloaded:
         logger.info("text encoders are moved to the device only to encode prompts; optimizer.encoders overrides this")
     return layout
 
@@ -47,12 +47,12 @@ def _planned(config: RunConfig, backbone: PipelineBackbone, world: Communicator)
     layout = plan.layout(gpu)
     if any(gather_values(layout.sharded, world)) and not layout.sharded:
         layout = replace(plan, wanted=replace(plan.wanted, sharded=True)).layout(gpu)
-    if plan.wanted.recomputed is None:
+    if plan.wanted.checkpointed is None:
         blocks = len(plan.training.kept)
         logger.info(
             f"the run needs about {plan.total(layout) / 2**30:.1f} of {(gpu - RESERVED) / 2**30:.1f} GiB: with "
-            f"micro-batches of {config.optimizer.batch}, {blocks - layout.recomputed} of {blocks} blocks keep their "
-            f"activations, {layout.recomputed} recompute them; optimizer.checkpointing overrides this"
+            f"micro-batches of {config.optimizer.batch}, {blocks - layout.checkpointed} of {blocks} blocks keep their "
+            f"activations, {layout.checkpointed} recompute them; optimizer.activation_checkpointing overrides this"
         )
     return layout
 

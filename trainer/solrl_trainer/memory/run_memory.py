@@ -24,13 +24,13 @@ class Layout:
 
     Attributes:
         sharded: the base's blocks are spread over the ranks.
-        visiting: text encoders are on the GPU only while prompts are encoded.
-        recomputed: number of blocks that recompute their activations.
+        offloaded: text encoders are in host memory, except while prompts are encoded.
+        checkpointed: number of blocks with activation checkpointing, which keep only their inputs.
     """
 
     sharded: bool
-    visiting: bool
-    recomputed: int
+    offloaded: bool
+    checkpointed: int
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Wanted:
     """The parts of a layout that the run's settings determine; None where the plan does."""
 
     sharded: bool | None
-    visiting: bool | None
-    recomputed: int | None
+    offloaded: bool | None
+    checkpointed: int | None
 
     @classmethod
     def of(cls, config: RunConfig, blocks: int, ranks: int) -> "Wanted":
@@ -47,16 +47,16 @@ class Wanted:
         optimizer = config.optimizer
         return cls(
             sharded=False if ranks == 1 else None if optimizer.shard_base == "auto" else optimizer.shard_base,
-            visiting=None if optimizer.encoders == "auto" else optimizer.encoders == "cpu",
-            recomputed=wanted_blocks(config, blocks),
+            offloaded=None if optimizer.encoders == "auto" else optimizer.encoders == "cpu",
+            checkpointed=wanted_blocks(config, blocks),
         )
 
     @property
     def layout(self) -> Layout | None:
         """The layout, if the settings determine all of it."""
-        if self.sharded is None or self.visiting is None or self.recomputed is None:
+        if self.sharded is None or self.offloaded is None or self.checkpointed is None:
             return None
-        return Layout(self.sharded, self.visiting, self.recomputed)
+        return Layout(self.sharded, self.offloaded, self.checkpointed)
 
 
 @dataclass(frozen=True)
@@ -89,34 +89,34 @@ class RunMemory:
     def layout(self, gpu: int) -> Layout:
         """The layout on a GPU of `gpu` bytes.
 
-        The base is spread only if training does not fit otherwise. Encoders visit only if the run does not fit
-        otherwise, or more blocks would recompute.
+        The base is spread only if training does not fit otherwise. Encoders are offloaded only if the run does not fit
+        otherwise, or more blocks would be checkpointed.
         """
         wanted = self.wanted
         sharded = wanted.sharded
         if sharded is None:
-            smallest = Layout(False, wanted.visiting is not False, len(self.training.kept))
+            smallest = Layout(False, wanted.offloaded is not False, len(self.training.kept))
             sharded = self.held(smallest) + self.phases(smallest)["train"] > gpu - RESERVED
-        staying, visiting = (self._recomputing(sharded, visiting, gpu) for visiting in (False, True))
-        if wanted.visiting is None:
-            leave = visiting.recomputed < staying.recomputed or not self.fits(staying, gpu)
+        staying, offloaded = (self._checkpointing(sharded, offloaded, gpu) for offloaded in (False, True))
+        if wanted.offloaded is None:
+            leave = offloaded.checkpointed < staying.checkpointed or not self.fits(staying, gpu)
         else:
-            leave = wanted.visiting
-        return visiting if leave else staying
+            leave = wanted.offloaded
+        return offloaded if leave else staying
 
-    def _recomputing(self, sharded: bool, visiting: bool, gpu: int) -> Layout:
-        """The layout with as few recomputing blocks as fit."""
-        blocks = self.wanted.recomputed
+    def _checkpointing(self, sharded: bool, offloaded: bool, gpu: int) -> Layout:
+        """The layout with as few checkpointed blocks as fit."""
+        blocks = self.wanted.checkpointed
         if blocks is None:
-            layout = Layout(sharded, visiting, 0)
+            layout = Layout(sharded, offloaded, 0)
             gathered = self.gathered if sharded else 0
-            blocks = self.training.recomputed(gpu - RESERVED - gathered - self.held(layout) + self.training.state)
-        return Layout(sharded, visiting, blocks)
+            blocks = self.training.checkpointed(gpu - RESERVED - gathered - self.held(layout) + self.training.state)
+        return Layout(sharded, offloaded, blocks)
 
     def held_weights(self, layout: Layout) -> dict[str, int]:
         """Part → bytes of frozen weights that are on the GPU in every phase."""
         weights = self.sharded if layout.sharded else self.weights
-        return weights if layout.visiting else {**weights, **self.encoders}
+        return weights if layout.offloaded else {**weights, **self.encoders}
 
     def held(self, layout: Layout) -> int:
         """Bytes in use in every phase: all weights, the optimiser's state, samples and prompts."""
@@ -128,10 +128,10 @@ class RunMemory:
         """Phase → peak bytes in addition to those in use in every phase."""
         whole = self.gathered if layout.sharded else 0
         phases = {
-            phase: peak + whole * phase.startswith("denoise") + sum(self.encoders.values()) * _visited(phase, layout)
+            phase: peak + whole * phase.startswith("denoise") + sum(self.encoders.values()) * _onloads(phase, layout)
             for phase, peak in self.generation.items()
         }
-        return {**phases, "train": whole + sum(self.training.activations(layout.recomputed).values())}
+        return {**phases, "train": whole + sum(self.training.activations(layout.checkpointed).values())}
 
     def total(self, layout: Layout) -> int:
         """Bytes at the peak of the largest phase."""
@@ -150,8 +150,8 @@ class RunMemory:
         return 0
 
 
-def _visited(phase: str, layout: Layout) -> bool:
-    return phase == "encode" and layout.visiting
+def _onloads(phase: str, layout: Layout) -> bool:
+    return phase == "encode" and layout.offloaded
 
 
 def plan_run(config: RunConfig, backbone: PipelineBackbone, fastest: Precision, ranks: int = 1) -> RunMemory:

@@ -36,7 +36,7 @@ class TrainingPlan:
 
     Attributes:
         kept: per block, in execution order: bytes that it keeps for the backward pass.
-        inputs: per block: bytes that it keeps if its activations are recomputed.
+        inputs: per block: bytes that it keeps if it is checkpointed.
         state: LoRA weights of both policies, gradients, and the optimiser's moments.
     """
 
@@ -44,16 +44,16 @@ class TrainingPlan:
     inputs: tuple[int, ...]
     state: int
 
-    def total(self, recomputed: int) -> int:
-        """Peak bytes if the first `recomputed` blocks recompute their activations."""
-        return self.state + sum(self.activations(recomputed).values())
+    def total(self, checkpointed: int) -> int:
+        """Peak bytes with this many checkpointed blocks, the first ones."""
+        return self.state + sum(self.activations(checkpointed).values())
 
-    def activations(self, recomputed: int) -> dict[str, int]:
+    def activations(self, checkpointed: int) -> dict[str, int]:
         """Bytes by use at that peak: of the blocks that keep their activations, of the others, and of one at work."""
         return {
-            "kept": sum(self.kept[recomputed:]),
-            "inputs": sum(self.inputs[:recomputed]),
-            "working": max(self.kept) * (2 if recomputed else 1),
+            "kept": sum(self.kept[checkpointed:]),
+            "inputs": sum(self.inputs[:checkpointed]),
+            "working": max(self.kept) * (2 if checkpointed else 1),
         }
 
     def scaled(self, share: float) -> "TrainingPlan":
@@ -61,8 +61,8 @@ class TrainingPlan:
         kept, inputs = (tuple(math.ceil(share * size) for size in sizes) for sizes in (self.kept, self.inputs))
         return TrainingPlan(kept, inputs, self.state)
 
-    def recomputed(self, limit: int) -> int:
-        """The fewest blocks that must recompute to stay within `limit` bytes; all blocks if no count fits."""
+    def checkpointed(self, limit: int) -> int:
+        """The fewest checkpointed blocks that stay within `limit` bytes; all blocks if no count fits."""
         blocks = len(self.kept)
         return next((count for count in range(blocks) if self.total(count) <= limit), blocks)
 
@@ -115,8 +115,8 @@ def plan_training(
 
 
 def wanted_blocks(config: RunConfig, blocks: int) -> int | None:
-    """Number of blocks, of `blocks`, that the run's settings let recompute; None for `auto`."""
-    wanted = config.optimizer.checkpointing
+    """Number of blocks, of `blocks`, that the run's settings checkpoint; None for `auto`."""
+    wanted = config.optimizer.activation_checkpointing
     if wanted == "auto":
         return None
     return min(int(wanted), blocks) if type(wanted) is int else blocks * bool(wanted)

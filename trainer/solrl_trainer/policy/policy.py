@@ -11,7 +11,7 @@ from solrl_core.families import Backbone
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from solrl_trainer.policy.lora import inject
-from solrl_trainer.policy.trained_blocks import recompute_first, wrap_blocks
+from solrl_trainer.policy.trained_blocks import checkpoint_first, wrap_blocks
 from solrl_trainer.settings.config import Lora, PolicySettings
 
 CURRENT, OLD = "current", "old"
@@ -58,9 +58,9 @@ class Policy:
             backbone.compile(self.transformer)
         self.blocks = wrap_blocks(self.transformer, backbone)
 
-    def recompute(self, blocks: int) -> None:
-        """Recompute the activations of this many blocks in the backward pass instead of keeping them."""
-        recompute_first(self.blocks, blocks)
+    def checkpoint_activations(self, blocks: int) -> None:
+        """Use activation checkpointing in this many blocks: the backward pass recomputes their activations."""
+        checkpoint_first(self.blocks, blocks)
 
     def _activate(self, name: Literal["current", "old"] | None) -> None:
         for layer in self.layers.values():

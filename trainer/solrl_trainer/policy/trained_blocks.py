@@ -1,4 +1,4 @@
-"""Transformer blocks in training: one compiled graph for both adapters; activations are kept or recomputed."""
+"""Transformer blocks in training: one compiled graph for both adapters; optional activation checkpointing."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ class TrainedBlock(nn.Module):
 
     Attributes:
         block: the block, compiled on a GPU.
-        recomputed: activations are recomputed in the backward pass rather than kept.
+        checkpointed: activation checkpointing: the backward pass recomputes activations, which are not kept.
         discarding: the block runs in gradient mode, but its graph is discarded. A compiler fuses a pass without
             gradient differently, and equal weights would then give different numbers.
     """
@@ -23,7 +23,7 @@ class TrainedBlock(nn.Module):
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
         self.block = block
-        self.recomputed = False
+        self.checkpointed = False
         self.discarding = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -31,7 +31,7 @@ class TrainedBlock(nn.Module):
         if self.discarding:
             with torch.enable_grad():
                 return tree_map(_detached, self.block(*args, **kwargs))
-        if self.recomputed and torch.is_grad_enabled():
+        if self.checkpointed and torch.is_grad_enabled():
             return checkpoint(self.block, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
         return self.block(*args, **kwargs)
 
@@ -47,13 +47,13 @@ def wrap_blocks(transformer: nn.Module, backbone: Backbone) -> list[TrainedBlock
     return blocks
 
 
-def recompute_first(blocks: Sequence[TrainedBlock], count: int) -> None:
-    """Recompute activations of the first `count` blocks and keep those of the others.
+def checkpoint_first(blocks: Sequence[TrainedBlock], count: int) -> None:
+    """Use activation checkpointing in the first `count` blocks, and in no others.
 
     The backward pass frees the last blocks' activations first, which makes room for recomputed ones.
     """
     for index, block in enumerate(blocks):
-        block.recomputed = index < count
+        block.checkpointed = index < count
 
 
 def _detached(x: Any) -> Any:

@@ -64,14 +64,14 @@ class Models:
         """
         world = world or SingleProcess()
         layout = find_layout(config, backbone, world)
-        encoders = Encoders(backbone, offloaded=layout.visiting)
+        encoders = Encoders(backbone, offloaded=layout.offloaded)
         backbone.cache_at_least(config.explore.prompts)
         if not layout.sharded:
             place(backbone.transformer, backbone.device)
         generator = Generator(backbone, "bf16")
         precision = explored_precision(config, fastest_precision(backbone.device))
         explorer = generator if precision == generator.precision else _unsharded(backbone, precision)
-        policy = build_policy(backbone, config, layout.recomputed)
+        policy = build_policy(backbone, config, layout.checkpointed)
         if layout.sharded:
             others = [] if explorer is generator else [explorer]
             world = shard_base(backbone, generator, others, policy, world)
@@ -106,17 +106,17 @@ def _unsharded(backbone: Backbone, precision: Precision) -> Generator:
     return generator
 
 
-def build_policy(backbone: Backbone, config: RunConfig, recomputed: int = 0) -> Policy:
+def build_policy(backbone: Backbone, config: RunConfig, checkpointed: int = 0) -> Policy:
     """Inject the run's adapters into the backbone's transformer.
 
     Args:
         backbone: the loaded model.
         config: the run's settings.
-        recomputed: number of blocks that recompute their activations.
+        checkpointed: number of blocks with activation checkpointing.
     """
     reference = None
     if config.optimizer.reference == "fp8" and backbone.device.type == "cuda":
         reference = _unsharded(backbone, "fp8").transformer
     policy = Policy(backbone, config.lora, config.seed, reference=reference)
-    policy.recompute(recomputed)
+    policy.checkpoint_activations(checkpointed)
     return policy

@@ -158,16 +158,17 @@ class Optimizer(Section):
     regenerate.at=service, and one optimiser step per iteration. With algorithm.global_std, the standard deviation is
     then that of the rewards of the iteration before and of the prompt itself; the first iteration waits for all its
     samples. false: every iteration does."""
-    checkpointing: bool | Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """Transformer blocks whose activations the backward pass recomputes instead of storing them, which is slower: true
-    for all, false for none, or a number. auto plans the fewest with which training fits in the GPU; none on a CPU."""
+    activation_checkpointing: bool | Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Transformer blocks with activation checkpointing, or gradient checkpointing: the backward pass recomputes
+    their activations instead of storing them, which is slower. true for all, false for none, or a number. auto plans
+    the fewest with which training fits in the GPU; none on a CPU."""
     shard_base: bool | Literal["auto"] = "auto"
     """Spread the frozen base over the ranks, which is slower; LoRA weights stay whole. auto does so if it does not fit
     in each rank's GPU beside its training state."""
     encoders: Literal["auto", "gpu", "cpu"] = "auto"
     """Where text encoders wait while no prompt is encoded. cpu: in host memory; they are moved to the GPU once per
-    iteration, and encode there. auto does so if with them on the GPU the run would not fit, or would recompute the
-    activations of more blocks."""
+    iteration, and encode there. auto does so if with them on the GPU the run would not fit, or would need
+    activation checkpointing in more blocks."""
     reference: Literal["bf16", "fp8"] = "bf16"
     """Precision of the reference's velocities on a GPU. fp8 takes about half the time and a second copy of the weights;
     at the default weight of the pull to the reference it changes the gradient by about 1e-5."""

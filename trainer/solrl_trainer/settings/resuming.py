@@ -37,7 +37,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
         (
             *("iterations", "checkpoint_every", "keep_checkpoints", "evaluate.*", "track", "output", "device"),
             *("rollout_url", "patience", "served_as", "reward_options.*.at"),
-            *("optimizer.checkpointing", "optimizer.shard_base", "optimizer.encoders"),
+            *("optimizer.activation_checkpointing", "optimizer.shard_base", "optimizer.encoders"),
         ),
     ),
     ("later", ("batch", "explore.*", "regenerate.*", "optimizer.*", "algorithm.*", "policy.*")),
