@@ -174,7 +174,7 @@ def made(engine: Engine, settings: Settings, count: int) -> list[ScoredChunk]:
     job = Job("local", None, name, None, settings.precision, plan, rewards, images=False)  # type: ignore[arg-type]
     prompt = PromptItem(id="speed", text="a red circle and a blue square")
     chunks = [Chunk(job, prompt, range(i * CHUNK_SIZE, (i + 1) * CHUNK_SIZE)) for i in range(count)]
-    engine.submit(chunks)
+    engine.scheduler.submit(chunks)
     return [chunk.result.result() for chunk in chunks]
 
 

@@ -1,7 +1,7 @@
 """Admission: checks that this service can serve a request, before any of its work is queued."""
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from solrl_client.addresses import origin
 from solrl_core.fingerprint import model_digest
@@ -93,19 +93,6 @@ def _allowed(at: str, hosts: Collection[str], where: str) -> str:
             "--reward-hosts",
         )
     return found
-
-
-def check_model(name: str, hosted: Iterable[str]) -> None:
-    """Raise 404 `model-not-found` for a model that is not among the hosted names."""
-    if name not in hosted:
-        raise ProblemError(
-            ProblemKind.MODEL_NOT_FOUND,
-            f"this service does not host {name!r}",
-            where="model",
-            got=name,
-            expected=sorted(hosted),
-            action="use a hosted model, or start a service for this one",
-        )
 
 
 def _check_rewards(rewards: Sequence[RewardSpec], hosted: ModelInfo) -> None:

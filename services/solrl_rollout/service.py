@@ -11,11 +11,11 @@ from solrl_http import logs
 from solrl_http.limits.drain import draining
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import NoiseContract
+from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import RolloutRequest, Served
 
 from solrl_rollout.admission import (
     MAX_LATENT_BYTES,
-    check_model,
     check_request,
     external_rewards_of,
     latent_bytes,
@@ -62,11 +62,19 @@ class Service:
     @property
     def dead(self) -> bool:
         """Whether the engine ended; only a new process can replace it."""
-        return self.engine.dead
+        return self.engine.scheduler.dead
 
     def find_model(self, name: str) -> HostedModel:
         """The hosted model called `name`; raises 404 `model-not-found` if there is none."""
-        check_model(name, self.hosted)
+        if name not in self.hosted:
+            raise ProblemError(
+                ProblemKind.MODEL_NOT_FOUND,
+                f"this service does not host {name!r}",
+                where="model",
+                got=name,
+                expected=sorted(self.hosted),
+                action="use a hosted model, or start a service for this one",
+            )
         return self.hosted[name]
 
     def require_accepting(self) -> None:
@@ -82,7 +90,7 @@ class Service:
         """
         self.require_accepting()
         with as_problems():
-            self.engine.require_capacity(tenant)
+            self.engine.scheduler.require_capacity(tenant)
 
     async def accept(self, request: RolloutRequest, tenant: str, hold: Callable[[int], None]) -> RolloutHandle:
         """Check a request and queue its work.

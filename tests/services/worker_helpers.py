@@ -67,7 +67,7 @@ def assert_cancelled_within_a_step(engine: Engine, steps: Path) -> None:
     steps.touch()
     engine.start().result(600)
     endless = chunk(job(steps=200), str(steps))
-    engine.submit([endless])
+    engine.scheduler.submit([endless])
     while not steps.stat().st_size:
         time.sleep(0.01)
     engine.cancel(endless.job)
@@ -82,7 +82,7 @@ def assert_replaced_once_stopped(engine: Engine, note: Path) -> None:
     """Start an engine on `stopped`, whose worker stops at the first step of a chunk and notes its process in a file."""
     engine.start().result(600)
     held = chunk(job(), str(note))
-    engine.submit([held])
+    engine.scheduler.submit([held])
     assert len(held.result.result(600).rewards[REWARD]) == 4
     assert_gone([int(note.read_text())])
     assert held.losses == 1

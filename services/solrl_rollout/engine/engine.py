@@ -20,7 +20,6 @@ from solrl_rollout.engine.work import Chunk, HostedModel, Job
 from solrl_rollout.engine.workers.base import Worker, WorkerDiedError
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
-from solrl_rollout.status.throughput import RecentThroughput
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,11 @@ _LONGEST_PAUSE = 30.0
 
 
 class Engine:
-    """Owns the workers' threads. Other threads submit work here; once it is `dead`, submitting fails."""
+    """Owns the workers' threads.
+
+    Attributes:
+        scheduler: the queue to which requests submit their chunks.
+    """
 
     def __init__(self, settings: Settings, metrics: Metrics, workers: Sequence[Worker]) -> None:
         """Prepare the threads.
@@ -45,22 +48,12 @@ class Engine:
             workers: at least one, not loaded yet.
         """
         self._metrics = metrics
-        self._scheduler = Scheduler(settings, metrics)
+        self.scheduler = Scheduler(settings, metrics)
         several = len(workers) > 1
-        self._feeds = [WorkerFeed(worker, self._scheduler, keeps_run=several) for worker in workers]
+        self._feeds = [WorkerFeed(worker, self.scheduler, keeps_run=several) for worker in workers]
         self._comparing = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._ready: Future[list[HostedModel]] = Future()
-
-    @property
-    def dead(self) -> bool:
-        """Whether no worker will serve again."""
-        return self._scheduler.dead
-
-    @property
-    def throughput(self) -> RecentThroughput:
-        """Throughput of the last minute."""
-        return self._scheduler.throughput
 
     @property
     def workers(self) -> tuple[WorkerStatus, ...]:
@@ -80,29 +73,9 @@ class Engine:
             thread.start()
         return self._ready
 
-    def submit(self, chunks: list[Chunk], *, reserved: bool = False) -> None:
-        """Queue chunks.
-
-        Args:
-            chunks: in the order in which they are to run.
-            reserved: they are survivors of pruning, for which the queue has reserved capacity.
-
-        Raises:
-            QueueFullError, EngineDeadError.
-        """
-        self._scheduler.submit(chunks, reserved=reserved)
-
-    def require_capacity(self, tenant: str) -> None:
-        """Check that the queue has room for at least one more candidate of a tenant.
-
-        Raises:
-            QueueFullError, EngineDeadError.
-        """
-        self._scheduler.require_capacity(tenant)
-
     def cancel(self, job: Job) -> None:
         """Remove a job's waiting chunks and stop its running ones at the next step. Harmless after its end."""
-        self._scheduler.cancel(job)
+        self.scheduler.cancel(job)
         for feed in self._feeds:
             feed.worker.cancel(job)
 
@@ -112,23 +85,23 @@ class Engine:
         Raises:
             EngineDeadError: no worker will serve again.
         """
-        with self._scheduler.changed:
-            self._scheduler.require_alive()
+        with self.scheduler.changed:
+            self.scheduler.require_alive()
             return _all_of([feed.worker.ping() for feed in self._feeds if feed.serving])
 
     def waiting(self, tenant: str) -> tuple[list[Chunk], bool]:
         """A tenant's waiting chunks, and whether one of its chunks is running."""
-        with self._scheduler.changed:
+        with self.scheduler.changed:
             running = any(chunk.tenant == tenant for feed in self._feeds for chunk in feed.chunks)
-            return self._scheduler.waiting(tenant), running
+            return self.scheduler.waiting(tenant), running
 
     def close(self) -> None:
         """Cancel unfinished work and end the threads."""
-        with self._scheduler.changed:
-            self._scheduler.closing = True
+        with self.scheduler.changed:
+            self.scheduler.closing = True
             jobs = [chunk.job for feed in self._feeds for chunk in feed.chunks]
             loading = [feed.worker for feed in self._feeds if not (feed.serving or feed.ended)]
-            self._scheduler.changed.notify_all()
+            self.scheduler.changed.notify_all()
         for worker in loading:
             worker.close()
         for job in jobs:
@@ -141,16 +114,16 @@ class Engine:
         try:
             all_loaded = self._load(feed)
         except BaseException as error:
-            with self._scheduler.changed:
-                self._scheduler.closing = True
-                self._scheduler.changed.notify_all()
+            with self.scheduler.changed:
+                self.scheduler.closing = True
+                self.scheduler.changed.notify_all()
             self._end(feed, error)
             with self._comparing:
                 if not self._ready.done():  # another worker may have failed, too
                     self._ready.set_exception(error)
             return
         self._set_serving(feed, True)
-        if all_loaded and self._scheduler.closing:
+        if all_loaded and self.scheduler.closing:
             self._ready.set_exception(EngineDeadError())
         elif all_loaded:
             self._ready.set_result(describe({one.worker.name: one.hosted for one in self._feeds}))
@@ -201,8 +174,8 @@ class Engine:
                 "worker %s is loaded again in %g seconds; of %d deaths after which it is given up, it has %d",
                 *(name, pause, _MOST_DEATHS, feed.idle_deaths),
             )
-            with self._scheduler.changed:
-                if self._scheduler.changed.wait_for(lambda: self._scheduler.closing, pause):
+            with self.scheduler.changed:
+                if self.scheduler.changed.wait_for(lambda: self.scheduler.closing, pause):
                     return False
             try:
                 self._load(feed)
@@ -222,25 +195,25 @@ class Engine:
         return False
 
     def _set_serving(self, feed: WorkerFeed, serving: bool) -> None:
-        with self._scheduler.changed:
+        with self.scheduler.changed:
             feed.serving = serving
-            self._scheduler.serving = sum(one.serving for one in self._feeds)
+            self.scheduler.serving = sum(one.serving for one in self._feeds)
         self._metrics.worker_up(feed.worker.name, serving)
 
     def _end(self, feed: WorkerFeed, error: BaseException | None) -> None:
         """End a worker for good: the others make its chunks. After the last one, resolve all with an error."""
         self._set_serving(feed, False)
-        with self._scheduler.changed:
+        with self.scheduler.changed:
             feed.ended = True
             if all(one.ended for one in self._feeds):
-                self._scheduler.dead = True
+                self.scheduler.dead = True
             left, feed.chunks = feed.chunks, []
-        if not self._scheduler.dead:
-            self._scheduler.put_back(left)
+        if not self.scheduler.dead:
+            self.scheduler.put_back(left)
         else:
             for chunk in left:
                 chunk.result.set_exception(chunk.error("other") if isinstance(error, Exception) else EngineDeadError())
-            for chunk in self._scheduler.clear():
+            for chunk in self.scheduler.clear():
                 if chunk.result.running() or chunk.result.set_running_or_notify_cancel():
                     chunk.result.set_exception(EngineDeadError())
         feed.worker.close()

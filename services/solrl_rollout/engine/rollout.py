@@ -45,7 +45,7 @@ class RolloutHandle:
         self._chunks = cut_into_chunks(request, job)
         self._tasks: list[asyncio.Task[RolloutGroup]] = []
         self._unread: list[str] = []
-        engine.submit([chunk for chunks in self._chunks for chunk in chunks])
+        engine.scheduler.submit([chunk for chunks in self._chunks for chunk in chunks])
 
     async def groups(self) -> AsyncIterator[RolloutGroup]:
         """Yield each group as soon as it is finished.
@@ -91,7 +91,7 @@ class RolloutHandle:
         if self._request.plan.prune is not None:
             # In a thread, since it copies whole latents.
             places, survivors = await asyncio.to_thread(group.survivors, self._request.plan.prune.keep)
-            self._engine.submit(survivors, reserved=True)
+            self._engine.scheduler.submit(survivors, reserved=True)
             group = group.after_pruning(places, await self._scored(survivors))
         # In a thread, since it compresses images.
         answer = await asyncio.to_thread(group.answer)

@@ -34,7 +34,7 @@ async def status(service: Service, tenant: str, since: int) -> StatusAnswer:
     return StatusAnswer(
         service=_service(service, tenant),
         queue=_queue(service, waiting),
-        throughput=service.engine.throughput.of_tenant(tenant, busy=busy),
+        throughput=service.engine.scheduler.throughput.of_tenant(tenant, busy=busy),
         runs=tuple(statuses),
         revision=max((one.revision for one in progress.values()), default=0),
     )

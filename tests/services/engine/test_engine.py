@@ -37,7 +37,7 @@ def test_only_the_cancelled_job_stops_at_its_next_step(gate: Gate) -> None:
     try:
         cancelled = job(steps=200)
         running, waiting, other = chunk(cancelled, "held"), chunk(cancelled), chunk(job())
-        engine.submit([running, waiting, other])
+        engine.scheduler.submit([running, waiting, other])
         assert gate.reached.wait(600)
         engine.cancel(cancelled)
         gate.opened.set()
@@ -55,7 +55,7 @@ def test_pings_are_answered_between_two_steps(gate: Gate) -> None:
     engine = started_engine(FakeBackend(on_step=gate))
     try:
         running = chunk(job(steps=3), "held")
-        engine.submit([running])
+        engine.scheduler.submit([running])
         assert gate.reached.wait(600)
         ping = engine.ping()
         gate.opened.set()
@@ -82,14 +82,14 @@ def test_turns_depend_on_the_measured_seconds_of_a_kind_of_work(monkeypatch: pyt
         slow, fast = job("slow", precision="nvfp4"), job("fast")
         for of in (slow, fast, slow, fast):  # the first chunk of each kind is not measured
             measured = chunk(of)
-            engine.submit([measured])
+            engine.scheduler.submit([measured])
             measured.result.result(600)
         first = chunk(job("first"), "held")
-        engine.submit([first])
+        engine.scheduler.submit([first])
         assert gate.reached.wait(600)
         # A turn has four chunks. At eight times the cost, one turn of the slow run equals eight turns of the fast run.
         chunks = [chunk(of) for of in (slow, fast) for _ in range(40)]
-        engine.submit(chunks)
+        engine.scheduler.submit(chunks)
         order.clear()
         gate.opened.set()
         for one in chunks:
@@ -105,12 +105,12 @@ def test_a_cancelled_job_frees_the_capacity_of_its_survivors(gate: Gate) -> None
     engine = started_engine(FakeBackend(on_step=gate), queue_limit=24)
     try:
         pruned, other = job(steps=2), job()
-        engine.submit([chunk(pruned, "held", count=24, until=1, reserved=24)])
+        engine.scheduler.submit([chunk(pruned, "held", count=24, until=1, reserved=24)])
         assert gate.reached.wait(600)
         with pytest.raises(QueueFullError):
-            engine.submit([chunk(other, count=1)])
+            engine.scheduler.submit([chunk(other, count=1)])
         engine.cancel(pruned)
-        engine.submit([chunk(other, count=24)])
+        engine.scheduler.submit([chunk(other, count=24)])
     finally:
         gate.opened.set()
         engine.close()
@@ -120,7 +120,7 @@ def test_closing_cancels_unfinished_work_and_ends_the_backend(gate: Gate) -> Non
     backend = FakeBackend(on_step=gate)
     engine = started_engine(backend)
     running, waiting = chunk(job(steps=200), "held"), chunk(job())
-    engine.submit([running, waiting])
+    engine.scheduler.submit([running, waiting])
     assert gate.reached.wait(600)
     gate.opened.set()
     engine.close()
@@ -139,7 +139,7 @@ def test_an_adapter_is_set_only_if_a_different_one_was_served() -> None:
         switched = []
         for adapter, precision in ((None, "bf16"), (one, "bf16"), (one, "bf16"), (one, "nvfp4"), (other, "bf16")):
             part = chunk(job(adapter=adapter, precision=precision))  # type: ignore[arg-type]
-            engine.submit([part])
+            engine.scheduler.submit([part])
             switched.append(part.result.result(600).switched)
     finally:
         engine.close()
@@ -156,12 +156,12 @@ def test_the_engine_ends_if_its_backend_dies() -> None:
     engine = started_engine(backend)
     backend.check = lambda: break_down(SimpleNamespace(prompt="fatal"))  # type: ignore[assignment, method-assign, arg-type]
     failed, waiting = chunk(job(), "fatal"), chunk(job())
-    engine.submit([failed, waiting])
+    engine.scheduler.submit([failed, waiting])
     for one, kind in ((failed, ChunkError), (waiting, EngineDeadError)):
         with pytest.raises(kind):
             one.result.result(600)
     engine.close()
-    assert engine.dead
+    assert engine.scheduler.dead
 
 
 def test_the_engine_survives_a_failed_chunk() -> None:
@@ -172,7 +172,7 @@ def test_the_engine_survives_a_failed_chunk() -> None:
     engine = started_engine(FakeBackend(on_step=fail))
     try:
         bad, good = chunk(job(), "bad"), chunk(job())
-        engine.submit([bad, good])
+        engine.scheduler.submit([bad, good])
         with pytest.raises(ChunkError) as refused:
             bad.result.result(600)
         assert refused.value.fault == "other"
@@ -189,7 +189,7 @@ def test_a_failed_start_reports_the_model_that_cannot_be_loaded() -> None:
     with pytest.raises(OSError, match="no such folder"):
         engine.start().result(600)
     engine.close()
-    assert engine.dead
+    assert engine.scheduler.dead
 
 
 @pytest.fixture

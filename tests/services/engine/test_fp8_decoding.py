@@ -53,7 +53,7 @@ def test_a_decoder_that_cannot_compute_in_fp8_is_a_422() -> None:
     engine = started_engine(FakeBackend(on_step=refuse))
     try:
         asked = chunk(replace(job(), plan=Plan(steps=1, decoder_precision="fp8")))
-        engine.submit([asked])
+        engine.scheduler.submit([asked])
         with pytest.raises(ChunkError) as refused:
             asked.result.result(600)
     finally:

@@ -13,7 +13,7 @@ def scores(overlap: bool) -> torch.Tensor:
     try:
         job = Job("t", "r", "mini-sana", None, "bf16", Plan(steps=2), ("clipscore",), images=False)
         chunks = [Chunk(job, PromptItem(id=name, text=f"a {name} circle"), range(24)) for name in ("red", "blue", "b")]
-        engine.submit(chunks)
+        engine.scheduler.submit(chunks)
         return torch.cat([chunk.result.result(600).rewards["clipscore"] for chunk in chunks])
     finally:
         engine.close()

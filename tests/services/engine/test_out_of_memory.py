@@ -121,7 +121,7 @@ def made(engine: Engine, precision: Any = "bf16", count: int = CHUNK_SIZE) -> li
     """Scores of a chunk."""
     job = Job("t", "a", "mini-sana", None, precision, Plan(steps=1), ("clipscore",), images=False)
     chunk = Chunk(job, PromptItem(id="p", text="a red circle"), range(count))
-    engine.submit([chunk])
+    engine.scheduler.submit([chunk])
     found: list[float] = chunk.result.result(600).rewards["clipscore"].tolist()
     return found
 
@@ -148,7 +148,7 @@ def test_a_single_candidate_that_does_not_fit_is_507_and_other_requests_are_serv
     assert (problem.status, problem.kind, problem.got) == (507, "out-of-memory", "bf16")
     assert "solrl-rollout memory --model mini-sana --precision bf16" in str(problem.action)
     assert len(made(running, "nvfp4")) == CHUNK_SIZE
-    assert not running.dead
+    assert not running.scheduler.dead
 
 
 @pytest.mark.parametrize(
@@ -204,11 +204,11 @@ def test_the_batches_of_any_backend_are_halved(count: int) -> None:
     engine = started_engine(backend)
     try:
         whole, parts = chunk(job(), count=count), chunk(job(), count=count)
-        engine.submit([whole])
+        engine.scheduler.submit([whole])
         expected = whole.result.result(600)
         backend.room = 12
         backend.batches.clear()
-        engine.submit([parts])
+        engine.scheduler.submit([parts])
         assert torch.equal(parts.result.result(600).rewards[REWARD], expected.rewards[REWARD])
     finally:
         engine.close()
@@ -222,7 +222,7 @@ def test_batches_are_halved_until_they_fit() -> None:
         backend.room = 6
         backend.batches.clear()
         made = chunk(job(), count=24)
-        engine.submit([made])
+        engine.scheduler.submit([made])
         assert len(made.result.result(600).rewards[REWARD]) == 24
     finally:
         engine.close()

@@ -51,7 +51,7 @@ def chunk(name: str, events: Events | None = None, reward: str = GATED, want: An
 
 def test_only_one_chunk_is_generated_while_the_previous_one_is_scored(engine: Engine, events: Events) -> None:
     chunks = [chunk(name, events) for name in "abc"]
-    engine.submit(chunks)
+    engine.scheduler.submit(chunks)
     events.wait_for("*b")
     engine.ping().result(600)  # the engine is idle: it waits until the first chunk is scored
     assert events.seen == ["+a", "*a", "+b", "*b"]
@@ -67,7 +67,7 @@ def test_scores_equal_those_without_overlap(engine: Engine, events: Events) -> N
         found = []
         for running in (engine, plain):
             chunks = [chunk(name, reward=REWARD, steps=2) for name in "abc"]
-            running.submit(chunks)
+            running.scheduler.submit(chunks)
             found.append(torch.cat([one.result.result(600).rewards[REWARD] for one in chunks]))
     finally:
         plain.close()
@@ -76,7 +76,7 @@ def test_scores_equal_those_without_overlap(engine: Engine, events: Events) -> N
 
 def test_a_fault_affects_only_its_chunk(engine: Engine) -> None:
     good, bad, after = (chunk(name, reward=PICKY, want=want) for name, want in (("a", 3), ("b", "many"), ("c", 5)))
-    engine.submit([good, bad, after])
+    engine.scheduler.submit([good, bad, after])
     with pytest.raises(ChunkError) as refused:
         bad.result.result(600)
     assert (refused.value.fault, refused.value.prompt) == ("reward", "b")
@@ -86,7 +86,7 @@ def test_a_fault_affects_only_its_chunk(engine: Engine) -> None:
 
 def test_a_chunk_cancelled_before_it_is_scored_is_not_scored(engine: Engine, events: Events) -> None:
     first, second, third = (chunk(name, events) for name in "abc")
-    engine.submit([first, second, third])
+    engine.scheduler.submit([first, second, third])
     events.wait_for("*b")
     engine.cancel(second.job)
     gate.set()
@@ -102,7 +102,7 @@ def test_a_chunk_cancelled_during_generation_stops_at_its_next_step(
 ) -> None:
     scoring, running = chunk("a"), chunk("b", steps=200)
     backend.on_step = lambda request: engine.cancel(running.job) if request.prompt == "b" else None
-    engine.submit([scoring, running])
+    engine.scheduler.submit([scoring, running])
     with pytest.raises(EngineError):
         running.result.result(600)
     assert "*b" not in events.seen
@@ -112,7 +112,7 @@ def test_a_chunk_cancelled_during_generation_stops_at_its_next_step(
 
 def test_the_engine_answers_while_a_chunk_is_scored(engine: Engine, events: Events) -> None:
     held, following = chunk("a"), chunk("b")
-    engine.submit([held, following])
+    engine.scheduler.submit([held, following])
     events.wait_for("*b")
     engine.ping().result(600)
     assert not held.result.done()
@@ -131,7 +131,7 @@ def test_a_batch_that_runs_out_of_memory_during_scoring_is_retried_whole_and_ove
     backend.fault = run_out
     backend.batches.clear()
     first, second, third, fourth = (chunk(name, events) for name in "abcd")
-    engine.submit([first, second])
+    engine.scheduler.submit([first, second])
     events.wait_for("out of memory")
     engine.ping().result(600)
     assert events.seen == ["+a", "*a", "+b", "out of memory"]
@@ -141,7 +141,7 @@ def test_a_batch_that_runs_out_of_memory_during_scoring_is_retried_whole_and_ove
     assert events.seen == ["+a", "*a", "+b", "out of memory", "-a", "+b", "*b", "-b"]
     assert backend.batches == [4, 4]
     gate.clear()
-    engine.submit([third, fourth])
+    engine.scheduler.submit([third, fourth])
     events.wait_for("*c")
     engine.ping().result(600)
     assert events.seen[-1] == "*c"  # the fourth chunk has to wait
@@ -153,21 +153,21 @@ def test_a_batch_that_runs_out_of_memory_during_scoring_is_retried_whole_and_ove
 @pytest.mark.parametrize("behind", [True, False], ids=["behind it", "idle"])
 def test_the_engine_ends_if_scoring_kills_its_thread(engine: Engine, backend: Observed, behind: bool) -> None:
     chunks = [chunk("a", reward=FATAL), *([chunk("b", reward=REWARD, steps=20)] if behind else [])]
-    engine.submit(chunks)
+    engine.scheduler.submit(chunks)
     for one in chunks:
         with pytest.raises(EngineDeadError):
             one.result.result(600)
     engine.close()
-    assert engine.dead
+    assert engine.scheduler.dead
     with pytest.raises(EngineError):
-        engine.submit([chunk("c")])
+        engine.scheduler.submit([chunk("c")])
 
 
 def test_closing_waits_for_scoring(engine: Engine, events: Events) -> None:
     held, left = chunk("a"), chunk("b")
-    engine.submit([held])
+    engine.scheduler.submit([held])
     events.wait_for("*a")
-    engine.submit([left])
+    engine.scheduler.submit([left])
     events.wait_for("*b")
     gate.set()
     engine.close()

@@ -132,14 +132,14 @@ def test_an_adapter_without_room_fails_its_chunk_alone(monkeypatch: pytest.Monke
 
             patch.setattr(os, "memfd_create", used_up)
             refused = chunk(adapted(1))
-            engine.submit([refused])
+            engine.scheduler.submit([refused])
             with pytest.raises(ChunkError) as error:
                 refused.result.result(600)
             assert (error.value.fault, error.value.text) == ("adapter memory", os.strerror(errno.EMFILE))
             engine.ping().result(600)
         for of in (job(), adapted(1)):
             fine = chunk(of)
-            engine.submit([fine])
+            engine.scheduler.submit([fine])
             assert len(fine.result.result(600).rewards[REWARD]) == 4
         assert [one.restarts for one in engine.workers] == [0]
     finally:
@@ -182,7 +182,7 @@ def test_a_message_that_cannot_be_sent_to_a_live_process_ends_it_and_another_mak
     first, second = Process(refuse), Process()
     with engine_on(first, second) as engine:
         sent = chunk(job())
-        engine.submit([sent])
+        engine.scheduler.submit([sent])
         assert torch.equal(sent.result.result(600).rewards[REWARD], torch.ones(4))
         assert first.ended
         assert sent.losses == 0
@@ -195,7 +195,7 @@ def test_a_result_that_arrives_while_its_worker_ends_for_good_counts_once() -> N
 
     with engine_on(Process(break_down)) as engine:
         held, fatal = chunk(job(), "held"), chunk(job(), "fatal")
-        engine.submit([held, fatal])
+        engine.scheduler.submit([held, fatal])
         assert torch.equal(held.result.result(600).rewards[REWARD], torch.ones(4))
         with pytest.raises(EngineError):
             fatal.result.result(600)
@@ -218,7 +218,7 @@ def test_chunks_at_reward_servers_make_room_for_others_and_are_made_again_if_the
     first = Asking()
     with engine_on(first, Process()) as engine:
         chunks = [chunk(job()) for _ in range(5)]
-        engine.submit(chunks)
+        engine.scheduler.submit(chunks)
         assert len({sent.get(timeout=600) for _ in chunks}) == 5
         first.die()
         for one in chunks:
@@ -276,9 +276,9 @@ def test_deaths_after_steady_service_give_no_worker_up(
     with engine_on(*processes) as engine:
         for restarts, process in enumerate(processes[:-1], 1):
             process.die()
-            while engine.workers[0].restarts < restarts and not engine.dead:
+            while engine.workers[0].restarts < restarts and not engine.scheduler.dead:
                 time.sleep(0.001)
-        assert engine.dead == engine.workers[0].given_up == dead
+        assert engine.scheduler.dead == engine.workers[0].given_up == dead
         assert engine.workers[0].restarts == (4 if dead else 6)
 
 
@@ -288,7 +288,7 @@ def test_deaths_beside_chunks_of_another_worker_give_no_worker_up(monkeypatch: p
     def work_beside(_: Process, header: Header) -> None:
         if header["do"] == "load":
             made = chunk(job())
-            engine.submit([made])
+            engine.scheduler.submit([made])
             made.result.result(600)
 
     dying = [Process(), *(Process(work_beside) for _ in range(7))]
@@ -315,7 +315,7 @@ def test_a_silent_process_is_replaced_and_its_chunks_are_made_again(monkeypatch:
     silent = Silent()
     with engine_on(silent, Process(be_patient)) as engine:
         sent = chunk(job())
-        engine.submit([sent])
+        engine.scheduler.submit([sent])
         assert torch.equal(sent.result.result(600).rewards[REWARD], torch.ones(4))
         assert silent.ended
         assert engine.workers[0].chunks == 1

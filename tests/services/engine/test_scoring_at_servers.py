@@ -104,7 +104,7 @@ def test_chunks_are_made_while_others_are_scored_up_to_a_bound(
 ) -> None:
     events = backend.events
     chunks = [chunk(name, tmp_path, events=events) for name in "abcdefg"]
-    engine.submit(chunks)
+    engine.scheduler.submit(chunks)
     events.wait_for("*d")
     until(lambda: server.waiting == (BOUND - 1) * COUNT)  # it scores one chunk
     settle(engine)
@@ -121,7 +121,7 @@ def test_a_chunk_without_rewards_of_servers_waits_for_none(
     engine: Engine, server: RewardProcess, backend: Observed, tmp_path: Path
 ) -> None:
     held, other = chunk("a", tmp_path), chunk("b", tmp_path, REWARD)
-    engine.submit([held, other])
+    engine.scheduler.submit([held, other])
     assert_scored(other)
     assert not held.result.done()
     open_gate(tmp_path)
@@ -134,7 +134,7 @@ def test_a_chunk_that_waits_for_a_place_is_cancelled_at_once(
     engine = engine_beside(server, backend, bound=1)
     try:
         asked, waits, after = (chunk(name, tmp_path) for name in "abc")
-        engine.submit([asked, waits, after])
+        engine.scheduler.submit([asked, waits, after])
         backend.events.wait_for("*b")
         settle(engine)
         sleep(0.2)  # the thread sleeps by now, and must be woken
@@ -157,7 +157,7 @@ def test_a_cancelled_chunk_at_a_server_leaves_its_place_to_others(
     engine = engine_beside(server, backend, bound=1)
     try:
         asked, after = chunk("a", tmp_path), chunk("b", tmp_path)
-        engine.submit([asked, after])
+        engine.scheduler.submit([asked, after])
         backend.events.wait_for("*b")
         engine.cancel(asked.job)
         open_gate(tmp_path)
@@ -174,11 +174,11 @@ def test_memory_is_not_waited_for_at_a_server(engine: Engine, backend: Observed,
 
     backend.fault = run_out
     held, other = chunk("a", tmp_path), chunk("b", tmp_path, REWARD)
-    engine.submit([held])
+    engine.scheduler.submit([held])
     backend.events.wait_for("*a")
     settle(engine)
     backend.batches.clear()
-    engine.submit([other])
+    engine.scheduler.submit([other])
     assert_scored(other)
     assert backend.batches == [COUNT // 2] * 2
     assert not held.result.done()
@@ -186,7 +186,7 @@ def test_memory_is_not_waited_for_at_a_server(engine: Engine, backend: Observed,
 
 def test_images_go_with_the_answer_only_if_it_asks_for_them(engine: Engine, tmp_path: Path) -> None:
     shown, unseen = chunk("a", tmp_path, images=True), chunk("b", tmp_path)
-    engine.submit([shown, unseen])
+    engine.scheduler.submit([shown, unseen])
     open_gate(tmp_path)
     images = shown.result.result(600).images
     assert isinstance(images, torch.Tensor)
@@ -200,7 +200,7 @@ def test_a_server_that_dies_fails_the_chunks_that_it_scores_and_no_others(backen
     engine = engine_beside(server, backend)
     try:
         chunks = [chunk(name, tmp_path) for name in "abcdef"]
-        engine.submit(chunks)
+        engine.scheduler.submit(chunks)
         until(lambda: server.waiting == (BOUND - 1) * COUNT)
         server.kill()
         for one in chunks:
@@ -208,14 +208,14 @@ def test_a_server_that_dies_fails_the_chunks_that_it_scores_and_no_others(backen
                 one.result.result(600)
             assert (caught.value.fault, caught.value.prompt) == ("reward server", one.prompt.id)
         other = chunk("g", tmp_path, REWARD)
-        engine.submit([other])
+        engine.scheduler.submit([other])
         assert_scored(other)
         open_gate(tmp_path)
         server.start()
         again = chunk("h", tmp_path)
-        engine.submit([again])
+        engine.scheduler.submit([again])
         assert_scored(again)
-        assert not engine.dead
+        assert not engine.scheduler.dead
     finally:
         server.kill()
         engine.close()
@@ -226,13 +226,13 @@ def test_closing_waits_for_servers_and_cancels_the_rest(
 ) -> None:
     engine = engine_beside(server, backend, bound=1)
     chunks = [chunk(name, tmp_path) for name in "abc"]
-    engine.submit(chunks)
+    engine.scheduler.submit(chunks)
     backend.events.wait_for("*b")
     settle(engine)
     open_gate(tmp_path)
     engine.close()
     assert all(one.result.done() for one in chunks)
-    assert engine.dead
+    assert engine.scheduler.dead
 
 
 def test_a_worker_process_is_sent_as_many_chunks_as_servers_may_score() -> None:
@@ -246,7 +246,7 @@ def test_a_worker_process_is_sent_as_many_chunks_as_servers_may_score() -> None:
             engine.start().result(600)
             app.mode = "slow"
             chunks = [chunk(name, Path(), NAME, REWARD) for name in "abcdef"]
-            engine.submit(chunks)
+            engine.scheduler.submit(chunks)
             until(lambda: app.asked.count("/v1/scores") == BOUND)
             app.mode = "well"
             app.leave.set()
@@ -271,10 +271,10 @@ def test_a_server_that_a_run_brings_delays_no_others(
         )
         try:
             own = [chunk(name, tmp_path, brings=server) for name in "abcd"]
-            engine.submit(own)
+            engine.scheduler.submit(own)
             until(lambda: server.waiting == COUNT)  # it scores one chunk
             others = [chunk(name, tmp_path, *names) for names in ((REWARD,), (NAME, REWARD)) for name in "ef"]
-            engine.submit(others)
+            engine.scheduler.submit(others)
             for one in others:
                 assert torch.equal(one.result.result(600).rewards[REWARD], images_of(one).mean((1, 2, 3)))
             settle(engine)
@@ -295,10 +295,10 @@ def test_worker_processes_connect_to_a_server_that_a_run_brings(server: RewardPr
     try:
         engine.start().result(600)
         own = [chunk(name, tmp_path, brings=server) for name in "abcd"]
-        engine.submit(own)
+        engine.scheduler.submit(own)
         until(lambda: server.waiting == COUNT)  # it scores the chunk of the other worker
         other = chunk("e", tmp_path, REWARD)
-        engine.submit([other])
+        engine.scheduler.submit([other])
         assert_scored(other)
         assert server.waiting == COUNT
         open_gate(tmp_path)
@@ -317,10 +317,10 @@ def test_a_cancelled_chunk_leaves_a_server_that_does_not_answer() -> None:
         engine = started_engine(FakeBackend(), rewards=rewards, reward_options=options, scoring_in_flight=1)
         try:
             asked, waits, after = (chunk(name, Path(), NAME) for name in "abc")
-            engine.submit([asked, waits])
+            engine.scheduler.submit([asked, waits])
             until(lambda: app.asked.count("/v1/scores") == 1)
             app.mode = "well"
-            engine.submit([after])
+            engine.scheduler.submit([after])
             engine.cancel(asked.job)
             until(lambda: asked.result.done() and waits.result.done() and after.result.done())
             assert len(after.result.result().rewards[NAME]) == len(waits.result.result().rewards[NAME]) == COUNT
@@ -346,7 +346,7 @@ def at_bound(request: pytest.FixtureRequest) -> Iterator[tuple[Misbehaving, Engi
         engine.start().result(600)
         try:
             app.mode = "slow"
-            engine.submit([chunk(name, Path(), NAME) for name in "abcdefgh"])
+            engine.scheduler.submit([chunk(name, Path(), NAME) for name in "abcdefgh"])
             until(lambda: app.asked.count("/v1/scores") == 2)
             yield app, engine
         finally:
@@ -359,7 +359,7 @@ def test_a_full_server_holds_up_no_chunk_that_needs_none(at_bound: tuple[Misbeha
     others = [chunk(name, Path(), REWARD) for name in "uvwx"]
     for one in others:
         one.job.run = "other"
-        engine.submit([one])
+        engine.scheduler.submit([one])
     until(lambda: all(one.result.done() for one in others))
     for one in others:
         assert torch.equal(one.result.result().rewards[REWARD], images_of(one).mean((1, 2, 3)))

@@ -105,7 +105,7 @@ def test_a_request_s_chunks_are_spread_over_the_workers() -> None:
     backends = [MortalBackend(gate) for gate in gates]
     with workers_on(*backends) as one:
         first, second = chunk(job(), "held"), chunk(job(), "held")
-        one.engine.submit([first, second])
+        one.engine.scheduler.submit([first, second])
         try:
             assert all(gate.reached.wait(600) for gate in gates)
         finally:
@@ -124,7 +124,7 @@ def test_a_version_is_merged_once_per_worker() -> None:
         for version in ("v1", "v2", "v3"):
             adapter: Any = SimpleNamespace(digest=version, adapter=None, hold=None)
             chunks = [chunk(job(adapter=adapter)) for _ in range(12)]
-            one.engine.submit(chunks)
+            one.engine.scheduler.submit(chunks)
             for part in chunks:
                 scores(part)
     for backend in backends:
@@ -135,7 +135,7 @@ def test_a_version_is_merged_once_per_worker() -> None:
 def test_a_chunk_whose_worker_dies_is_made_again() -> None:
     with workers_on(MortalBackend(times=1), MortalBackend()) as one:
         chunks = [chunk(job(), prompt) for prompt in ("a", "fatal", "fatal", "b")]
-        one.engine.submit(chunks)
+        one.engine.scheduler.submit(chunks)
         for part in chunks:
             assert torch.equal(scores(part), EXPECTED)
         lost = sum(part.losses for part in chunks)
@@ -149,28 +149,28 @@ def test_a_chunk_whose_worker_dies_is_made_again() -> None:
 def test_a_chunk_that_loses_two_workers_fails_alone() -> None:
     with workers_on(MortalBackend(times=2)) as one:
         chunks = [chunk(job(), prompt) for prompt in ("a", "fatal", "b")]
-        one.engine.submit(chunks)
+        one.engine.scheduler.submit(chunks)
         with pytest.raises(ChunkError) as refused:
             scores(chunks[1])
         assert (refused.value.fault, refused.value.text) == ("losses", "2 workers died")
         for part in (chunks[0], chunks[2]):
             assert torch.equal(scores(part), EXPECTED)
         assert one.counted("solrl_worker_restarts_total") == 2
-        assert not one.engine.dead
+        assert not one.engine.scheduler.dead
 
 
 def test_a_worker_that_keeps_dying_is_given_up_and_the_engine_with_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("solrl_rollout.engine.engine._LONGEST_PAUSE", 0.0)
     with workers_on(MortalBackend(times=100)) as one:
         chunks = [chunk(job(), "fatal") for _ in range(4)]
-        one.engine.submit(chunks)
+        one.engine.scheduler.submit(chunks)
         kinds = []
         for part in chunks:
             with pytest.raises(EngineError) as refused:
                 scores(part)
             kinds.append(type(refused.value))
         assert kinds == [ChunkError, ChunkError, EngineDeadError, EngineDeadError]
-        assert one.engine.dead
+        assert one.engine.scheduler.dead
         assert one.workers[0].loads == 5
 
 
@@ -180,14 +180,14 @@ def test_a_lost_chunk_that_was_cancelled_is_not_made_again() -> None:
     adapter: Any = SimpleNamespace(digest="v1", adapter=None, hold=None)
     with workers_on(backend) as one:
         lost = chunk(job(adapter=adapter), "fatal")
-        one.engine.submit([lost])
+        one.engine.scheduler.submit([lost])
         assert gate.reached.wait(600)
         one.engine.cancel(lost.job)
         gate.opened.set()
         with pytest.raises(EngineError):
             scores(lost)
         after = chunk(job())
-        one.engine.submit([after])
+        one.engine.scheduler.submit([after])
         assert torch.equal(scores(after), EXPECTED)
     assert backend.served.count(("bf16", "v1")) == 1
 
@@ -210,14 +210,14 @@ def test_another_run_waits_for_the_running_chunk_alone_when_a_worker_dies() -> N
 
         dying.load, backends[1].on_step = held, noted  # type: ignore[method-assign]
         big = [chunk(job("big"), "fatal") for _ in range(8)]
-        one.engine.submit(big)
+        one.engine.scheduler.submit(big)
         try:
             assert all(gate.reached.wait(600) for gate in gates)
             gates[0].opened.set()
             while one.engine.workers[0].serving:
                 time.sleep(0.001)
             small = chunk(job("small"), "small")
-            one.engine.submit([small])
+            one.engine.scheduler.submit([small])
             gates[1].opened.set()
             assert torch.equal(scores(small), EXPECTED)
             assert order[:2] == ["fatal", "small"]
@@ -257,12 +257,12 @@ def test_the_time_at_reward_servers_is_no_worker_s(monkeypatch: pytest.MonkeyPat
 def test_capacity_is_reserved_once_for_survivors_of_pruning_when_a_worker_dies() -> None:
     with workers_on(MortalBackend(times=1), queue_limit=6) as one:
         pruned = chunk(job(steps=2), "fatal", until=1, reserved=2)
-        one.engine.submit([pruned])
+        one.engine.scheduler.submit([pruned])
         halfway = pruned.result.result(600).trajectory
         assert halfway is not None
-        one.engine.submit([chunk(job(), count=4)])  # fits with two survivors
+        one.engine.scheduler.submit([chunk(job(), count=4)])  # fits with two survivors
         survivors = chunk(pruned.job, count=2, start=halfway.rows([0, 1]))
-        one.engine.submit([survivors], reserved=True)
+        one.engine.scheduler.submit([survivors], reserved=True)
         assert len(scores(survivors)) == 2
         assert pruned.losses == 1
 

@@ -42,7 +42,7 @@ def test_models_and_experiments_share_one_loaded_reward(loads: list[str]) -> Non
             for model in ("mini-sd3", "flux")
             for tenant, run in (("one", "a"), ("one", "b"), ("other", "a"))
         ]
-        engine.submit(chunks)
+        engine.scheduler.submit(chunks)
         assert all(chunk.result.result().rewards.keys() == set(REWARDS) for chunk in chunks)
     finally:
         engine.close()

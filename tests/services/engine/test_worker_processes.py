@@ -190,7 +190,7 @@ def test_workers_that_cannot_serve_together_do_not_start(load_backend: Any, erro
             engine.start().result(600)
     finally:
         engine.close()
-    assert engine.dead
+    assert engine.scheduler.dead
 
 
 def test_an_engine_that_closes_does_not_wait_for_its_workers_to_load() -> None:
@@ -201,7 +201,7 @@ def test_an_engine_that_closes_does_not_wait_for_its_workers_to_load() -> None:
     while not all(one._running for one in workers):
         time.sleep(0.01)
     engine.close()
-    assert engine.dead
+    assert engine.scheduler.dead
     assert all(one._connection.process.returncode is not None for one in workers)
     with pytest.raises(RuntimeError, match=r"worker cpu:\d ended while it loaded"):
         loading.result(0)

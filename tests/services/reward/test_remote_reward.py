@@ -217,8 +217,8 @@ def test_an_engine_goes_on_while_a_server_fails(server: tuple[Misbehaving, str],
     try:
         app.mode = mode
         failing, fine = chunk(job("a", rewards=(REWARD, NAME)), count=2), chunk(job("b", rewards=(REWARD,)), count=2)
-        engine.submit([failing])
-        engine.submit([fine])
+        engine.scheduler.submit([failing])
+        engine.scheduler.submit([fine])
         with pytest.raises(ChunkError) as caught:
             failing.result.result(600)
         assert caught.value.fault == "reward server"
@@ -227,11 +227,11 @@ def test_an_engine_goes_on_while_a_server_fails(server: tuple[Misbehaving, str],
         app.leave.set()
         app.mode = "well"
         again = chunk(job("a", rewards=(REWARD, NAME)), count=2)
-        engine.submit([again])
+        engine.scheduler.submit([again])
         scored = again.result.result(600).rewards
         assert torch.equal(scored[REWARD], expected)
         assert len(scored[NAME]) == 2
-        assert not engine.dead
+        assert not engine.scheduler.dead
     finally:
         engine.close()
 

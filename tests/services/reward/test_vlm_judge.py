@@ -434,8 +434,8 @@ def test_a_rollout_service_asks_a_judge_beside_its_generation(server: tuple[Fake
         fake.hold.clear()
         judging = chunk(job("a", rewards=(REWARD, JUDGE)), count=2)
         others = chunk(job("b", rewards=(REWARD,)), count=2)
-        engine.submit([judging])
-        engine.submit([others])
+        engine.scheduler.submit([judging])
+        engine.scheduler.submit([others])
         assert len(others.result.result(600).rewards[REWARD]) == 2
         assert not judging.result.done()
         fake.hold.set()
@@ -443,12 +443,12 @@ def test_a_rollout_service_asks_a_judge_beside_its_generation(server: tuple[Fake
         assert (list(scored), len(scored[JUDGE])) == ([REWARD, JUDGE], 2)
         fake.mode = "broken"
         failing = chunk(job("c", rewards=(REWARD, JUDGE)), prompt="another", count=2)
-        engine.submit([failing])
+        engine.scheduler.submit([failing])
         with pytest.raises(ChunkError) as caught:
             failing.result.result(600)
         assert caught.value.fault == "reward server"
         assert "CUDA error" in caught.value.text
-        assert not engine.dead
+        assert not engine.scheduler.dead
     finally:
         fake.hold.set()
         engine.close()

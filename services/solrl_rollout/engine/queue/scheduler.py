@@ -32,6 +32,7 @@ class Scheduler:
         closing: no more chunks are given out.
         dead: no worker will serve again.
         finished: number of chunks that all workers have finished.
+        throughput: of the last minute.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
@@ -53,8 +54,16 @@ class Scheduler:
         self._seconds_per_cost = 0.0
         metrics.watch_queue(self._state)
 
-    def submit(self, chunks: list[Chunk], *, reserved: bool) -> None:
-        """Queue chunks; see `Engine.submit`."""
+    def submit(self, chunks: list[Chunk], *, reserved: bool = False) -> None:
+        """Queue chunks.
+
+        Args:
+            chunks: in the order in which they are to run.
+            reserved: they are survivors of pruning, for which the queue has reserved capacity.
+
+        Raises:
+            QueueFullError, EngineDeadError.
+        """
         with self.changed:
             self.require_alive()
             with self._refuse_when_full(sum(chunk.candidates for chunk in chunks)):
@@ -67,7 +76,11 @@ class Scheduler:
             raise EngineDeadError
 
     def require_capacity(self, tenant: str) -> None:
-        """Check that the queue has room for at least one more candidate of a tenant; see `Engine`."""
+        """Check that the queue has room for at least one more candidate of a tenant.
+
+        Raises:
+            QueueFullError, EngineDeadError.
+        """
         with self.changed:
             self.require_alive()
             with self._refuse_when_full(None):
