@@ -1,43 +1,38 @@
 """Cancellation of a thread's requests by another thread."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextvars import ContextVar
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
 class Cancellation(threading.Event):
-    """An event that also ends, once it is set, the requests that `TimedClient` makes within `run`."""
+    """An event that, once it is set, also cancels the future for which a thread waits within `run`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._guard = threading.Lock()
-        self._ends: list[Callable[[], object]] = []
+        self._awaited: Future[Any] | None = None
 
     def set(self) -> None:
-        """Set the event, and call what `calling` has registered. Any thread."""
+        """Set the event, and cancel what the thread waits for. Any thread."""
         super().set()
-        with self._guard:
-            ends = list(self._ends)
-        for end in ends:
-            end()
+        if (future := self._awaited) is not None:
+            future.cancel()
 
-    @contextmanager
-    def calling(self, end: Callable[[], object]) -> Iterator[None]:
-        """Have `end` called if the event is set within the block, or is set already; it must not block."""
-        with self._guard:
-            self._ends.append(end)
+    def result_of(self, future: Future[Result]) -> Result:
+        """The result of a future, which is cancelled if the event is set, or this thread is interrupted."""
+        self._awaited = future
         try:
             if self.is_set():
-                end()
-            yield
+                future.cancel()
+            return future.result()
         finally:
-            with self._guard:
-                self._ends.remove(end)
+            self._awaited = None
+            future.cancel()
 
     def run(self, work: Callable[Arguments, Result], /, *args: Arguments.args, **named: Arguments.kwargs) -> Result:
         """Call `work` with this as `current()`."""

@@ -1,18 +1,17 @@
 """OpenAI-compatible endpoints for chat: bounded answers, retries, a rate limit, and a count of what was used."""
 
+import asyncio
 import json
 import math
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import httpx
+from aiolimiter import AsyncLimiter
 from pydantic import BaseModel, Field, ValidationError
 from solrl_client.addresses import check_url
-from solrl_client.deadline import TimedClient
 from solrl_client.retries import Retries
+from solrl_client.timed_client import TimedClient
 from solrl_client.transport import RefusedError, first_fault, read_within
 from solrl_core.errors import RewardUnavailableError
 from solrl_proto.json_size import MAX_PARSED_BYTES, parsed_bytes
@@ -29,8 +28,6 @@ _MAX_ERROR = 2**16
 
 _FAIL_FAST = Field(fail_fast=True)
 """Of a sequence: a fault takes about a kilobyte, so only the first one is kept."""
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -121,42 +118,22 @@ class _TemporaryError(Exception):
         self.limited = limited
 
 
-class Pace:
-    """A limit of the requests per second, which threads share; None for no limit."""
-
-    def __init__(self, per_second: float | None) -> None:
-        self._interval = 1 / per_second if per_second else 0.0
-        self._next = 0.0
-        self._lock = threading.Lock()
-
-    def wait(self, cancelled: threading.Event) -> None:
-        """Wait for this request's turn, or until it is cancelled."""
-        with self._lock:
-            turn = max(time.monotonic(), self._next)
-            self._next = turn + self._interval
-        cancelled.wait(max(0.0, turn - time.monotonic()))
-
-    def hold(self, seconds: float) -> None:
-        """Let no further request through before `seconds` from now."""
-        with self._lock:
-            self._next = max(self._next, time.monotonic() + seconds)
-
-
 class ChatEndpoint:
-    """Sends requests to an OpenAI-compatible endpoint. Methods may be called from any thread.
+    """Sends requests to an OpenAI-compatible endpoint, on the background loop.
 
     Args:
         reward: name of the reward, in errors.
         address: address to which `/chat/completions` is appended.
         timeout: seconds within which an answer must be complete.
         patience: seconds for which a request is repeated after temporary faults, with growing pauses.
-        connections: most open connections.
+        in_flight: most open connections.
         per_second: most requests in a second; None for no limit.
         largest: size of the largest answer.
         pause: seconds before a request is first repeated.
 
     Attributes:
         address: the address, without a trailing slash.
+        costs: requests sent, and tokens that the endpoint says were used, since the start.
 
     Raises:
         ValueError: an option is invalid.
@@ -169,14 +146,14 @@ class ChatEndpoint:
         *,
         timeout: float,
         patience: float,
-        connections: int,
+        in_flight: int,
         per_second: float | None,
         largest: Largest,
         pause: float = 0.5,
     ) -> None:
-        if not (timeout > 0 and patience >= 0 and connections >= 1 and (per_second is None or per_second > 0)):
+        if not (timeout > 0 and patience >= 0 and in_flight >= 1 and (per_second is None or per_second > 0)):
             raise ValueError(
-                f"got timeout {timeout}, patience {patience}, in_flight {connections} and per_second {per_second}; "
+                f"got timeout {timeout}, patience {patience}, in_flight {in_flight} and per_second {per_second}; "
                 "expected timeout and per_second above 0, patience of at least 0, and in_flight of at least 1"
             )
         self.address = check_url(address, "endpoint of the judge", TOKEN)
@@ -185,82 +162,71 @@ class ChatEndpoint:
         self._patience = patience
         self._largest = largest
         self._pause = pause
-        self._pace = Pace(per_second)
-        self._lock = threading.Lock()
-        self._costs = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
-        self._http = TimedClient(self.address, TOKEN, timeout, connections)
+        self._pace = AsyncLimiter(1, 1 / per_second) if per_second else None
+        self._held_until = 0.0
+        """Time of the loop before which the endpoint takes no requests."""
+        self._http = TimedClient(self.address, TOKEN, timeout, in_flight)
+        self.costs = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
 
-    @property
-    def costs(self) -> dict[str, int]:
-        """Requests sent, and tokens that the endpoint says were used, since the start."""
-        with self._lock:
-            return dict(self._costs)
-
-    def models(self) -> tuple[str, ...]:
+    async def models(self) -> tuple[str, ...]:
         """Names of the endpoint's models.
 
         Raises:
             RewardUnavailableError: it does not say.
         """
         try:
-            listed = self._attempt(_Models, _LARGEST_LIST, "GET", "/models")
+            listed = await self._attempt(_Models, _LARGEST_LIST, "GET", "/models")
         except (_TemporaryError, RequestRefusedError) as error:
             raise self.unavailable(str(error)) from None
         return tuple(model.id for model in listed.data)
 
-    def complete(self, request: bytes, cancelled: threading.Event) -> Completion:
-        """Answer to a request, a JSON document; not repeated once `cancelled` is set.
+    async def complete(self, request: bytes) -> Completion:
+        """Answer to a request, a JSON document, which is repeated after temporary faults.
 
         Raises:
             RequestRefusedError: the endpoint refuses this request.
             RewardUnavailableError: it gives no usable answer.
         """
         headers = {"Content-Type": "application/json"}
-
-        def attempt() -> Completion:
-            self._count(requests=1)
-            found = self._attempt(
-                Completion, self._largest, "POST", "/chat/completions", content=request, headers=headers
-            )
-            if found.usage:
-                self._count(**found.usage.model_dump())
-            return found
-
-        return self._patiently(attempt, cancelled)
-
-    def unavailable(self, fault: str) -> RewardUnavailableError:
-        """The error for a fault of the endpoint."""
-        return RewardUnavailableError(self._reward, f"at {self.address} {fault}")
-
-    def _count(self, **more: int) -> None:
-        with self._lock:
-            for name, number in more.items():
-                self._costs[name] += number
-
-    def _patiently(self, attempt: Callable[[], Value], cancelled: threading.Event) -> Value:
-        """The result of `attempt`, repeated after temporary faults."""
         retries = Retries(self._patience, self._pause, _LONGEST_PAUSE)
         while True:
-            self._pace.wait(cancelled)
-            if cancelled.is_set():
-                raise self.unavailable("was not asked, because the request was cancelled or another image failed")
+            await self._turn()
+            self.costs["requests"] += 1
             try:
-                return attempt()
+                found = await self._attempt(
+                    Completion, self._largest, "POST", "/chat/completions", content=request, headers=headers
+                )
+                break
             except _TemporaryError as error:
                 tries = f", {retries.tries} times in {retries.elapsed:.0f} s" if retries.tries > 1 else ""
                 pause = retries.pause(error.after)
                 if pause is None:
                     raise self.unavailable(f"{error}{tries}") from None
                 if error.limited:
-                    self._pace.hold(pause)
-            cancelled.wait(pause)
+                    self._held_until = max(self._held_until, asyncio.get_running_loop().time() + pause)
+            await asyncio.sleep(pause)
+        for kind, number in (found.usage or Spent()).model_dump().items():
+            self.costs[kind] += number
+        return found
 
-    def _attempt(self, model: type[Document], largest: Largest, method: str, path: str, **arguments: Any) -> Document:
+    def unavailable(self, fault: str) -> RewardUnavailableError:
+        """The error for a fault of the endpoint."""
+        return RewardUnavailableError(self._reward, f"at {self.address} {fault}")
+
+    async def _turn(self) -> None:
+        """Wait until the endpoint takes requests again, and for this one's place among them."""
+        await asyncio.sleep(self._held_until - asyncio.get_running_loop().time())
+        if self._pace is not None:
+            await self._pace.acquire()
+
+    async def _attempt(
+        self, model: type[Document], largest: Largest, method: str, path: str, **arguments: Any
+    ) -> Document:
         """The document of one request."""
         try:
-            with self._http.stream(method, path, **arguments) as answer:
-                limit = largest.size if answer.is_success else _MAX_ERROR
-                body = read_within(answer, limit)
+            answer = await self._http.ask(method, path, largest.size, **arguments)
+            limit = largest.size if answer.is_success else _MAX_ERROR
+            body = read_within(answer, limit)
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             # Its text may contain the token.
             raise self.unavailable(f"cannot be asked ({type(error).__name__})") from None

@@ -1,17 +1,18 @@
 """A reward that a server computes, with the interface of one in this process."""
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any, TypeVar
 
 import httpx
 import torch
-from pydantic import BaseModel
 from solrl_client.addresses import check_url
-from solrl_client.cancellation import current
-from solrl_client.deadline import TimedClient
+from solrl_client.background import result_of
 from solrl_client.retries import OnWait, Retries, ignore
+from solrl_client.timed_client import TimedClient
 from solrl_client.transport import RefusedError, read_document
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.rewards.images import as_uint8
@@ -47,7 +48,6 @@ _TEMPORARY = {408, 429, 502, 503, 504}
 
 logger = logging.getLogger(__name__)
 
-Document = TypeVar("Document", bound=BaseModel)
 Value = TypeVar("Value")
 
 
@@ -96,7 +96,8 @@ class RemoteReward:
         patience: seconds to retry when the server does not answer, or says that it may later; scores also when its
             answer cannot be used.
         pause: seconds before the first retry.
-        digest: digest that the reward must have; None asks the server for it now.
+        digest: digest that the reward must have; None asks the server for it.
+        connect: whether None asks now; otherwise, `connect` does before anything else.
         send_token: whether requests have this program's token for reward servers.
         on_wait: told of each pause before a retry.
 
@@ -121,6 +122,7 @@ class RemoteReward:
         patience: float = 0.0,
         pause: float = 0.5,
         digest: str | None = None,
+        connect: bool = True,
         send_token: bool = True,
         on_wait: OnWait = ignore,
     ) -> None:
@@ -134,22 +136,32 @@ class RemoteReward:
         self._pause = pause
         self._sends_token = send_token
         self._on_wait = on_wait
-        token = TOKEN if send_token else None
         self._source = "as the request says" if digest else "as when this program connected"
-        waits = 0.0
-        if digest is None:
-            self._http = TimedClient(self.at, token, timeout or TIMEOUT)
-            announced = self._announced()
-            digest, waits = announced.digest, announced.max_latency_s or 0.0
+        self._given_timeout = timeout
         self.digest = digest
-        self.timeout = timeout or TIMEOUT + waits
+        self.timeout = timeout or TIMEOUT
         self.advice = ""
+        self._http = TimedClient(self.at, TOKEN if send_token else None, self.timeout)
+        if connect:
+            result_of(self.connect())
+
+    async def connect(self) -> None:
+        """Ask the server for the digest, unless that was given, and for how long it may take.
+
+        Raises:
+            ValueError: the server has no such reward.
+            RewardUnavailableError: the server does not answer.
+        """
+        if self.digest is not None:
+            return
+        announced = await self._announced()
+        self.digest, waits = announced.digest, announced.max_latency_s or 0.0
+        self.timeout = self._http.timeout = self._given_timeout or TIMEOUT + waits
         if self.timeout < waits:
             self.advice = (
                 f"timeout is {self.timeout:g} s, and the server at {self.at} may wait {waits:g} s for another service: "
                 "raise or omit the option timeout, or lower those of the server's reward"
             )
-        self._http = TimedClient(self.at, token, self.timeout)
 
     def __call__(
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
@@ -160,7 +172,17 @@ class RemoteReward:
             RewardError: the reward failed on these images.
             RewardUnavailableError: the server gave no usable answer.
         """
-        scores = [self._scores(images[r], prompts[r], metadata[r]) for r in batches(len(images), self._batch_size)]
+        try:
+            return result_of(self.ask(images, prompts, metadata))
+        except CancelledError:
+            raise self._unavailable("was not asked to the end: nobody waits for it any more") from None
+
+    async def ask(
+        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> torch.Tensor:
+        """Score as a call does, on the background loop."""
+        rows = batches(len(images), self._batch_size)
+        scores = [await self._scores(images[r], prompts[r], metadata[r]) for r in rows]
         return torch.cat(scores) if scores else torch.zeros(0)
 
     def first_fault(self, prompts: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
@@ -173,29 +195,31 @@ class RemoteReward:
         """
         for rows in batches(len(prompts), MAX_CHECKED_PROMPTS):
             items = tuple(ScorePrompt(text=text, metadata=dict(metadata)) for text, metadata in prompts[rows])
-            if fault := self._patiently(partial(self._check, PromptCheck(reward=self._name, prompts=items))):
+            check = partial(self._check, PromptCheck(reward=self._name, prompts=items))
+            if fault := result_of(self._patiently(check)):
                 return printable(fault)
         return None
 
-    def _check(self, asked: PromptCheck) -> str | None:
+    async def _check(self, asked: PromptCheck) -> str | None:
         body, headers = asked.model_dump_json().encode(), {"Content-Type": "application/json"}
-        with self._http.stream("POST", "/v1/prompts", content=body, headers=headers) as answer:
-            if answer.status_code in _NOT_ASKED:
-                return None
-            return read_document(answer, PromptVerdict, _MAX_DOCUMENT).fault
+        answer = await self._http.ask("POST", "/v1/prompts", _MAX_DOCUMENT, content=body, headers=headers)
+        if answer.status_code in _NOT_ASKED:
+            return None
+        return read_document(answer, PromptVerdict, _MAX_DOCUMENT).fault
 
-    def _scores(
+    async def _scores(
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> torch.Tensor:
         items = tuple(ScorePrompt(text=t, metadata=dict(m)) for t, m in zip(prompts, metadata, strict=True))
-        body = encode_scoring(as_uint8(images), ScoreRequest(rewards=(self._name,), prompts=items))
+        request = ScoreRequest(rewards=(self._name,), prompts=items)
+        body = await asyncio.to_thread(lambda: encode_scoring(as_uint8(images), request))
         headers = {"Content-Type": SCORES_MEDIA_TYPE}
 
-        def attempt() -> torch.Tensor:
-            answer = self._ask(ScoreAnswer, "POST", "/v1/scores", content=body, headers=headers)
-            return self._checked(answer, len(images))
+        async def attempt() -> torch.Tensor:
+            answer = await self._http.ask("POST", "/v1/scores", _MAX_DOCUMENT, content=body, headers=headers)
+            return self._checked(read_document(answer, ScoreAnswer, _MAX_DOCUMENT), len(images))
 
-        return self._patiently(attempt, found=True)
+        return await self._patiently(attempt, found=True)
 
     def _checked(self, answer: ScoreAnswer, count: int) -> torch.Tensor:
         """The scores of an answer, all of which can be used."""
@@ -213,8 +237,8 @@ class RemoteReward:
             raise self._unavailable(f"gave {scores[int(bad[0])]} for image {int(bad[0])}")
         return scores
 
-    def _announced(self) -> RewardInfo:
-        rewards = {reward.name: reward for reward in self._listed().rewards}
+    async def _announced(self) -> RewardInfo:
+        rewards = {reward.name: reward for reward in (await self._patiently(self._listed)).rewards}
         if self._name not in rewards:
             raise NotServedError(
                 f"the server at {self.at} does not compute reward {self._name!r}{did_you_mean(self._name, rewards)}; "
@@ -222,14 +246,10 @@ class RemoteReward:
             )
         return rewards[self._name]
 
-    def _listed(self) -> RewardList:
-        return self._patiently(lambda: self._ask(RewardList, "GET", "/v1/rewards"))
+    async def _listed(self) -> RewardList:
+        return read_document(await self._http.ask("GET", "/v1/rewards", _MAX_DOCUMENT), RewardList, _MAX_DOCUMENT)
 
-    def _ask(self, model: type[Document], method: str, path: str, **arguments: Any) -> Document:
-        with self._http.stream(method, path, **arguments) as answer:
-            return read_document(answer, model, _MAX_DOCUMENT)
-
-    def _patiently(self, attempt: Callable[[], Value], *, found: bool = False) -> Value:
+    async def _patiently(self, attempt: Callable[[], Awaitable[Value]], *, found: bool = False) -> Value:
         """The result of `attempt`, retried with growing pauses after temporary failures.
 
         Once the server was `found`, every answer that cannot be used is one: the server was started again with other
@@ -239,7 +259,7 @@ class RemoteReward:
             while True:
                 after = None
                 try:
-                    return attempt()
+                    return await attempt()
                 except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
                     # Its text may contain the token.
                     raise self._unavailable(f"cannot be asked ({type(error).__name__})") from None
@@ -254,8 +274,9 @@ class RemoteReward:
                 except RewardUnavailableError as error:  # of an answer that was read
                     failure = error
                 pause = retries.pause(after, str(failure))
-                if pause is None or current().wait(pause):
+                if pause is None:
                     raise failure
+                await asyncio.sleep(pause)
 
     def _silent(self, error: httpx.TransportError) -> RewardUnavailableError:
         why = printable(str(error), 400) or "no answer in time"

@@ -1,18 +1,18 @@
 """A vision language model as a judge, asked at an OpenAI-compatible endpoint."""
 
+import asyncio
 import base64
 import hashlib
 import io
 import json
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError
 from typing import Any
 
 import torch
 from PIL import Image
-from solrl_client.cancellation import current
+from solrl_client.background import result_of
 from solrl_core.errors import RewardError
 from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.rewards.images import as_pil
@@ -105,21 +105,20 @@ class VlmJudge:
             endpoint,
             timeout=timeout,
             patience=patience,
-            connections=in_flight,
+            in_flight=in_flight,
             per_second=per_second,
             largest=_largest_answer(max_tokens, _ALTERNATIVES if logprobs else 0),
         )
         self.at = self._endpoint.address
         self.max_latency_s = patience + timeout  # the last attempt begins within the patience
-        self._threads = ThreadPoolExecutor(in_flight, "solrl-judge")
+        self._places = asyncio.Semaphore(in_flight)
         self._scores: OrderedDict[bytes, float] = OrderedDict()
-        self._lock = threading.Lock()
         self._require(model)
 
     @property
     def costs(self) -> dict[str, int]:
         """Requests sent, and tokens that the endpoint says were used, since the start."""
-        return self._endpoint.costs
+        return dict(self._endpoint.costs)
 
     def __call__(
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
@@ -131,34 +130,44 @@ class VlmJudge:
             RewardError: an answer about an image has no score.
             RewardUnavailableError: the endpoint gave no usable answer.
         """
+        try:
+            return result_of(self.ask(images, prompts, metadata))
+        except CancelledError:
+            raise self._endpoint.unavailable("was not asked to the end: nobody waits for it any more") from None
+
+    async def ask(
+        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> torch.Tensor:
+        """Score as a call does, on the background loop. The first error ends the other requests."""
         if len(images) != len(prompts):
             raise ValueError(f"got {len(images)} images and {len(prompts)} prompts; expected one prompt per image")
-        cancelled, whole = threading.Event(), current()
-        with whole.calling(cancelled.set):
-            futures = [
-                self._threads.submit(whole.run, self._judge, at, image, prompt, cancelled)
-                for at, (image, prompt) in enumerate(zip(as_pil(images), prompts, strict=True))
-            ]
-            return torch.tensor(_results(futures, cancelled), dtype=torch.float32)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._judge(at, image, prompt))
+                    for at, (image, prompt) in enumerate(zip(as_pil(images), prompts, strict=True))
+                ]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return torch.tensor([task.result() for task in tasks], dtype=torch.float32)
 
-    def _judge(self, at: int, image: Image.Image, prompt: str, cancelled: threading.Event) -> float:
+    async def _judge(self, at: int, image: Image.Image, prompt: str) -> float:
         """Score of one image, the one at this index."""
-        request = json.dumps(self._request(image, prompt)).encode()
-        key = hashlib.sha256(request).digest()
-        with self._lock:
+        async with self._places:
+            request = await asyncio.to_thread(self._request, image, prompt)
+            key = hashlib.sha256(request).digest()
             if key in self._scores:
                 return self._scores[key]
-        try:
-            score = self._read(self._endpoint.complete(request, cancelled).choices)
-        except ValueError as error:
-            raise RewardError(NAME, f"failed on image {at} of prompt {printable(prompt, 200)!r}: {error}") from None
-        with self._lock:
-            self._scores[key] = score
-            while len(self._scores) > _REMEMBERED:
-                self._scores.popitem(last=False)
+            try:
+                score = self._read((await self._endpoint.complete(request)).choices)
+            except ValueError as error:
+                raise RewardError(NAME, f"failed on image {at} of prompt {printable(prompt, 200)!r}: {error}") from None
+        self._scores[key] = score
+        while len(self._scores) > _REMEMBERED:
+            self._scores.popitem(last=False)
         return score
 
-    def _request(self, image: Image.Image, prompt: str) -> dict[str, Any]:
+    def _request(self, image: Image.Image, prompt: str) -> bytes:
         encoded = io.BytesIO()
         image.save(encoded, "png")
         url = f"data:image/png;base64,{base64.b64encode(encoded.getvalue()).decode()}"
@@ -166,7 +175,7 @@ class VlmJudge:
             {"type": "image_url", "image_url": {"url": url}},
             {"type": "text", "text": self._template.replace("{prompt}", prompt)},
         ]
-        return {**self._settings, "messages": [{"role": "user", "content": content}]}
+        return json.dumps({**self._settings, "messages": [{"role": "user", "content": content}]}).encode()
 
     def _read(self, choices: Sequence[Choice]) -> float:
         """Score of an answer."""
@@ -186,7 +195,7 @@ class VlmJudge:
             raise ValueError(f"the answer {error}; change the template, label or range to fit") from None
 
     def _require(self, model: str) -> None:
-        there = self._endpoint.models()
+        there = result_of(self._endpoint.models())
         if model not in there:
             raise ValueError(
                 f"got model {model!r}; expected one that {self.at} serves: {printable(repr(sorted(there)))}"
@@ -197,17 +206,6 @@ def _largest_answer(tokens: int, alternatives: int) -> Largest:
     """Size of the largest answer with so many tokens, and alternatives to each; twice what endpoints send."""
     texts = tokens * (1 + alternatives)
     return Largest(_OTHER_BYTES + texts * _TEXT_BYTES, 8 * _OTHER_BYTES + texts * _PARSED_TEXT_BYTES)
-
-
-def _results(futures: Sequence["Future[float]"], cancelled: threading.Event) -> list[float]:
-    """Results of all calls; the first error, as soon as there is one, ends those that have not begun."""
-    done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-    failed = next((one for one in futures if one in done and one.exception() is not None), None)
-    if failed is not None:
-        cancelled.set()
-        for one in futures:
-            one.cancel()
-    return [one.result() for one in ([failed] if failed else futures)]
 
 
 def _tokens(choice: Choice) -> list[Token]:

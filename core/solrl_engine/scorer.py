@@ -63,7 +63,10 @@ class Scorer:
             finite = torch.isfinite(part).flatten(1).all(1)
             if not finite.all():
                 raise NonFiniteImagesError(prompts[rows][int((~finite).nonzero()[0])])
-            return scores_of(self.rewards, names, part, prompts[rows])
+            seconds: dict[str, float] = {}
+            texts, metadata = [prompt.text for prompt in prompts[rows]], [prompt.metadata for prompt in prompts[rows]]
+            scores = self.rewards.score(names, part, texts, metadata, seconds.__setitem__)
+            return Scores(scores, times_of(self.rewards, seconds))
 
         parts = self.batch.run(len(images), score)
         return Scores(
@@ -72,15 +75,9 @@ class Scorer:
         )
 
 
-def scores_of(rewards: RewardSet, names: Sequence[str], images: torch.Tensor, prompts: Sequence[PromptItem]) -> Scores:
-    """Scores of images [N, 3, H, W], all at once, with the time of each reward; raises as `RewardSet.score`."""
-    times: dict[str, RewardTime] = {}
-
-    def on_scored(name: str, seconds: float) -> None:
-        times[name] = RewardTime(seconds=seconds, server=rewards.server(name))
-
-    texts, metadata = [prompt.text for prompt in prompts], [prompt.metadata for prompt in prompts]
-    return Scores(rewards.score(names, images, texts, metadata, on_scored), times)
+def times_of(rewards: RewardSet, seconds: Mapping[str, float]) -> dict[str, RewardTime]:
+    """The seconds of each reward, with its server."""
+    return {name: RewardTime(seconds=spent, server=rewards.server(name)) for name, spent in seconds.items()}
 
 
 def sum_times(parts: Iterable[Mapping[str, RewardTime]]) -> dict[str, RewardTime]:

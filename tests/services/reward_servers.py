@@ -37,7 +37,7 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 def serving(app: Any) -> Iterator[str]:
     """The address of an ASGI application under uvicorn."""
     listener = bind("127.0.0.1", 0)
-    config = uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=1, timeout_keep_alive=600)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -124,6 +124,8 @@ class Misbehaving:
         mode: "well", or a fault.
         asked: paths of all requests.
         heads: headers of all requests.
+        ports: the client's port of each connection, for all requests.
+        left: whether a client has left before its answer in mode "slow".
         leave: ends a hanging answer.
         max_latency_s: seconds that it says the reward may wait for another service.
     """
@@ -132,6 +134,8 @@ class Misbehaving:
         self.mode = mode
         self.asked: list[str] = []
         self.heads: list[dict[str, str]] = []
+        self.ports: list[int] = []
+        self.left = False
         self.leave = threading.Event()
         self.max_latency_s: float | None = None
 
@@ -140,6 +144,7 @@ class Misbehaving:
             await _lifespan(receive, send)
             return
         self.asked.append(scope["path"])
+        self.ports.append(scope["client"][1])
         self.heads.append({name.decode(): value.decode() for name, value in scope["headers"]})
         body = b""
         while (message := await receive())["type"] == "http.request":
@@ -154,13 +159,16 @@ class Misbehaving:
             await _send(send, 404, b"no such page", "text/plain")
             return
         images, _ = decode_scoring(body)
-        await self._misbehave(send, [float(image.float().mean() / 255) for image in images])
+        await self._misbehave(receive, send, [float(image.float().mean() / 255) for image in images])
 
-    async def _misbehave(self, send: Send, scores: list[float]) -> None:
+    async def _misbehave(self, receive: Receive, send: Send, scores: list[float]) -> None:
         digest = DIGEST
         match self.mode:
             case "slow":
-                await _hang(self.leave)
+                departure = asyncio.ensure_future(receive())
+                await _hang(lambda: self.leave.is_set() or departure.done())
+                self.left = self.left or departure.done()
+                departure.cancel()
             case "dripping":
                 await _drip(self.leave, send)
                 return
@@ -233,8 +241,8 @@ async def _lifespan(receive: Receive, send: Send) -> None:
             return
 
 
-async def _hang(until: threading.Event) -> None:
-    while not until.is_set():
+async def _hang(until: Callable[[], bool]) -> None:
+    while not until():
         await asyncio.sleep(0.01)
 
 

@@ -1,5 +1,6 @@
 """The reward interface, the registry of rewards, and sets of rewards combined by a weighted sum."""
 
+import asyncio
 import inspect
 import json
 import logging
@@ -320,10 +321,7 @@ class RewardSet:
         for name in names:
             reward, began = self._rewards[name], time.monotonic()
             try:
-                given = reward(images, prompts, metadata)
-                if fault := _fault_of_scores(given, len(images)):
-                    raise RewardError(name, fault)
-                values = given.float().cpu()
+                scores[name] = _checked(name, reward(images, prompts, metadata), prompts)
             except torch.OutOfMemoryError:
                 raise  # the caller may retry with fewer images
             except RewardError:
@@ -335,12 +333,26 @@ class RewardSet:
                 which = f"{len(images)} images" if at is None else f"image {at} of prompt {prompts[at]!r}"
                 logger.error("reward %r failed on %s", name, which, exc_info=error)
                 raise RewardError(name, f"failed on {which}: {described(error)}") from error
-            bad = (~torch.isfinite(values)).nonzero()
-            if len(bad):
-                at = int(bad[0])
-                raise RewardError(name, f"gave {values[at]} for image {at} of prompt {prompts[at]!r}")
-            scores[name] = values
             on_scored(name, time.monotonic() - began)
+        return scores
+
+    async def ask(
+        self,
+        names: Sequence[str],
+        images: torch.Tensor,
+        prompts: Sequence[str],
+        metadata: Sequence[Mapping[str, Any]],
+        on_scored: OnScored = lambda name, seconds: None,
+    ) -> dict[str, torch.Tensor]:
+        """Score as `score` does, by rewards that servers compute. One without `ask` of its own has a thread."""
+        scores: dict[str, torch.Tensor] = {}
+        for name in names:
+            began, ask = time.monotonic(), getattr(self._rewards[name], "ask", None)
+            if ask is None:
+                scores |= await asyncio.to_thread(self.score, [name], images, prompts, metadata, on_scored)
+            else:
+                scores[name] = _checked(name, await ask(images, prompts, metadata), prompts)
+                on_scored(name, time.monotonic() - began)
         return scores
 
 
@@ -362,6 +374,18 @@ def _first_failing(
 def _is_interrupt(error: BaseException) -> bool:
     """Whether an error is the user's Ctrl-C, which only the main thread gets, and no fault of a reward."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+def _checked(name: str, given: Any, prompts: Sequence[str]) -> torch.Tensor:
+    """What a reward returned, as float32 on the CPU; RewardError unless it is a finite number for each prompt."""
+    if fault := _fault_of_scores(given, len(prompts)):
+        raise RewardError(name, fault)
+    values: torch.Tensor = given.float().cpu()
+    bad = (~torch.isfinite(values)).nonzero()
+    if len(bad):
+        at = int(bad[0])
+        raise RewardError(name, f"gave {values[at]} for image {at} of prompt {prompts[at]!r}")
+    return values
 
 
 def _fault_of_scores(given: Any, count: int) -> str:

@@ -1,9 +1,8 @@
 """Rewards that runs bring: computed by servers of their own."""
 
-import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 from solrl_core.errors import RewardUnavailableError
 from solrl_core.rewards.base import Reward
@@ -18,48 +17,45 @@ TIMEOUT = 20.0
 
 
 class ExternalRewards:
-    """Connected rewards of runs, of which the least recently used are forgotten. Any thread may call its methods."""
+    """Connected rewards of runs, of which the least recently used are forgotten. Of the background loop."""
 
     def __init__(self, most: int = MOST_CONNECTED) -> None:
         self._most = most
-        self._lock = threading.Lock()
         self._connected: OrderedDict[tuple[str, ExternalReward], Reward] = OrderedDict()
 
-    @contextmanager
-    def connected(self, wanted: Mapping[str, ExternalReward]) -> Iterator[dict[str, Reward]]:
+    @asynccontextmanager
+    async def connected(self, wanted: Mapping[str, ExternalReward]) -> AsyncIterator[dict[str, Reward]]:
         """The rewards by name, connected if they are not yet; those of a server that fails within are forgotten.
 
         Raises:
             RewardUnavailableError: a server gives no usable answer, or does not compute its reward.
         """
         try:
-            yield {name: self._find(name, reward) for name, reward in wanted.items()}
+            yield {name: await self._find(name, reward) for name, reward in wanted.items()}
         except RewardUnavailableError:
             # A server that was started again may announce another digest.
-            with self._lock:
-                for key in wanted.items():
-                    self._connected.pop(key, None)
+            for key in wanted.items():
+                self._connected.pop(key, None)
             raise
 
-    def _find(self, name: str, wanted: ExternalReward) -> Reward:
-        with self._lock:
-            if (name, wanted) in self._connected:
-                self._connected.move_to_end((name, wanted))
-                return self._connected[name, wanted]
-        reward = _connect(name, wanted)
-        with self._lock:
-            self._connected[name, wanted] = reward
-            while len(self._connected) > self._most:
-                self._connected.popitem(last=False)
+    async def _find(self, name: str, wanted: ExternalReward) -> Reward:
+        if (name, wanted) in self._connected:
+            self._connected.move_to_end((name, wanted))
+            return self._connected[name, wanted]
+        reward = self._connected[name, wanted] = await _connect(name, wanted)
+        while len(self._connected) > self._most:
+            self._connected.popitem(last=False)
         return reward
 
 
-def _connect(name: str, wanted: ExternalReward) -> Reward:
+async def _connect(name: str, wanted: ExternalReward) -> Reward:
     # Without the service's token: the server is a stranger's.
     try:
-        return RemoteReward(name, wanted.at, timeout=TIMEOUT, digest=wanted.digest, send_token=False)
+        reward = RemoteReward(name, wanted.at, timeout=TIMEOUT, digest=wanted.digest, connect=False, send_token=False)
+        await reward.connect()
     except ValueError as error:
         raise RewardUnavailableError(name, f"cannot be used: {error}") from error
+    return reward
 
 
 def digests_with(digests: Mapping[str, str], rewards: Mapping[str, ExternalReward]) -> dict[str, str]:

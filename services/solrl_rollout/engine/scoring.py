@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_bytes
-from solrl_engine.scorer import Scorer, float_images, scores_of, sum_times
+from solrl_engine.scorer import Scorer, float_images, sum_times, times_of
 
 from solrl_rollout.engine.external_rewards import ExternalRewards
 from solrl_rollout.engine.work import Chunk, GeneratedChunk, Job, ScoredChunk
@@ -51,8 +51,9 @@ class ChunkScorer(Scorer):
             times=scores.times,
         )
 
-    def ask_servers(self, chunk: Chunk, scored: ScoredChunk) -> ScoredChunk:
-        """A chunk with the rewards of `score_here` and those that servers compute of its images. Uses no device.
+    async def ask_servers(self, chunk: Chunk, scored: ScoredChunk) -> ScoredChunk:
+        """A chunk with the rewards of `score_here` and those that servers compute of its images. Uses no device,
+        and the background loop.
 
         Raises:
             RewardError: a reward failed, or its server gives no usable answer.
@@ -62,9 +63,11 @@ class ChunkScorer(Scorer):
             return scored
         assert isinstance(scored.images, torch.Tensor)
         began, images = time.monotonic(), scored.images.permute(0, 3, 1, 2)
-        with self._run_rewards.connected(chunk.job.external_rewards) as brought:
-            scores = scores_of(self.rewards.joined(brought), served, images, [chunk.prompt] * chunk.candidates)
-        rewards = scored.rewards | scores.rewards
+        texts, metadata = [chunk.prompt.text] * chunk.candidates, [chunk.prompt.metadata] * chunk.candidates
+        seconds: dict[str, float] = {}
+        async with self._run_rewards.connected(chunk.job.external_rewards) as brought:
+            asking = self.rewards.joined(brought)
+            rewards = scored.rewards | await asking.ask(served, images, texts, metadata, seconds.__setitem__)
         asked = time.monotonic() - began
         return replace(
             scored,
@@ -72,7 +75,7 @@ class ChunkScorer(Scorer):
             images=scored.images if chunk.answers_images else None,
             reward=scored.reward + asked,
             asked=asked,
-            times=sum_times([scored.times, scores.times]),
+            times=sum_times([scored.times, times_of(asking, seconds)]),
         )
 
     def _served(self, job: Job) -> list[str]:

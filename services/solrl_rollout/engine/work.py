@@ -1,5 +1,6 @@
 """Units of the engine's work: jobs, their chunks, and chunks that are generated and scored."""
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -8,7 +9,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from solrl_client.cancellation import Cancellation
 from solrl_core.sampling.device_events import DeviceEvent
 from solrl_core.sampling.generator import CHUNK_SIZE, GeneratorOutput
 from solrl_core.sampling.sampler import Trajectory
@@ -68,8 +68,8 @@ def release(adapter: VersionedAdapter | None) -> None:
 class Job:
     """The part of a request that its chunks share.
 
-    Setting `cancelled` stops a running chunk at its next step, and ends its requests to reward servers.
-    `external_rewards` are those of `rewards` that the run brings. Nobody waits yet for one that is `ahead`.
+    Setting `cancelled` stops a running chunk at its next step. The worker's `cancel` ends its requests to reward
+    servers. `external_rewards` are those of `rewards` that the run brings. Nobody waits yet for one that is `ahead`.
     """
 
     tenant: str
@@ -82,7 +82,7 @@ class Job:
     images: bool
     ahead: bool = False
     external_rewards: Mapping[str, ExternalReward] = field(default_factory=dict)
-    cancelled: Cancellation = field(default_factory=Cancellation)
+    cancelled: threading.Event = field(default_factory=threading.Event)
 
     @cached_property
     def run_servers(self) -> frozenset[str]:

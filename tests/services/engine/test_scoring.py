@@ -1,5 +1,6 @@
 """The scorer: images as floats or as bytes, rewards computed here and at servers."""
 
+import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -67,7 +68,7 @@ def test_a_server_gets_bytes_and_its_seconds_count(monkeypatch: pytest.MonkeyPat
     assert server.given == []
     assert list(half.rewards) == [REWARD]
     clock[0] += 1000  # between the two parts
-    whole = scorer.ask_servers(asking, half)
+    whole = asyncio.run(scorer.ask_servers(asking, half))
     assert torch.equal(server.given[0], as_uint8(images))
     assert list(whole.rewards) == ["there", REWARD]
     assert torch.equal(whole.rewards[REWARD], images.mean((1, 2, 3)))

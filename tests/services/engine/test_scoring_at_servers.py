@@ -322,6 +322,7 @@ def test_a_cancelled_chunk_leaves_a_server_that_does_not_answer() -> None:
             app.mode = "well"
             engine.scheduler.submit([after])
             engine.cancel(asked.job)
+            until(lambda: app.left)
             until(lambda: asked.result.done() and waits.result.done() and after.result.done())
             assert len(after.result.result().rewards[NAME]) == len(waits.result.result().rewards[NAME]) == COUNT
             with pytest.raises(EngineError):

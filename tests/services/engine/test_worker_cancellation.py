@@ -1,35 +1,34 @@
-"""A chunk that waits for an asking thread fails once, however many threads cancel its job."""
+"""A chunk that waits for a reward server fails once, however many threads cancel its job."""
 
+import asyncio
 import threading
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 from fake_backend import FakeBackend, chunk, job
+from solrl_client import background
 from solrl_rollout.engine.work import Chunk
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
 
 
-def test_a_waiting_chunk_that_two_threads_cancel_fails_once() -> None:
+def test_a_waiting_chunk_that_several_threads_cancel_fails_once() -> None:
     worker = LocalWorker(Settings(device="cpu"), Metrics(), FakeBackend().load)
-    waits, failed = chunk(job()), list[Chunk]()
+    waits, failed, asked = chunk(job()), list[Chunk](), threading.Event()
     worker._feed = SimpleNamespace(fail=lambda one, error: failed.append(one))  # type: ignore[assignment]
-    other = threading.Thread(target=worker.cancel, args=(waits.job,))
 
-    class Task(Future[None]):
-        """A task that another thread cancels, too, just before it is cancelled."""
+    async def ask_servers(*_: Any) -> None:
+        asked.set()
+        await asyncio.Event().wait()
 
-        def cancel(self) -> bool:
-            if threading.current_thread() is not other:
-                other.start()
-                other.join(0.1)  # long enough for it, if nothing holds it up
-            return super().cancel()
-
-    task: Any = Task()
-    worker._asked[waits] = task
-    task.add_done_callback(lambda _: worker._asked.pop(waits, None))
-    worker.cancel(waits.job)
-    other.join()
+    scorer: Any = SimpleNamespace(ask_servers=ask_servers)
+    task = background.start(worker._ask_servers(scorer, waits, None))  # type: ignore[arg-type]
+    assert asked.wait(600)
+    threads = [threading.Thread(target=worker.cancel, args=(waits.job,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    task.result(600)
+    for thread in threads:
+        thread.join()
     assert failed == [waits]

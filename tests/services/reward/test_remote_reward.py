@@ -1,13 +1,16 @@
 """Rewards of a server: equal to local ones, and every way in which a server can fail is told clearly."""
 
+import asyncio
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 import torch
 from fake_backend import REWARD, FakeBackend, chunk, job, started_engine
-from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, dripping_head, pictures, serving
+from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, dripping_head, pictures, serving, until
 from service_helpers import problem, rollout_request
 from solrl_client.cancellation import Cancellation
 from solrl_client.retries import Wait
@@ -93,6 +96,37 @@ def test_an_answer_that_cannot_be_used_is_an_error_of_the_server(server: tuple[M
     assert score(reward) == pytest.approx(as_floats(pictures(2)).mean((1, 2, 3)), abs=1e-6)
 
 
+def test_requests_share_a_connection(server: tuple[Misbehaving, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("solrl_client.timed_client._KEPT_S", 600.0)
+    app, address = server
+    reward = RemoteReward(NAME, address, batch_size=1)
+    assert torch.equal(score(reward), score(reward))
+    assert app.asked == ["/v1/rewards"] + ["/v1/scores"] * 4
+    assert len(set(app.ports)) == 1
+
+
+def test_a_cancelled_call_leaves_the_server(server: tuple[Misbehaving, str]) -> None:
+    app, address = server
+    reward, cancelled, faults = RemoteReward(NAME, address, timeout=600, patience=600), Cancellation(), []
+
+    def call() -> None:
+        with pytest.raises(RewardUnavailableError) as caught:
+            cancelled.run(score, reward)
+        faults.append(str(caught.value))
+
+    app.mode = "slow"
+    caller = threading.Thread(target=call)
+    caller.start()
+    until(lambda: app.asked.count("/v1/scores") == 1)
+    cancelled.set()
+    caller.join(600)
+    assert ["nobody waits for it" in fault for fault in faults] == [True]
+    until(lambda: app.left)
+    with pytest.raises(RewardUnavailableError):
+        cancelled.run(score, reward)
+    assert app.asked.count("/v1/scores") == 1
+
+
 def test_the_time_limit_is_for_a_whole_answer() -> None:
     with (
         dripping_head() as address,
@@ -123,14 +157,14 @@ def test_a_trainer_asks_again(server: tuple[Misbehaving, str], mode: str, monkey
     )
     pauses: list[float] = []
 
-    def heal(never: Cancellation, seconds: float) -> bool:
+    async def heal(seconds: float) -> None:
         pauses.append(seconds)
         if len(pauses) == 2:
             app.leave.set()
             app.mode = "well"
-        return False
 
-    monkeypatch.setattr(Cancellation, "wait", heal)
+    here = SimpleNamespace(sleep=heal, to_thread=asyncio.to_thread)
+    monkeypatch.setattr("solrl_remote.remote_reward.asyncio", here)
     app.mode = mode
     assert len(score(reward)) == 2
     assert pauses == [0.5, 1.0]

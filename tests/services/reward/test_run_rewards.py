@@ -12,6 +12,7 @@ from fake_backend import REWARD, SHAPE, FakeBackend
 from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, serving
 from service_helpers import problem, rollout_request
 from solrl_client.addresses import origin
+from solrl_client.background import result_of
 from solrl_core.fingerprint import fingerprint
 from solrl_core.rewards.images import as_floats, as_uint8
 from solrl_core.sampling.noise import initial_noise
@@ -307,14 +308,19 @@ def test_neither_the_service_s_token_nor_the_caller_s_headers_are_sent(
         assert not any(secret in value or "caller" in value for value in head.values())
 
 
+async def connected(rewards: ExternalRewards, wanted: ExternalReward) -> Any:
+    async with rewards.connected({NAME: wanted}) as found:
+        return found[NAME]
+
+
 def test_the_log_does_not_advise_the_operator_about_a_run_s_server(
     brought: tuple[Misbehaving, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     app, address = brought
     app.max_latency_s = 100.0
     try:
-        with ExternalRewards().connected({NAME: ExternalReward(address, None)}) as connected:
-            assert connected[NAME].timeout == external_rewards.TIMEOUT  # type: ignore[attr-defined]
+        found = result_of(connected(ExternalRewards(), ExternalReward(address, None)))
+        assert found.timeout == external_rewards.TIMEOUT
     finally:
         app.max_latency_s = None
     assert "timeout" not in caplog.text
@@ -325,8 +331,7 @@ def test_connections_are_kept_within_a_bound() -> None:
     first, second, third = (ExternalReward(DEAD, "sha256:" + digit * 64) for digit in "123")
 
     def found(wanted: ExternalReward) -> Any:
-        with rewards.connected({NAME: wanted}) as connected:
-            return connected[NAME]
+        return result_of(connected(rewards, wanted))
 
     kept, gone = found(first), found(second)
     assert found(first) is kept

@@ -1,25 +1,25 @@
 """A worker in this process: the runners of all hosted models, called from one thread.
 
-If a backend leaves the CPU free, a second thread scores one chunk while the next is generated. Further threads wait for
-reward servers, each with a chunk whose images have left the device: some for the servers of the settings, others for
-those that runs bring.
+If a backend leaves the CPU free, a second thread scores one chunk while the next is generated. Chunks whose images have
+left the device wait for reward servers on the background loop.
 """
 
+import asyncio
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
+from solrl_client import background
 from solrl_core.errors import DecoderError, RewardError, RewardUnavailableError
 from solrl_engine.backend import AdapterMergeError, LayerPrecisionError
 from solrl_engine.scorer import NonFiniteImagesError
 from solrl_engine.side_stream import SideStream
 
-from solrl_rollout.engine.asking_threads import AskingThreads
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.errors import ChunkFault, EngineDeadError
 from solrl_rollout.engine.model_loading import load_models
@@ -80,12 +80,12 @@ class LocalWorker:
         self._weights_read = weights_read
         self._runners: dict[str, ModelRunner] = {}
         self._scoring: SideStream
-        self._asking: AskingThreads
-        self._asking_for_runs: AskingThreads
-        self._asked: dict[Chunk, Future[None]] = {}
-        """Chunks with the asking threads, and their tasks."""
-        self._tasks_change = threading.Lock()
-        """Held while a task is added or cancelled: a task says to every thread that cancels it that it is cancelled."""
+        self._places = asyncio.Semaphore(settings.scoring_in_flight)
+        """Of chunks at servers of the settings. For servers of runs, the feed keeps the bound."""
+        self._asking: set[Future[None]] = set()
+        """What waits for servers, and what a fault has ended."""
+        self._cancellable: dict[Chunk, asyncio.Task[Any]] = {}
+        """Belongs to the background loop."""
         self._pings: deque[Future[None]] = deque()
         self._feed: Feed
         self._wake: Callable[[], None] = lambda: None
@@ -104,25 +104,21 @@ class LocalWorker:
             overlaps=overlaps if self._overlap is None else self._overlap,
             on_end=feed.wake,
         )
-        at_once = self._settings.scoring_in_flight
-        self._asking = AskingThreads(at_once, feed.wake)
-        # Never full: the feed gives at most this many chunks for each server.
-        self._asking_for_runs = AskingThreads(at_once * max(1, len(self._settings.reward_hosts)), feed.wake)
         try:
             while (chunk := feed.take(self._attend)) is not None:
                 self._serve(self._runners[chunk.job.model], chunk)
         finally:
             self._scoring.close()
-            self._asking.close()
-            self._asking_for_runs.close()
+            wait(tuple(self._asking))
 
     def cancel(self, job: Job) -> None:
-        """Fail the job's chunks that wait for an asking thread; for others, `cancelled` of the job is enough."""
-        with self._tasks_change:
-            cancelled = [chunk for chunk, task in list(self._asked.items()) if chunk.job is job and task.cancel()]
-        for chunk in cancelled:
-            self._feed.fail(chunk, EngineDeadError())
-        self._wake()  # there may be room now
+        """End the waits of the job's chunks for servers; for other chunks, `cancelled` of the job is enough."""
+        background.loop().call_soon_threadsafe(self._stop_asking, job)
+
+    def _stop_asking(self, job: Job) -> None:
+        for chunk, task in self._cancellable.items():
+            if chunk.job is job:
+                task.cancel()
 
     def ping(self) -> Future[None]:
         """Return a future that the thread resolves before its next step."""
@@ -139,8 +135,9 @@ class LocalWorker:
 
     def _attend(self) -> None:
         self._answer_pings()
-        self._asking.check()
-        self._asking_for_runs.check()
+        for task in tuple(self._asking):
+            if task.done():
+                task.result()
         self._scoring.check()
 
     def _serve(self, runner: ModelRunner, chunk: Chunk) -> None:
@@ -160,26 +157,36 @@ class LocalWorker:
             self._scoring.start(partial(self._score, runner.scorer, ready))
 
     def _score(self, scorer: ChunkScorer, generated: GeneratedChunk) -> None:
-        """Compute a chunk's rewards here, and have a thread ask servers for the others."""
+        """Compute a chunk's rewards here, and begin to ask servers for the others."""
         chunk = generated.chunk
         with self._reporting_errors(chunk, self._check_device):
             _stop_if_cancelled(chunk)
             scored = scorer.score_here(generated)
             if scorer.asks_servers(chunk.job):
                 chunk.on_handover()
-                asking = self._asking_for_runs if chunk.job.external_rewards else self._asking
-                with self._tasks_change:
-                    task = self._asked[chunk] = asking.run(partial(self._ask_servers, scorer, chunk, scored))
-                    task.add_done_callback(lambda _: self._asked.pop(chunk))
-                if chunk.job.cancelled.is_set():
-                    self.cancel(chunk.job)
+                task = background.start(self._ask_servers(scorer, chunk, scored))
+                self._asking.add(task)
+                task.add_done_callback(self._asked)
             else:
                 self._feed.finish(chunk, scored)
 
-    def _ask_servers(self, scorer: ChunkScorer, chunk: Chunk, scored: ScoredChunk) -> None:
+    async def _ask_servers(self, scorer: ChunkScorer, chunk: Chunk, scored: ScoredChunk) -> None:
         with self._reporting_errors(chunk, self._check_device):
             _stop_if_cancelled(chunk)
-            self._feed.finish(chunk, chunk.job.cancelled.run(scorer.ask_servers, chunk, scored))
+            task = asyncio.current_task()
+            assert task is not None
+            self._cancellable[chunk] = task
+            try:
+                async with nullcontext() if chunk.job.external_rewards else self._places:
+                    scored = await scorer.ask_servers(chunk, scored)
+            finally:
+                del self._cancellable[chunk]
+            self._feed.finish(chunk, scored)
+
+    def _asked(self, task: Future[None]) -> None:
+        if task.exception() is None:
+            self._asking.discard(task)
+        self._wake()
 
     def _check_device(self) -> None:
         """Raise if the device no longer works."""
@@ -201,7 +208,7 @@ class LocalWorker:
         """
         try:
             yield
-        except Cancelled:
+        except (Cancelled, asyncio.CancelledError):
             # Only seen if the service was forced to stop; a client that disconnected reads nothing.
             self._feed.fail(chunk, EngineDeadError())
         except Exception as error:

@@ -1,0 +1,66 @@
+"""Requests with a time limit for the whole answer. httpx itself limits only the time between two parts of it."""
+
+import asyncio
+import weakref
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any
+
+import httpx
+
+from solrl_client.background import loop
+from solrl_client.tokens import bearer_token
+from solrl_client.transport import HEADERS
+
+_KEPT_S = 3.0
+"""Seconds for which a connection is kept without a request: less than the five of uvicorn, so that no request is sent
+while the server closes its end, which would look like a fault."""
+
+
+class TimedClient:
+    """HTTP requests to one address, each with a time limit for its whole answer, over connections that are kept.
+
+    Args:
+        address: address to which paths are appended.
+        token: variable of the environment with the bearer token; None to send none.
+        timeout: seconds within which an answer must be complete.
+        connections: most open connections; None for no limit.
+
+    Attributes:
+        timeout: as given; may be changed.
+    """
+
+    def __init__(self, address: str, token: str | None, timeout: float, connections: int | None = None) -> None:
+        given = bearer_token(token) if token else None
+        self.timeout = timeout
+        self._http = httpx.AsyncClient(
+            base_url=address,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none are kept: callers share this client
+            headers=HEADERS | ({"Authorization": f"Bearer {given}"} if given else {}),
+            timeout=httpx.Timeout(None, connect=5.0),
+            limits=httpx.Limits(max_connections=connections, keepalive_expiry=_KEPT_S),
+        )
+        weakref.finalize(self, _close, self._http).atexit = False
+
+    async def ask(self, method: str, path: str, limit: int, **arguments: Any) -> httpx.Response:
+        """The answer to a request, with its body as it was sent. Only on the background loop.
+
+        No more of a body is read once it exceeds `limit` bytes.
+
+        Raises:
+            httpx.TransportError: there is no answer, or it is late.
+        """
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.timeout), self._http.stream(method, path, **arguments) as answer:
+                async for part in answer.aiter_raw():
+                    body += part
+                    if len(body) > limit:
+                        break
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"no complete answer in {self.timeout:g} s") from None
+        stream = httpx.ByteStream(bytes(body))
+        return httpx.Response(answer.status_code, headers=answer.headers, stream=stream, request=answer.request)
+
+
+def _close(http: httpx.AsyncClient) -> None:
+    asyncio.run_coroutine_threadsafe(http.aclose(), loop())
