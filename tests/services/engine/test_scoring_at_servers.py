@@ -16,8 +16,10 @@ from solrl_proto import Plan, PromptItem
 from solrl_rollout.engine import external_rewards
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.errors import ChunkError, EngineError
+from solrl_rollout.engine.scoring import ChunkScorer
 from solrl_rollout.engine.work import Chunk, ExternalReward, Job
 from solrl_rollout.engine.workers import make_workers, process_workers
+from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
 from unfit_backends import patient
@@ -330,6 +332,28 @@ def test_a_cancelled_chunk_leaves_a_server_that_does_not_answer() -> None:
         finally:
             app.leave.set()
             engine.close()
+
+
+def test_a_fault_of_the_device_beside_a_server_ends_the_worker(
+    server: RewardProcess, backend: Observed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any) -> None:
+        raise RuntimeError("no reward's fault")
+
+    def find_broken(_: LocalWorker) -> None:
+        raise RuntimeError("the device is lost")
+
+    engine = engine_beside(server, backend)
+    try:
+        monkeypatch.setattr(ChunkScorer, "ask_servers", fail)
+        monkeypatch.setattr(LocalWorker, "_check_device", find_broken)
+        one = chunk("a", tmp_path)
+        engine.scheduler.submit([one])
+        with pytest.raises(EngineError):
+            one.result.result(600)
+        until(lambda: engine.scheduler.dead)
+    finally:
+        engine.close()
 
 
 @pytest.fixture(params=["here", "in a process"])
