@@ -214,7 +214,7 @@ def old_training(bench: Bench, session: Session, samples: IterationSamples) -> R
 def load(model: str, device: str, further: Sequence[str] = ()) -> Bench:
     """Load a model with random weights, equal on all ranks."""
     torch.manual_seed(0)
-    settings = {"explore.source": "local", "explore.prompts": 1, "iterations": 1000, "checkpoint_every": 1000}
+    settings = {"explore.prompts": 1, "iterations": 1000, "checkpoint_every": 1000}
     overrides = [*(f"{name}={value}" for name, value in settings.items()), *further]
     config = resolve(f"{PRESETS[model]}/sol_rl/hpsv2", overrides=overrides).config
     if device == "cpu":

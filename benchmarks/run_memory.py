@@ -33,7 +33,7 @@ PRESETS = {
     **{"qwen-image": "qwen-image", "flux2-klein": "flux2-klein"},
 }
 SETTINGS = (
-    *("prompts=shapes", "iterations=1", "explore.source=local", "explore.prompts=1", "algorithm.timestep_fraction=0.1"),
+    *("prompts=shapes", "iterations=1", "explore.prompts=1", "algorithm.timestep_fraction=0.1"),
     *("evaluate.prompts=24", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.fidelity_prompts=0"),
 )
 """Changes to a preset: one prompt, one noise level per sample, and few steps of evaluation."""

@@ -15,6 +15,8 @@ REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
 JUDGES = ("judge", "verifier", "verifier_graded")
 LOCAL_NVFP4: Mapping[str, Any] = {"explore.source": "local", "explore.precision": "nvfp4"}
 """Exploration in the trainer's process, without a service. Selects the same seeds as a service on an equal device."""
+SERVED = ("rollout_url=http://127.0.0.1:8100",)
+"""What experiments are changes of; a worker's own service replaces the address."""
 LARGE_BATCHES: Mapping[str, Any] = {"batch": 1152, "optimizer.batch": 1728}
 """All candidates of an iteration, and all its training pairs: a pass of a miniature takes a GPU as long with many
 images as with few."""
@@ -56,7 +58,7 @@ class Experiment:
 @cache
 def _resolved(experiment: Experiment) -> RunConfig:
     arguments = {"run": experiment.name[:64], "seed": experiment.seed}
-    return resolve(experiment.preset, overrides=experiment.settings, arguments=arguments).config
+    return resolve(experiment.preset, overrides=[*SERVED, *experiment.settings], arguments=arguments).config
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class Programme:
 
 @cache
 def _base(preset: str) -> dict[str, Any]:
-    return resolve(preset).config.model_dump(mode="json")
+    return resolve(preset, overrides=SERVED).config.model_dump(mode="json")
 
 
 def _value(settings: Mapping[str, Any], key: str) -> Any:

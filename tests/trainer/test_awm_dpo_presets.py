@@ -12,7 +12,7 @@ ONE_STAGE = {
     "regenerate.at": "none",
 }
 TWO_STAGES = {
-    "explore.source": "service",
+    "explore.source": "local",
     "explore.precision": "auto",
     "explore.candidates": 96,
     "explore.steps": 6,

@@ -72,8 +72,7 @@ def test_the_fastest_layout_comes_first_with_its_command(
     assert layout(monkeypatch, *words, "--price", "3") == 0
     shown = capsys.readouterr().out
     assert "4 colocated" in shown
-    run = "run --preset flux1/sol_rl/hpsv2 --set explore.source=local"
-    assert f"torchrun --nproc-per-node=4 -m solrl_trainer {run}" in shown
+    assert "torchrun --nproc-per-node=4 -m solrl_trainer run --preset flux1/sol_rl/hpsv2\n" in shown
     assert layout(monkeypatch, *words, "--services", "1") == 0
     shown = capsys.readouterr().out
     assert "colocated" not in shown

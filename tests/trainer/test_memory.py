@@ -31,6 +31,7 @@ from typed import typed
 
 MIB = 2**20
 STAYING = Layout(sharded=False, offloaded=False, checkpointed=0)
+SERVED = "rollout_url=http://gpu-node:8100"
 LOCAL = ("explore.source=local", "optimizer.batch=12")
 
 
@@ -219,10 +220,10 @@ def test_flux1_dev_fits_in_four_gpus_of_24_gb_if_its_base_is_sharded(tmp_path: P
     skeleton = load_skeleton(str(folder))
 
     def run(ranks: int, *settings: str) -> RunMemory:
-        config = resolve("flux1/sol_rl/hpsv2", overrides=settings).config
+        config = resolve("flux1/sol_rl/hpsv2", overrides=(SERVED, *settings)).config
         return plan_run(config, skeleton, "fp8", ranks)
 
-    gpu, words = 24 * 10**9, ("--preset", "flux1/sol_rl/hpsv2")
+    gpu, words = 24 * 10**9, ("--preset", "flux1/sol_rl/hpsv2", "--set", SERVED)
     done = typed(main, "memory", *words, "--set", f"model={folder}", "--gpu", "24", "--gpus", "4", COLUMNS="200")
     assert "On 4 GPUs of 24 GB the run does not fit" in done.stdout
     assert "It fits with reward_options={hpsv2: {dtype: bfloat16}}." in done.stdout
@@ -242,7 +243,9 @@ def test_flux1_dev_fits_in_four_gpus_of_24_gb_if_its_base_is_sharded(tmp_path: P
     assert not alone.fits(alone.layout(gpu), gpu)
     assert not alone.layout(gpu).sharded
     for remaining in ("optimizer.encoders=gpu", "optimizer.shard_base=false"):
-        other = replace(four, wanted=Wanted.of(resolve("flux1/sol_rl/hpsv2", overrides=[remaining]).config, 57, 4))
+        other = replace(
+            four, wanted=Wanted.of(resolve("flux1/sol_rl/hpsv2", overrides=[SERVED, remaining]).config, 57, 4)
+        )
         assert not other.fits(other.layout(gpu), gpu)
 
 
@@ -277,7 +280,7 @@ def test_a_reward_s_size_is_read_from_its_file_or_known() -> None:
 
 @pytest.mark.parametrize("columns", [40, 100])
 def test_the_command_prints_what_fits(tmp_path: Path, columns: int) -> None:
-    settings = ("--set", "explore.source=local", "--set", "explore.precision=nvfp4", "--set", "optimizer.batch=8")
+    settings = ("--set", "explore.precision=nvfp4", "--set", "optimizer.batch=8")
     out = tmp_path / "plans" / "plan.json"
     done = typed(main, "memory", *settings, "--gpu", "24", "--out", str(out), COLUMNS=str(columns))
     assert done.returncode == 0, done.stderr
@@ -299,16 +302,17 @@ def test_the_command_prints_what_fits(tmp_path: Path, columns: int) -> None:
 
 
 def test_the_command_says_what_does_not_fit_and_who_decided() -> None:
-    done = typed(main, "memory", "--set", "optimizer.activation_checkpointing=2", "--gpu", "1", COLUMNS="200")
+    served = ("--set", SERVED)
+    done = typed(main, "memory", *served, "--set", "optimizer.activation_checkpointing=2", "--gpu", "1", COLUMNS="200")
     assert "On a GPU of 1 GB the run does not fit" in done.stdout
     assert "2 of 5 blocks recompute, as optimizer.activation_checkpointing sets" in done.stdout
     assert "A service explores; `solrl-rollout memory --precision fp8` plans it." in done.stdout
     assert "explore.precision=auto" not in done.stdout
-    done = typed(main, "memory", "--set", "explore.source=local", "--set", "optimizer.batch=4", COLUMNS="200")
+    done = typed(main, "memory", "--set", "optimizer.batch=4", COLUMNS="200")
     assert "explore.precision=auto is planned as fp8." in done.stdout
-    done = typed(main, "memory", "--set", "regenerate.at=service", "--set", "optimizer.batch=4", COLUMNS="200")
+    done = typed(main, "memory", *served, "--set", "regenerate.at=service", COLUMNS="200")
     assert "regenerates; `solrl-rollout memory --precision fp8 bf16` plans it." in done.stdout
-    unmerged = ("--set", "explore.adapter=unmerged", "--set", "explore.precision=nvfp4")
+    unmerged = (*served, "--set", "explore.adapter=unmerged", "--set", "explore.precision=nvfp4")
     done = typed(main, "memory", *unmerged, COLUMNS="200")
     assert "`solrl-rollout memory --precision nvfp4 --unmerged-rank 32` plans it." in done.stdout
 

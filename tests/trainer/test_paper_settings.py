@@ -71,7 +71,7 @@ EXPLORED: dict[str, dict[str, Any]] = {
     "naive_scaling": {"source": "local", "precision": "bf16", "steps": 10, "candidates": 96},
     "naive_quant": {"source": "local", "precision": "nvfp4", "steps": 10, "candidates": 96},
     # NVFP4 in the paper; `auto` selects it on GPUs like the paper's.
-    "sol_rl": {"source": "service", "precision": "auto", "steps": 6, "candidates": 96},
+    "sol_rl": {"source": "local", "precision": "auto", "steps": 6, "candidates": 96},
 }
 
 # Settings of the papers' code for large models: yifan123/flow_grpo (SD3.5, and FLUX.1 where it differs; the first form
@@ -118,7 +118,7 @@ def test_a_recipe_on_trajectories_has_its_papers_settings(model: str, recipe: st
     wanted = _GRPO | TRAJECTORIES[recipe] | (FLUX.get(recipe, {}) if flux else {})
     wanted |= {"algorithm.name": recipe.removesuffix("_fast"), "explore.candidates": CANDIDATES[recipe][two]}
     steps = (FLUX_STEPS if flux else STEPS)[recipe]
-    wanted |= {"regenerate.at": "trainer", "explore.source": "service", "regenerate.steps": steps} if two else {}
+    wanted |= {"regenerate.at": "trainer", "explore.source": "local", "regenerate.steps": steps} if two else {}
     wanted |= {} if two else {"regenerate.at": "none", "explore.precision": "bf16", "explore.steps": steps}
     found = {}
     for key in wanted:

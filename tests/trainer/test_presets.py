@@ -12,7 +12,7 @@ from solrl_trainer.commands.cli import main
 from solrl_trainer.rollouts.plans import exploration_plan
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
-from solrl_trainer.settings.presets import MODELS, RECIPES, REWARDS, ConfigError, names, resolve
+from solrl_trainer.settings.presets import MODELS, RECIPES, REWARDS, ConfigError, names, resolve, resolve_again
 from solrl_trainer.settings.settings_yaml import settings_yaml, sourced_yaml
 from typed import typed
 
@@ -260,18 +260,41 @@ def test_a_model_is_requested_by_the_services_name_for_it(model: str, served: st
     assert resolve(PRESET, overrides=[f"model={model}", "served_as=other"]).config.model_name == "other"
 
 
+def test_a_service_explores_where_a_url_is_given() -> None:
+    cases: list[tuple[list[str], str, str]] = [
+        ([], "local", "rollout_url"),
+        ([SERVED], "service", "rollout_url"),
+        ([SERVED, "explore.source=auto"], "service", "rollout_url"),
+        ([SERVED, "explore.source=local"], "local", "--set"),
+        ([SERVED, "explore.source=service"], "service", "--set"),
+    ]
+    for overrides, source, why in cases:
+        found = resolve(PRESET, overrides=overrides)
+        assert (found.config.explore.source, found.sources["explore.source"]) == (source, why)
+        shown = f"explore.source: {source}  # {why}"
+        assert (shown if why == "--set" else f"# {shown}") in sourced_yaml(found)
+        assert f"source: {source}" in settings_yaml(found.config)
+
+
+def test_a_run_that_is_continued_explores_where_it_did() -> None:
+    served, local = (resolve(PRESET, overrides=given).config for given in ([SERVED], []))
+    assert resolve_again(served, overrides=["rollout_url=http://elsewhere"]).config.uses_service
+    assert not resolve_again(local, overrides=[SERVED]).config.uses_service
+    assert resolve_again(local, overrides=[SERVED, "explore.source=auto"]).config.uses_service
+    with pytest.raises(ConfigError, match="source is service; expected its address, --set rollout_url="):
+        resolve_again(served, overrides=["rollout_url=null"])
+
+
 def test_both_stages_can_be_local() -> None:
-    cheap = ("explore.prune={after: 2, keep: 48}", "explore.source=local")
-    config = resolve(PRESET, overrides=cheap).config
+    config = resolve(PRESET, overrides=["explore.prune={after: 2, keep: 48}"]).config
     assert (config.two_stage, config.uses_service) == (True, False)
     config = resolve("mini-sana/naive_scaling/clipscore").config
     assert (config.two_stage, config.uses_service) == (False, False)
-    config = resolve(PRESET).config
-    assert (config.two_stage, config.uses_service) == (True, True)
 
 
 STOCHASTIC = "mini-sana/flowgrpo_two_stage/clipscore"
 FITTED = "{sigmas: [1.0, 0.5], moves: [[0.5, 0.5]], ends: [[0.0, 1.0], [0.0, 0.0, 1.0]]}"
+SERVED = "rollout_url=http://gpu-node:8100"
 ONE_STAGE = ["explore.source=local", "regenerate.at=none"]
 UNMERGED = "explore.adapter=unmerged"
 
@@ -295,8 +318,10 @@ UNMERGED = "explore.adapter=unmerged"
         (PRESET, [UNMERGED], "adapter is unmerged at precision auto; expected precision=nvfp4"),
         (PRESET, [UNMERGED, "explore.precision=fp8"], "adapter is unmerged at precision fp8"),
         (PRESET, [UNMERGED, "explore.precision=nvfp4", *ONE_STAGE], "at=none they are trained on"),
-        (PRESET, ["regenerate.at=none"], r"setting regenerate \(from --set\).*not with candidates to train on"),
-        (PRESET, ["explore.source=local", "explore.lag=1"], "lag is for exploration at a service"),
+        (PRESET, [SERVED, "regenerate.at=none"], r"setting regenerate \(from --set\).*not with candidates to train on"),
+        (PRESET, ["explore.source=service"], "expected its address, --set rollout_url=http://HOST:8100"),
+        (PRESET, ["regenerate.at=service"], "expected --set rollout_url=http://HOST:8100, or at=trainer"),
+        (PRESET, ["explore.lag=1"], "lag is for exploration at a service"),
         (STOCHASTIC, ["explore.steps=6"], r"explore\.steps is 6 and regenerate\.steps 10 .*expected equal numbers"),
         (STOCHASTIC, ["explore.steps=1", "regenerate.steps=1"], "equal numbers of at least 2"),
         (STOCHASTIC, ONE_STAGE, "the candidates are the training samples"),

@@ -19,8 +19,9 @@ PROMPTS = ["a red circle", "two blue squares", "a green cross", "a small cyan tr
 
 
 def tiny_config(*overrides: str, **arguments: Any) -> RunConfig:
-    """A reduced version of the miniature's preset."""
-    return resolve("mini-sana/sol_rl/clipscore", overrides=[*TINY, *overrides], arguments=arguments).config
+    """A reduced version of the miniature's preset, which explores at a service."""
+    served = ("rollout_url=http://127.0.0.1:8100", *TINY)
+    return resolve("mini-sana/sol_rl/clipscore", overrides=[*served, *overrides], arguments=arguments).config
 
 
 def make_policy(backbone: Backbone, config: RunConfig) -> tuple[Policy, torch.optim.AdamW]:

@@ -58,7 +58,7 @@ def configured(*overrides: str) -> RunConfig:
 
 def test_a_service_cannot_regenerate_recorded_samples() -> None:
     with pytest.raises(ConfigError, match="ClippedRatio trains on every step or uses a solver of its own"):
-        configured("explore.source=service", "regenerate.at=service")
+        configured("explore.source=auto", "rollout_url=http://gpu-node:8100", "regenerate.at=service")
 
 
 def test_a_plan_cannot_name_a_solver_of_ones_own() -> None:

@@ -368,7 +368,7 @@ def test_a_lie_stops_the_run(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("explore.source=local", AT_SERVICE), "at=service needs a service; expected explore.source=service"),
+        (("explore.source=local", AT_SERVICE), "at=service needs a service that explores; expected --set rollout_url="),
         (("regenerate.share=0.5",), "share is 0.5, but at=trainer; expected at=service"),
         ((AT_SERVICE, "regenerate.share=0"), "regenerate.share"),
     ],

@@ -159,9 +159,9 @@ def demo_config(overrides: Sequence[str] = (), arguments: Mapping[str, Any] | No
         ConfigError: an override is invalid.
     """
     plan = read_settings_file(plan_file())
-    return resolve(
-        PRESET, files={"plan.json": plan}, overrides=[*DEMO_SETTINGS, *overrides], arguments=arguments
-    ).config
+    # The address is that of the service's own place, until it has one.
+    own = {"rollout_url": "http://127.0.0.1:8100", **(arguments or {})}
+    return resolve(PRESET, files={"plan.json": plan}, overrides=[*DEMO_SETTINGS, *overrides], arguments=own).config
 
 
 def last_line(summary: dict[str, Any], output: Path) -> dict[str, Any]:

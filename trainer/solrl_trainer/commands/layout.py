@@ -107,7 +107,5 @@ def _advice(config: RunConfig, best: Layout) -> str:
         lines.append("  " + shlex.join(["solrl-rollout", "serve", "--model", model, "--gpus", str(best.serving)]))
         run += ["--rollout-url", "http://127.0.0.1:8100", "--set", "regenerate.at=service"]
         run += ["--set", f"explore.lag={LAG}"]
-    else:
-        run += ["--set", "explore.source=local"]
     lines.append("  " + shlex.join([*program, *run]))
     return "\n".join(lines)

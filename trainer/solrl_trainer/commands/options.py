@@ -23,12 +23,12 @@ def _shown(value: str, default: str) -> Any:
 
 @dataclass
 class Run:
-    """Train, exploring at a rollout service or, with explore.source=local, in this process."""
+    """Train. A rollout service explores if its URL is given, otherwise this machine."""
 
     preset: Annotated[str | None, _shown("NAME", DEFAULT_PRESET)] = None
     """<model>/<recipe>/<reward>; `solrl-train presets` lists them."""
-    rollout_url: Annotated[str | None, _shown("URL", _URL)] = None
-    """Base URL of the rollout service."""
+    rollout_url: Annotated[str | None, _shown("URL", "none")] = None
+    """Base URL of the rollout service that explores."""
     config: Files = ()
     """YAML file with settings, nested or dotted. May be given more than once; later files win."""
     set: Overrides = ()

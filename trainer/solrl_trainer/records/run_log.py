@@ -221,7 +221,7 @@ def open_run_log(
         status = None
         if config.uses_service:
             # A separate client without retries: the run's client retries for minutes.
-            client = RolloutClient(config.rollout_url, timeout=120.0, patience=0.0)
+            client = RolloutClient(config.service_url, timeout=120.0, patience=0.0)
 
             def source() -> RunClient:
                 rewards = reward_specs(config.trained, config, client.model(config.model_name))

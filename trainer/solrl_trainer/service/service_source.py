@@ -64,7 +64,7 @@ def open_service_source(
     """
     # The other ranks ask again until rank 0 has pushed the versions that the service lost.
     awaited = LOST if world.rank else ()
-    with RolloutClient(config.rollout_url, patience=config.patience, awaited=awaited, on_wait=on_wait) as client:
+    with RolloutClient(config.service_url, patience=config.patience, awaited=awaited, on_wait=on_wait) as client:
         logger.info("loading %s and comparing digests with %s", config.model, client.url)
         first = client.with_patience(FIRST_PATIENCE)
         first.model(config.model_name)  # before anything large is loaded

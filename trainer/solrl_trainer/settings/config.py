@@ -33,6 +33,8 @@ from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingData
 from solrl_trainer.settings.section import Positive, Section, Steps
 
+_GIVE_URL = "--set rollout_url=http://HOST:8100"
+
 SelectionMode = Literal["best_worst", "random", "mean_deviation", "extremes_random"]
 ExplorationSampler = Literal["ode", "training"]
 
@@ -40,8 +42,9 @@ ExplorationSampler = Literal["ode", "training"]
 class Explore(Section):
     """Candidates of each prompt."""
 
-    source: Literal["service", "local"] = "service"
-    """service: a rollout service explores. local: the trainer's device explores, in turns with its other phases."""
+    source: Literal["auto", "service", "local"] = "auto"
+    """service: a rollout service explores. local: the trainer's device explores, in turns with its other phases. auto:
+    service with a rollout_url, otherwise local."""
     prompts: Positive = 48
     """Prompts per iteration."""
     candidates: Annotated[int, Field(ge=2)] = 96
@@ -81,8 +84,6 @@ class Explore(Section):
     def _is_consistent(self) -> Self:
         if self.keep > self.candidates:
             raise ValueError(f"keep is {self.keep}, but there are only {self.candidates} candidates")
-        if self.lag and self.source != "service":
-            raise ValueError("lag is for exploration at a service; candidates generated here are always current")
         if self.fitted is not None and self.sampler == "training":
             raise ValueError(
                 "fitted steps follow the ODE; expected explore.fitted=null with explore.sampler=training, or "
@@ -112,7 +113,7 @@ class Regenerate(Section):
     at: Literal["trainer", "service", "none"] = "trainer"
     """trainer: the trainer's device regenerates. service: the service regenerates under the newest version, at any
     explore.lag, and scores with all rewards of the run. none: training uses the explored candidates themselves, which
-    requires explore.source=local."""
+    a service does not send."""
     share: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
     """Share of each rank's prompts that the service regenerates with at=service, the last ones; the trainer's device
     regenerates the others meanwhile. auto divides them by the times of the last iterations so that neither side
@@ -250,8 +251,8 @@ class RunConfig(Section):
     reward_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Reward → options of its loader: model, checkpoint, processor, dtype, batch_size, device; or at, a server. If the
     rollout service has not loaded a reward with at, requests bring it."""
-    rollout_url: Annotated[str, AfterValidator(check_rollout_url)] = "http://127.0.0.1:8100"
-    """Address of the rollout service, for explore.source=service; without a user or password."""
+    rollout_url: Annotated[str, AfterValidator(check_rollout_url)] | None = None
+    """Address of the rollout service, without a user or password; null: the trainer's device explores."""
     patience: Annotated[float, Field(ge=0)] = 600.0
     """Seconds to wait during the run for the rollout service, or for a usable answer of a reward server."""
     run: RunName
@@ -273,7 +274,7 @@ class RunConfig(Section):
     """Guidance scale of every phase: classifier-free, or an input of a guidance-distilled model; 1 is none."""
     solver: Solver = "euler"
     """Solver of every phase: Euler, or DPM-Solver++ of second order."""
-    explore: Explore = Explore()
+    explore: Explore = Field(default=Explore(), validate_default=True)
     regenerate: Regenerate = Regenerate()
     lora: Lora = Lora()
     optimizer: Optimizer = Optimizer()
@@ -320,6 +321,12 @@ class RunConfig(Section):
         return self.explore.source == "service"
 
     @property
+    def service_url(self) -> str:
+        """Address of the rollout service that explores."""
+        assert self.rollout_url is not None, "validated"
+        return self.rollout_url
+
+    @property
     def weights(self) -> dict[str, float]:
         """Trained reward → its weight in the score."""
         return {name: weight for name, weight in self.rewards.items() if weight}
@@ -358,6 +365,21 @@ class RunConfig(Section):
             )
         return solver
 
+    @field_validator("explore")
+    @classmethod
+    def _follows_the_url(cls, value: Explore, given: ValidationInfo) -> Explore:
+        """The settings with the source that `auto` means."""
+        url = given.data.get("rollout_url")
+        source = value.source if value.source != "auto" else "local" if url is None else "service"
+        if source == "service" and url is None:
+            raise ValueError(f"source is service; expected its address, {_GIVE_URL}, or explore.source=local")
+        if value.lag and source != "service":
+            raise ValueError(
+                "lag is for exploration at a service; candidates generated here are always current; "
+                f"expected explore.lag=0, or a service: {_GIVE_URL}"
+            )
+        return value.model_copy(update={"source": source})
+
     @field_validator("regenerate")
     @classmethod
     def _suits_exploration(cls, value: Regenerate, given: ValidationInfo) -> Regenerate:
@@ -371,7 +393,7 @@ class RunConfig(Section):
         if value.share not in ("auto", 1) and value.at != "service":
             raise ValueError(f"share is {value.share}, but at={value.at}; expected at=service, or share=auto")
         if value.at == "service" and explore is not None and explore.source != "service":
-            raise ValueError("at=service needs a service; expected explore.source=service, or at=trainer")
+            raise ValueError(f"at=service needs a service that explores; expected {_GIVE_URL}, or at=trainer")
         if value.at == "none" and explore is not None:
             if explore.adapter == "unmerged":
                 raise ValueError(

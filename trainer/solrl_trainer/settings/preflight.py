@@ -47,7 +47,7 @@ def check_run(config: RunConfig, *, resume: bool) -> RunConfig:
     """
     _check_here(config, resume=resume)
     if config.uses_service:
-        with RolloutClient(config.rollout_url, patience=FIRST_PATIENCE, on_wait=Waits()) as client:
+        with RolloutClient(config.service_url, patience=FIRST_PATIENCE, on_wait=Waits()) as client:
             _check_service(client, config, resume=resume)
     return _check_models(config)
 
@@ -64,12 +64,12 @@ def check_dry_run(config: RunConfig, *, resume: bool) -> None:
     _check_here(config, resume=resume)
     if config.uses_service:
         try:
-            with RolloutClient(config.rollout_url, patience=0) as client:
+            with RolloutClient(config.service_url, patience=0) as client:
                 _check_service(client, config, resume=resume)
         except ProblemError as error:
             if error.problem.kind != ProblemKind.SERVICE_UNREACHABLE:
                 raise
-            logger.warning(f"not checked: the service at {config.rollout_url} does not answer")
+            logger.warning(f"not checked: the service at {config.service_url} does not answer")
     _check_models(config)
 
 
@@ -127,6 +127,8 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
     if not resume:
         check_new(config.output)
     require_trackers(config.track)
+    if config.rollout_url is not None and not config.uses_service:
+        logger.info(f"explore.source is local: the service at {config.rollout_url} is not used")
     folder = find_prompts(config.prompts)
     train, test = read_split(folder, "train"), read_split(folder, "test")
     if config.explore.prompts > (most := len(train.prompts)):

@@ -13,6 +13,8 @@ SETTINGS_YAML = "settings.yaml"
 
 _OF_ONE_RUN = ("run", "output")
 """Settings of which every run needs its own."""
+_FOLLOWING = {"run": "preset", "output": "run", "explore.source": "rollout_url"}
+"""Setting → its source if it follows from another setting."""
 
 
 def settings_yaml(config: RunConfig, omitted: Collection[str] = _OF_ONE_RUN) -> str:
@@ -23,14 +25,13 @@ def settings_yaml(config: RunConfig, omitted: Collection[str] = _OF_ONE_RUN) -> 
 def sourced_yaml(resolved: Resolved) -> Iterator[str]:
     """All settings under dotted keys, each with its source as a comment.
 
-    A name or a folder that follows from other settings is itself a comment, since it would not follow any more.
+    A setting that follows from another is itself a comment, since it would not follow any more.
     """
     values = resolved.config.model_dump(mode="json")
     for key, source in resolved.sources.items():
         section, _, name = key.partition(".")
         value = _dumped(values[section][name] if name else values[section], flow=True)
-        follows = (key, source) in (("run", "preset"), ("output", "run"))
-        yield f"{'# ' if follows else ''}{key}: {value.removesuffix('...').strip()}  # {source}"
+        yield f"{'# ' if _FOLLOWING.get(key) == source else ''}{key}: {value.removesuffix('...').strip()}  # {source}"
 
 
 def _dumped(values: Any, flow: bool) -> str:
