@@ -34,7 +34,7 @@ ALLOWED = {
     "solrl_client": {"solrl_proto"},
     "solrl_http": {"solrl_proto"},
     "solrl_remote": {"solrl_client", "solrl_core", "solrl_proto"},
-    "solrl_reward": {"solrl_client", "solrl_core", "solrl_http", "solrl_proto", "solrl_remote"},
+    "solrl_reward": {"solrl_client", "solrl_core", "solrl_engine", "solrl_http", "solrl_proto", "solrl_remote"},
     "solrl_rollout": {"solrl_client", "solrl_core", "solrl_engine", "solrl_http", "solrl_proto", "solrl_remote"},
     "solrl_trainer": {"solrl_client", "solrl_core", "solrl_engine", "solrl_proto", "solrl_remote"},
     "minis_recipe": {"solrl_core", "solrl_minis", "solrl_proto"},

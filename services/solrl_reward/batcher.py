@@ -21,6 +21,7 @@ from solrl_client.cancellation import Cancellation, current
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_floats, scored_pixels
+from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_http.fair_share import FairShare
 from solrl_http.problems import internal_error
 from solrl_proto.problems import ProblemError, ProblemKind
@@ -291,19 +292,11 @@ class Batcher:
         ]
 
     def _score(self, images: Images, progress: _Progress) -> Scores:
-        """Scores of a batch, in halves where it has too many pixels, or the device's memory runs out."""
-        if len(images) == 1 or images.cost <= _MOST_PIXELS:
-            try:
-                return self._score_whole(images, progress)
-            except torch.OutOfMemoryError as error:
-                if len(images) == 1:
-                    raise
-                message = str(error)  # not the error: its traceback keeps the tensors that did not fit
-            logger.warning("memory ran out with %d images in a batch, which is halved: %s", len(images), message)
-            torch.cuda.empty_cache()
-        half = len(images) // 2
-        first, second = (self._score(images.rows(rows), progress) for rows in (slice(0, half), slice(half, None)))
-        return {name: torch.cat([first[name], second[name]]) for name in images.rewards}
+        """Scores of a batch, in parts where it has too many pixels, or the device's memory runs out."""
+        # Of this batch alone: others have images of another size or other rewards, or the memory's other users end.
+        limit = AdaptiveBatchSize(max(1, _MOST_PIXELS * len(images) // images.cost), doing="scoring")
+        parts = limit.run(len(images), lambda rows: self._score_whole(images.rows(rows), progress))
+        return {name: torch.cat([part[name] for part in parts]) for name in images.rewards}
 
     def _score_whole(self, images: Images, progress: _Progress) -> Scores:
         """Scores of a batch whose pixels are all on the device at once."""

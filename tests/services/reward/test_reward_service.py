@@ -304,7 +304,7 @@ def test_many_pixels_are_scored_in_parts(client: httpx.Client, monkeypatch: pyte
     numbers = list(range(5))
     found = scores(client, body(images, GATED, metadata=[{"want": number} for number in numbers]))
     assert list(found.scores[GATED]) == numbers
-    assert served_rewards.batches == [2, 3]
+    assert served_rewards.batches == [3, 2]
 
 
 def test_a_score_that_is_no_number_is_the_rewards_fault(client: httpx.Client) -> None:
