@@ -102,7 +102,6 @@ class Chunk:
         result: resolved with the scored chunk, or with the error that ended it.
         queued_at: by `time.monotonic`.
         losses: number of workers that died while they made it.
-        on_handover: called when only reward servers have work left on it.
     """
 
     job: Job
@@ -114,7 +113,6 @@ class Chunk:
     result: "Future[ScoredChunk]" = field(default_factory=Future)
     queued_at: float = field(default_factory=time.monotonic)
     losses: int = 0
-    on_handover: Callable[[], None] = lambda: None
 
     @property
     def tenant(self) -> str:

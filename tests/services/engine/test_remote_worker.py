@@ -63,8 +63,10 @@ class Process:
             case "ping":
                 self.answer({"is": "pong", "id": header["id"]})
             case "chunk" if header["chunk"]["prompt"]["text"] == "held":
+                self.answer({"is": "taken"})
                 self._held.append(header["id"])
             case "chunk":
+                self.answer({"is": "taken"})
                 self._finish(header["id"])
 
     def answer(self, header: Header, body: bytes = b"") -> None:
@@ -212,7 +214,7 @@ def test_chunks_at_reward_servers_make_room_for_others_and_are_made_again_if_the
             if header["do"] != "chunk":
                 super().send(header, body, source)
                 return
-            self.answer({"is": "handed_over", "id": header["id"]})
+            self.answer({"is": "taken"})
             sent.put(header["id"])
 
     first = Asking()

@@ -1,7 +1,7 @@
 """A worker process: `python -m solrl_rollout.engine.workers.child FD` serves the front at the other end of a socket.
 
-It runs one worker, which takes the front's chunks in their order. It ends when the front closes the socket, also by
-dying.
+It runs one worker. Each time that this takes a chunk, the front sends the next, so that one waits while another is
+generated. The process ends when the front closes the socket, also by dying.
 """
 
 import contextlib
@@ -12,9 +12,8 @@ import signal
 import socket
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -57,46 +56,8 @@ class ForwardedMetrics(Metrics):
         self._send({"is": "reward_failed", "reward": reward})
 
 
-class FrontFeed(WaitingFeed):
-    """The front's chunks, as the worker in this process sees them: in the order in which they arrived."""
-
-    def __init__(self) -> None:
-        super().__init__(threading.Condition())
-        self._waiting: deque[Chunk] = deque()
-        self._closing = False
-
-    @property
-    def closing(self) -> bool:
-        """Whether the front has gone."""
-        return self._closing
-
-    def next_chunk(self) -> Chunk | None:
-        """The oldest chunk that waits."""
-        return self._waiting.popleft() if self._waiting else None
-
-    def put(self, chunk: Chunk) -> None:
-        """Add a chunk."""
-        with self._changed:
-            self._waiting.append(chunk)
-            self._changed.notify_all()
-
-    def finish(self, chunk: Chunk, scored: ScoredChunk) -> None:
-        """Resolve a chunk with its result."""
-        chunk.result.set_result(scored)
-
-    def fail(self, chunk: Chunk, error: EngineError) -> None:
-        """Resolve a chunk with an error."""
-        chunk.result.set_exception(error)
-
-    def close(self) -> None:
-        """Give out no more chunks."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-
-
-class Child:
-    """Answers the front's messages, whatever carries them."""
+class Child(WaitingFeed):
+    """A worker behind a connection: gives it the front's chunks, and sends the front its results."""
 
     def __init__(self, send: Send, find_adapter: Callable[[str, Any], Adapter]) -> None:
         """Prepare the worker, which the first message has it load.
@@ -105,13 +66,17 @@ class Child:
             send: sends the front a message; any thread may call it.
             find_adapter: returns the adapter with a digest, from what came with a chunk's message; may take a while.
         """
+        super().__init__(threading.Condition())
         self._send = send
         self._find_adapter = find_adapter
         self._worker: LocalWorker
-        self._feed = FrontFeed()
         self._running: threading.Thread | None = None
         self._hosted: list[HostedModel] = []
-        self._chunks: dict[int, Chunk] = {}
+        self._ids: dict[Chunk, int] = {}
+        """Chunks that are not finished, and the front's ids of them."""
+        self._next: Chunk | None = None
+        """The chunk that waits while the worker generates another."""
+        self._closing = False
         self._finder = ThreadPoolExecutor(1, "solrl-finder")
         # Images are compressed while the next chunk is generated.
         self._sender = ThreadPoolExecutor(1, "solrl-sender")
@@ -122,11 +87,34 @@ class Child:
 
     def close(self) -> None:
         """Stop the work."""
-        for chunk in list(self._chunks.values()):
+        for chunk in list(self._ids):
             self._stop(chunk)
-        self._feed.close()
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
         if self._running is not None and self._hosted:
             self._running.join()
+
+    @property
+    def closing(self) -> bool:
+        """Whether the front has gone."""
+        return self._closing
+
+    def next_chunk(self) -> Chunk | None:
+        """Take the chunk that waits, and have the front send the next."""
+        chunk, self._next = self._next, None
+        if chunk is not None:
+            with contextlib.suppress(OSError):  # the front has gone, which `main` notices, too
+                self._send({"is": "taken"})
+        return chunk
+
+    def finish(self, chunk: Chunk, scored: ScoredChunk) -> None:
+        """Send the front a chunk's result."""
+        self._sender.submit(self._send_result, self._ids.pop(chunk), scored)
+
+    def fail(self, chunk: Chunk, error: EngineError) -> None:
+        """Send the front a chunk's error."""
+        self._sender.submit(self._send_result, self._ids.pop(chunk), error)
 
     def _load(self, body: bytes, source: Any, settings: dict[str, Any], loader: str, name: str) -> None:
         chosen = Settings(**settings)
@@ -148,31 +136,32 @@ class Child:
             return
         try:
             self._send({"is": "loaded", "hosted": [encode_hosted(one) for one in self._hosted], **self._state()})
-            self._worker.run(self._feed)
+            self._worker.run(self)
         except BaseException:
             logger.exception("the worker's thread died")
             os._exit(1)
         self._worker.close()
 
     def _chunk(self, body: bytes, source: Any, id: int, chunk: dict[str, Any]) -> None:
-        made = self._chunks[id] = decode_chunk(chunk, body)
-        made.on_handover = partial(self._handed_over, id)
-        made.result.add_done_callback(partial(self._done, id))
+        made = decode_chunk(chunk, body)
+        self._ids[made] = id
         # In a thread of its own, so that finding an adapter delays no other message.
-        self._finder.submit(self._submit, made, chunk["adapter"], source)
+        self._finder.submit(self._put, made, chunk["adapter"], source)
 
-    def _submit(self, chunk: Chunk, digest: str | None, source: Any) -> None:
+    def _put(self, chunk: Chunk, digest: str | None, source: Any) -> None:
         try:
             if digest is not None:
                 chunk.job.adapter = VersionedAdapter(digest, self._find_adapter(digest, source))
-            self._feed.put(chunk)
+            with self._changed:
+                self._next = chunk
+                self._changed.notify_all()
         except BaseException:
             logger.exception("a chunk cannot be submitted")
             os._exit(1)
 
     def _cancel(self, body: bytes, source: Any, ids: list[int]) -> None:
-        for id in ids:
-            if (chunk := self._chunks.get(id)) is not None:
+        for chunk, id in list(self._ids.items()):
+            if id in ids:
                 self._stop(chunk)
 
     def _stop(self, chunk: Chunk) -> None:
@@ -182,21 +171,12 @@ class Child:
     def _ping(self, body: bytes, source: Any, id: int) -> None:
         self._worker.ping().add_done_callback(lambda _: self._send({"is": "pong", "id": id}))
 
-    def _handed_over(self, id: int) -> None:
-        with contextlib.suppress(OSError):  # the front has gone, which `main` notices, too
-            self._send({"is": "handed_over", "id": id})
-
-    def _done(self, id: int, result: Future[ScoredChunk]) -> None:
-        self._chunks.pop(id, None)
-        self._sender.submit(self._send_result, id, result)
-
-    def _send_result(self, id: int, result: Future[ScoredChunk]) -> None:
+    def _send_result(self, id: int, result: ScoredChunk | EngineError) -> None:
         try:
-            error = result.exception()
-            if isinstance(error, EngineError):
-                self._send({"is": "failed", "id": id, **encode_error(error), **self._state()})
+            if isinstance(result, EngineError):
+                self._send({"is": "failed", "id": id, **encode_error(result), **self._state()})
             else:
-                header, body = encode_scored(result.result())
+                header, body = encode_scored(result)
                 self._send({"is": "finished", "id": id, "scored": header, **self._state()}, body)
         except OSError:
             pass  # the front has gone, which `main` notices, too

@@ -163,7 +163,6 @@ class LocalWorker:
             _stop_if_cancelled(chunk)
             scored = scorer.score_here(generated)
             if scorer.asks_servers(chunk.job):
-                chunk.on_handover()
                 task = background.start(self._ask_servers(scorer, chunk, scored))
                 self._asking.add(task)
                 task.add_done_callback(self._asked)

@@ -21,8 +21,6 @@ from solrl_rollout.status.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 2
-"""Chunks that a process makes at once: it scores one, or waits for the next, while it generates the other."""
 END_SECONDS = 15.0
 """Seconds in which a process must end once its connection is closed."""
 _SILENT = 2.0
@@ -76,7 +74,7 @@ class Connection(Protocol):
 
 
 class RemoteWorker:
-    """Starts a process for each `load`, and gives it two chunks at once, beside those that await reward servers."""
+    """Starts a process for each `load`, and sends it a chunk each time that it has taken the one before."""
 
     def __init__(
         self,
@@ -201,8 +199,8 @@ class RemoteWorker:
         self._read = threading.Event()
         self._loaded: Future[list[HostedModel]] = Future()
         self._sent: dict[int, Chunk] = {}
-        self._handed_over: set[int] = set()
-        """Ids of sent chunks on which only reward servers have work left."""
+        self._ahead = False
+        """Whether a sent chunk waits in the process until it has generated another."""
         self._pings: dict[int, Future[None]] = {}
         self._outbox: deque[Header] = deque()
         self._gone = False
@@ -228,7 +226,7 @@ class RemoteWorker:
     def _has_room(self) -> bool:
         with self._lock:
             alone = any(chunk.losses for chunk in self._sent.values())
-            return not alone and len(self._sent) - len(self._handed_over) < _AT_ONCE
+            return not (alone or self._ahead)
 
     def _attend(self) -> None:
         """Send what other threads have posted. Raises ConnectionError if the process has ended."""
@@ -255,6 +253,7 @@ class RemoteWorker:
         header, body = encode_chunk(chunk)
         with self._lock:
             self._sent[id] = chunk
+            self._ahead = True
         try:
             self._connection.send({"do": "chunk", "id": id, "chunk": header}, body, source)
         except OSError:
@@ -315,9 +314,9 @@ class RemoteWorker:
         feed.fail(self._sent[id], decode_error(error, facts))
         self._forget(feed, id)
 
-    def _on_handed_over(self, body: bytes, id: int) -> None:
+    def _on_taken(self, body: bytes) -> None:
         with self._lock:
-            self._handed_over.add(id)
+            self._ahead = False
         if self._feed is not None:
             self._feed.wake()
 
@@ -339,7 +338,6 @@ class RemoteWorker:
     def _forget(self, feed: Feed, id: int) -> None:
         with self._lock:
             del self._sent[id]
-            self._handed_over.discard(id)
         feed.wake()
 
     def _stop(self) -> str:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from solrl_core.adapter import Adapter, encode_adapter, view_adapter
 
 _NEWEST = 4
-"""Adapters that a worker keeps; it has chunks of at most two at once."""
+"""Adapters that a worker keeps; at once, it generates, scores and awaits chunks of at most three."""
 
 
 class AdapterFiles:
