@@ -377,7 +377,7 @@ def _is_interrupt(error: BaseException) -> bool:
 
 
 def _checked(name: str, given: Any, prompts: Sequence[str]) -> torch.Tensor:
-    """What a reward returned, as float32 on the CPU; RewardError unless it is a finite number for each prompt."""
+    """A reward's scores as float32 on the CPU; RewardError unless it is a finite number for each prompt."""
     if fault := _fault_of_scores(given, len(prompts)):
         raise RewardError(name, fault)
     values: torch.Tensor = given.float().cpu()
