@@ -5,10 +5,9 @@ FLUX.1, SD3.5-L and SANA at their true shapes with random weights, the presets' 
 explores the 96 in FP8, regenerates 24 and trains on those. Both run the trainer's own loop on one loaded model, in
 turns. The baseline trainer (diffusers' blocks uncompiled, PEFT's layers) trains the same frozen weights.
 
-First, each rank measures its own GPU alone; then all ranks share the work. Layouts and numbers of GPUs that were not
-run are computed from the measured parts, and marked. Rows are written as soon as they are measured. A later call
-measures a model again on one GPU, or on all, if rows of that number are missing. Writes
-docs/results/equal_gpus.{json,md}.
+First, each rank measures its own GPU alone; then all ranks share the work. Numbers of GPUs that were not run are
+computed from the measured parts, and marked. Rows are written as soon as they are measured. A later call measures a
+model again on one GPU, or on all, if rows of that number are missing. Writes docs/results/equal_gpus.{json,md}.
 """
 
 import argparse
@@ -52,16 +51,13 @@ ROLL_OUTS = ("naive", "sol_rl", "sol_rl, 4 fitted steps")
 """Recipes, and names of their rows: the samples of one prompt per GPU."""
 TRAINING, OLD_TRAINING = "training", "training, baseline"
 GPUS = (1, 2, 4, 8)
-REGENERATED = ("by the trainer", "by the service", "by both")
 INTRODUCTION = """By `torchrun --nproc-per-node 2 benchmarks/equal_gpus.py` on {}: true shapes, random weights, the
 presets' settings (24 of 96 candidates, 10 steps in BF16, 6 in FP8), and a reward of CLIP-H's size in float32. All rows
 generate with the same compiled BF16 or FP8 transformer. Each part was timed once. 4 fitted steps are a plan that
 [plan_fidelity.md](plan_fidelity.md) judges on the miniatures; how FP8 ranks at this size is not known.
 The baseline trainer has diffusers' uncompiled blocks and PEFT's layers, and recomputes the activations of FLUX.1 and
-SD3.5. Rows with a service are computed from these parts, also those with several serving GPUs. A further table of each
-model computes what `regenerate.at=service` gives: all regenerating, or with `regenerate.share` a part of it."""
-WANTED = {"flux": (1.35, 1.4, 1.75), "sd3": (1.25, 1.25, 1.5), "sana": (1.15, 1.15, 1.25)}
-"""Model → ratio to naive scaling with the same trainer on 1 and on 2 GPUs, and with the baseline trainer."""
+SD3.5. Every GPU does all stages for its share of the prompts. Layouts with a service: `solrl-train layout`, and
+[runs that share a service](shared_service.md)."""
 OLD_MICRO_BATCHES = 8
 """Micro-batches of the baseline trainer that are timed, at least; the time of all is computed from them."""
 NAIVE = {"explore.steps": 10, "explore.precision": "bf16", "regenerate.at": "none"}
@@ -266,21 +262,6 @@ def _settle() -> None:
         torch.cuda.synchronize()
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Seconds per prompt of a recipe on some GPUs.
-
-    Attributes:
-        name: recipe and who does what.
-        seconds: per prompt, of all GPUs together.
-        measured: false if computed from measured parts.
-    """
-
-    name: str
-    seconds: float
-    measured: bool
-
-
 def page(found: Mapping[str, Any]) -> str:
     """Markdown page of all models."""
     rows = found["rows"]
@@ -295,7 +276,7 @@ def page(found: Mapping[str, Any]) -> str:
         own = {(row["gpus"], row["part"]): row for row in rows if row["model"] == model}
         if all((1, part) in own for part in (*ROLL_OUTS, TRAINING, OLD_TRAINING)):
             parts = table(("seconds of one prompt on one GPU", ""), _parts(own))
-            lines += [f"## {name}", "", *parts, "", *_layouts(model, own), "", *_served(own), ""]
+            lines += [f"## {name}", "", *parts, "", *_layouts(own), ""]
     return "\n".join(lines)
 
 
@@ -311,98 +292,28 @@ def _parts(own: dict[tuple[int, str], Row]) -> Iterator[Sequence[str]]:
     yield f"training, baseline{share}", f"{old['s']:.2f}"
 
 
-def _layouts(model: str, own: dict[tuple[int, str], Row]) -> Iterator[str]:
-    old = own[1, OLD_TRAINING]["s"]
-    best, rows = [], []
+def _layouts(own: dict[tuple[int, str], Row]) -> Iterator[str]:
+    old, rows = own[1, OLD_TRAINING]["s"], []
     for gpus in GPUS:
         naive, train = (_of(own, gpus, part) for part in (ROLL_OUTS[0], TRAINING))
-        found = sorted(layouts(own, gpus), key=lambda layout: layout.seconds)
-        for layout in found:
-            same, before = ((naive + training) / gpus / layout.seconds for training in (train, old))
-            ratios = (f"{layout.seconds:.2f}", f"{same:.2f}", f"{before:.2f}")
-            rows.append((gpus, layout.name, *ratios, "" if layout.measured else "computed"))
-        best.append((gpus, found[0].name))
-    head = ("GPUs", "layout", "s per prompt", "× naive, same trainer", "× naive, baseline trainer", "")
-    yield from table(head, rows)
-    yield ""
-    yield "Best layout: " + "; ".join(f"{gpus} GPU{'s' if gpus > 1 else ''}: {name}" for gpus, name in best) + "."
-    one, two, before = WANTED[model]
-    yield f"Goals against naive: {one} × on one GPU and {two} × on two, same trainer; {before} × against the baseline."
+        for way in reversed(ROLL_OUTS):
+            measured = {(gpus, way), (gpus, TRAINING)} <= own.keys()
+            seconds = _of(own, gpus, way) + train
+            ratios = (f"{(naive + training) / seconds:.2f}" for training in (train, old))
+            rows.append((gpus, way, f"{seconds / gpus:.2f}", *ratios, "" if measured else "computed"))
+    yield from table(("GPUs", "recipe", "s per prompt", "× naive, same trainer", "× naive, baseline trainer", ""), rows)
     if {(2, ROLL_OUTS[-1]), (2, TRAINING)} <= own.keys():
         trained, iteration = (
             2 * sum(own[1, part]["s"] for part in parts) / sum(own[2, part]["s"] for part in parts)
             for parts in ((TRAINING,), (ROLL_OUTS[-1], TRAINING))
         )
+        yield ""
         yield f"Two GPUs train {trained:.2f} × as fast as one, and run an iteration {iteration:.2f} × as fast."
-
-
-def _served(own: dict[tuple[int, str], Row]) -> Iterator[str]:
-    yield "Seconds per prompt with a service, by where samples are regenerated; all computed. In brackets: × naive with"
-    yield "the same trainer, and the best number of serving and of training GPUs."
-    yield ""
-    yield from table(("GPUs", "layout", *REGENERATED), _served_cells(own))
-
-
-def _served_cells(own: dict[tuple[int, str], Row]) -> Iterator[Sequence[object]]:
-    for gpus in GPUS[1:]:
-        naive = (_of(own, gpus, ROLL_OUTS[0]) + _of(own, gpus, TRAINING)) / gpus
-        for way in ROLL_OUTS[1:]:
-            for lag in (1, 0):
-                each = [regenerated(own, way, gpus, serving, lag) for serving in range(1, gpus)]
-                best = [min((found[by], serving) for serving, found in enumerate(each, 1)) for by in REGENERATED]
-                cells = [f"{s:.2f} ({naive / s:.2f}, {serving} + {gpus - serving})" for s, serving in best]
-                yield (gpus, f"{way}, lag {lag}", *cells)
-
-
-def regenerated(own: dict[tuple[int, str], Row], way: str, gpus: int, serving: int, lag: int) -> dict[str, float]:
-    """Seconds per prompt by where samples are regenerated, with `serving` of the GPUs for the service.
-
-    The newest version regenerates, so at a lag of one training waits for it, and only training overlaps the exploration
-    of the next iteration. With none, exploring overlaps only what the trainers regenerate. If both sides regenerate,
-    each does as much as its GPUs can.
-    """
-    explore, regenerate = own[1, way]["explore"], own[1, way]["regenerate"]
-    training = gpus - serving
-    explored, trained, here = explore / serving, own[1, TRAINING]["s"] / training, regenerate / training
-    if lag:
-        seconds = (
-            max(explored, here + trained),
-            regenerate / serving + max(explored, trained),
-            regenerate / gpus + max(explored, trained),
-        )
-    else:
-        # The service helps only if it has explored before the trainers have regenerated.
-        together = explored + max(0.0, regenerate - explored * training) / gpus
-        seconds = (max(explored, here) + trained, explored + regenerate / serving + trained, together + trained)
-    return dict(zip(REGENERATED, seconds, strict=True))
 
 
 def _of(own: dict[tuple[int, str], Row], gpus: int, part: str) -> float:
     """Seconds of a part for one prompt per GPU, as on one GPU where it was not measured."""
     return float(own.get((gpus, part), own[1, part])["s"])
-
-
-def layouts(own: dict[tuple[int, str], Row], gpus: int) -> Iterator[Layout]:
-    """All layouts on that many GPUs.
-
-    Colocated: every GPU does all stages for its share of the prompts. With a service: it explores on one GPU or more,
-    and the others regenerate and train; at a lag of one they wait for nothing but the slower side, and with none
-    exploring overlaps regenerating alone.
-    """
-    train = own[1, TRAINING]["s"]
-    for way in ROLL_OUTS:
-        measured = {(gpus, way), (gpus, TRAINING)} <= own.keys()
-        seconds = (_of(own, gpus, way) + _of(own, gpus, TRAINING)) / gpus
-        yield Layout(way if way == "naive" else f"{way}, colocated", seconds, measured)
-    for way in ROLL_OUTS[1:]:
-        explore, regenerate = own[1, way]["explore"], own[1, way]["regenerate"]
-        for lag in (0, 1) if gpus > 1 else ():
-            each = []
-            for serving in range(1, gpus):
-                served, trained = explore / serving, (regenerate / (gpus - serving), train / (gpus - serving))
-                each.append((max(served, sum(trained)) if lag else max(served, trained[0]) + trained[1], serving))
-            seconds, serving = min(each)
-            yield Layout(f"{way}, {serving} serving and {gpus - serving} training, lag {lag}", seconds, False)
 
 
 if __name__ == "__main__":

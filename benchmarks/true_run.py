@@ -13,10 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from solrl_client.rollouts import RolloutClient
+from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_proto.rollouts import Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
 from solrl_trainer.commands.demo import rollout_service
 from solrl_trainer.records.folder import saved_settings
@@ -31,16 +33,17 @@ SETTINGS = (
     "explore.prompts=1",
     "explore.lag=1",
     "explore.precision=auto",
+    "checkpoint_every=1000",
     "evaluate.prompts=2",
     "evaluate.seeds=1",
     "evaluate.steps=2",
     "evaluate.fidelity_prompts=0",
 )
 """Changes to the preset flux1/sol_rl/hpsv2: small evaluations and one prompt per iteration."""
-WAYS = {
-    "trainer": (),
-    "both": ("regenerate.at=service", "explore.prompts=4"),
-}
+BOTH = ("regenerate.at=service", "explore.prompts=4")
+FITTED = f"explore.fitted={json.dumps(identity_solver(SCHEDULES[-1]).model_dump())}"
+"""Time does not depend on the coefficients."""
+WAYS = {"trainer": (), "both": BOTH, "both, 4 fitted steps": (*BOTH, "explore.steps=4", FITTED)}
 """Side that regenerates → its settings. Both divide the prompts of an iteration by their times."""
 PARTS = ("wait", "regenerate", "train", "push")
 
@@ -77,7 +80,7 @@ def main() -> None:
             f"reward_options={json.dumps(reward)}",
         )
         for way in args.regenerate:
-            folder = OUTPUT / way
+            folder = OUTPUT / way.replace(" ", "-").replace(",", "")
             trained(url, folder, args.iterations, (*settings, *WAYS[way], *args.set))
             result = {"model": served, "devices": where, "ready": ready, **compared(explore, folder)}
             results.found.setdefault("runs", {})[way] = result
@@ -122,13 +125,15 @@ def compared(explore: list[float], folder: Path) -> dict[str, Any]:
     """
     lines, prompts = read_metrics(folder / "metrics.jsonl"), saved_settings(folder).explore.prompts
     pushes = {line["version"]: line["seconds"] for line in lines if line["event"] == "push"}
-    each = [line["seconds"] | pushes[line["version"]] for line in lines if line["event"] == "iteration"]
+    iterations = [line for line in lines if line["event"] == "iteration"]
+    each = [line["seconds"] | pushes[line["version"]] for line in iterations]
+    wall = statistics.median(after["time"] - before["time"] for before, after in pairwise(iterations[1:]))
     middle = {name: statistics.median(one[name] for one in each[2:]) for name in each[-1]}
     alone = statistics.median(explore) * prompts
     rest = sum(middle[name] for name in ("regenerate", "train", "push"))
     hidden = (alone - middle["wait"]) / min(alone, rest)
     noted = re.findall(r"differ\s+by\s+rounding:\s+([\d.e+-]+)", (folder / "train.log").read_text())
-    found = {"explore_alone": explore, "prompts": prompts, "iterations": each, "medians": middle}
+    found = {"explore_alone": explore, "prompts": prompts, "iterations": each, "medians": middle, "wall": wall}
     return found | {"rest": rest, "hidden": hidden, "repeated": max(map(float, noted), default=0.0)}
 
 
@@ -138,6 +143,7 @@ def page(found: Mapping[str, Any]) -> str:
     chosen = [found["runs"][name] for name in names]
     about, repeated = chosen[0], max(run["repeated"] for run in chosen)
     parts = {part: [run["medians"][part] / run["prompts"] for run in chosen] for part in PARTS}
+    by_clock = [f"{run['wall'] / run['prompts']:.2f}" if "wall" in run else "not kept" for run in chosen]
     rows = [
         ("prompts per iteration", "d", [run["prompts"] for run in chosen]),
         ("service ready, including reading weights from disk", ".1f", [run["ready"] for run in chosen]),
@@ -148,6 +154,7 @@ def page(found: Mapping[str, Any]) -> str:
         ),
         *((part, ".2f", values) for part, values in parts.items()),
         ("these four together", ".2f", [sum(values) for values in zip(*parts.values(), strict=True)]),
+        ("by the clock, text encoders' way to the GPU and back included", "", by_clock),
         (
             "hidden at a lag of one, of the shorter of exploration and the rest",
             ".1%",
