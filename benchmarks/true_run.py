@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -56,10 +56,14 @@ def main() -> None:
     parser.add_argument("--devices", nargs=2, default=["cuda:0", "cuda:1"], help="devices of service and trainer")
     parser.add_argument("--regenerate", nargs="+", default=["trainer"], choices=list(WAYS), help="a run for each")
     parser.add_argument("--set", nargs="*", default=[], help="further settings of all runs, key=value")
+    parser.add_argument("--naive", type=Path, help="equal_gpus.json of the same kind of GPU, to compare with")
     args = parser.parse_args()
     if args.iterations < 3:
         parser.error(f"got {args.iterations} iterations; expected at least 3, because the first two compile")
     results = Results("true_run", args.out, page)
+    if args.naive:
+        results.found["naive"] = naive(json.loads(args.naive.read_text())["rows"])
+        results.write()
     if args.render:
         return results.show()
     serving, training = args.devices
@@ -137,6 +141,12 @@ def compared(explore: list[float], folder: Path) -> dict[str, Any]:
     return found | {"rest": rest, "hidden": hidden, "repeated": max(map(float, noted), default=0.0)}
 
 
+def naive(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds per prompt of naive scaling of FLUX.1 on two GPUs, measured on two, or on one where two are missing."""
+    seconds = {(row["part"], row["gpus"]): row["s"] for row in rows if row["model"] == "flux"}
+    return sum(seconds.get((part, 2), seconds[part, 1]) for part in ("naive", "training")) / 2
+
+
 def page(found: Mapping[str, Any]) -> str:
     """Markdown page of all ways."""
     names = [way for way in WAYS if way in found["runs"]]
@@ -144,6 +154,15 @@ def page(found: Mapping[str, Any]) -> str:
     about, repeated = chosen[0], max(run["repeated"] for run in chosen)
     parts = {part: [run["medians"][part] / run["prompts"] for run in chosen] for part in PARTS}
     by_clock = [f"{run['wall'] / run['prompts']:.2f}" if "wall" in run else "not kept" for run in chosen]
+    known = [run for run in chosen if "naive" in found and "wall" in run]
+    compare = []
+    if known == chosen:
+        by_phases = [found["naive"] / sum(values) for values in zip(*parts.values(), strict=True)]
+        compare = [
+            ("naive scaling on two such GPUs, without what is between phases", ".2f", [found["naive"]] * len(chosen)),
+            ("× naive scaling", ".2f", by_phases),
+            ("× naive scaling, by the clock", ".2f", [found["naive"] * run["prompts"] / run["wall"] for run in chosen]),
+        ]
     rows = [
         ("prompts per iteration", "d", [run["prompts"] for run in chosen]),
         ("service ready, including reading weights from disk", ".1f", [run["ready"] for run in chosen]),
@@ -155,6 +174,7 @@ def page(found: Mapping[str, Any]) -> str:
         *((part, ".2f", values) for part, values in parts.items()),
         ("these four together", ".2f", [sum(values) for values in zip(*parts.values(), strict=True)]),
         ("by the clock, text encoders' way to the GPU and back included", "", by_clock),
+        *compare,
         (
             "hidden at a lag of one, of the shorter of exploration and the rest",
             ".1%",

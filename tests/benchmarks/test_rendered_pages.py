@@ -12,7 +12,7 @@ PAGES = (
     *("engines", "equal_gpus", "faults", "memory", "plan_fidelity", "rank_fidelity", "rollout_phase", "run_memory"),
     *("step_time", "training_phase", "true_run", "workers"),
     *("euler/plan_fidelity", "refitted/plan_fidelity", "euler/rank_fidelity", "unprepared/rank_fidelity"),
-    *("transformer_engine/step_time", "h100/equal_gpus"),
+    "transformer_engine/step_time",
 )
 
 
