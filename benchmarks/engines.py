@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_core.sampling.generator import CHUNK_SIZE
+from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_engine.backend import Backend, GenerationRequest, VersionedAdapter
 from solrl_proto.rollouts import Plan
 from solrl_rollout.engine.backends import load_backend

@@ -22,8 +22,9 @@ from unittest.mock import patch
 from solrl_core.adapter import decode_adapter, encode_adapter
 from solrl_core.families.skeleton import materialize
 from solrl_core.rewards import RewardSet
+from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_core.sampling.fitting import SCHEDULES, identity_solver
-from solrl_core.sampling.generator import CHUNK_SIZE, Generator
+from solrl_core.sampling.generator import Generator
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.rollouts import Plan, Prune
 from support.adapters import random_adapter

@@ -23,7 +23,7 @@ from unittest.mock import patch
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from solrl_core.sampling.generator import CHUNK_SIZE
+from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_proto.rollouts import Plan, PromptItem
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.engine.engine import Engine

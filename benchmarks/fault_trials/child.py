@@ -63,12 +63,13 @@ def serve(argv: Sequence[str], witness: str, environment: Mapping[str, str]) -> 
     from solrl_rollout.cli import main
     from solrl_rollout.engine.engine import Engine
     from solrl_rollout.engine.queue.feed import WorkerFeed
+    from solrl_rollout.engine.queue.scheduler import Scheduler
     from solrl_rollout.engine.work import Chunk, Job
     from solrl_rollout.engine.workers import remote
 
-    noted, cancel, submit, put_back = Witness(Path(witness)), Engine.cancel, Engine.submit, WorkerFeed.put_back
+    noted, cancel, submit, put_back = Witness(Path(witness)), Engine.cancel, Scheduler.submit, WorkerFeed.put_back
 
-    def watched_submit(self: Engine, chunks: list[Chunk], *, reserved: bool = False) -> None:
+    def watched_submit(self: Scheduler, chunks: list[Chunk], *, reserved: bool = False) -> None:
         for chunk in chunks:
             noted.note("queued", run=chunk.job.run, prompt=chunk.prompt.id)
         submit(self, chunks, reserved=reserved)
@@ -84,7 +85,7 @@ def serve(argv: Sequence[str], witness: str, environment: Mapping[str, str]) -> 
 
     watch_chunks(noted)
     replace(Engine, "cancel", watched_cancel)
-    replace(Engine, "submit", watched_submit)
+    replace(Scheduler, "submit", watched_submit)
     replace(WorkerFeed, "put_back", watched_put_back)
     # Worker processes load their backend by this name.
     os.environ["FAULTS_WITNESS"] = witness

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from solrl_core.sampling.generator import CHUNK_SIZE
+from solrl_core.sampling.batches import CHUNK_SIZE
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ from solrl_trainer.settings.presets import MODELS, RECIPES, resolve
 def share_of_curve(model: str, recipe: str) -> float:
     """Passes of the evaluations along a run, over all passes on the trainer's device.
 
-    A service's passes are left out, as it may explore on another device. A pass of training counts as one without a
-    gradient, which takes less time. Both make the share larger than that of the time. Guidance makes all passes alike
-    dearer, so it is left out.
+    The passes of cheap candidates are left out, as a service may explore on another device. A pass of training counts
+    as one without a gradient, which takes less time. Both make the share larger than that of the time. Guidance makes
+    all passes alike dearer, so it is left out.
     """
     config = resolve(f"{model}/{recipe}/clipscore", overrides=["guidance=1"]).config
     judge, own = config.evaluate, passes_of_iteration(config)
-    if config.uses_service:
+    if config.two_stage:
         del own[f"generate {config.explore.precision}"]
     evaluations = (config.iterations - 1) // judge.every
     assert evaluations >= 3

@@ -12,7 +12,8 @@ from solrl_core.families.load import locate
 from solrl_core.families.pipeline import listed_blocks
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.lora import target_modules
-from solrl_core.sampling.generator import CHUNK_SIZE, Generator, GeneratorOutput
+from solrl_core.sampling.batches import CHUNK_SIZE
+from solrl_core.sampling.generator import Generator, GeneratorOutput
 from solrl_core.sampling.noise import initial_noise
 from solrl_core.sampling.sampler import Trajectory, unshifted_sigmas
 from solrl_proto.rollouts import DecoderPrecision

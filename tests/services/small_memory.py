@@ -9,7 +9,7 @@ import torch
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.sana import Sana
 from solrl_core.rewards.clipscore import ClipScore
-from solrl_core.sampling.generator import CHUNK_SIZE
+from solrl_core.sampling.batches import CHUNK_SIZE
 
 
 def limited(work: Callable[..., Any], rows_at: int, most: int) -> Callable[..., Any]:

@@ -13,6 +13,8 @@ import torch
 
 from solrl_core.sampling.cpu_threads import thread_count
 
+CHUNK_SIZE = 24
+"""Largest number of candidates in a batch of a service, and by default of a trainer."""
 FEWEST_ON_CPU, MOST_ON_CPU = 4, 12
 """In batches of these sizes, and up to 15, a candidate's bits do not depend on the size: measured on the miniatures."""
 

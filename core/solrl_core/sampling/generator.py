@@ -19,7 +19,7 @@ from solrl_core.families.base import Backbone
 from solrl_core.lora import Merger, target_modules
 from solrl_core.precision import PRECISIONS, apply_policy, numerics
 from solrl_core.rewards.images import as_pil
-from solrl_core.sampling.batches import PaddedBatch, batches
+from solrl_core.sampling.batches import CHUNK_SIZE, PaddedBatch, batches
 from solrl_core.sampling.cpu_threads import map_in_threads
 from solrl_core.sampling.device_events import upload
 from solrl_core.sampling.min_rows import pad_to_min_rows
@@ -28,8 +28,6 @@ from solrl_core.sampling.sampler import Recorder, Recording, Trajectory, advance
 from solrl_core.sampling.solver_specs import SolverSpec, make_solver
 from solrl_core.sampling.text_projection_cache import TextProjectionCache
 
-CHUNK_SIZE = 24
-"""Largest number of candidates in a batch of a service, and by default of a trainer."""
 _DECODED_PIXELS = 12 * 512 * 512
 """Pixels decoded per batch: an autoencoder's activations are many times larger than its images."""
 

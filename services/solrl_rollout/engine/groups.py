@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from PIL import Image
 from solrl_core.rewards.base import weighted_sum
-from solrl_core.sampling.generator import CHUNK_SIZE
+from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_core.sampling.sampler import Trajectory
 from solrl_engine.sampler import survivors
 from solrl_proto.rollouts import Latents, RolloutGroup, RolloutRequest

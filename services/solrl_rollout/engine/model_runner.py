@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 from solrl_core.rewards.base import REWARDS
-from solrl_core.sampling.generator import CHUNK_SIZE, GeneratorOutput
+from solrl_core.sampling.batches import CHUNK_SIZE
+from solrl_core.sampling.generator import GeneratorOutput
 from solrl_engine.backend import AdapterMergeError, Backend, LayerPrecisionError
 from solrl_engine.batch_size import AdaptiveBatchSize, DoesNotFitError, free_memory
 from solrl_proto.identifiers import Precision

@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_core.sampling.device_events import DeviceEvent
-from solrl_core.sampling.generator import CHUNK_SIZE, GeneratorOutput
+from solrl_core.sampling.generator import GeneratorOutput
 from solrl_core.sampling.sampler import Trajectory
 from solrl_engine.backend import GenerationRequest, VersionedAdapter
 from solrl_proto.identifiers import Precision

@@ -12,7 +12,7 @@ import torch
 from fake_backend import REWARD, FakeBackend, chunk, engine_of, job, started_engine
 from prometheus_client.parser import text_string_to_metric_families
 from service_helpers import RunningService, rollout_request, running_service, scores
-from solrl_core.sampling.generator import CHUNK_SIZE
+from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_proto import Plan, PromptItem
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.errors import ChunkError, ChunkFault

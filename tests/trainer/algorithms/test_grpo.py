@@ -186,4 +186,4 @@ def test_samples_of_one_step_are_refused(loaded: Backbone) -> None:
 def test_a_service_cannot_record(recipe: str) -> None:
     assert configured(recipe, "explore.steps=4").regenerate.at == "trainer"
     with pytest.raises(ConfigError, match="trains on every step or uses a solver of its own"):
-        configured(recipe, "explore.steps=4", "regenerate.at=service")
+        configured(recipe, "explore.steps=4", "rollout_url=http://gpu-node:8100", "regenerate.at=service")

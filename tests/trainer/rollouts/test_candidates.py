@@ -8,7 +8,8 @@ import pytest
 import torch
 from solrl_core.families import Backbone
 from solrl_core.rewards import RewardSet
-from solrl_core.sampling.generator import CHUNK_SIZE, Generator, GeneratorOutput
+from solrl_core.sampling.batches import CHUNK_SIZE
+from solrl_core.sampling.generator import Generator, GeneratorOutput
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer

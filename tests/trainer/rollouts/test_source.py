@@ -66,7 +66,9 @@ def explored(request: RolloutRequest) -> tuple[int, int]:
 
 def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
     moving = ("algorithm.window_order=progressive", "algorithm.window_within=1", "explore.lag=1")
-    config = resolve("mini-sana/flowgrpo_fast_two_stage/clipscore", overrides=moving).config
+    config = resolve(
+        "mini-sana/flowgrpo_fast_two_stage/clipscore", overrides=[*moving, "rollout_url=http://gpu-node:8100"]
+    ).config
     client: Any = Asked()
     asking = run_client(config, client)
     device: Any = SimpleNamespace(own_prompts=lambda iteration: PROMPTS, push=lambda version, adapter: None)
