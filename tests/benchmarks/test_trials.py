@@ -1,8 +1,7 @@
 """Trials of the benchmarks on the miniatures: each runs to its end at a tiny size, and writes its results.
 
-Benchmarks with other tests: faults.py, load, fuzz_api.py, held_bodies.py, oversize.py, slow_clients.py, paper,
-demo_figures.py and demo_plan.py. Not tried:
-parity, which reads a clone of an algorithm's public code.
+Benchmarks with other tests: faults.py, load, doors.py, paper, demo_figures.py and demo_plan.py.
+Not tried: parity, which reads a clone of an algorithm's public code.
 """
 
 import importlib
