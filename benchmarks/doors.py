@@ -15,26 +15,27 @@ import contextlib
 import itertools
 import multiprocessing
 import os
+import re
 import socket
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Coroutine, Iterable, Iterator
+from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+from fault_trials.adapters import MODEL
 from solrl_http.tokens import create_token
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_trainer.commands.demo import rollout_service
 from support.fuzzing import fuzz_routes
-from support.results import Results, options, table
+from support.targets import Row, Rows, measure
 
-MODEL = "mini-sana"
 MIB = 2**20
 MARGIN = 64
 """Memory in MiB that may be used in addition to a limit."""
@@ -75,16 +76,6 @@ Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
-class Row:
-    """Target and result of an attack, whether the target was met, and all figures."""
-
-    wanted: str
-    found: str
-    met: bool
-    figures: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Service:
     """A running service process, and its port on loopback."""
 
@@ -101,9 +92,7 @@ class Service:
         status = Path(f"/proc/{self.pid}/status")
 
         def memory(kind: str) -> float:
-            return next(
-                int(line.split()[1]) / 1024 for line in status.read_text().splitlines() if line.startswith(kind)
-            )
+            return int(re.findall(rf"{kind}:\s+(\d+) kB", status.read_text())[0]) / 1024
 
         # Reset the peak, so that loading the model does not hide what follows.
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
@@ -131,8 +120,8 @@ def fuzz(examples: int) -> Row:
         tokens = Path(folder, "tokens.json")
         secret, _ = create_token(tokens, "fuzz", ("rollout", "push", "admin"), None)
         with service(token_file=tokens, queue_limit=48, max_body_bytes=MIB) as running:
-            tallies, nothing_wrong = fuzz_routes(running.url, secret, MODEL, examples)
-    routes = {name.rpartition(" ")[0] for name in tallies}
+            tallies, nothing_wrong = fuzz_routes(running.url, secret, examples)
+    routes = {name.rpartition(" ")[0] for name in (*tallies, *nothing_wrong)}
     faults = [f"{name}\n{fault}" for name, tally in tallies.items() for fault in tally.faults]
     print(*faults, sep="\n\n")
     broken = sum(count for tally in tallies.values() for status, count in tally.answers.items() if status >= 500)
@@ -141,6 +130,7 @@ def fuzz(examples: int) -> Row:
     # Every route has valid requests.
     whole = tallies and all(f"{route} positive" in tallies for route in routes)
     return Row(
+        "fuzz",
         f"≥ {examples:,} valid and as many invalid requests per route; no 5xx; answers conform to the OpenAPI document",
         f"{sum(tally.answers.total() for tally in tallies.values()):,} requests ({different:,} distinct) to "
         f"{len(routes)} routes, ≥ {fewest:,} valid and invalid each; {len(nothing_wrong)} routes have no invalid "
@@ -194,7 +184,7 @@ def oversize(limit: int) -> Row:
     statuses: dict[str, list[int]] = {}
     peaks: dict[str, dict[str, float]] = {"bodies": {}, "heads": {}}
 
-    def measure(kind: str, name: str, work: Coroutine[Any, Any, list[int]]) -> None:
+    def attack(kind: str, name: str, work: Coroutine[Any, Any, list[int]]) -> None:
         answers, peaks[kind][name] = running.peak(work)
         statuses[name] = sorted(set(answers))
         print(f"{name:40} {statuses[name]} {peaks[kind][name]:+8.1f} MiB", flush=True)
@@ -202,13 +192,14 @@ def oversize(limit: int) -> Row:
     with service(max_body_bytes=limit * MIB, max_adapter_bytes=limit * MIB) as running:
         for target, chunked in BODIES:
             name = f"{target.split()[0]}, {'without a length' if chunked else 'declared'}"
-            measure("bodies", name, one_body(target, chunked))
+            attack("bodies", name, one_body(target, chunked))
         for (where, head), size in itertools.product(HEADS.items(), BOMBS):
-            measure("heads", f"{size:,} bytes of {where}, {AT_ONCE} at once", heads(head(size)))
+            attack("heads", f"{size:,} bytes of {where}, {AT_ONCE} at once", heads(head(size)))
     allowed = {"bodies": {413}, "heads": {400, 431, HUNG_UP}}
     wrong = [name for kind, names in peaks.items() for name in names if not allowed[kind].issuperset(statuses[name])]
     most = {kind: max(sizes.values()) for kind, sizes in peaks.items()}
     return Row(
+        "oversize",
         f"413 for bodies, 400 or 431 for heads; at most {limit} MiB (the limit) + {MARGIN} MiB of memory",
         f"{len(BODIES)} bodies of {4 * limit} MiB, with and without a length: at most {most['bodies']:+.1f} MiB; "
         f"{len(peaks['heads'])} times {AT_ONCE} heads of 40 kB to 5 MB at once: at most {most['heads']:+.1f} MiB; "
@@ -258,7 +249,7 @@ def slow(count: int, requests: int, rounds: int) -> Row:
     """A healthy client's `requests` per round with and without `count` slow clients."""
     seconds: dict[str, dict[str, list[float]]] = {kind: {"alone": [], "beside": []} for kind in KINDS}
 
-    def measure(how: str) -> None:
+    def ask(how: str) -> None:
         for i in range(requests):
             kind = KINDS[min(i % 4, 1)]
             started = time.perf_counter()
@@ -272,7 +263,7 @@ def slow(count: int, requests: int, rounds: int) -> Row:
             # Alternate the order, so that a machine that slows down affects both.
             for how in ("alone", "beside") if turn % 2 == 0 else ("beside", "alone"):
                 with slow_clients(running.port, count) if how == "beside" else contextlib.nullcontext():
-                    measure(how)
+                    ask(how)
     results: dict[str, dict[str, Any]] = {
         kind: {how: (statistics.median(all_), statistics.quantiles(all_, n=100)[98]) for how, all_ in both.items()}
         for kind, both in seconds.items()
@@ -282,6 +273,7 @@ def slow(count: int, requests: int, rounds: int) -> Row:
     }
     counted = " and ".join(f"{len(both['alone'])} {kind}" for kind, both in seconds.items())
     return Row(
+        "slow",
         f"with {count} slow clients, a healthy client's median grows ≤ 10 %, p99 ≤ 25 %",
         f"median {ratios['median'] - 1:+.1%}, p99 {ratios['p99'] - 1:+.1%}, the worse of {counted}",
         all(ratios[kind] <= most for kind, most in ALLOWED.items()),
@@ -318,6 +310,7 @@ def held(clients: int, seconds: float, budget: int, size: int = 48) -> Row:
     wrong = ends.keys() - {503, 408, HUNG_UP}
     unanswered = statuses.total() - statuses[200]
     return Row(
+        "held",
         f"{clients} clients that hold bodies of {size} MiB take at most {budget} MiB (the budget) + {MARGIN} MiB of "
         "memory; a healthy client is answered",
         f"{most:+.1f} MiB in {seconds:.0f} s; {ends.total()} bodies ended, {ends[503]} of them refused and {ends[408]} "
@@ -327,45 +320,22 @@ def held(clients: int, seconds: float, budget: int, size: int = 48) -> Row:
     )
 
 
-ATTACKS: Mapping[str, Callable[[bool], Row]] = {
+ROWS: Rows = {
     "fuzz": lambda short: fuzz(2 if short else 1000),
     "oversize": lambda short: oversize(4 if short else 64),
     "slow": lambda short: slow(3, 8, 1) if short else slow(200, 400, 10),
     "held": lambda short: held(20, 8, 96) if short else held(200, 120, 256),
 }
-
-
-def page(found: Mapping[str, Any]) -> str:
-    """Markdown page."""
-    known = [(name, found[name]) for name in ATTACKS if name in found]
-    lines = [
-        "# Hostile clients",
-        "",
-        "By `python benchmarks/doors.py` (one row: `--only NAME`): a real service with the miniature SANA on loopback.",
-        "",
-        *table(
-            ("clients", "target", "result", "met"),
-            ((name, one["wanted"], one["found"], "yes" if one["met"] else "no") for name, one in known),
-        ),
-    ]
-    return "\n".join(lines) + "\n"
+HEAD = (
+    "# Hostile clients",
+    "",
+    "By `python benchmarks/doors.py` (one row: `--only NAME`): a real service with the miniature SANA on loopback.",
+)
 
 
 def main() -> int:
-    """Run the attacks and write the page; returns 1 if a target was not met."""
-    parser = options(__doc__)
-    parser.add_argument(
-        "--only", nargs="+", choices=ATTACKS, default=list(ATTACKS), help="other rows keep their result"
-    )
-    parser.add_argument("--short", action="store_true", help="the short counts that the tests use")
-    args = parser.parse_args()
-    results = Results("doors", args.out, page)
-    for name in () if args.render else args.only:
-        row = ATTACKS[name](args.short)
-        results.found[name] = asdict(row) | {"cores": len(os.sched_getaffinity(0)), "date": time.strftime("%Y-%m-%d")}
-        results.write()
-    results.show()
-    return 0 if args.render or all(results.found[name]["met"] for name in args.only) else 1
+    """Measure the rows; returns 1 if a target was not met."""
+    return measure("doors", ROWS, __doc__, HEAD)
 
 
 if __name__ == "__main__":

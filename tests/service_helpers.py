@@ -1,7 +1,6 @@
 """Running the real service as a subprocess, and talking to it."""
 
 import base64
-import hashlib
 import io
 import json
 import os
@@ -20,14 +19,14 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import torch
 from fault_trials.child import command
 from fault_trials.processes import Program
 from PIL import Image
-from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
+from solrl_core.adapter import encode_adapter
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from solrl_rollout.cli import main
+from support.adapters import content_digest, random_adapter
 from support.ports import free_port
 
 PROGRAM = str(Path(sys.executable).parent / "solrl-rollout")
@@ -210,22 +209,8 @@ def pixels(answer: dict[str, Any], group: int = 0) -> np.ndarray:
     return np.stack([np.asarray(Image.open(file)).astype(int) for file in files])
 
 
-def make_adapter(layout: Layout, seed: int, size: float = 0.2) -> Adapter:
-    """A random adapter whose change of each weight grows with `size`."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for module, (outs, ins) in layout.items():
-        tensors[lora_a_key(module)] = torch.randn(2, ins, generator=generator) * size
-        tensors[lora_b_key(module)] = torch.randn(outs, 2, generator=generator) * size
-    return Adapter(rank=2, alpha=2.0, tensors=tensors)
-
-
 def adapter_file(layout: Layout, seed: int, size: float = 0.2) -> bytes:
-    return encode_adapter(make_adapter(layout, seed, size))
-
-
-def content_digest(body: bytes) -> str:
-    return f"sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:"
+    return encode_adapter(random_adapter(layout, seed, size))
 
 
 def problem(response: httpx.Response) -> dict[str, Any]:

@@ -1,18 +1,16 @@
 """Random adapters of the miniature, and HTTP requests that push them or ask for candidates."""
 
-import base64
-import hashlib
 from functools import cache
 from typing import Any
 
 import httpx
-from solrl_core.adapter import Adapter, encode_adapter
+from solrl_core.adapter import encode_adapter
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
-from support.adapters import random_adapter
+from support.adapters import content_digest, random_adapter
 
 MODEL = "mini-sana"
 SMALL = (
@@ -31,19 +29,9 @@ def layout() -> dict[str, tuple[int, int]]:
     return adapter_layout(backbone.transformer, backbone.lora_targets)
 
 
-def make_adapter(seed: int, size: float = 0.2, rank: int = 2) -> Adapter:
-    """Make a random adapter; `size` is the standard deviation of its tensors."""
-    return random_adapter(layout(), seed, rank=rank, size=size)
-
-
 def adapter_file(seed: int) -> bytes:
     """Encode the random adapter with this seed."""
-    return encode_adapter(make_adapter(seed))
-
-
-def content_digest(body: bytes) -> str:
-    """Content-Digest header of a body."""
-    return f"sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:"
+    return encode_adapter(random_adapter(layout(), seed))
 
 
 def put(

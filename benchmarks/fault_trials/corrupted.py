@@ -1,18 +1,17 @@
 """Corrupted and invalid adapters: the service refuses all of them, and its images do not change by a bit."""
 
 import asyncio
-import hashlib
+import itertools
 import random
-from collections.abc import Iterator
 
 import redis
 from solrl_core.adapter import encode_adapter
-from solrl_proto.adapters import AdapterInfo
 from solrl_rollout.store.errors import CorruptError
 from solrl_rollout.store.redis import RedisRunStore
+from support.adapters import content_digest, random_adapter, stored_version
 from support.redis_server import running_redis
 
-from fault_trials.adapters import content_digest, kind, make_adapter, put, rollout_body
+from fault_trials.adapters import kind, layout, put, rollout_body
 from fault_trials.damage import Damaged, at_the_sender, flipped, header_length, on_the_way, sampled
 from fault_trials.findings import Findings, Row
 from fault_trials.processes import RolloutService, rollout_service
@@ -24,13 +23,13 @@ FULL = 10_000
 def run(flips: int, findings: Findings) -> None:
     """Try `flips` flipped bits in the tensors, and the same share of every other kind of damage."""
     share = min(1.0, flips / FULL)
-    adapter = make_adapter(1)
+    adapter = random_adapter(layout(), 1)
     body = encode_adapter(adapter)
     findings.counted["bytes of header and tensors"] = f"{header_length(body)} + {len(body) - header_length(body)}"
     with rollout_service() as service:
         put(service.http, RUN, 0, body).raise_for_status()
         before = _images(service)
-        for damaged in _all(on_the_way(body, flips, share), at_the_sender(adapter, body, share)):
+        for damaged in itertools.chain(on_the_way(body, flips, share), at_the_sender(adapter, body, share)):
             _push(service, damaged, content_digest(body), findings)
             findings.done(damaged.what)
         findings.require(_images(service) == before, "at the end", "images differ")
@@ -39,11 +38,6 @@ def run(flips: int, findings: Findings) -> None:
         stored = service.http.get(f"/v1/runs/{RUN}/adapters/0/weights").content
         findings.require(stored == body, "at the end", "the stored bytes differ")
     asyncio.run(_in_redis(body, share, findings))
-
-
-def _all(*parts: Iterator[Damaged]) -> Iterator[Damaged]:
-    for part in parts:
-        yield from part
 
 
 def _push(service: RolloutService, damaged: Damaged, digest: str, findings: Findings) -> None:
@@ -65,10 +59,7 @@ def _images(service: RolloutService) -> list[str]:
 
 async def _in_redis(body: bytes, share: float, findings: Findings) -> None:
     """Damage the bytes stored in Redis; the store must detect it when reading them."""
-    digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
-    info = AdapterInfo(
-        run=RUN, version=0, parent=None, model="mini", digest=digest, size=len(body), modules=1, rank=2, alpha=2
-    )
+    info, _ = stored_version(body, run=RUN, version=0, parent=None)
     chance = random.Random(2)
     with running_redis() as server, redis.Redis.from_url(server.url) as client:
         store = RedisRunStore(server.url)

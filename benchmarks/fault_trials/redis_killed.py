@@ -1,17 +1,16 @@
 """Redis killed at each step of a push: afterwards it holds the old or the new version, and a retry succeeds."""
 
 import asyncio
-import hashlib
 import itertools
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from solrl_proto.adapters import AdapterInfo
 from solrl_rollout.store.errors import StoreError, StoreUnavailableError
 from solrl_rollout.store.redis import RedisRunStore
+from support.adapters import stored_version
 from support.redis_server import RedisServer, dump, running_redis
 
 from fault_trials.findings import Findings, Row
@@ -38,17 +37,7 @@ class Plan:
 
 def version(number: int, body: bytes) -> tuple[AdapterInfo, bytes]:
     """Adapter version `number`, whose parent is the previous one."""
-    digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
-    parent = number - 1 if number else None
-    named: dict[str, Any] = {
-        "run": RUN,
-        "version": number,
-        "parent": parent,
-        "model": "mini",
-        "digest": digest,
-        "size": len(body),
-    }
-    return AdapterInfo(**named, modules=2, rank=2, alpha=4), body
+    return stored_version(body, run=RUN, version=number, parent=number - 1 if number else None)
 
 
 OLD, NEW, NEXT = version(0, b"old"), version(1, _FILLER + b"!"), version(2, b"next")

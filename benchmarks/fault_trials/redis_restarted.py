@@ -135,12 +135,7 @@ def _cut(server: RedisServer, run: str, *, everything: bool) -> None:
     """Truncate the append-only file completely, or before the run's version 1."""
     for path in server.folder.glob("appendonlydir/*.incr.aof"):
         with path.open("r+b") as file:
-            file.truncate(0 if everything else _end_of_version_0(path.read_bytes(), run))
-
-
-def _end_of_version_0(file: bytes, run: str) -> int:
-    """Offset in the file at which the run's version 1 begins."""
-    return file.index(f":run:{run}:blob:1\r\n".encode())
+            file.truncate(0 if everything else path.read_bytes().index(f":run:{run}:blob:1\r\n".encode()))
 
 
 ROW = Row(

@@ -4,21 +4,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-import torch
+from fault_trials.adapters import MODEL, layout
 from prometheus_client.parser import text_string_to_metric_families
 from solrl_client.rollouts import RolloutClient
-from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
-from solrl_core.families import load_backbone
-from solrl_core.lora import adapter_layout
+from solrl_core.adapter import encode_adapter
 from solrl_proto.rollouts import AdapterRef, Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
 from solrl_trainer.commands.demo import rollout_service
+from support.adapters import random_adapter
 
-MODEL = "mini-sana"
 GROUP = 24
 """Candidates of a group that is a chunk."""
 _IN_FLIGHT = 3
@@ -26,17 +23,6 @@ _IN_FLIGHT = 3
 _WARM = 4
 """Groups that each party has before counting begins."""
 Layout = dict[str, tuple[int, int]]
-
-
-@dataclass
-class Row:
-    """A row of the table: target, result, whether the target was met, and all figures."""
-
-    name: str
-    wanted: str
-    found: str
-    met: bool
-    figures: dict[str, Any] = field(default_factory=dict)
 
 
 @contextmanager
@@ -51,28 +37,17 @@ def client_of(url: str) -> RolloutClient:
     return RolloutClient(url, patience=600)
 
 
-def layout() -> Layout:
-    """Every LoRA target of the model."""
-    backbone = load_backbone(MODEL)
-    return adapter_layout(backbone.transformer, backbone.lora_targets)
-
-
 def push_runs(url: str, names: list[str]) -> None:
     """Push a different adapter for each run."""
     targets = layout()
     with client_of(url) as client:
         for i, name in enumerate(names):
-            client.push(name, 0, None, MODEL, random_adapter(targets, rank=4, seed=i))
+            client.push(name, 0, None, MODEL, adapter_file(targets, rank=4, seed=i))
 
 
-def random_adapter(layout: Layout, *, rank: int, seed: int) -> bytes:
+def adapter_file(layout: Layout, *, rank: int, seed: int) -> bytes:
     """Encode an adapter with small random weights."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for module, (outs, ins) in layout.items():
-        tensors[lora_a_key(module)] = torch.randn(rank, ins, generator=generator) * 0.02
-        tensors[lora_b_key(module)] = torch.randn(outs, rank, generator=generator) * 0.02
-    return encode_adapter(Adapter(rank=rank, alpha=float(rank), tensors=tensors))
+    return encode_adapter(random_adapter(layout, seed, size=0.02, rank=rank))
 
 
 def request(run: str | None, prompts: int, candidates: int, *, steps: int = 6, root: int = 0) -> RolloutRequest:

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from common import Row, seconds_of, service
+from common import seconds_of, service
 from solrl_client.rollouts import RolloutClient
 from solrl_trainer.records.metrics_file import own_time, read_metrics
 from solrl_trainer.service.run_client import run_client
 from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import find_prompts, prompts_of_iteration, read_prompts
+from support.targets import Row
 
 PRESET = "mini-sana/sol_rl/clipscore"
 _SETTINGS = ("explore.prompts=4", "evaluate.prompts=8", "evaluate.fidelity_prompts=0")

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import httpx
-from common import Row, percentile, request, service
+from common import percentile, request, service
+from support.targets import Row
 
 _GROUP = 24
 _TIMES = 10

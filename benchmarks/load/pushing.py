@@ -9,12 +9,14 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import httpx
-from common import MODEL, Layout, Row, client_of, random_adapter, seconds_of
+from common import Layout, adapter_file, client_of, seconds_of
+from fault_trials.adapters import MODEL
 from solrl_core.families.load import locate
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.lora import adapter_layout
 from support.ports import free_port
 from support.redis_server import running_redis
+from support.targets import Row
 from support.true_shapes import write_skeleton
 
 PUSHES = 5
@@ -30,7 +32,7 @@ def pushing() -> Row:
         serving.start()
         try:
             _wait(f"http://127.0.0.1:{port}", serving)
-            bodies = [random_adapter(layout, rank=32, seed=seed) for seed in range(2)]
+            bodies = [adapter_file(layout, rank=32, seed=seed) for seed in range(2)]
             times = []
             with client_of(f"http://127.0.0.1:{port}") as client:
                 for i in range(PUSHES):

@@ -5,7 +5,8 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 
-from common import GROUP, Row, client_of, counters, farthest, push_runs, race, request, service
+from common import GROUP, client_of, counters, farthest, push_runs, race, request, service
+from support.targets import Row
 
 EXPERIMENTS = 8
 WORKERS = 2

@@ -10,12 +10,12 @@ from typing import Self
 
 import httpx
 import redis
-from common import MODEL, Row, client_of, counters, random_adapter, request, service
+from common import adapter_file, client_of, counters, request, service
+from fault_trials.adapters import MODEL, layout
 from solrl_client.rollouts import RolloutClient
-from solrl_core.families import load_backbone
-from solrl_core.lora import adapter_layout
 from solrl_proto.rollouts import AdapterRef
 from support.redis_server import running_redis
+from support.targets import Row
 
 CLIENTS = 4
 RETAIN = 3
@@ -41,13 +41,11 @@ def soak(seconds: float) -> Row:
 
 
 def _soak(url: str, keys: redis.Redis, seconds: float) -> Row:
-    backbone = load_backbone(MODEL)
-    layout = adapter_layout(backbone.transformer, backbone.lora_targets)
     stop = threading.Event()
     faults: list[BaseException] = []
 
     def push(client: RolloutClient, number: int, version: int) -> None:
-        body = random_adapter(layout, rank=4, seed=1000 * number + version)
+        body = adapter_file(layout(), rank=4, seed=1000 * number + version)
         client.push(f"soak-{number}", version, version - 1 if version else None, MODEL, body)
 
     def work(number: int) -> None:

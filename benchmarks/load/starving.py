@@ -4,11 +4,13 @@ import tempfile
 from itertools import count
 from pathlib import Path
 
-from common import GROUP, MODEL, Row, farthest, layout, race, random_adapter, request
+from common import GROUP, adapter_file, farthest, race, request
+from fault_trials.adapters import MODEL, layout
 from solrl_client.rollouts import RolloutClient
 from solrl_http.tokens import create_token
 from solrl_proto.rollouts import RolloutRequest
 from solrl_trainer.commands.demo import rollout_service
+from support.targets import Row
 
 NAMES = 260
 
@@ -27,7 +29,7 @@ def starving(groups: int) -> Row:
         flags = ("--token-file", str(file))
         with rollout_service(MODEL, Path("runs/load/service.log"), flags=flags) as url:
             clients = {name: RolloutClient(url, token=token, patience=600) for name, token in tokens.items()}
-            bodies = [random_adapter(layout(), rank=4, seed=seed) for seed in range(2)]
+            bodies = [adapter_file(layout(), rank=4, seed=seed) for seed in range(2)]
             for run in names:
                 clients["greedy"].push(run, 0, None, MODEL, bodies[0])
             clients["modest"].push("steady", 0, None, MODEL, bodies[1])

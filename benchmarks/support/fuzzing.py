@@ -1,7 +1,5 @@
 """Fuzzing of the routes of a running service."""
 
-import base64
-import hashlib
 import json
 import logging
 import random
@@ -11,17 +9,16 @@ from typing import Any
 
 import httpx
 import schemathesis
+from fault_trials.adapters import MODEL, layout, put
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.core.failures import FailureGroup
 from solrl_core.adapter import encode_adapter
-from solrl_core.families import load_backbone
-from solrl_core.lora import adapter_layout
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 
-from support.adapters import random_adapter
+from support.adapters import content_digest, random_adapter
 
 CHECKED = [
     "not_a_server_error",
@@ -60,19 +57,14 @@ def _bytes(_: Any, value: Any) -> bytes:
 class Existing:
     """An existing run with an adapter of rank 1, so that valid requests get further than a 404."""
 
-    def __init__(self, url: str, secret: str, model: str) -> None:
+    def __init__(self, url: str, secret: str) -> None:
         self.headers = {"Authorization": f"Bearer {secret}"}
-        self._model = model
-        self._path = f"{url}/v1/runs/{RUN}/adapters/0?model={model}"
-        backbone = load_backbone(model)
-        layout = adapter_layout(backbone.transformer, backbone.lora_targets)
-        self._body = encode_adapter(random_adapter(layout, 0, rank=1, size=0.01))
-        self._digest = f"sha-256=:{base64.b64encode(hashlib.sha256(self._body).digest()).decode()}:"
+        self._http = httpx.Client(base_url=url, headers=self.headers)
+        self._body = encode_adapter(random_adapter(layout(), 0, size=0.01, rank=1))
 
     def push(self) -> None:
         """Push version 0, again if necessary."""
-        headers = {"Content-Digest": self._digest, "Content-Type": ADAPTER_MEDIA_TYPE}
-        httpx.put(self._path, content=self._body, headers=self.headers | headers).raise_for_status()
+        put(self._http, RUN, 0, self._body).raise_for_status()
 
     def enter(self, case: Case) -> None:
         """Point a generated request at the existing run and model, and keep its work small."""
@@ -81,15 +73,15 @@ class Existing:
         if "version" in case.path_parameters:
             case.path_parameters["version"] = 0
         if case.method == "PUT" and case.path.endswith("{version}"):
-            case.query = {"model": self._model}
-            case.headers["Content-Digest"] = self._digest
+            case.query = {"model": MODEL}
+            case.headers["Content-Digest"] = content_digest(self._body)
             case.body = self._body
         if case.method == "DELETE" and case.path.endswith("/adapters"):
             case.query = {"after": 0, "head": 0}
         if case.path.endswith("/rollouts") and isinstance(case.body, dict):
             prompts = {prompt["id"]: prompt for prompt in case.body["prompts"]}  # unique ids
             case.body |= {
-                "model": self._model,
+                "model": MODEL,
                 "rewards": [{"name": "clipscore"}],
                 "adapter": {"run": RUN, "version": 0},
                 "plan": {"steps": 1, "guidance": case.body.get("plan", {}).get("guidance", 1.0)},
@@ -144,17 +136,16 @@ def fuzz(operation: Any, mode: GenerationMode, examples: int, existing: Existing
     return tally
 
 
-def fuzz_routes(url: str, secret: str, model: str, examples: int) -> tuple[dict[str, Tally], list[str]]:
+def fuzz_routes(url: str, secret: str, examples: int) -> tuple[dict[str, Tally], list[str]]:
     """Fuzz all routes: the tally of each route and mode, and the names of those to which no request is invalid.
 
     Args:
         url: the service.
         secret: a token with all permissions.
-        model: a model of the service.
         examples: requests to each route in each mode.
     """
     logging.getLogger("urllib3").setLevel(logging.ERROR)
-    existing = Existing(url, secret, model)
+    existing = Existing(url, secret)
     tallies: dict[str, Tally] = {}
     nothing_wrong: list[str] = []
     for found in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations():

@@ -6,6 +6,7 @@ import torch
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.families import Backbone
 from solrl_core.lora import adapter_layout
+from support import adapters
 
 
 def own_copy(backbone: Backbone) -> Backbone:
@@ -17,12 +18,7 @@ def own_copy(backbone: Backbone) -> Backbone:
 
 def random_adapter(backbone: Backbone, seed: int, size: float = 0.1, rank: int = 4, alpha: float = 8.0) -> Adapter:
     """An adapter that changes every target."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for module, (outs, ins) in adapter_layout(backbone.transformer, backbone.lora_targets).items():
-        tensors[lora_a_key(module)] = torch.randn(rank, ins, generator=generator) * size
-        tensors[lora_b_key(module)] = torch.randn(outs, rank, generator=generator) * size
-    return Adapter(rank=rank, alpha=alpha, tensors=tensors)
+    return adapters.random_adapter(adapter_layout(backbone.transformer, backbone.lora_targets), seed, size, rank, alpha)
 
 
 def with_value(adapter: Adapter, module: str, value: float) -> Adapter:

@@ -9,9 +9,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
-from service_helpers import MODEL, RunningService, content_digest, read_response, running_service
+from service_helpers import MODEL, RunningService, read_response, running_service
 from solrl_http.tokens import Scope, create_token
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
+from support.adapters import content_digest
 
 SCOPES: tuple[Scope, ...] = ("rollout", "push", "admin")
 

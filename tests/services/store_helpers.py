@@ -1,6 +1,5 @@
 """Helpers of the store tests."""
 
-import hashlib
 from collections.abc import Awaitable
 
 import pytest
@@ -9,6 +8,7 @@ from solrl_proto.problems import Problem
 from solrl_rollout.problems import problem_of
 from solrl_rollout.store import RunStore
 from solrl_rollout.store.errors import StoreError
+from support.adapters import stored_version
 
 TENANT = "tenant-a"
 
@@ -22,19 +22,7 @@ def adapter(
     body: bytes = b"",
 ) -> tuple[AdapterInfo, bytes]:
     body = body or f"{version} {text}".encode()
-    digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
-    info = AdapterInfo(
-        run=run,
-        version=version,
-        parent=parent,
-        model=model,
-        digest=digest,
-        size=len(body),
-        modules=2,
-        rank=2,
-        alpha=4,
-    )
-    return info, body
+    return stored_version(body, run=run, version=version, parent=parent, model=model)
 
 
 async def fill(store: RunStore, count: int, run: str = "run-a") -> None:

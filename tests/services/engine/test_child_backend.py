@@ -10,17 +10,10 @@ from typing import Any
 
 import child_backend
 import pytest
-from service_helpers import (
-    Layout,
-    RunningService,
-    adapter_file,
-    make_adapter,
-    problem,
-    rollout_request,
-    running_service,
-)
+from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service
 from solrl_core.adapter import encode_adapter, lora_a_key, lora_b_key
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
+from support.adapters import random_adapter
 
 SDE = {"kind": "flow", "eta": 0.8, "first": 1}
 PROGRAM = (sys.executable, child_backend.__file__)
@@ -79,7 +72,7 @@ def test_adapters_can_be_changed(child: RunningService, service: RunningService,
 
 
 def test_a_failed_merge_keeps_the_previous_adapter(child: RunningService, layout: Layout) -> None:
-    huge = make_adapter(layout, 1)
+    huge = random_adapter(layout, 1)
     module = next(iter(layout))
     for key in (lora_a_key(module), lora_b_key(module)):
         huge.tensors[key].fill_(3e38)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, engine_of, job, started_engine
 from fastapi import FastAPI
-from service_helpers import MODEL, adapter_file, content_digest, problem, rollout_request
+from service_helpers import MODEL, adapter_file, problem, rollout_request
 from solrl_core.sampling.noise import initial_noise
 from solrl_engine.backend import Capabilities, GenerationRequest
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
@@ -21,6 +21,7 @@ from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.errors import ChunkError, EngineDeadError, EngineError, QueueFullError
 from solrl_rollout.http.app import create_app
 from solrl_rollout.settings import Settings
+from support.adapters import content_digest
 
 FATAL = "faulty_rewards:fatal"
 

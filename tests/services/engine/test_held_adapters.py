@@ -9,10 +9,11 @@ import httpx
 import pytest
 from fake_backend import REWARD, FakeBackend, Gate
 from fastapi import FastAPI
-from service_helpers import MODEL, adapter_file, content_digest, problem, rollout_request
+from service_helpers import MODEL, adapter_file, problem, rollout_request
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_rollout.http.app import create_app
 from solrl_rollout.settings import Settings
+from support.adapters import content_digest
 
 pytestmark = pytest.mark.anyio
 

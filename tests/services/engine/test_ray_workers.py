@@ -18,7 +18,7 @@ import pytest
 import ray
 from fake_backend import REWARD, FakeBackend
 from ray.exceptions import ActorDiedError, GetTimeoutError, ObjectStoreFullError
-from service_helpers import Layout, RunningService, adapter_file, make_adapter, running_service
+from service_helpers import Layout, RunningService, adapter_file, running_service
 from solrl_core.adapter import encode_adapter
 from solrl_rollout.doctor import check
 from solrl_rollout.engine.engine import Engine
@@ -26,6 +26,7 @@ from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.engine.workers.ray_cluster import AdapterObjects, RayCluster, RayConnection
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
+from support.adapters import random_adapter
 from support.ray_nodes import ray_nodes
 from unfit_backends import paced, stopped
 from worker_helpers import (
@@ -133,7 +134,7 @@ def test_a_stopped_worker_is_replaced_and_its_chunk_is_made_again(tmp_path: Path
 def test_an_adapter_is_stored_once_and_freed_with_its_last_reference() -> None:
     if not ray.is_initialized():
         ray.init()
-    adapters, adapter = AdapterObjects(), make_adapter({"linear": (4, 6)}, 1)
+    adapters, adapter = AdapterObjects(), random_adapter({"linear": (4, 6)}, 1)
     reference = adapters.reference(adapter)
     assert adapters.reference(adapter) is reference
     assert ray.get(reference) == encode_adapter(adapter)
@@ -198,7 +199,7 @@ def test_errors_of_ray_are_those_of_a_connection(monkeypatch: pytest.MonkeyPatch
     cluster: Any = SimpleNamespace(adapters=AdapterObjects(), start=lambda _: actor)
     connection = RayConnection(cluster, "ray:0")
     with pytest.raises(OSError, match="the object store is full") as refused:
-        connection.share(make_adapter({"linear": (4, 6)}, 1))
+        connection.share(random_adapter({"linear": (4, 6)}, 1))
     assert not isinstance(refused.value, ConnectionError)
     with pytest.raises(ConnectionError):
         connection.send({"do": "ping", "id": 0})

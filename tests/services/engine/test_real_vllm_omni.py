@@ -6,12 +6,12 @@ from importlib import metadata
 
 import pytest
 import torch
-from service_helpers import make_adapter
 from solrl_engine.backend import Backend, GenerationRequest
 from solrl_proto import Plan
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.engine.work import VersionedAdapter
 from solrl_rollout.settings import Settings, parse_model
+from support.adapters import random_adapter
 
 MODEL = "mini-flux"
 REQUEST = GenerationRequest(["a red circle"] * 3, [3, 1, 4], Plan(steps=4), "bf16")
@@ -48,7 +48,7 @@ def real() -> Iterator[Backend]:
 
 @pytest.fixture
 def adapter(local: Backend) -> VersionedAdapter:
-    return VersionedAdapter(f"sha256:{'ab' * 32}", make_adapter(dict(local.identity.adapter_layout), seed=1))
+    return VersionedAdapter(f"sha256:{'ab' * 32}", random_adapter(dict(local.identity.adapter_layout), seed=1))
 
 
 def images(backend: Backend, adapter: VersionedAdapter | None, request: GenerationRequest = REQUEST) -> torch.Tensor:

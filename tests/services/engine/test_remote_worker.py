@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from fake_backend import REWARD, FakeBackend, chunk, job
-from service_helpers import make_adapter
 from solrl_core.adapter import Adapter
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
@@ -28,6 +27,7 @@ from solrl_rollout.engine.workers.remote import RemoteWorker
 from solrl_rollout.serve import serve
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
+from support.adapters import random_adapter
 
 SETTINGS = Settings(rewards=(REWARD,), device="cpu")
 STATE: dict[str, Any] = {"limits": {}, "memory": {}}
@@ -119,7 +119,7 @@ def engine_of_workers(*processes: Iterable[Process]) -> Iterator[Engine]:
 
 
 def adapted(seed: int) -> Any:
-    return job(adapter=VersionedAdapter(f"sha256:{seed:064x}", make_adapter({"linear": (4, 4)}, seed)))
+    return job(adapter=VersionedAdapter(f"sha256:{seed:064x}", random_adapter({"linear": (4, 4)}, seed)))
 
 
 def test_an_adapter_without_room_fails_its_chunk_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_written_leaves_no_descriptor(monkeypatch: pytest.
         opened.append(descriptor)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    files, adapter = shared_adapters.AdapterFiles(), make_adapter({"linear": (4, 4)}, 1)
+    files, adapter = shared_adapters.AdapterFiles(), random_adapter({"linear": (4, 4)}, 1)
     monkeypatch.setattr(shared_adapters.fcntl, "fcntl", full)
     with pytest.raises(OSError, match="No space left"):
         files.descriptor(adapter)

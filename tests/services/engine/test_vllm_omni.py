@@ -12,7 +12,6 @@ import fake_vllm_omni
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from service_helpers import make_adapter
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.sampling.generator import GeneratorOutput
 from solrl_engine.backend import (
@@ -30,6 +29,7 @@ from solrl_rollout.engine.backends.vllm_omni.adapters import adapter_number, bou
 from solrl_rollout.engine.backends.vllm_omni.backend import checkpoint_digest
 from solrl_rollout.engine.work import VersionedAdapter
 from solrl_rollout.settings import ModelSpec, Settings, parse_model
+from support.adapters import random_adapter
 
 MODEL = "mini-flux"
 CLOSE = 2e-3
@@ -77,7 +77,7 @@ def base(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def versioned(backend: Backend, seed: int, size: float = 0.2) -> VersionedAdapter:
     digest = hashlib.sha256(f"{seed} {size}".encode()).hexdigest()
-    return VersionedAdapter(f"sha256:{digest}", make_adapter(dict(backend.identity.adapter_layout), seed, size))
+    return VersionedAdapter(f"sha256:{digest}", random_adapter(dict(backend.identity.adapter_layout), seed, size))
 
 
 def generate(

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from fake_backend import REWARD, FakeBackend, chunk, job
-from service_helpers import make_adapter
 from solrl_core.adapter import Adapter, encode_adapter
 from solrl_core.lora import Merger, target_modules
 from solrl_core.sampling.sampler import Trajectory
@@ -36,6 +35,7 @@ from solrl_rollout.engine.workers.remote import importable
 from solrl_rollout.engine.workers.shared_adapters import AdapterFiles, MappedAdapters
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
+from support.adapters import random_adapter
 from torch import nn
 
 LAYOUT = {"linear": (4, 6), "other": (8, 4)}
@@ -56,7 +56,7 @@ def same(ours: Trajectory | None, theirs: Trajectory | None) -> bool:
 
 
 def test_a_chunk_arrives_as_it_was_sent() -> None:
-    adapter = VersionedAdapter("sha256:one", make_adapter(LAYOUT, 1))
+    adapter = VersionedAdapter("sha256:one", random_adapter(LAYOUT, 1))
     of = job("r", "t", steps=4, precision="nvfp4", adapter=adapter, images=True)
     of.external_rewards = {
         REWARD: ExternalReward("http://a:1", "sha256:two"),
@@ -143,7 +143,7 @@ def test_a_connection_that_ends_here_still_gives_what_has_arrived() -> None:
 
 def test_an_adapter_in_shared_memory_is_mapped_once_and_freed_with_its_last_reference() -> None:
     files, mapped = AdapterFiles(), MappedAdapters()
-    adapter = make_adapter(LAYOUT, 1)
+    adapter = random_adapter(LAYOUT, 1)
     descriptor = files.descriptor(adapter)
     assert files.descriptor(adapter) == descriptor
     digest = adapter_digest(encode_adapter(adapter))
@@ -170,7 +170,7 @@ def test_a_worker_checks_an_adapter_once_while_runs_alternate(monkeypatch: pytes
     transformer = nn.ModuleDict({name: nn.Linear(ins, outs) for name, (outs, ins) in LAYOUT.items()})
     merger, mapped, checked = Merger(target_modules(transformer, ".*"), transformer), MappedAdapters(), []
     monkeypatch.setattr(merger, "_require_finite", lambda adapter, _: checked.append(adapter))
-    first, second = (make_adapter(LAYOUT, seed) for seed in (1, 2))
+    first, second = (random_adapter(LAYOUT, seed) for seed in (1, 2))
     for _ in range(3):
         for adapter in (first, second):
             merger.merge(mapped_again(mapped, adapter))
@@ -179,7 +179,7 @@ def test_a_worker_checks_an_adapter_once_while_runs_alternate(monkeypatch: pytes
 
 def test_a_worker_forgets_the_adapter_that_it_used_longest_ago() -> None:
     mapped = MappedAdapters()
-    first, second, *others = (make_adapter(LAYOUT, seed) for seed in range(5))
+    first, second, *others = (random_adapter(LAYOUT, seed) for seed in range(5))
     kept, forgotten = (weakref.ref(mapped_again(mapped, adapter)) for adapter in (first, second))
     for adapter in (first, *others):
         mapped_again(mapped, adapter)

@@ -12,8 +12,6 @@ from service_helpers import (
     Layout,
     RunningService,
     adapter_file,
-    content_digest,
-    make_adapter,
     problem,
     read_response,
     rollout_request,
@@ -22,6 +20,7 @@ from service_helpers import (
 from solrl_core.adapter import Adapter, encode_adapter, lora_a_key
 from solrl_proto import AdapterInfo, AdapterList, RunList
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE, adapter_digest
+from support.adapters import content_digest, random_adapter
 
 STEADY = ("steady", 1)
 TYPED = {"Content-Type": ADAPTER_MEDIA_TYPE}
@@ -87,7 +86,7 @@ def test_an_adapter_changes_rollouts_but_not_those_of_the_base(
 
 def _with(change: Callable[[dict[str, torch.Tensor], str], None]) -> Callable[[Layout], bytes]:
     def build(layout: Layout) -> bytes:
-        adapter = make_adapter(layout, 1)
+        adapter = random_adapter(layout, 1)
         tensors = dict(adapter.tensors)
         change(tensors, lora_a_key(next(iter(layout))))
         return encode_adapter(Adapter(adapter.rank, adapter.alpha, tensors))

@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
-from service_helpers import (
-    Layout,
-    RunningService,
-    adapter_file,
-    make_adapter,
-    pixels,
-    rollout_request,
-    scores,
-)
+from service_helpers import Layout, RunningService, adapter_file, pixels, rollout_request, scores
 from solrl_core.families import Backbone
 from solrl_core.fingerprint import SCHEDULE, check_digests, part_digests, schedule_digest
 from solrl_core.rewards import RewardSet
@@ -20,6 +12,7 @@ from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import check_noise_contract
 from solrl_proto import ModelList, RolloutAnswer
 from solrl_proto.noise import expand_seeds
+from support.adapters import random_adapter
 
 PROMPTS = ["a red circle", "two blue squares"]
 
@@ -91,7 +84,7 @@ def test_bf16_images_and_scores_equal_those_in_process(
     generator, seeds = Generator(backbone, "bf16"), [3, 1, 4]
     rewards = RewardSet.load(["clipscore"], backbone)
     images = {}
-    for name, adapter in (("base", None), ("adapted", make_adapter(layout, 1))):
+    for name, adapter in (("base", None), ("adapted", random_adapter(layout, 1))):
         generator.set_adapter(adapter)
         made = generator.generate(PROMPTS[0], seeds, steps=10).images
         images[name] = (made * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy().astype(int)
@@ -109,7 +102,7 @@ def test_an_unmerged_adapter_gives_the_images_of_the_process(
     assert service.push("unmerged", 1, adapter_file(layout, 1)).status_code == 201
     generator, images = Generator(backbone, "nvfp4"), []
     for use in ("merged", "unmerged"):
-        generator.set_adapter(make_adapter(layout, 1), use)  # type: ignore[arg-type]
+        generator.set_adapter(random_adapter(layout, 1), use)  # type: ignore[arg-type]
         made = generator.generate(PROMPTS[0], [3, 1, 4], steps=2).images
         images.append((made * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy().astype(int))
         request = rollout_request(seeds=[[3, 1, 4]], adapter=("unmerged", 1), images="png")

@@ -9,8 +9,9 @@ import pytest
 import yaml
 from iteration_helpers import report
 from security_helpers import Guarded, raw
-from service_helpers import MODEL, Layout, RunningService, adapter_file, content_digest, problem, running_service
+from service_helpers import MODEL, Layout, RunningService, adapter_file, problem, running_service
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
+from support.adapters import content_digest
 
 JSON = "application/json"
 
