@@ -26,7 +26,7 @@ from support.results import Results, Row, options, table
 
 MODELS = ("mini-sana", "mini-sd3", "mini-flux")
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
-SETTINGS = ("optimizer.learning_rate=2e-3", "explore.precision=nvfp4")
+SETTINGS = ("optimizer.learning_rate=2e-3", "explore.precision=nvfp4", "explore.lag=0")
 """Changes to the presets, which are tuned for 40 iterations."""
 NEEDED = 0.4
 """Required gain, in standard deviations of the base within a prompt."""

@@ -15,7 +15,7 @@ REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
 JUDGES = ("judge", "verifier", "verifier_graded")
 LOCAL_NVFP4: Mapping[str, Any] = {"explore.source": "local", "explore.precision": "nvfp4"}
 """Exploration in the trainer's process, without a service. Selects the same seeds as a service on an equal device."""
-SERVED = ("rollout_url=http://127.0.0.1:8100",)
+SERVED = ("rollout_url=http://127.0.0.1:8100", "explore.lag=0")
 """What experiments are changes of; a worker's own service replaces the address."""
 LARGE_BATCHES: Mapping[str, Any] = {"batch": 1152, "optimizer.batch": 1728}
 """All candidates of an iteration, and all its training pairs: a pass of a miniature takes a GPU as long with many

@@ -35,6 +35,7 @@ SETTINGS = {
     "explore.candidates": CANDIDATES,
     "explore.keep": 8,
     "explore.precision": "nvfp4",
+    "explore.lag": 0,
     "optimizer.updates": 2,
     "optimizer.batch": 16,
     "evaluate.prompts": 4,

@@ -77,7 +77,7 @@ def test_the_fastest_layout_comes_first_with_its_command(
     shown = capsys.readouterr().out
     assert "colocated" not in shown
     assert "solrl-rollout serve --model black-forest-labs/FLUX.1-dev" in shown
-    assert "--rollout-url http://127.0.0.1:8100 --set regenerate.at=service --set explore.lag=1" in shown
+    assert "--rollout-url http://127.0.0.1:8100 --set regenerate.at=service" in shown
 
 
 def test_a_shared_service_divides_the_gpus_among_all_runs() -> None:

@@ -276,6 +276,35 @@ def test_a_service_explores_where_a_url_is_given() -> None:
         assert f"source: {source}" in settings_yaml(found.config)
 
 
+def test_a_service_explores_one_version_behind_unless_told_otherwise() -> None:
+    cases: list[tuple[list[str], int, str]] = [
+        ([], 0, "explore.source"),
+        (["regenerate.at=none"], 0, "explore.source"),
+        ([SERVED, "explore.source=local"], 0, "explore.source"),
+        ([SERVED], 1, "explore.source"),
+        ([SERVED, "explore.lag=null"], 1, "explore.source"),
+        ([SERVED, "explore.lag=0"], 0, "--set"),
+        ([SERVED, "explore.lag=2"], 2, "--set"),
+    ]
+    for overrides, lag, why in cases:
+        found = resolve(PRESET, overrides=overrides)
+        assert (found.config.lag, found.sources["explore.lag"]) == (lag, why)
+        shown = f"explore.lag: {lag}  # {why}"
+        assert (shown if why == "--set" else f"# {shown}") in sourced_yaml(found)
+        assert f"lag: {lag}" in settings_yaml(found.config)
+        saved = RunConfig.model_validate_json(found.config.model_dump_json())
+        again = resolve_again(saved)
+        assert (again.config.lag, again.sources["explore.lag"]) == (lag, str(saved.output / "config.json"))
+
+
+def test_only_recipes_that_regenerate_explore_behind() -> None:
+    """Samples then come from the newest version; a loss without a ratio would be wrong on those of an older one."""
+    for preset in (f"mini-sana/{recipe}/clipscore" for recipe in RECIPES):
+        config = resolve(preset, overrides=["rollout_url=http://gpu-node:8100"]).config
+        assert config.lag == int(config.uses_service)
+        assert config.two_stage or not config.uses_service
+
+
 def test_a_run_that_is_continued_explores_where_it_did() -> None:
     served, local = (resolve(PRESET, overrides=given).config for given in ([SERVED], []))
     assert resolve_again(served, overrides=["rollout_url=http://elsewhere"]).config.uses_service

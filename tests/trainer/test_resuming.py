@@ -109,7 +109,7 @@ def test_an_added_or_a_lost_library_or_part_of_the_model_is_a_change(part: str) 
     assert check(origin, config, prompts, ()) == [], "before anything is loaded, the rest is not known"
 
 
-@pytest.mark.parametrize("override", ["run=other", "lora.rank=4", "lora.alpha=1", "explore.lag=1"])
+@pytest.mark.parametrize("override", ["run=other", "lora.rank=4", "lora.alpha=1", "explore.lag=1", "explore.lag=null"])
 def test_some_settings_can_never_change(override: str) -> None:
     name = override.partition("=")[0]
     with pytest.raises(ValueError, match=rf"{name}: .* → .*\. {name} cannot change: start a new run with "):

@@ -19,8 +19,8 @@ PROMPTS = ["a red circle", "two blue squares", "a green cross", "a small cyan tr
 
 
 def tiny_config(*overrides: str, **arguments: Any) -> RunConfig:
-    """A reduced version of the miniature's preset, which explores at a service."""
-    served = ("rollout_url=http://127.0.0.1:8100", *TINY)
+    """A reduced version of the miniature's preset, which explores at a service, under the newest version."""
+    served = ("rollout_url=http://127.0.0.1:8100", "explore.lag=0", *TINY)
     return resolve("mini-sana/sol_rl/clipscore", overrides=[*served, *overrides], arguments=arguments).config
 
 

@@ -83,7 +83,7 @@ class Session:
         """Record `adapter` as the newest version, and write a checkpoint if one is due; see `checkpoints.save`."""
         config = self.config
         self.adapters[version] = adapter
-        for older in sorted(self.adapters)[: -(config.explore.lag + 1)]:
+        for older in sorted(self.adapters)[: -(config.lag + 1)]:
             del self.adapters[older]
         due = version % config.checkpoint_every == 0 or version == config.iterations
         if due and self.world.rank == 0:

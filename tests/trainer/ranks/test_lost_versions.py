@@ -13,7 +13,7 @@ from small_model import small_model
 @pytest.mark.slow
 def test_rank_0_pushes_lost_versions_again_while_another_rank_asks(tmp_path: Path) -> None:
     words = ["run", "--preset", "mini-sana/sol_rl/clipscore", "--iterations", "2"]
-    settings = (*SETTINGS, "explore.precision=nvfp4", "explore.prune=null", "patience=20")
+    settings = (*SETTINGS, "explore.precision=nvfp4", "explore.prune=null", "explore.lag=0", "patience=20")
     words += [word for setting in settings for word in ("--set", setting)]
     whole, bereft = tmp_path / "whole", tmp_path / "bereft"
     with running_service(model=small_model()) as service:

@@ -138,12 +138,14 @@ DEMO_SETTINGS = (
     "iterations=6",
     "explore.prompts=8",
     "explore.precision=nvfp4",
+    "explore.lag=0",
     "optimizer.learning_rate=1.5e-3",
     "algorithm.kl_weight=0",
     "evaluate.fidelity_prompts=2",
 )
 """Changes to the preset, so that the demo takes minutes, and explores in (emulated) NVFP4 like the paper. Without its
-slight pull to the base model, an update needs no velocities of it. Rank fidelity of four groups would take as long as
+slight pull to the base model, an update needs no velocities of it. Without a lag, candidates come from the version that
+they train. Rank fidelity of four groups would take as long as
 an iteration."""
 
 

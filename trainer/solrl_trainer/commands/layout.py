@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from solrl_trainer.layouts.layouts import LAG, Layout, layouts
+from solrl_trainer.layouts.layouts import Layout, layouts
 from solrl_trainer.layouts.rates import Rates, shipped_rates, stages
 from solrl_trainer.settings.config import RunConfig
 
@@ -106,6 +106,5 @@ def _advice(config: RunConfig, best: Layout) -> str:
         model = config.model if config.served_as is None else f"{config.served_as}={config.model}"
         lines.append("  " + shlex.join(["solrl-rollout", "serve", "--model", model, "--gpus", str(best.serving)]))
         run += ["--rollout-url", "http://127.0.0.1:8100", "--set", "regenerate.at=service"]
-        run += ["--set", f"explore.lag={LAG}"]
     lines.append("  " + shlex.join([*program, *run]))
     return "\n".join(lines)

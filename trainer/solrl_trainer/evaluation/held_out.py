@@ -159,7 +159,7 @@ def _fidelity(session: Session, prompts: Sequence[PromptItem], version: int) -> 
     proxy = true = torch.empty(0, config.explore.candidates)
     if own:
         session.models.encoders.encode([prompt.text for prompt in own], config.guidance)
-        explored = max(0, version - config.explore.lag)
+        explored = max(0, version - config.lag)
         groups = session.source.unpruned_groups(own, explored, seed_root(config.seed, -1), version)
         proxy = torch.tensor([group.scores for group in groups])
         per_batch = session.device.sampler.batch.groups(config.explore.candidates, session.models.backbone.device)

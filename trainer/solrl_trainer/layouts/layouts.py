@@ -5,9 +5,6 @@ from dataclasses import dataclass
 
 from solrl_trainer.layouts.rates import Stages
 
-LAG = 1
-"""Versions by which exploration is behind where a service explores; more hide nothing further."""
-
 
 @dataclass(frozen=True)
 class Layout:

@@ -77,7 +77,7 @@ def open_service_source(
         device = DeviceSource(config, loaded, Models.build(loaded.backbone, config, world), train)
         supply = None
         if world.rank == 0:
-            supply = AdapterSupply(client, run=config.run, model=config.model_name, lag=config.explore.lag)
+            supply = AdapterSupply(client, run=config.run, model=config.model_name, lag=config.lag)
         asked = run_client(
             config,
             client,
@@ -201,7 +201,7 @@ class ServiceSource:
 
     @property
     def _lag(self) -> int:
-        return self._config.explore.lag
+        return self._config.lag
 
     def explore(self, iteration: int) -> Exploration:
         """The exploration of an iteration, which `prefetch` has begun."""

@@ -76,9 +76,9 @@ class Explore(Section):
     with the same noise in each, so that candidates rank as the regenerated samples; steps must be regenerate.steps."""
     calibrated_for: ModelBinding | None = None
     """Model and settings that `solrl-train calibrate` chose this plan for; a run with others is refused."""
-    lag: Annotated[int, Field(ge=0)] = 0
+    lag: Annotated[int, Field(ge=0)] | None = None
     """Iteration i is explored under version i − lag, while earlier iterations are trained; 0 explores strictly under
-    the current version. The service must retain lag + 1 versions."""
+    the current version. The service must retain lag + 1 versions. null: 1 where a service explores, 0 otherwise."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -316,6 +316,12 @@ class RunConfig(Section):
         return self.regenerate.keep or self.explore.keep
 
     @property
+    def lag(self) -> int:
+        """Versions by which exploration is behind training."""
+        assert self.explore.lag is not None, "validated"
+        return self.explore.lag
+
+    @property
     def uses_service(self) -> bool:
         """Whether a rollout service explores."""
         return self.explore.source == "service"
@@ -368,17 +374,18 @@ class RunConfig(Section):
     @field_validator("explore")
     @classmethod
     def _follows_the_url(cls, value: Explore, given: ValidationInfo) -> Explore:
-        """The settings with the source that `auto` means."""
+        """The settings with the source that `auto` means, and the lag that null means."""
         url = given.data.get("rollout_url")
         source = value.source if value.source != "auto" else "local" if url is None else "service"
         if source == "service" and url is None:
             raise ValueError(f"source is service; expected its address, {_GIVE_URL}, or explore.source=local")
-        if value.lag and source != "service":
+        lag = int(source == "service") if value.lag is None else value.lag
+        if lag and source != "service":
             raise ValueError(
                 "lag is for exploration at a service; candidates generated here are always current; "
                 f"expected explore.lag=0, or a service: {_GIVE_URL}"
             )
-        return value.model_copy(update={"source": source})
+        return value.model_copy(update={"source": source, "lag": lag})
 
     @field_validator("regenerate")
     @classmethod

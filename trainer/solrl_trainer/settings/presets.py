@@ -203,6 +203,8 @@ def _compose(layers: Sequence[Layer]) -> Resolved:
         config = config.model_copy(update={"run": run, "output": output})
     if values.get("explore.source", "auto") == "auto":
         sources["explore.source"] = "rollout_url"
+    if values.get("explore.lag") is None:
+        sources["explore.lag"] = "explore.source"
     return Resolved(config, {key: sources.get(key, "default") for key in sorted(known)})
 
 
