@@ -32,6 +32,7 @@ from solrl_core.rewards import RewardSet
 from solrl_core.sampling.fitting import SCHEDULES
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.solver_specs import SOLVERS
+from solrl_engine.precision_check import generator_at
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
@@ -48,7 +49,7 @@ from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
 from support.plan_page import ALLOWED, CHECKED, FITTED, FP8, STEPS, TRUE_STEPS, WHOLE, page, plot
 from support.plan_parts import measure_in_parts
-from support.precisions import MODELS, OF_PRESET, PRECISIONS, REWARDS, generator_at, solver_of
+from support.precisions import MODELS, OF_PRESET, PRECISIONS, REWARDS, solver_of
 from support.results import Results, command
 
 NAME = "plan_fidelity"

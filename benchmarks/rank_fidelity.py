@@ -20,10 +20,11 @@ from solrl_core.families import load_backbone
 from solrl_core.fidelity import rank_fidelity
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.solver_specs import SOLVERS
+from solrl_engine.precision_check import generator_at
 from solrl_proto.noise import expand_seeds
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
 from support.caveats import PREPARED_FOR_NVFP4
-from support.precisions import MODELS, OF_PRESET, PRECISIONS, REWARDS, generator_at, named, solver_of
+from support.precisions import MODELS, OF_PRESET, PRECISIONS, REWARDS, named, solver_of
 from support.results import Results, Row, command, options, table
 
 NAME = "rank_fidelity"

@@ -1,7 +1,8 @@
-"""Command line of the service: `solrl-rollout serve | doctor | memory | token`."""
+"""Command line of the service: `solrl-rollout serve | check | doctor | memory | token`."""
 
+import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 from solrl_http.command_line import from_environment, run_program
 from solrl_http.tokens import Scope, create_token, parse_lifetime, read_tokens, revoke_token
 from solrl_proto.identifiers import NAME_PATTERN, Precision
+from solrl_proto.rollouts import Solver
 
 from solrl_rollout.settings import Settings
 
@@ -28,6 +30,40 @@ class Doctor:
     """Check what this machine can run with these settings, what is missing, and what to do about it."""
 
     settings: Annotated[Settings, tyro.conf.arg(name="")]
+
+
+@dataclass(frozen=True)
+class Check:
+    """Check that a model ranks candidates at a precision as in BF16, and find the layers that must stay in BF16."""
+
+    model: tyro.conf.Positional[str]
+    """Registered name, local folder in diffusers format, or hub id."""
+    precision: tuple[Precision, ...] = ()
+    """Precisions to check; by default all but BF16 that the device supports."""
+    rewards: tuple[str, ...] = ("clipscore",)
+    """Rewards that judge."""
+    reward_options: Annotated[
+        dict[str, dict[str, Any]], tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint="")
+    ] = field(default_factory=dict)
+    """Options of rewards, as of `serve`."""
+    prompts: str = "shapes"
+    """Text file with a prompt on each line, or a registered prompt set; the first ones are used."""
+    groups: int = 6
+    """Number of prompts."""
+    candidates: int = 24
+    """Candidates of each prompt."""
+    steps: int = 6
+    """Solver steps at the checked precisions."""
+    true_steps: int = 10
+    """Solver steps of the reference in BF16."""
+    solver: Solver = "euler"
+    """Solver of both."""
+    device: str = "auto"
+    """The device: auto, cpu, cuda or cuda:1, for example."""
+    revision: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: main)")] = None
+    """Hub commit or tag."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(default: none)")] = None
+    """Folder for check.json, layers.json and images of each precision side by side."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +128,14 @@ class Tokens:
     ]
 
 
-Command = Serve | Doctor | Memory | Tokens
-COMMANDS: dict[str, type[Command]] = {"serve": Serve, "doctor": Doctor, "memory": Memory, "token": Tokens}
+Command = Serve | Check | Doctor | Memory | Tokens
+COMMANDS: dict[str, type[Command]] = {
+    "serve": Serve,
+    "check": Check,
+    "doctor": Doctor,
+    "memory": Memory,
+    "token": Tokens,
+}
 PROGRAM = "solrl-rollout"
 
 
@@ -112,6 +154,7 @@ def _parse(words: list[str]) -> Command:
         return cast(Command, found)
     return tyro.cli(
         Annotated[Serve, tyro.conf.subcommand("serve")]
+        | Annotated[Check, tyro.conf.subcommand("check")]
         | Annotated[Doctor, tyro.conf.subcommand("doctor")]
         | Annotated[Memory, tyro.conf.subcommand("memory")]
         | Annotated[Tokens, tyro.conf.subcommand("token")],
@@ -132,6 +175,23 @@ def _run(command: Command) -> int:
             from solrl_rollout.doctor import doctor
 
             return doctor(command.settings)
+        case Check():
+            from solrl_rollout.check import check, read_prompts
+
+            return check(
+                command.model,
+                read_prompts(command.prompts, command.groups),
+                precisions=command.precision,
+                rewards=command.rewards,
+                reward_options=command.reward_options,
+                candidates=command.candidates,
+                steps=command.steps,
+                true_steps=command.true_steps,
+                solver=command.solver,
+                device=command.device,
+                revision=command.revision,
+                out=command.out,
+            )
         case Memory():
             from solrl_rollout.memory import plan
 

@@ -91,6 +91,10 @@ class Hosting(BaseSettings):
     """Precision of requests with precision auto; auto is the fastest one that is native on the device.
     Every answer states the precision used."""
 
+    layers: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: the family's)")] = None
+    """Layers that stay in BF16 at a precision, as `solrl-rollout check --out FOLDER` found them: FOLDER/layers.json.
+    The file must name every hosted model's weights."""
+
     rewards: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("clipscore",)
     """Rewards to load, by name or package.module:attribute, each with @http://… if a reward server computes it.
     In the environment they are separated by commas."""

@@ -8,7 +8,8 @@ import pytest
 import torch
 from solrl_core.families import load_backbone
 from solrl_core.sampling.generator import Generator
-from support.precisions import OF_PRESET, generator_at, solver_of
+from solrl_engine.precision_check import generator_at
+from support.precisions import OF_PRESET, solver_of
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 

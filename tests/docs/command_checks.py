@@ -87,7 +87,7 @@ def _service(words: list[str]) -> None:
     if words[1] == "token":
         with tempfile.TemporaryDirectory() as folder:
             assert ran([str(Path(folder, word)) if word == "tokens.json" else word for word in words]) == 0, words
-    assert words[1] in ("serve", "memory", "doctor", "token"), command
+    assert words[1] in ("serve", "check", "memory", "doctor", "token"), command
 
 
 def _reward_service(words: list[str]) -> None:

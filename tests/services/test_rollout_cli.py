@@ -146,7 +146,7 @@ def test_a_host_that_is_not_of_this_machine_is_named(host: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["serv"], "serve, doctor, memory, token"),
+        (["serv"], "serve, check, doctor, memory, token"),
         (["token", "creat"], "create, list, revoke"),
     ],
 )

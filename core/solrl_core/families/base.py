@@ -2,7 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -38,6 +40,7 @@ class Backbone(ABC):
             only the prompt; by default none.
         policy: layers to quantise at nvfp4.
         fp8_policy: layers to quantise at fp8.
+        kept: precision → patterns of layers that this model needs in BF16 beside its family's, see `layer_list`.
         blocks: names of the transformer's lists of blocks, in the order in which they run; the quantised share is
             relative to their FLOPs.
         one_length: whether all prompts have equally many tokens. If not, blocks compile for the first number and then
@@ -56,14 +59,16 @@ class Backbone(ABC):
     text_layers: str | None = None
     policy: LayerPolicy
     fp8_policy: LayerPolicy
+    kept: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     blocks: tuple[str, ...] = ("transformer_blocks",)
     one_length: bool = True
     parts: Mapping[str, Any]
     options: ModelOptions
 
     def policy_at(self, precision: str) -> LayerPolicy:
-        """Layer policy at "nvfp4" or "fp8"."""
-        return self.fp8_policy if precision == "fp8" else self.policy
+        """Layer policy at "nvfp4" or "fp8", without the layers that are `kept` there."""
+        policy = self.fp8_policy if precision == "fp8" else self.policy
+        return replace(policy, keep=(*policy.keep, *self.kept.get(precision, ())))
 
     def quantized_share(self, precision: str) -> float:
         """Share (0 to 1) of the blocks' linear FLOPs that are quantised at a precision."""

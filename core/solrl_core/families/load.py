@@ -12,7 +12,10 @@ from packaging.version import Version
 from solrl_proto.text_files import read_json
 
 from solrl_core.families.pipeline import PipelineBackbone, is_text_encoder
+from solrl_core.fingerprint import module_digest
+from solrl_core.layer_list import kept_layers
 from solrl_core.model_options import ModelOptions, read_options
+from solrl_core.precision.policy import pattern_of
 from solrl_core.registry import FolderRegistry, Registry
 
 
@@ -183,6 +186,7 @@ def load_backbone(
     dtype: torch.dtype | None = None,
     waiting: bool = False,
     transformer: torch.nn.Module | None = None,
+    layers: Path | None = None,
 ) -> PipelineBackbone:
     """Load a model's pipeline and wrap it in its family.
 
@@ -196,9 +200,10 @@ def load_backbone(
         dtype: dtype of all weights, without rounding to bfloat16; None for the default above.
         waiting: leave transformer and text encoders in host memory, for a caller that decides what the device holds.
         transformer: used as it is, on whichever device it is, instead of loading the model's own.
+        layers: file of layers that stay in BF16, see `layer_list`.
 
     Raises:
-        ValueError: unknown model or family.
+        ValueError: unknown model or family, or a layer list of another model.
         OSError: files are missing, the hub cannot be reached, or access was not granted.
     """
     import diffusers
@@ -232,4 +237,8 @@ def load_backbone(
     name = model if where != model else Path(model).name.lower()
     backbone = family(pipeline, name, read_options(str(folder)))
     backbone.device = next(pipeline.vae.parameters()).device
+    if layers is not None:
+        digest = module_digest(backbone.transformer, backbone.device)
+        kept = kept_layers(layers, digest, name)
+        backbone.kept = {precision: tuple(map(pattern_of, names)) for precision, names in kept.items()}
     return backbone

@@ -99,6 +99,17 @@ class PipelineBackbone(Backbone):
         """`pipeline_call` of this model without guidance."""
         return self.pipeline_call(self.options, self._config, 1.0)
 
+    @property
+    def pipeline(self) -> Any:
+        """The diffusers pipeline that the model was loaded with."""
+        return self._pipeline
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The transformer's configuration."""
+        config: Mapping[str, Any] = self._config
+        return config
+
     @classmethod
     def own_size(cls, config: Mapping[str, Any]) -> int | None:
         """Default height and width in pixels for a transformer's configuration; None for what that says itself."""

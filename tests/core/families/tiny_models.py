@@ -11,11 +11,10 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from solrl_core.families import load_backbone
-from solrl_core.families.load import locate, pipeline_call
+from solrl_core.families.load import locate
+from solrl_core.families.own_pipeline import by_own_pipeline
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.sampling.generator import Generator
-from solrl_core.sampling.noise import initial_noise
-from solrl_core.sampling.sampler import unshifted_sigmas
 from tiny_pipelines import write_flux, write_sd3, write_z_image
 from tiny_qwen import write_flux2_klein, write_qwen_image
 
@@ -81,22 +80,7 @@ def by_diffusers(
     tiny: Tiny, prompts: list[str], seeds: list[int], steps: int, guidance: float = 1.0, output_type: str = "pt"
 ) -> torch.Tensor:
     """Images, or latents as the pipeline has them, by its own loop and schedule."""
-    backbone, pipeline = tiny.backbone, tiny.pipeline
-    call = pipeline_call(str(tiny.folder), guidance) or {}
-    call |= {"height": backbone.height, "width": backbone.width}
-    if "negative_prompt" in call:
-        call["negative_prompt"] = [call["negative_prompt"]] * len(prompts)
-    if backbone.family == "sana":
-        call["sigmas"] = unshifted_sigmas(steps)[:-1]
-    noise = initial_noise(seeds, backbone.latent_shape)
-    made: torch.Tensor = pipeline(
-        prompt=list(prompts),  # some pipelines write into it
-        num_inference_steps=steps,
-        latents=pipeline._pack_latents(noise, *noise.shape) if backbone.family in ("flux", "qwen-image") else noise,
-        output_type=output_type,
-        **call,
-    ).images
-    return made
+    return by_own_pipeline(tiny.backbone, prompts, seeds, steps, guidance, output_type, tiny.pipeline)
 
 
 def named_layers(model: torch.nn.Module, ends: Sequence[str]) -> set[str]:

@@ -30,4 +30,5 @@ def load_backend(spec: ModelSpec, settings: Settings) -> Backend:
     device = torch.device(settings.torch_device)
     if settings.precision == "fp8":
         require_fp8(device)  # before a large model is loaded
-    return LocalBackend(load_backbone(spec.location, device=str(device), revision=spec.revision))
+    backbone = load_backbone(spec.location, device=str(device), revision=spec.revision, layers=settings.layers)
+    return LocalBackend(backbone)

@@ -1,0 +1,49 @@
+"""Images by a model's own diffusers pipeline, from the same noise and by the same schedule as here."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.sampling.noise import initial_noise
+from solrl_core.sampling.sampler import unshifted_sigmas
+
+
+def by_own_pipeline(
+    backbone: PipelineBackbone,
+    prompts: Sequence[str],
+    seeds: Sequence[int],
+    steps: int,
+    guidance: float = 1.0,
+    output_type: str = "pt",
+    pipeline: Any = None,
+) -> torch.Tensor:
+    """Images float32 [N, 3, H, W] in [0, 1], or latents as the pipeline has them, by Euler steps.
+
+    Args:
+        backbone: the model.
+        prompts, seeds: one for each image.
+        steps: solver steps.
+        guidance: as the family takes it.
+        output_type: "pt" or "latent".
+        pipeline: another pipeline of the same model; None for the one that the backbone was loaded with.
+    """
+    pipeline = backbone.pipeline if pipeline is None else pipeline
+    call = backbone.pipeline_call(backbone.options, backbone.config, guidance)
+    call |= {"height": backbone.height, "width": backbone.width}
+    if "negative_prompt" in call:
+        call["negative_prompt"] = [call["negative_prompt"]] * len(prompts)
+    if backbone.family == "sana":
+        call["sigmas"] = unshifted_sigmas(steps)[:-1]
+    pipeline.set_progress_bar_config(disable=True)
+    noise = initial_noise(seeds, backbone.latent_shape).to(backbone.device, backbone.dtype)
+    packs = backbone.family in ("flux", "qwen-image")
+    made: torch.Tensor = pipeline(
+        prompt=list(prompts),  # some pipelines write into it
+        num_inference_steps=steps,
+        latents=pipeline._pack_latents(noise, *noise.shape) if packs else noise,
+        output_type=output_type,
+        **call,
+    ).images
+    return made

@@ -1,0 +1,215 @@
+"""How well a precision ranks: candidates of a served plan at that precision, against BF16 with all steps.
+
+Errors of single layers miss outliers, and random inputs have none. So candidates are generated as a service does it,
+decoded and scored, and the ranks of their scores are compared.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from scipy.stats import rankdata, spearmanr
+from scipy.stats import t as student
+from solrl_core.families.base import Backbone
+from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.precision import apply_policy, probe
+from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
+from solrl_core.rewards import RewardSet
+from solrl_core.sampling.generator import Generator, GeneratorOutput
+from solrl_proto.identifiers import Precision
+from solrl_proto.rollouts import Plan, PromptItem
+
+from solrl_engine.batch_size import AdaptiveBatchSize
+from solrl_engine.sampler import Sampler
+from solrl_engine.scorer import Scorer
+
+_ONE_COLOUR = 2 / 255
+"""Range of the pixels, in [0, 1], of an image that shows nothing."""
+_INTERVAL = 0.95
+
+
+@dataclass(frozen=True)
+class RankCorrelation:
+    """Spearman correlation within a group of candidates: its mean over prompts, and a 95 % interval.
+
+    Attributes:
+        mean: a group whose scores are all equal at one precision counts as 0.
+        low, high: limits of the interval by Student's t over the prompts; −1 and 1 with one prompt.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def over(cls, groups: Sequence[float]) -> "RankCorrelation":
+        """The mean over groups, each with its correlation."""
+        mean = float(np.mean(groups))
+        if len(groups) < 2:
+            return cls(mean, -1.0, 1.0)
+        spread = np.std(groups, ddof=1) / len(groups) ** 0.5
+        half = float(student.ppf((1 + _INTERVAL) / 2, len(groups) - 1) * spread)
+        return cls(mean, max(-1.0, mean - half), min(1.0, mean + half))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Candidates of the plan at a precision, against the reference.
+
+    Attributes:
+        precision: precision of the transformer.
+        numerics: "native" or "emulated".
+        spearman: reward → rank correlation with the reference.
+        best, worst: reward → mean rank in the reference, from 1, of the candidate that scores best, and worst.
+        latent_error: root mean square of the difference to BF16's clean latents by the same plan, over that of BF16's.
+        image_error: mean absolute difference to BF16's images by the same plan, of pixels in [0, 1].
+        unusable: share of the candidates whose image is not finite, or shows one colour.
+        step_seconds: seconds of a step of one candidate, its share of decoding included.
+    """
+
+    precision: Precision
+    numerics: str
+    spearman: Mapping[str, RankCorrelation]
+    best: Mapping[str, float]
+    worst: Mapping[str, float]
+    latent_error: float
+    image_error: float
+    unusable: float
+    step_seconds: float
+
+    @property
+    def lowest(self) -> RankCorrelation:
+        """The rank correlation of the reward that suffers most."""
+        return min(self.spearman.values(), key=lambda one: one.mean)
+
+
+@dataclass
+class PrecisionCheck:
+    """Precisions of one loaded model, compared on the same prompts and seeds.
+
+    Attributes:
+        backbone: the model.
+        rewards: rewards that judge.
+        prompts: at least one.
+        candidates: candidates of each prompt.
+        plan: plan that is served.
+        true_steps: solver steps of the reference, in BF16.
+        batch: largest number of candidates that are generated at once.
+        images: precision → images [N, 3, H, W] of the first prompt's candidates, of what was measured.
+    """
+
+    backbone: PipelineBackbone
+    rewards: RewardSet
+    prompts: Sequence[PromptItem]
+    candidates: int
+    plan: Plan
+    true_steps: int
+    batch: AdaptiveBatchSize = field(default_factory=AdaptiveBatchSize)
+    images: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._scorer = Scorer(self.rewards)
+        self._exact = Generator(self.backbone, "bf16")
+        whole = self.plan.model_copy(update={"steps": self.true_steps, "fitted": None})
+        self._true = self._scores(self._made(self._exact, whole))
+        self._planned = self._made(self._exact, self.plan)
+        self.images["bf16"] = self._planned[0].images
+
+    def measure(self, precision: Precision) -> Measured:
+        """Compare a precision with the reference. Layers that `backbone.kept` names stay in BF16.
+
+        Raises:
+            ValueError: the model does not run at this precision.
+        """
+        generator = self._exact if precision == "bf16" else generator_at(self.backbone, precision)
+        self._group(generator, self.plan, self.prompts[0], 1)  # warms up
+        began = time.perf_counter()
+        made = self._made(generator, self.plan)
+        seconds = time.perf_counter() - began
+        self.images[precision] = made[0].images
+        scores = self._scores(made)
+        latents, images = (_pairs(made, self._planned, name) for name in ("latents", "images"))
+        groups = {name: list(zip(self._true[name], scores[name], strict=True)) for name in self.rewards.names}
+        ends = {name: np.mean([_true_ranks_of_ends(*group) for group in groups[name]], axis=0) for name in groups}
+        return Measured(
+            precision=precision,
+            numerics=generator.numerics,
+            spearman={name: RankCorrelation.over([_spearman(*group) for group in groups[name]]) for name in groups},
+            best={name: float(ends[name][0]) for name in groups},
+            worst={name: float(ends[name][1]) for name in groups},
+            latent_error=float(np.mean([_relative(own, exact) for own, exact in latents])),
+            image_error=float(np.mean([float((own - exact).abs().mean()) for own, exact in images])),
+            unusable=float(torch.cat([_unusable(group.images) for group in made]).double().mean()),
+            step_seconds=seconds / (len(self.prompts) * self.candidates * self.plan.steps),
+        )
+
+    def latent_error(self, precision: Precision, candidates: int = 4) -> float:
+        """`Measured.latent_error` of the first prompt's first candidates alone."""
+        count = min(candidates, self.candidates)
+        made = self._group(generator_at(self.backbone, precision), self.plan, self.prompts[0], count)
+        return _relative(_finite(made.latents), self._planned[0].latents[:count])
+
+    def _made(self, generator: Generator, plan: Plan) -> list[GeneratorOutput]:
+        return [self._group(generator, plan, prompt, self.candidates) for prompt in self.prompts]
+
+    def _group(self, generator: Generator, plan: Plan, prompt: PromptItem, count: int) -> GeneratorOutput:
+        return Sampler(generator, lambda: plan, batch=self.batch).sample([prompt] * count, range(count))
+
+    def _scores(self, made: Sequence[GeneratorOutput]) -> dict[str, list[torch.Tensor]]:
+        """Scores of each group by reward; an image that is not finite has those of a black one."""
+        found: dict[str, list[torch.Tensor]] = {name: [] for name in self.rewards.names}
+        for prompt, group in zip(self.prompts, made, strict=True):
+            scored = self._scorer.score(self.rewards.names, _finite(group.images), [prompt] * len(group.images))
+            for name in found:
+                found[name].append(scored.rewards[name])
+        return found
+
+
+def generator_at(backbone: Backbone, precision: str) -> Generator:
+    """A generator of the base at a precision; FP8 is emulated where the device has no FP8 units.
+
+    Raises:
+        ValueError: the model does not run at this precision.
+    """
+    if precision != "fp8" or probe("fp8", backbone.device).numerics is not None:
+        return Generator(backbone, precision)
+    generator = Generator(backbone, "bf16")
+    for name in apply_policy(generator.transformer, backbone.policy_at("fp8"), "fp8 emulated", backbone.device):
+        layer, clean = (model.get_submodule(name) for model in (generator.transformer, backbone.transformer))
+        assert isinstance(layer, QuantLinear | QuantPointwiseConv)
+        layer.refresh_(clean.get_parameter("weight").detach().float())
+    generator.precision, generator.numerics = "fp8", "emulated"
+    return generator
+
+
+def _pairs(
+    made: Sequence[GeneratorOutput], exact: Sequence[GeneratorOutput], name: str
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(_finite(getattr(a, name)), getattr(b, name)) for a, b in zip(made, exact, strict=True)]
+
+
+def _finite(values: torch.Tensor) -> torch.Tensor:
+    return values.nan_to_num(0.0, 0.0, 0.0)
+
+
+def _unusable(images: torch.Tensor) -> torch.Tensor:
+    """Whether each image [N, 3, H, W] is not finite, or shows one colour."""
+    flat = images.flatten(2)
+    return ~flat.isfinite().all(2).all(1) | ((flat.amax(2) - flat.amin(2)).amax(1) < _ONE_COLOUR)
+
+
+def _relative(own: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((own - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+
+
+def _spearman(true: torch.Tensor, own: torch.Tensor) -> float:
+    if len(np.unique(own.numpy())) < 2 or len(np.unique(true.numpy())) < 2:
+        return 0.0
+    return float(spearmanr(true.numpy(), own.numpy()).statistic)
+
+
+def _true_ranks_of_ends(true: torch.Tensor, own: torch.Tensor) -> tuple[float, float]:
+    ranks = rankdata(-true.numpy())
+    return float(ranks[int(own.argmax())]), float(ranks[int(own.argmin())])

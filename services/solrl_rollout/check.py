@@ -1,0 +1,256 @@
+"""`solrl-rollout check`: does this model rank at this precision on this machine, and if not, which layers must stay?"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from solrl_core.families import load_backbone
+from solrl_core.families.own_pipeline import by_own_pipeline
+from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.fingerprint import module_digest
+from solrl_core.layer_list import Kept, write_layer_list
+from solrl_core.precision import supported_precisions
+from solrl_core.precision.policy import pattern_of
+from solrl_core.registry import FolderRegistry
+from solrl_core.rewards import RewardSet
+from solrl_core.rewards.images import as_pil
+from solrl_core.sampling.generator import Generator
+from solrl_engine.layer_search import KeptLayers, search_layers
+from solrl_engine.precision_check import Measured, PrecisionCheck
+from solrl_proto.identifiers import Precision
+from solrl_proto.rollouts import Plan, PromptItem, Solver
+from solrl_proto.text_files import parse_json, read_lines
+from solrl_remote.remote_reward import connect_reward
+
+_PROMPTS = FolderRegistry("prompts", "solrl.prompts", others=("a text file", "a folder with test.txt"))
+FLOOR = 0.6
+"""Spearman correlation whose upper bound a precision must reach."""
+_SHORTFALL = 0.1
+"""How much lower than BF16's by the same plan a precision's correlation is before layers are searched."""
+_FEWEST_PROMPTS = 2
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Result of a precision.
+
+    Attributes:
+        measured: with the family's own layers.
+        layers: layers whose return to BF16 restores it, if they were searched and found.
+        restored: the same with these layers in BF16.
+    """
+
+    measured: Measured
+    layers: KeptLayers | None = None
+    restored: Measured | None = None
+
+    @property
+    def ranks(self) -> bool:
+        """Whether it ranks well enough, with its layers if there are any."""
+        return (self.restored or self.measured).lowest.high >= FLOOR
+
+
+def check(
+    model: str,
+    prompts: Sequence[PromptItem],
+    *,
+    precisions: Sequence[Precision],
+    rewards: Sequence[str],
+    reward_options: Mapping[str, Mapping[str, Any]],
+    candidates: int,
+    steps: int,
+    true_steps: int,
+    solver: Solver,
+    device: str,
+    revision: str | None,
+    out: Path | None,
+) -> int:
+    """Print how each precision ranks; with `out`, write check.json, layers.json and images into that folder.
+
+    Args:
+        model: registered name, local folder or hub id.
+        prompts: at least two.
+        precisions: precisions to check; empty for all that the device computes natively, and NVFP4 elsewhere.
+        rewards: rewards that judge.
+        reward_options: reward → options of its loader.
+        candidates: candidates of each prompt.
+        steps: solver steps of the precisions.
+        true_steps: solver steps of the reference in BF16.
+        solver: solver of both.
+        device: "auto", "cpu", "cuda", "cuda:1", ….
+        revision: hub commit or tag.
+        out: folder of the results.
+
+    Returns:
+        The exit status: 0 if all ranks can be trusted, 1 if not.
+
+    Raises:
+        ValueError, OSError: something cannot be loaded, or a number is too small.
+    """
+    if len(prompts) < _FEWEST_PROMPTS or candidates < 8:
+        raise ValueError(
+            f"got {len(prompts)} prompts with {candidates} candidates; expected at least {_FEWEST_PROMPTS} with 8, "
+            "because ranks are compared within a prompt"
+        )
+    console = Console()
+    print(f"loading {model} and {', '.join(rewards)}", file=sys.stderr)
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    backbone = load_backbone(model, device=chosen, revision=revision)
+    judges = RewardSet.load(rewards, backbone, reward_options, connect=connect_reward)
+    parity = pipeline_difference(backbone, prompts[0], true_steps)
+    console.print(_parity(parity))
+    print(f"generating {len(prompts)} × {candidates} candidates in BF16", file=sys.stderr)
+    bench = PrecisionCheck(backbone, judges, prompts, candidates, Plan(steps=steps, solver=solver), true_steps)
+    exact = bench.measure("bf16")
+    checked = {}
+    for precision in precisions or _all(backbone.device):
+        print(f"checking {precision}", file=sys.stderr)
+        checked[precision] = checked_precision(bench, precision, exact)
+    console.print(_table(model, exact, checked, candidates))
+    for precision, one in checked.items():
+        for line in _advice(model, precision, one, exact, out):
+            console.print(line, highlight=False)
+    if out is not None:
+        digest = module_digest(backbone.transformer, backbone.device)
+        _write(out, digest, parity, exact, checked, bench)
+    return int(not all(one.ranks for one in checked.values()))
+
+
+def read_prompts(name: str, count: int) -> list[PromptItem]:
+    """The first prompts of a text file, or of the held-out prompts of a registered set.
+
+    Raises:
+        ValueError: neither, or it has no prompt.
+        OSError: it cannot be read.
+    """
+    file = Path(name)
+    if not file.is_file():
+        folder = Path(_PROMPTS.locate(name))
+        file = folder / "test.txt"
+        rows = folder / "test_metadata.jsonl"
+        if rows.is_file():
+            found = [parse_json(line, f"{rows}:{at}") for at, line in enumerate(read_lines(rows), 1) if line.strip()]
+            return [PromptItem(id=str(at), text=row["prompt"], metadata=row) for at, row in enumerate(found[:count], 1)]
+    texts = [line.strip() for line in read_lines(file) if line.strip()][:count]
+    return [PromptItem(id=str(at), text=text) for at, text in enumerate(texts, 1)]
+
+
+def checked_precision(bench: PrecisionCheck, precision: Precision, exact: Measured) -> Checked:
+    """Measure a precision; where it falls short of BF16 by the same plan, search layers, and measure with them."""
+    measured = bench.measure(precision)
+    if measured.lowest.mean >= exact.lowest.mean - _SHORTFALL:
+        return Checked(measured)
+    print(f"{precision} ranks worse than BF16; searching the layers that it needs in BF16", file=sys.stderr)
+    backbone, before = bench.backbone, bench.backbone.kept
+    found = search_layers(backbone, precision, lambda: bench.latent_error(precision))
+    if found is None:
+        return Checked(measured)
+    backbone.kept = {**before, precision: tuple(map(pattern_of, found.names))}
+    try:
+        return Checked(measured, found, bench.measure(precision))
+    finally:
+        backbone.kept = before
+
+
+def pipeline_difference(backbone: PipelineBackbone, prompt: PromptItem, steps: int) -> float:
+    """Mean absolute difference of an image to that of the model's diffusers pipeline; pixels are in [0, 1]."""
+    own = Generator(backbone, "bf16").generate(prompt.text, [0], steps=steps).images
+    theirs = by_own_pipeline(backbone, [prompt.text], [0], steps)
+    return float((own.cpu().float() - theirs.cpu().float()).abs().mean())
+
+
+def _all(device: torch.device) -> list[Precision]:
+    return [precision for precision in supported_precisions(device) if precision != "bf16"]
+
+
+def _parity(difference: float) -> str:
+    level = "equal up to rounding" if difference < 0.01 else "NOT equal: report this model to the project"
+    return (
+        f"BF16 against the model's own diffusers pipeline: pixels differ by {difference:.4f} of 1 on average, {level}."
+    )
+
+
+def _table(model: str, exact: Measured, checked: Mapping[Precision, Checked], candidates: int) -> Table:
+    title = f"{model}: ranks among {candidates} candidates, against BF16 with all steps"
+    table = Table(title=title, title_justify="left")
+    for name in ("precision", "reward", "Spearman [95 %]", "best's true rank", "worst's", "latents", "images"):
+        table.add_column(name)
+    for name in ("unusable", "× BF16's speed"):
+        table.add_column(name, justify="right")
+    rows = [("bf16", exact)]
+    for precision, one in checked.items():
+        rows.append((precision, one.measured))
+        if one.restored is not None and one.layers is not None:
+            rows.append((f"{precision}, {len(one.layers.names)} layers in BF16", one.restored))
+    for name, measured in rows:
+        # An emulation's time says nothing of the hardware that it stands for.
+        emulated = measured.numerics == "emulated" and measured is not exact
+        speed = "emulated" if emulated else f"{exact.step_seconds / measured.step_seconds:.2f}"
+        for at, (reward, found) in enumerate(measured.spearman.items()):
+            table.add_row(
+                *((name, reward) if not at else ("", reward)),
+                f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]",
+                f"{measured.best[reward]:.1f}",
+                f"{measured.worst[reward]:.1f}",
+                f"{measured.latent_error:.1%}" if not at else "",
+                f"{measured.image_error:.1%}" if not at else "",
+                f"{measured.unusable:.0%}" if not at else "",
+                speed if not at else "",
+            )
+    return table
+
+
+def _advice(model: str, precision: str, one: Checked, exact: Measured, out: Path | None) -> list[str]:
+    lowest = one.measured.lowest.mean
+    if one.layers is not None and one.restored is not None:
+        names = ", ".join(one.layers.names[:_SHOWN]) + (" …" if len(one.layers.names) > _SHOWN else "")
+        file = f"--layers {out / 'layers.json'}" if out else "--layers FILE, which --out writes"
+        return [
+            f"{precision}: Spearman {lowest:.2f}, and {one.restored.lowest.mean:.2f} with {len(one.layers.names)} "
+            f"layers in BF16 ({one.layers.share:.1%} of the FLOPs): {names}.",
+            f"Serve it with: solrl-rollout serve --model {model} --precision {precision} {file}",
+        ]
+    if lowest < exact.lowest.mean - _SHORTFALL:
+        return [
+            f"{precision}: Spearman {lowest:.2f}, against {exact.lowest.mean:.2f} of BF16 by the same plan, and no few "
+            "layers restore it. Serve this model at another precision."
+        ]
+    return [f"{precision}: ranks as BF16 by the same plan does ({lowest:.2f}, {exact.lowest.mean:.2f})."]
+
+
+def _write(
+    out: Path,
+    digest: str,
+    parity: float,
+    exact: Measured,
+    checked: Mapping[Precision, Checked],
+    bench: PrecisionCheck,
+) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    content = {
+        "transformer": digest,
+        "pipeline_difference": parity,
+        "prompts": len(bench.prompts),
+        "candidates": bench.candidates,
+        "plan": bench.plan.model_dump(mode="json"),
+        "true_steps": bench.true_steps,
+        "bf16": asdict(exact),
+        "precisions": {precision: asdict(one) | {"ranks": one.ranks} for precision, one in checked.items()},
+    }
+    (out / "check.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    kept: Kept = {precision: one.layers.names for precision, one in checked.items() if one.layers is not None}
+    if kept:
+        write_layer_list(out / "layers.json", digest, kept)
+    for precision, images in bench.images.items():
+        folder = out / precision
+        folder.mkdir(exist_ok=True)
+        for seed, image in enumerate(as_pil(images[: 2 * _SHOWN].nan_to_num(0.0))):
+            image.save(folder / f"{seed}.png")
+    print(f"results and images: {out}", file=sys.stderr)

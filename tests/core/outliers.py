@@ -1,0 +1,26 @@
+"""Outliers that change nothing in exact arithmetic, for models whose attention has biases.
+
+Attention mixes values with weights that sum to one. So a constant that is added to channels of all values comes out of
+the mixing as it is, and the next layer's bias takes it out again.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+_PAIRS = (("to_v", "to_out.0"), ("add_v_proj", "to_add_out"))
+
+
+def add_value_outliers(attention: nn.Module, size: float, channels: Sequence[int] = (3, 17, 40)) -> list[str]:
+    """Add `size` to channels of the values of a joint attention; returns the layers that see these as inputs."""
+    found = []
+    with torch.no_grad():
+        for value_name, out_name in _PAIRS:
+            value, out = (attention.get_submodule(name) for name in (value_name, out_name))
+            added = torch.zeros(value.out_features, dtype=out.weight.dtype)
+            added[list(channels)] = size
+            value.bias += added
+            out.bias -= out.weight @ added
+            found.append(out_name)
+    return found

@@ -1,0 +1,100 @@
+"""`solrl-rollout check`: what it says of a sound model, and of one with outliers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from outliers import add_value_outliers
+from solrl_core.families import load_backbone
+from solrl_core.families.load import locate
+from solrl_core.layer_list import kept_layers, write_layer_list
+from solrl_core.model_options import read_options
+from solrl_rollout.check import FLOOR, read_prompts
+from solrl_rollout.cli import main
+from typed import typed
+
+LAYER = "transformer_blocks.1.attn.to_out.0"
+LAYERS = {LAYER, "transformer_blocks.1.attn.to_add_out"}
+"""Layers that see the outliers: of the image's tokens, and of the text's."""
+SIZE = 1000.0
+
+
+@pytest.fixture(scope="module")
+def with_outliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of mini-flux whose second block has outliers before its attention's last layer."""
+    folder = tmp_path_factory.mktemp("models") / "flux"
+    backbone = load_backbone("mini-flux")
+    add_value_outliers(backbone.transformer.get_submodule(LAYER.removesuffix(".to_out.0")), SIZE)
+    backbone.pipeline.save_pretrained(folder)
+    options = read_options(locate("mini-flux"))  # with absolute paths
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    (folder / "solrl.json").write_text(json.dumps(given))
+    return folder
+
+
+def test_outliers_change_a_model_by_rounding_alone(with_outliers: Path) -> None:
+    sound, changed = load_backbone("mini-flux", dtype=torch.float64), load_backbone("mini-flux", dtype=torch.float64)
+    add_value_outliers(changed.transformer.get_submodule("transformer_blocks.1.attn"), SIZE)
+    latents = torch.randn(2, *sound.latent_shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    levels = torch.full((2,), 0.7, dtype=torch.float64)
+    velocities = [
+        one.velocity(one.transformer, latents, levels, one.encode(["a red circle"] * 2)) for one in (sound, changed)
+    ]
+    torch.testing.assert_close(*velocities, rtol=1e-6, atol=1e-6)
+
+
+def test_a_sound_model_passes(tmp_path: Path) -> None:
+    done = typed(main, "check", "mini-flux", "--precision", "fp8", "nvfp4", "--groups", "3", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "equal up to rounding" in done.stdout
+    found = json.loads((tmp_path / "check.json").read_text())
+    assert found["pipeline_difference"] < 0.01
+    assert all(one["ranks"] and one["layers"] is None for one in found["precisions"].values())
+    assert not (tmp_path / "layers.json").exists()
+    assert {folder.name for folder in tmp_path.iterdir() if folder.is_dir()} == {"bf16", "fp8", "nvfp4"}
+
+
+def test_outliers_are_noticed_found_and_served_around(with_outliers: Path, tmp_path: Path) -> None:
+    words = ("check", str(with_outliers), "--precision", "fp8", "--groups", "4", "--out", str(tmp_path))
+    done = typed(main, *words, COLUMNS="200")
+    found = json.loads((tmp_path / "check.json").read_text())
+    fp8 = found["precisions"]["fp8"]
+    (broken,) = fp8["measured"]["spearman"].values()
+    (restored,) = fp8["restored"]["spearman"].values()
+    assert broken["high"] < FLOOR < restored["mean"], (broken, restored)
+    names = fp8["layers"]["names"]
+    assert LAYER in names
+    assert set(names) <= LAYERS
+    assert done.returncode == 0  # with these layers, it ranks
+    assert f"solrl-rollout serve --model {with_outliers} --precision fp8 --layers" in done.stdout
+    listed = kept_layers(tmp_path / "layers.json", found["transformer"], "flux")
+    assert listed == {"fp8": tuple(names)}
+    backbone = load_backbone(str(with_outliers), layers=tmp_path / "layers.json")
+    assert LAYER not in backbone.policy_at("fp8").select(backbone.transformer)
+    assert set(backbone.kept) == {"fp8"}
+
+
+def test_a_layer_list_of_other_weights_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "layers.json"
+    write_layer_list(file, "sha256:other", {"fp8": (LAYER,)})
+    with pytest.raises(ValueError, match=r"transformers sha256:other; mini-flux has sha256:.*check mini-flux"):
+        load_backbone("mini-flux", layers=file)
+    file.write_text('{"transformers": {"sha256:a": {"fp7": []}}}')
+    with pytest.raises(ValueError, match="expected a file of `solrl-rollout check`"):
+        load_backbone("mini-flux", layers=file)
+
+
+def test_prompts_of_a_file_and_of_a_set(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("a cat\n\na dog\nan owl\n")
+    assert [prompt.text for prompt in read_prompts(str(tmp_path / "mine.txt"), 2)] == ["a cat", "a dog"]
+    assert len(read_prompts("shapes", 5)) == 5
+    done = typed(main, "check", "mini-flux", "--prompts", "nothing")
+    assert done.returncode == 2
+    assert "nothing" in done.stderr
+
+
+def test_too_few_candidates_are_refused_before_loading() -> None:
+    done = typed(main, "check", "no-such-model", "--candidates", "4")
+    assert done.returncode == 2
+    assert "expected at least 2 with 8" in done.stderr
