@@ -171,13 +171,7 @@ def check_pushed(url: str, stored: AdapterInfo, *, run: str, version: int, model
     Raises:
         ProblemError: 409 `served-differently`, naming the field.
     """
-    sent: Mapping[str, Any] = {
-        "run": run,
-        "version": version,
-        "model": model,
-        "digest": adapter_digest(body),
-        "size": len(body),
-    }
+    sent: Mapping[str, Any] = {"run": run, "version": version, "model": model, "digest": adapter_digest(body)}
     for field, expected in sent.items():
         if (got := getattr(stored, field)) != expected:
             raise served_differently(url, field, got, expected)

@@ -140,11 +140,11 @@ class Backend(Protocol):
         """Number of tokens at the prompt's end that every text encoder truncates."""
 
     def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
-        """Switch a precision to an adapter, used so; None is the base model.
+        """Switch a precision of its capabilities to an adapter, unmerged only at NVFP4; None is the base model.
 
         Raises:
             AdapterMergeError: the merged weights are not finite; the previous adapter is still served.
-            LayerPrecisionError: the model does not run at this precision, or not with an adapter used so.
+            LayerPrecisionError: the model does not run at this precision.
             torch.OutOfMemoryError: the weights do not fit.
         """
 

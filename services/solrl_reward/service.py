@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from solrl_core.model_options import ModelOptions, read_options
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import REWARDS, PlainDefaults, check_named, check_reward
+from solrl_core.rewards.base import REWARDS, PlainDefaults, check_reward
 from solrl_core.rewards.wire import decode_scoring
 from solrl_http.limits.drain import draining
 from solrl_proto.scores import PromptCheck, PromptVerdict, RewardInfo, RewardList, ScoreAnswer, ScoreRequest
@@ -170,7 +170,6 @@ async def running_service(settings: Settings, metrics: Metrics) -> AsyncIterator
 
 
 def _load(settings: Settings, device: torch.device) -> RewardSet:
-    check_named(settings.reward_options, settings.sources)  # before large weights are read
     for name, source in settings.sources.items():
         check_reward(source, settings.reward_options.get(name, {}), all_given=False)
     defaults = PlainDefaults(device, _options_of(settings.options_from))

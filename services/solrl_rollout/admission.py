@@ -19,13 +19,13 @@ MAX_LATENT_BYTES = 2**28
 """Bytes that the latents of one answer may take in memory, as numbers and in base64."""
 
 
-def check_request(request: RolloutRequest, hosted: HostedModel, queue_limit: int, latent_limit: int) -> Precision:
+def check_request(request: RolloutRequest, hosted: HostedModel, most_queued: int, latent_limit: int) -> Precision:
     """Check a request against the model that it names; returns the precision at which it will run.
 
     Args:
         request: the request.
         hosted: the model that it names.
-        queue_limit: the most candidates in the queue.
+        most_queued: the most candidates of one tenant in the queue.
         latent_limit: the most `latent_bytes`.
 
     Raises:
@@ -33,7 +33,7 @@ def check_request(request: RolloutRequest, hosted: HostedModel, queue_limit: int
             `fitted-mismatch` or `invalid-request`.
     """
     _check_rewards(request.rewards, hosted.info)
-    _check_size(request, hosted.info, queue_limit)
+    _check_size(request, hosted.info, most_queued)
     _check_latents(request, hosted.info, latent_limit)
     precision = hosted.default_precision if request.plan.precision == "auto" else request.plan.precision
     _check_precision(precision, hosted.info)
@@ -135,17 +135,17 @@ def _check_fitted(fitted: FittedSolver | None, hosted: ModelInfo) -> None:
         )
 
 
-def _check_size(request: RolloutRequest, hosted: ModelInfo, queue_limit: int) -> None:
+def _check_size(request: RolloutRequest, hosted: ModelInfo, most_queued: int) -> None:
     """Refuse a request that does not fit into an empty queue, or whose images do not fit into one answer."""
     total = _candidates(request)
-    if total > queue_limit:
+    if total > most_queued:
         raise ProblemError(
             ProblemKind.TOO_MANY_CANDIDATES,
             "the request has more candidates than fit into this service's queue",
             where="body.candidates",
             got=total,
-            expected=f"at most {queue_limit} candidates per request",
-            action="send fewer prompts at a time, or raise queue_limit of the service",
+            expected=f"at most {most_queued} candidates per request",
+            action="send fewer prompts at a time, or raise queue_limit or tenant_queue_limit of the service",
         )
     most = MAX_ANSWER_PIXELS // (hosted.height * hosted.width * 3)
     if request.images != "none" and total > most:

@@ -101,13 +101,12 @@ class Service:
             hold: called with the bytes that the answer takes in memory beyond scores and images; it may raise.
 
         Raises:
-            ProblemError: 404, 422, 503: this service does not serve such requests, or is stopping.
+            ProblemError: 404, 422: this service does not serve such requests; 503: their answers take too much memory.
             EngineError, StoreError: it has no room now, or not the adapter version.
         """
-        self.require_accepting()
         hosted = self.find_model(request.model)
         most = min(MAX_LATENT_BYTES, self.settings.tenant_inflight_bytes)
-        precision = check_request(request, hosted, self.settings.queue_limit, most)
+        precision = check_request(request, hosted, self.settings.most_queued, most)
         external_rewards = external_rewards_of(request.rewards, self.settings.reward_hosts)
         hold(latent_bytes(request, hosted.info))
         ref = request.adapter

@@ -188,6 +188,11 @@ class Settings(HttpSettings, Hosting):
         return resolve_device(self.device)
 
     @property
+    def most_queued(self) -> int:
+        """Maximum number of waiting candidates of one tenant, and so of one request."""
+        return min(self.queue_limit, self.tenant_queue_limit or self.queue_limit)
+
+    @property
     def tenant_inflight_bytes(self) -> int:
         """Maximum bytes of one tenant's request bodies and requested latents in memory."""
         if self.token_file is None:

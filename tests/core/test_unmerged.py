@@ -100,8 +100,3 @@ def test_candidates_of_an_unmerged_adapter_do_not_depend_on_their_batch(on_grid:
     together = nvfp4.generate("a red circle", range(12), steps=2, decode=False).latents
     apart = [nvfp4.generate("a red circle", part, steps=2, decode=False).latents for part in (range(5), range(5, 12))]
     assert torch.equal(together, torch.cat(apart))
-
-
-def test_only_nvfp4_weights_can_have_an_unmerged_adapter(on_grid: Backbone, small: Adapter) -> None:
-    with pytest.raises(ValueError, match="unmerged at bf16; expected nvfp4, or merged"):
-        Generator(on_grid, "bf16").set_adapter(small, "unmerged")

@@ -204,7 +204,7 @@ def test_a_reward_may_be_given_without_a_weight(text: str) -> None:
         (["prompts=nowhere"], "'nowhere'"),
         (["model=mini-sanna"], "got model 'mini-sanna' (did you mean 'mini-sana'?)"),
         (["explore.prompts=100000"], "--set explore.prompts="),
-        (["reward_options={hpsv2: {}}"], "got reward_options of hpsv2"),
+        (["reward_options={hpsv2: {}}"], "got options for reward 'hpsv2'"),
     ],
 )
 @pytest.mark.parametrize("dry", [True, False])

@@ -115,10 +115,8 @@ class Generator:
         """Merge an adapter (None: the base) in place, or keep it unmerged; on an error the previous one stays.
 
         Raises:
-            ValueError: an adapted weight overflows, or the adapter would be unmerged at a precision other than NVFP4.
+            ValueError: an adapted weight overflows.
         """
-        if use == "unmerged" and self.precision != "nvfp4":
-            raise ValueError(f"an adapter cannot be unmerged at {self.precision}; expected nvfp4, or merged")
         self._merger.merge(adapter, unmerged=use == "unmerged")
         if self._text is not None:
             self._text.forget()

@@ -77,10 +77,9 @@ def _queue(service: Service, chunks: Sequence[Chunk]) -> QueueStatus:
         waiting[chunk.job.run] = candidates + chunk.candidates, min(since, chunk.queued_at)
     ordered = sorted(waiting.items(), key=lambda item: item[1][1])
     runs = tuple(Waiting(run=run, candidates=n, age=round(now - since, 2)) for run, (n, since) in ordered)
-    settings = service.settings
     return QueueStatus(
         candidates=sum(one.candidates for one in runs),
-        limit=min(settings.queue_limit, settings.tenant_queue_limit or settings.queue_limit),
+        limit=service.settings.most_queued,
         oldest=max((one.age for one in runs), default=0.0),
         runs=runs,
     )

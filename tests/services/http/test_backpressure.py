@@ -75,6 +75,14 @@ def test_a_tenant_at_its_quota_is_refused_before_it_sends_a_body_and_another_is_
         time.sleep(0.05)
 
 
+def test_a_request_that_never_fits_into_a_tenants_share_is_not_to_be_sent_again(at_quota: Guarded) -> None:
+    request = rollout_request(count=QUOTA + 1)
+    response = at_quota.service.client.post("/v1/rollouts", json=request, headers=at_quota.headers("b"))
+    document = response.json()
+    assert (response.status_code, document["type"]) == (422, "urn:solrl:problem:too-many-candidates")
+    assert document["expected"] == f"at most {QUOTA} candidates per request"
+
+
 def test_a_full_queue_refuses_everyone_before_a_body_is_sent(full: Guarded) -> None:
     for token in ("a", "b", "rollout"):
         assert refused(full, token) == {

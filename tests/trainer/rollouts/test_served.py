@@ -34,6 +34,7 @@ from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.service import service_source
 from solrl_trainer.service.regenerator import ServiceRegenerator
 from solrl_trainer.service.run_client import RunClient
+from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import ConfigError
 from solrl_trainer.settings.prompts import read_prompts
 from training_helpers import TINY, tiny_config
@@ -379,8 +380,10 @@ def test_settings_that_make_no_sense_are_refused(settings: tuple[str, ...], mess
 
 
 def test_a_service_must_score_the_logged_rewards_too(tmp_path: Path) -> None:
-    with running_service() as plain, pytest.raises(ProblemError, match="does not score verifier"):
-        go(tmp_path, plain.url, AT_SERVICE, "run=rewards")
+    with running_service() as plain:
+        config = tiny_config(*SMALL, AT_SERVICE, output=tmp_path / "run", rollout_url=plain.url)
+        with pytest.raises(ProblemError, match="does not score verifier"):
+            check_run(config, resume=False)
 
 
 def test_a_misspelt_reward_is_said_to_be_so_and_not_to_be_served(tmp_path: Path) -> None:

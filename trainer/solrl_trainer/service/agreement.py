@@ -1,42 +1,32 @@
-"""Comparison of a service with what is loaded here, before a run."""
+"""Comparison of a service's model with the one that is loaded here, before a run."""
 
 import logging
 from collections.abc import Mapping, Sequence
 
-from solrl_client.rollouts import RolloutClient
 from solrl_core.arithmetic import differences
 from solrl_core.fingerprint import check_digests
-from solrl_core.sampling.noise import check_noise_contract
 from solrl_proto.models import ModelInfo
 from solrl_proto.printable import printable
 from solrl_proto.rollouts import RewardSpec
 
-from solrl_trainer.service.problems import require_rewards
-
 logger = logging.getLogger(__name__)
 
 
-def check_service(client: RolloutClient, model: str, rewards: Sequence[RewardSpec], digests: Mapping[str, str]) -> None:
-    """Compare noise contract, rewards and digests with a service's, before the run starts.
+def check_hosted(hosted: ModelInfo, rewards: Sequence[RewardSpec], digests: Mapping[str, str]) -> None:
+    """Compare the digests of a service's model and of its rewards with those of what is loaded here.
 
     Args:
-        client: client of the service.
-        model: name of the model at the service.
+        hosted: the run's model at the service.
         rewards: rewards that the service must score, as requests name them.
         digests: digests of all parts and rewards loaded here.
 
     Raises:
-        ProblemError: the service does not host the model or score a reward.
-        MismatchError: noise contract or digests differ; names the part.
+        MismatchError: a part or a reward differs or is missing there; names it.
     """
-    hosted = client.models()
-    check_noise_contract(hosted.noise)
-    found = client.model(model)
-    require_rewards(client.url, hosted, found, rewards)
-    # Requests name the digests of the others.
+    # Requests name the digests of rewards that the service has not loaded.
     scored = {f"reward:{spec.name}" for spec in rewards if spec.at is None}
     ours = {name: digest for name, digest in digests.items() if name in scored or not name.startswith("reward:")}
-    check_digests(found.digests, ours)
+    check_digests(hosted.digests, ours)
 
 
 def note_arithmetic(model: ModelInfo, ours: Mapping[str, str]) -> None:

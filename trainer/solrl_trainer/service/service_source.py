@@ -14,6 +14,7 @@ from solrl_client.retries import OnWait
 from solrl_client.rollouts import Restore, RolloutClient
 from solrl_core.arithmetic import arithmetic
 from solrl_core.fingerprint import fingerprint
+from solrl_core.sampling.noise import check_noise_contract
 from solrl_engine.side_stream import Pending, in_background
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
@@ -28,17 +29,16 @@ from solrl_trainer.rollouts.loading import load, warn_of_emulation
 from solrl_trainer.rollouts.models import Models
 from solrl_trainer.rollouts.plans import training_plan
 from solrl_trainer.service.adapter_supply import LOST, AdapterSupply
-from solrl_trainer.service.agreement import check_service, note_arithmetic
+from solrl_trainer.service.agreement import check_hosted, note_arithmetic
 from solrl_trainer.service.balance import Balance
 from solrl_trainer.service.regenerator import ServiceRegenerator
 from solrl_trainer.service.reward_specs import reward_specs
 from solrl_trainer.service.run_client import RunClient, run_client
 from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.preflight import FIRST_PATIENCE
 
 logger = logging.getLogger(__name__)
 
-FIRST_PATIENCE = 15.0
-"""Seconds to try to reach the service before anything is loaded; a wrong address should be reported soon."""
 _LONGEST_PUSH = 60.0
 """Seconds that rank 0 may take to send a version, beyond its patience with the service."""
 
@@ -58,7 +58,7 @@ def open_service_source(
         on_wait: told of waits for servers.
 
     Raises:
-        ProblemError: the service cannot be reached, or does not host the model or score a reward.
+        ProblemError: the service cannot be reached, or does not host the model.
         MismatchError: noise contract or digests differ; names the part.
         ValueError, OSError: as `load`.
     """
@@ -67,10 +67,11 @@ def open_service_source(
     with RolloutClient(config.service_url, patience=config.patience, awaited=awaited, on_wait=on_wait) as client:
         logger.info("loading %s and comparing digests with %s", config.model, client.url)
         first = client.with_patience(FIRST_PATIENCE)
-        first.model(config.model_name)  # before anything large is loaded
+        check_noise_contract(first.models().noise)  # of each rank, whose machine may have other libraries
+        served = first.model(config.model_name)
         loaded = load(config, world, on_wait)
-        served, digests = first.model(config.model_name), loaded.digests
-        check_service(first, config.model_name, reward_specs(config.service_rewards, config, served, digests), digests)
+        digests = loaded.digests
+        check_hosted(served, reward_specs(config.service_rewards, config, served, digests), digests)
         emulated = [info.precision for info in served.precisions if info.numerics == "emulated"]
         warn_of_emulation(emulated, config.explore.precision)
         note_arithmetic(served, arithmetic(loaded.backbone.device))

@@ -136,13 +136,11 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
             f"explore.prompts is {config.explore.prompts}, but {folder} has {most} train prompts; "
             f"expected at most {most}: --set explore.prompts={most}"
         )
-    named = {*config.rewards, *config.evaluate.rewards}
-    unknown = sorted(config.reward_options.keys() - named)
-    if unknown:
-        raise ValueError(f"got reward_options of {', '.join(unknown)}; expected some of the run's: {sorted(named)}")
-    from solrl_core.rewards.base import check_reward  # imports torch, so it follows the fast checks
+    from solrl_core.rewards.base import check_named, check_reward  # imports torch, so it follows the fast checks
 
-    for name in sorted(named):
+    named = sorted({*config.rewards, *config.evaluate.rewards})
+    check_named(config.reward_options, named)
+    for name in named:
         check_reward(name, config.reward_options.get(name, {}), all_given=False)
     for said in filter(None, (train.repeated, test.repeated, in_both(train, test))):
         logger.warning(said)

@@ -18,7 +18,6 @@ from solrl_engine.backend import (
     Capabilities,
     GenerationRequest,
     Identity,
-    LayerPrecisionError,
     VersionedAdapter,
 )
 from solrl_proto.identifiers import Precision
@@ -104,10 +103,6 @@ class VllmOmniBackend:
 
     def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
         """Load an adapter and check that all of its modules are bound; on an error the previous one is still served."""
-        if precision != self._precision:
-            raise LayerPrecisionError(f"got {precision}; this engine was started at {self._precision}")
-        if use == "unmerged":
-            raise LayerPrecisionError("this engine does not serve plans with adapter=unmerged; expected merged")
         if adapter is None:
             self._adapter = None
             return
