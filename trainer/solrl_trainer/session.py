@@ -1,5 +1,6 @@
 """Session: the parts of a run, loaded once and checked."""
 
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,9 +10,10 @@ import torch
 from solrl_client.retries import OnWait, ignore
 from solrl_proto.rollouts import PromptItem
 
+from solrl_trainer.layouts.running import running_text
 from solrl_trainer.policy.sharding import LockstepCommunicator
 from solrl_trainer.policy.update import Updater
-from solrl_trainer.ranks.communicator import Communicator
+from solrl_trainer.ranks.communicator import Communicator, pick_device
 from solrl_trainer.records import checkpoints
 from solrl_trainer.rollouts.device_source import DeviceSource, open_device_source
 from solrl_trainer.rollouts.models import Models
@@ -20,6 +22,8 @@ from solrl_trainer.service.service_source import open_service_source
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.long_prompts import warn_of_long_prompts
 from solrl_trainer.settings.prompts import find_prompts, prompts_of_iteration, read_prompts
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -111,6 +115,8 @@ def open_session(config: RunConfig, world: Communicator, on_wait: OnWait = ignor
     check_prompts_per_rank(config, world)
     folder = find_prompts(config.prompts)
     train, test = read_prompts(folder, "train"), read_prompts(folder, "test")
+    layout = running_text(config, world.size, pick_device(config.device, world))
+    logger.info("loading %s; layout: %s", config.model, layout)
     open_source = open_service_source if config.uses_service else open_device_source
     with open_source(config, train, world, on_wait) as source:
         session = connect(config, source, train, test)

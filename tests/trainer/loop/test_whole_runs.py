@@ -48,6 +48,12 @@ def test_a_run_goes_through_its_phases(whole: Run) -> None:
     assert set(each) | {"evaluate", "total"} <= whole.result.seconds.keys()
 
 
+def test_it_says_at_its_start_who_does_what(whole: Run) -> None:
+    first = whole.watcher.notes[0]
+    assert first.startswith("loading mini-sana; layout: 1 ")
+    assert first.endswith(f" regenerates and trains; {whole.config.service_url} explores (lag 0)")
+
+
 def test_its_metrics_describe_this_run_and_no_earlier_one(whole: Run) -> None:
     events = [(line["event"], line["version"]) for line in whole.metrics]
     each = [(event, version) for version in (1, 2) for event in ("iteration", "push")]

@@ -71,3 +71,12 @@ def test_a_given_share_stays(clock: Clock, share: float, served: int) -> None:
     for _ in range(3):
         iterate(balance, clock, explore=100.0, regenerate=1.0, train=1.0, prompts=8)
     assert balance.served == served
+
+
+def test_an_iteration_tells_the_share_of_its_time_that_it_waited(clock: Clock) -> None:
+    balance = Balance(8, 1.0)
+    for train, waited in ((3.0, 1.0), (6.0, 0.0), (1.0, 1.0)):
+        clock.now += train
+        with balance.waiting():
+            clock.now += waited
+        assert balance.end_iteration() == waited / (train + waited)

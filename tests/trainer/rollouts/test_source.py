@@ -86,6 +86,23 @@ def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
     assert list(map(explored, client.requests)) == [(1, 2), (0, 1)]
 
 
+class Late(Balance):
+    """Of a device that waits half of its time."""
+
+    def end_iteration(self) -> float:
+        return 0.5
+
+
+def test_a_run_that_waits_for_its_service_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    config = tiny_config("iterations=6")
+    client: Any = Asked()
+    device: Any = SimpleNamespace(own_prompts=lambda iteration: PROMPTS, push=lambda version, adapter: None)
+    source = ServiceSource(config, run_client(config, client), device, Late(2, 1.0))
+    for version in range(1, 7):
+        source.push(version, b"")
+    assert [record.message.partition(" of ")[0] for record in caplog.records] == ["this run waited 50 %"]
+
+
 def test_a_request_that_a_service_would_refuse_is_a_problem_before_it_is_sent() -> None:
     client: Any = Asked()
     source = run_client(tiny_config(), client)

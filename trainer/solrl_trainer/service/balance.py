@@ -29,6 +29,7 @@ class Balance:
         self._prompts = prompts
         self._follows = share == "auto"
         self.served = max(1, round(prompts * (_FIRST_SHARE if share == "auto" else share)))
+        self._began = time.perf_counter()
         self._waited = 0.0
         self._regeneration = 0.0
         self._requests = 0
@@ -66,8 +67,14 @@ class Balance:
         """The service took so many seconds for the samples of a prompt; counts until this device has made some."""
         self._regeneration = self._regeneration or seconds
 
-    def end_iteration(self) -> None:
-        """Divide the next iteration by the times of this one, and begin to time it."""
+    def end_iteration(self) -> float:
+        """Divide the next iteration by the times of this one, and begin to time it.
+
+        Returns:
+            The share of this iteration's time in which this device waited for the service.
+        """
+        now = time.perf_counter()
+        share, self._began = self._waited / (now - self._began), now
         with self._lock:
             idle = 0.0 if self._requests else time.perf_counter() - self._answered
         self._iterations += 1
@@ -81,3 +88,4 @@ class Balance:
                 )
             self.served = served
         self._waited = 0.0
+        return share

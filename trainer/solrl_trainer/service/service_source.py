@@ -20,6 +20,7 @@ from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import PromptItem, RolloutGroup
 
+from solrl_trainer.layouts.running import WasteNote
 from solrl_trainer.policy.sharding import LockstepCommunicator
 from solrl_trainer.ranks.communicator import Communicator, wait_for_rank_zero
 from solrl_trainer.rollouts.device_source import DeviceSource
@@ -65,7 +66,6 @@ def open_service_source(
     # The other ranks ask again until rank 0 has pushed the versions that the service lost.
     awaited = LOST if world.rank else ()
     with RolloutClient(config.service_url, patience=config.patience, awaited=awaited, on_wait=on_wait) as client:
-        logger.info("loading %s and comparing digests with %s", config.model, client.url)
         first = client.with_patience(FIRST_PATIENCE)
         check_noise_contract(first.models().noise)  # of each rank, whose machine may have other libraries
         served = first.model(config.model_name)
@@ -163,6 +163,7 @@ class ServiceSource:
         self._balance = balance
         self._supply = supply
         self._regenerator = regenerator
+        self._waste = WasteNote(config)
         self.wait_for_push: Pending[object] = lambda: None
         """Wait until the service has the newest version; raises as the client's push."""
         self._ahead: dict[int, Exploration] = {}
@@ -181,7 +182,7 @@ class ServiceSource:
     def push(self, version: int, adapter: bytes) -> None:
         """Merge the newest version, and begin to push it to the service and to explore under it."""
         self.wait_for_push()
-        self._balance.end_iteration()
+        self._waste.iteration(self._balance.end_iteration())
         self.device.push(version, adapter)  # first, because sending takes Python's lock, too
         supply, client = self._supply, self.client
         if supply is not None:
