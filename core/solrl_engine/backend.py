@@ -80,9 +80,10 @@ class Capabilities:
     overlaps: bool
 
     @property
-    def fastest(self) -> Precision:
-        """The first native precision, otherwise BF16; emulation is never chosen automatically."""
-        return next((info.precision for info in self.precisions if info.numerics == "native"), "bf16")
+    def native(self) -> tuple[Precision, ...]:
+        """The native precisions, the fastest first, and BF16 at the end; emulation is never chosen automatically."""
+        found = [info.precision for info in self.precisions if info.numerics == "native" and info.precision != "bf16"]
+        return (*found, "bf16")
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class LocalBackend:
     """A backbone with one generator per precision, each built when it is first needed."""
 
     def __init__(self, backbone: PipelineBackbone) -> None:
-        self._backbone = backbone
+        self.backbone = backbone
         self._device = backbone.device
         self._generators: dict[Precision, Generator] = {}
         self._run_ahead = RunAheadLimit(self.record_event)
@@ -86,19 +86,28 @@ class LocalBackend:
 
     def truncated_tokens(self, prompt: str) -> int:
         """Number of tokens at the prompt's end that every text encoder truncates."""
-        (unread,) = self._backbone.truncated_tokens([prompt])
+        (unread,) = self.backbone.truncated_tokens([prompt])
         return unread
+
+    def generator(self, precision: Precision) -> Generator:
+        """The generator of a precision, built if it is not yet there.
+
+        Raises:
+            LayerPrecisionError: the model does not run at this precision.
+        """
+        if precision not in self._generators:
+            try:
+                self._generators[precision] = Generator(self.backbone, precision)
+            except ValueError as error:
+                raise LayerPrecisionError(str(error)) from error
+        return self._generators[precision]
 
     def set_adapter(self, precision: Precision, adapter: VersionedAdapter | None, use: AdapterUse = "merged") -> None:
         """Merge an adapter in place, or keep it unmerged; on an error the previous one is still served."""
-        generator = self._generators.get(precision)
-        if generator is None:
-            try:
-                generator = self._generators[precision] = Generator(self._backbone, precision)
-            except ValueError as error:
-                raise LayerPrecisionError(str(error)) from error
-            if adapter is None:
-                return
+        new = precision not in self._generators
+        generator = self.generator(precision)
+        if new and adapter is None:
+            return
         try:
             generator.set_adapter(adapter.adapter if adapter else None, use)
         except ValueError as error:

@@ -5,8 +5,9 @@ decoded and scored, and the ranks of their scores are compared.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -28,6 +29,17 @@ from solrl_engine.scorer import Scorer
 _ONE_COLOUR = 2 / 255
 """Range of the pixels, in [0, 1], of an image that shows nothing."""
 _INTERVAL = 0.95
+_COLOURS = ("red", "blue", "green", "yellow", "purple", "cyan")
+_SHAPES = ("circle", "square", "triangle", "circle")
+
+PROMPTS = tuple(
+    PromptItem(id=f"{colour}-{at}", text=f"a {colour} {shape} to the left of a {other} {_SHAPES[at - 1]}")
+    for at, shape in enumerate(_SHAPES)
+    for colour, other in zip(_COLOURS, (*_COLOURS[at + 1 :], *_COLOURS[: at + 1]), strict=True)
+)
+"""Prompts that every model of text to image understands, the miniatures too."""
+FLOOR = 0.6
+"""Spearman correlation below which a precision is not trusted."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +108,7 @@ class PrecisionCheck:
         candidates: candidates of each prompt.
         plan: plan that is served.
         true_steps: solver steps of the reference, in BF16.
+        generator_of: builds the generator of a precision.
         batch: largest number of candidates that are generated at once.
         images: precision → images [N, 3, H, W] of the first prompt's candidates, of what was measured.
     """
@@ -106,16 +119,28 @@ class PrecisionCheck:
     candidates: int
     plan: Plan
     true_steps: int
+    generator_of: Callable[[Backbone, Precision], Generator] = lambda backbone, precision: generator_at(
+        backbone, precision
+    )
     batch: AdaptiveBatchSize = field(default_factory=AdaptiveBatchSize)
     images: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._scorer = Scorer(self.rewards)
-        self._exact = Generator(self.backbone, "bf16")
+        self._exact = self.generator_of(self.backbone, "bf16")
         whole = self.plan.model_copy(update={"steps": self.true_steps, "fitted": None})
         self._true = self._scores(self._made(self._exact, whole))
-        self._planned = self._made(self._exact, self.plan)
-        self.images["bf16"] = self._planned[0].images
+
+    @cached_property
+    def _planned(self) -> list[GeneratorOutput]:
+        """Candidates of the plan in BF16."""
+        made = self._made(self._exact, self.plan)
+        self.images["bf16"] = made[0].images
+        return made
+
+    def correlations(self, precision: Precision) -> dict[str, list[float]]:
+        """Reward → rank correlation of each prompt's candidates with the reference."""
+        return self._correlations(self._scores(self._made(self._generator(precision), self.plan)))
 
     def measure(self, precision: Precision) -> Measured:
         """Compare a precision with the reference. Layers that `backbone.kept` names stay in BF16.
@@ -123,7 +148,7 @@ class PrecisionCheck:
         Raises:
             ValueError: the model does not run at this precision.
         """
-        generator = self._exact if precision == "bf16" else generator_at(self.backbone, precision)
+        generator = self._generator(precision)
         self._group(generator, self.plan, self.prompts[0], 1)  # warms up
         began = time.perf_counter()
         made = self._made(generator, self.plan)
@@ -136,7 +161,7 @@ class PrecisionCheck:
         return Measured(
             precision=precision,
             numerics=generator.numerics,
-            spearman={name: RankCorrelation.over([_spearman(*group) for group in groups[name]]) for name in groups},
+            spearman={name: RankCorrelation.over(found) for name, found in self._correlations(scores).items()},
             best={name: float(ends[name][0]) for name in groups},
             worst={name: float(ends[name][1]) for name in groups},
             latent_error=float(np.mean([_relative(own, exact) for own, exact in latents])),
@@ -148,8 +173,17 @@ class PrecisionCheck:
     def latent_error(self, precision: Precision, candidates: int = 4) -> float:
         """`Measured.latent_error` of the first prompt's first candidates alone."""
         count = min(candidates, self.candidates)
-        made = self._group(generator_at(self.backbone, precision), self.plan, self.prompts[0], count)
+        made = self._group(self._generator(precision), self.plan, self.prompts[0], count)
         return _relative(_finite(made.latents), self._planned[0].latents[:count])
+
+    def _generator(self, precision: Precision) -> Generator:
+        return self._exact if precision == "bf16" else self.generator_of(self.backbone, precision)
+
+    def _correlations(self, scores: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, list[float]]:
+        return {
+            name: [_spearman(true, own) for true, own in zip(self._true[name], scores[name], strict=True)]
+            for name in scores
+        }
 
     def _made(self, generator: Generator, plan: Plan) -> list[GeneratorOutput]:
         return [self._group(generator, plan, prompt, self.candidates) for prompt in self.prompts]

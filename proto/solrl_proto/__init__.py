@@ -5,7 +5,7 @@ This package knows nothing of torch, FastAPI or Redis: it can be installed alone
 
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.identifiers import Digest, ModelName, RunName, Seed, TenantName, Version
-from solrl_proto.models import ModelInfo, ModelList, NoiseContract, PrecisionInfo
+from solrl_proto.models import ModelInfo, ModelList, NoiseContract, PrecisionInfo, RankFidelity
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import (
     AdapterRef,
@@ -45,6 +45,7 @@ __all__ = [
     "PrecisionInfo",
     "Problem",
     "PromptItem",
+    "RankFidelity",
     "RewardSpec",
     "RolloutAnswer",
     "RolloutGroup",

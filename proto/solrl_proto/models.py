@@ -17,6 +17,23 @@ class NoiseContract(Message):
     probe: tuple[float, ...]
 
 
+class RankFidelity(Message):
+    """Rank correlation of candidates at a precision with BF16's, measured by a service that loads them for the first
+    time. Of several rewards it is the one that suffers most."""
+
+    reward: str
+    spearman: Annotated[float, Field(ge=-1, le=1)]
+    """Mean over the prompts."""
+    low: Annotated[float, Field(ge=-1, le=1)]
+    high: Annotated[float, Field(ge=-1, le=1)]
+    """Limits of its 95 % interval."""
+    prompts: int
+    candidates: int
+    """Of each prompt."""
+    trusted: bool
+    """Whether it reaches 0.6; below, exploration selects seeds almost at random."""
+
+
 class PrecisionInfo(Message):
     """One precision as the service runs it."""
 
@@ -26,6 +43,8 @@ class PrecisionInfo(Message):
     """The implementation, tested with a small product at the start; if not native, the reason."""
     quantized_share: float
     """Quantised share of the transformer blocks' linear FLOPs, 0 to 1."""
+    rank_fidelity: RankFidelity | None = None
+    """Of the precision that the service uses by default; null for others, and where it was not measured."""
 
 
 class ModelInfo(Message):

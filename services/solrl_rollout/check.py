@@ -22,15 +22,13 @@ from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_pil
 from solrl_core.sampling.generator import Generator
 from solrl_engine.layer_search import KeptLayers, search_layers
-from solrl_engine.precision_check import Measured, PrecisionCheck
+from solrl_engine.precision_check import FLOOR, PROMPTS, Measured, PrecisionCheck
 from solrl_proto.identifiers import Precision
 from solrl_proto.rollouts import Plan, PromptItem, Solver
 from solrl_proto.text_files import parse_json, read_lines
 from solrl_remote.remote_reward import connect_reward
 
 _PROMPTS = FolderRegistry("prompts", "solrl.prompts", others=("a text file", "a folder with test.txt"))
-FLOOR = 0.6
-"""Spearman correlation whose upper bound a precision must reach."""
 _SHORTFALL = 0.1
 """How much lower than BF16's by the same plan a precision's correlation is before layers are searched."""
 _FEWEST_PROMPTS = 2
@@ -123,13 +121,15 @@ def check(
     return int(not all(one.ranks for one in checked.values()))
 
 
-def read_prompts(name: str, count: int) -> list[PromptItem]:
-    """The first prompts of a text file, or of the held-out prompts of a registered set.
+def read_prompts(name: str | None, count: int) -> Sequence[PromptItem]:
+    """The first prompts of a text file, or of the held-out prompts of a registered set; by default `PROMPTS`.
 
     Raises:
         ValueError: neither, or it has no prompt.
         OSError: it cannot be read.
     """
+    if name is None:
+        return PROMPTS[:count]
     file = Path(name)
     if not file.is_file():
         folder = Path(_PROMPTS.locate(name))

@@ -46,10 +46,10 @@ class Check:
         dict[str, dict[str, Any]], tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint="")
     ] = field(default_factory=dict)
     """Options of rewards, as of `serve`."""
-    prompts: str = "shapes"
+    prompts: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: of shapes)")] = None
     """Text file with a prompt on each line, or a registered prompt set; the first ones are used."""
     groups: int = 6
-    """Number of prompts."""
+    """Number of prompts, at most 24 of the default ones."""
     candidates: int = 24
     """Candidates of each prompt."""
     steps: int = 6

@@ -61,6 +61,8 @@ def _print_start(settings: Settings, service: "Service", address: str) -> None:
         for info in model.precisions:
             quantised = f", {info.quantized_share:.1%} of the blocks' linear FLOPs quantised"
             default = " (default)" if info.precision == hosted.default_precision else ""
+            if info.rank_fidelity is not None:
+                default += f", Spearman to BF16 {info.rank_fidelity.spearman:.2f}"
             table.add_row(
                 f"precision {info.precision}",
                 info.numerics + (quantised if info.quantized_share else "") + default,

@@ -25,6 +25,7 @@ from solrl_rollout.engine.adapters.adapters import Adapters
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.external_rewards import digests_with
+from solrl_rollout.engine.first_check import distrust
 from solrl_rollout.engine.rollout import RolloutHandle
 from solrl_rollout.engine.work import ExternalReward, HeldAdapter, HostedModel, Job, release
 from solrl_rollout.engine.workers import make_workers
@@ -142,13 +143,16 @@ class Service:
             ahead=request.ahead,
             external_rewards=external_rewards,
         )
+        info = next(one for one in hosted.info.precisions if one.precision == precision)
+        fidelity = info.rank_fidelity
         served = Served(
             model=request.model,
             adapter=request.adapter,
             precision=precision,
-            numerics=next(info.numerics for info in hosted.info.precisions if info.precision == precision),
+            numerics=info.numerics,
             fingerprint=fingerprint(digests_with(hosted.info.digests, external_rewards), job.rewards),
             plan=request.plan,
+            warning=None if fidelity is None or fidelity.trusted else distrust(request.model, precision, fidelity),
         )
         logs.add_fields(run=job.run, model=job.model)
         return RolloutHandle(request, job, served, self.engine)

@@ -95,6 +95,11 @@ class Hosting(BaseSettings):
     """Layers that stay in BF16 at a precision, as `solrl-rollout check --out FOLDER` found them: FOLDER/layers.json.
     The file must name every hosted model's weights."""
 
+    checks: str = "~/.cache/solrl/checks"
+    """Folder for the results of checks: the first load of a model at a precision on a kind of GPU compares ranks of
+    candidates with BF16's. auto leaves out a precision that does not rank; one that is asked for by name is served with
+    a warning in each answer. off checks nothing."""
+
     rewards: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("clipscore",)
     """Rewards to load, by name or package.module:attribute, each with @http://… if a reward server computes it.
     In the environment they are separated by commas."""
@@ -191,6 +196,11 @@ class Settings(HttpSettings, Hosting):
     def most_queued(self) -> int:
         """Maximum number of waiting candidates of one tenant, and so of one request."""
         return min(self.queue_limit, self.tenant_queue_limit or self.queue_limit)
+
+    @property
+    def checks_folder(self) -> Path | None:
+        """Folder of checks; None for none."""
+        return None if self.checks == "off" else Path(self.checks).expanduser()
 
     @property
     def tenant_inflight_bytes(self) -> int:

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from outliers import add_value_outliers
+from outliers import add_value_outliers, save_with_outliers
 from solrl_core.families import load_backbone
-from solrl_core.families.load import locate
 from solrl_core.layer_list import kept_layers, write_layer_list
-from solrl_core.model_options import read_options
-from solrl_rollout.check import FLOOR, read_prompts
+from solrl_engine.precision_check import FLOOR
+from solrl_rollout.check import read_prompts
 from solrl_rollout.cli import main
 from typed import typed
 
-LAYER = "transformer_blocks.1.attn.to_out.0"
-LAYERS = {LAYER, "transformer_blocks.1.attn.to_add_out"}
+ATTENTION = "transformer_blocks.1.attn"
+LAYER = f"{ATTENTION}.to_out.0"
+LAYERS = {LAYER, f"{ATTENTION}.to_add_out"}
 """Layers that see the outliers: of the image's tokens, and of the text's."""
 SIZE = 1000.0
 
@@ -24,18 +24,13 @@ SIZE = 1000.0
 def with_outliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of mini-flux whose second block has outliers before its attention's last layer."""
     folder = tmp_path_factory.mktemp("models") / "flux"
-    backbone = load_backbone("mini-flux")
-    add_value_outliers(backbone.transformer.get_submodule(LAYER.removesuffix(".to_out.0")), SIZE)
-    backbone.pipeline.save_pretrained(folder)
-    options = read_options(locate("mini-flux"))  # with absolute paths
-    given = {name: value for name, value in vars(options).items() if value is not None}
-    (folder / "solrl.json").write_text(json.dumps(given))
+    save_with_outliers(folder, ATTENTION, SIZE)
     return folder
 
 
 def test_outliers_change_a_model_by_rounding_alone(with_outliers: Path) -> None:
     sound, changed = load_backbone("mini-flux", dtype=torch.float64), load_backbone("mini-flux", dtype=torch.float64)
-    add_value_outliers(changed.transformer.get_submodule("transformer_blocks.1.attn"), SIZE)
+    add_value_outliers(changed.transformer.get_submodule(ATTENTION), SIZE)
     latents = torch.randn(2, *sound.latent_shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     levels = torch.full((2,), 0.7, dtype=torch.float64)
     velocities = [

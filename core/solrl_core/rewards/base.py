@@ -257,6 +257,10 @@ class RewardSet:
         """These rewards and others, which replace those of equal names."""
         return RewardSet({**self._rewards, **others})
 
+    def only(self, names: Iterable[str]) -> "RewardSet":
+        """These of the rewards."""
+        return RewardSet({name: self._rewards[name] for name in names})
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the rewards, in loading order."""

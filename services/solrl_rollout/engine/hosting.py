@@ -48,6 +48,8 @@ def _joined(models: Sequence[HostedModel], device: str) -> HostedModel:
 
 def _identity(model: HostedModel) -> dict[str, Any]:
     info = model.info.model_dump(mode="json")
+    for one in info["precisions"]:
+        one.pop("rank_fidelity")  # measured by each worker
     parts = {f"digest of {part}": digest for part, digest in info.pop("digests").items()}
     layout = {module: tuple(shape) for module, shape in model.adapter_layout.items()}
     own = {"default precision": model.default_precision, "prunes": model.prunes, "adapter layout": layout}

@@ -12,6 +12,7 @@ from solrl_engine.backend import Backend
 from solrl_remote.remote_reward import connect_reward
 
 from solrl_rollout.engine.backends import BackendLoader
+from solrl_rollout.engine.first_check import checked_default
 from solrl_rollout.engine.model_runner import ModelRunner
 from solrl_rollout.engine.scoring import ChunkScorer
 from solrl_rollout.settings import ModelSpec, Settings
@@ -73,9 +74,12 @@ def _load_model(
 ) -> ModelRunner:
     backend = load_backend(spec, settings)
     try:
-        scorer = ChunkScorer(_load_rewards(settings, backend, rewards))
-        default = backend.capabilities.fastest if settings.precision == "auto" else settings.precision
-        return ModelRunner(spec.name, backend, scorer, default, settings.dtype_of_rewards, metrics)
+        loaded = _load_rewards(settings, backend, rewards)
+        asked = None if settings.precision == "auto" else settings.precision
+        default, fidelity = checked_default(spec.name, backend, loaded, asked, settings.checks_folder)
+        return ModelRunner(
+            spec.name, backend, ChunkScorer(loaded), default, settings.dtype_of_rewards, metrics, fidelity
+        )
     except BaseException:
         backend.close()
         raise

@@ -11,7 +11,7 @@ from solrl_core.sampling.generator import GeneratorOutput
 from solrl_engine.backend import AdapterMergeError, Backend, LayerPrecisionError
 from solrl_engine.batch_size import AdaptiveBatchSize, DoesNotFitError, free_memory
 from solrl_proto.identifiers import Precision
-from solrl_proto.models import ModelInfo
+from solrl_proto.models import ModelInfo, RankFidelity
 from solrl_proto.rollouts import AdapterUse, Plan, PromptItem
 
 from solrl_rollout.engine.scoring import ChunkScorer
@@ -37,6 +37,7 @@ class ModelRunner:
         default_precision: Precision,
         reward_dtype: str | None,
         metrics: Metrics,
+        fidelity: RankFidelity | None = None,
     ) -> None:
         """Describe a loaded model.
 
@@ -47,6 +48,7 @@ class ModelRunner:
             default_precision: precision that `auto` stands for.
             reward_dtype: number format of the weights of rewards whose options give none; None for each reward's own.
             metrics: metrics to update.
+            fidelity: of the default precision, if it was measured.
         """
         self.backend = backend
         self.scorer = scorer
@@ -57,7 +59,7 @@ class ModelRunner:
         self._batches = {SCORING: scorer.batch}
         self._served: dict[Precision, tuple[str | None, AdapterUse]] = {}
         """Digest of the adapter that each precision serves, None for the base model, and its use."""
-        self.hosted = self._describe(reward_dtype)
+        self.hosted = self._describe(reward_dtype, fidelity)
 
     def generate(
         self, chunk: Chunk, between: Callable[[], None], wait_for_scoring: Callable[[], bool] = lambda: False
@@ -113,7 +115,7 @@ class ModelRunner:
         for size in self.backend.batch_sizes(self._batch(job.precision).size)[1:]:
             run(size)
 
-    def _describe(self, reward_dtype: str | None) -> HostedModel:
+    def _describe(self, reward_dtype: str | None, fidelity: RankFidelity | None) -> HostedModel:
         identity, capabilities, rewards = self.backend.identity, self.backend.capabilities, self.scorer.rewards
         info = ModelInfo(
             name=self._name,
@@ -124,7 +126,10 @@ class ModelRunner:
             digests={**identity.digests, **rewards.digests()},
             rewards=rewards.names,
             reward_dtype=reward_dtype,
-            precisions=capabilities.precisions,
+            precisions=tuple(
+                one.model_copy(update={"rank_fidelity": fidelity}) if one.precision == self._default_precision else one
+                for one in capabilities.precisions
+            ),
             lora_targets=tuple(identity.adapter_layout),
             arithmetic=None if identity.arithmetic is None else dict(identity.arithmetic),
             pipeline_call=dict(identity.pipeline_call),

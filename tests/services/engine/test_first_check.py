@@ -1,0 +1,75 @@
+"""The check of ranks at a model's first load: what it finds, stores and answers."""
+
+import json
+from pathlib import Path
+
+import pytest
+from outliers import save_with_outliers
+from service_helpers import rollout_request, running_service
+from solrl_core.families import load_backbone
+from solrl_core.rewards import RewardSet
+from solrl_core.rewards.base import PlainDefaults
+from solrl_engine.local_backend import LocalBackend
+from solrl_rollout.engine.first_check import checked_default
+
+
+@pytest.fixture(scope="module")
+def with_outliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """mini-flux with outliers before a layer that is quantised at nvfp4."""
+    folder = tmp_path_factory.mktemp("models") / "flux"
+    save_with_outliers(folder, "transformer_blocks.1.attn", 1e4, keep=[])
+    return folder
+
+
+def loaded(model: str) -> tuple[LocalBackend, RewardSet]:
+    backbone = load_backbone(model, device="cpu")
+    return LocalBackend(backbone), RewardSet.load(["clipscore"], PlainDefaults(backbone.device, backbone.options))
+
+
+def test_a_first_load_is_checked_and_later_ones_read_it(tmp_path: Path) -> None:
+    backend, rewards = loaded("mini-flux")
+    precision, found = checked_default("flux", backend, rewards, "nvfp4", tmp_path)
+    assert precision == "nvfp4"
+    assert found is not None
+    assert found.trusted
+    assert found.low > 0.6 or found.prompts == 24
+    (file,) = tmp_path.iterdir()
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"spearman": 0.77}))
+    _, again = checked_default("flux", backend, rewards, "nvfp4", tmp_path)
+    assert again is not None
+    assert again.spearman == 0.77
+    file.write_text("{")  # written in part
+    assert checked_default("flux", backend, rewards, "nvfp4", tmp_path)[1] == found
+
+
+def test_bf16_and_what_cannot_be_judged_are_not_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    backend, rewards = loaded("mini-flux")
+    assert checked_default("flux", backend, rewards, None, tmp_path) == ("bf16", None)
+    assert checked_default("flux", backend, rewards.only(()), "nvfp4", tmp_path) == ("nvfp4", None)
+    assert "no built-in reward is computed here" in caplog.text
+    assert checked_default("flux", backend, rewards, "nvfp4", None) == ("nvfp4", None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_auto_takes_the_next_precision_when_one_does_not_rank(
+    with_outliers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend, rewards = loaded(str(with_outliers))
+    native = [one.model_copy(update={"numerics": "native"}) for one in backend.capabilities.precisions]
+    monkeypatch.setattr(backend, "capabilities", type(backend.capabilities)(tuple(native), prunes=True, overlaps=False))
+    assert checked_default("flux", backend, rewards, None, tmp_path) == ("bf16", None)
+    assert "flux at nvfp4 does not rank as in BF16: Spearman" in caplog.text
+    assert "the next precision is tried" in caplog.text
+
+
+def test_each_answer_of_an_asked_precision_that_does_not_rank_warns(with_outliers: Path, tmp_path: Path) -> None:
+    flags = ("--precision", "nvfp4", "--checks", str(tmp_path))
+    with running_service(*flags, model=f"flux={with_outliers}") as service:
+        (model,) = service.client.get("/v1/models").json()["models"]
+        fidelity = {one["precision"]: one["rank_fidelity"] for one in model["precisions"]}
+        assert fidelity["bf16"] is None
+        assert not fidelity["nvfp4"]["trusted"]
+        warned = service.client.post("/v1/rollouts", json=rollout_request() | {"model": "flux"}).json()["warning"]
+        assert "flux at nvfp4 does not rank as in BF16: Spearman" in warned
+        exact = service.client.post("/v1/rollouts", json=rollout_request(precision="bf16") | {"model": "flux"})
+        assert "warning" not in exact.json()
