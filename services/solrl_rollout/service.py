@@ -102,9 +102,11 @@ class Service:
             hold: called with the bytes that the answer takes in memory beyond scores and images; it may raise.
 
         Raises:
-            ProblemError: 404, 422: this service does not serve such requests; 503: their answers take too much memory.
+            ProblemError: 404, 422: this service does not serve such requests; 503: their answers take too much memory,
+                or the service began to stop after it accepted the request's headers.
             EngineError, StoreError: it has no room now, or not the adapter version.
         """
+        self.require_accepting()
         hosted = self.find_model(request.model)
         most = min(MAX_LATENT_BYTES, self.settings.tenant_inflight_bytes)
         precision = check_request(request, hosted, self.settings.most_queued, most)

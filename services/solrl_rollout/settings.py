@@ -96,9 +96,8 @@ class Hosting(BaseSettings):
     The file must name every hosted model's weights."""
 
     checks: str = "~/.cache/solrl/checks"
-    """Folder for the results of checks: the first load of a model at a precision on a kind of GPU compares ranks of
-    candidates with BF16's. auto leaves out a precision that does not rank; one that is asked for by name is served with
-    a warning in each answer. off checks nothing."""
+    """Folder for the results of checks, or off. The first load of a model at a precision compares ranks with BF16's.
+    auto leaves out a precision that does not rank. One that is asked for by name is served with a warning."""
 
     rewards: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("clipscore",)
     """Rewards to load, by name or package.module:attribute, each with @http://… if a reward server computes it.

@@ -15,8 +15,6 @@ from typed import typed
 
 ATTENTION = "transformer_blocks.1.attn"
 LAYER = f"{ATTENTION}.to_out.0"
-LAYERS = {LAYER, f"{ATTENTION}.to_add_out"}
-"""Layers that see the outliers: of the image's tokens, and of the text's."""
 SIZE = 1000.0
 
 
@@ -60,7 +58,7 @@ def test_outliers_are_noticed_found_and_served_around(with_outliers: Path, tmp_p
     assert broken["high"] < FLOOR < restored["mean"], (broken, restored)
     names = fp8["layers"]["names"]
     assert LAYER in names
-    assert set(names) <= LAYERS
+    assert all(name.startswith(ATTENTION) for name in names), names
     assert done.returncode == 0  # with these layers, it ranks
     assert f"solrl-rollout serve --model {with_outliers} --precision fp8 --layers" in done.stdout
     listed = kept_layers(tmp_path / "layers.json", found["transformer"], "flux")

@@ -53,7 +53,6 @@ def open_device_source(
     """
     if config.explore.precision == "fp8":
         require_fp8(torch.device(pick_device(config.device, world)))
-    logger.info("loading %s", config.model)
     loaded = load(config, world, on_wait)
     device = loaded.backbone.device
     warn_of_decoder_emulation(config.explore.decoder_precision, loaded.backbone)
