@@ -40,10 +40,10 @@ from solrl_minis.world import sample_prompts
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
 from solrl_proto.selection import best_worst
-from solrl_trainer.calibration.fitting import fit_solvers, recipe_examples
+from solrl_trainer.calibration.solver_fitting import fit_solvers, recipe_examples
 from solrl_trainer.records.evaluations import paired_gain
 from solrl_trainer.rollouts.candidates import CandidateMaker
-from solrl_trainer.rollouts.scoring import SampleScorer
+from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import find_prompts, read_prompts

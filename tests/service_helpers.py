@@ -135,7 +135,8 @@ def running_service(
     """
     port = free_port() if port is None else port
     # The folder of the faulty rewards.
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent / "services"), "COLUMNS": "120"}
+    paths = os.pathsep.join(filter(None, (str(Path(__file__).parent / "services"), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": paths, "COLUMNS": "120"}
     models = [model] if isinstance(model, str) else model
     words = ["serve", "--model", *models, "--port", str(port), *flags]
     with tempfile.TemporaryDirectory(prefix="solrl-service-") as folder:

@@ -62,8 +62,8 @@ def serve(argv: Sequence[str], witness: str, environment: Mapping[str, str]) -> 
     os.environ.update(environment)
     from solrl_rollout.cli import main
     from solrl_rollout.engine.engine import Engine
-    from solrl_rollout.engine.queue.feed import WorkerFeed
     from solrl_rollout.engine.queue.scheduler import Scheduler
+    from solrl_rollout.engine.queue.worker_feed import WorkerFeed
     from solrl_rollout.engine.work import Chunk, Job
     from solrl_rollout.engine.workers import remote
 
@@ -104,8 +104,8 @@ def watched_backend(spec: Any, settings: Any) -> Any:
 
 def watch_chunks(noted: Witness) -> None:
     """Note each chunk that this process begins, its steps and its end."""
+    from solrl_rollout.engine.chunk_scorer import ChunkScorer
     from solrl_rollout.engine.model_runner import ModelRunner
-    from solrl_rollout.engine.scoring import ChunkScorer
     from solrl_rollout.engine.work import Chunk, GeneratedChunk, ScoredChunk
 
     def note(event: str, chunk: Chunk, **more: Any) -> None:

@@ -71,11 +71,11 @@ class Doom:
         replace(RunLog, "_show", watched)
 
     def _in_metrics(self) -> None:
-        from solrl_trainer.records.metrics_file import Metrics
+        from solrl_trainer.records.metrics_file import MetricsFile
 
-        log = Metrics.log
+        log = MetricsFile.log
 
-        def half(metrics: Metrics, event: str, **values: Any) -> None:
+        def half(metrics: MetricsFile, event: str, **values: Any) -> None:
             log(metrics, event, **values)
             if event == "iteration" and values["iteration"] == self.iteration:
                 size = metrics._path.stat().st_size
@@ -83,7 +83,7 @@ class Doom:
                 die()
 
         if self.point == "line":
-            replace(Metrics, "log", half)
+            replace(MetricsFile, "log", half)
         else:
             _break_text("metrics.jsonl.partial")
 

@@ -15,7 +15,7 @@ from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
 from solrl_proto.rollouts import Plan, PromptItem, RewardSpec
 from solrl_trainer.rollouts.candidates import CandidateMaker
-from solrl_trainer.rollouts.scoring import SampleScorer
+from solrl_trainer.rollouts.sample_scorer import SampleScorer
 
 
 class Explorer:

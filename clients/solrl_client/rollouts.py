@@ -50,10 +50,10 @@ from solrl_client.transport import (
     Document,
     RefusedError,
     invalid_line,
-    read_body,
+    read_answer,
     read_document,
-    read_lines,
     refusal,
+    stream_lines,
     unexpected,
 )
 
@@ -255,7 +255,7 @@ class RolloutClient:
         self._ask(
             "POST",
             f"/v1/runs/{run}/iterations",
-            read_body,
+            read_answer,
             content=body,
             headers={"Content-Type": "application/json"},
         )
@@ -264,18 +264,18 @@ class RolloutClient:
         """Report progress within an iteration."""
         body = _json(activity)
         headers = {"Content-Type": "application/json"}
-        self._ask("PUT", f"/v1/runs/{run}/activity", read_body, content=body, headers=headers)
+        self._ask("PUT", f"/v1/runs/{run}/activity", read_answer, content=body, headers=headers)
 
     def rewind(self, run: str, version: int, head: int) -> None:
         """Make a stored version the run's head again, instead of `head`, and delete all versions after it."""
         self._ask(
-            "DELETE", f"/v1/runs/{run}/adapters", read_body, params={AFTER_PARAMETER: version, HEAD_PARAMETER: head}
+            "DELETE", f"/v1/runs/{run}/adapters", read_answer, params={AFTER_PARAMETER: version, HEAD_PARAMETER: head}
         )
 
     def delete(self, run: str) -> None:
         """Delete all versions of a run; succeeds if there are none."""
         try:
-            self._ask("DELETE", f"/v1/runs/{run}", read_body)
+            self._ask("DELETE", f"/v1/runs/{run}", read_answer)
         except ProblemError as error:
             # Not found: this is a retry, and the answer to the first request was lost.
             if error.problem.kind != ProblemKind.RUN_NOT_FOUND:
@@ -294,7 +294,7 @@ class RolloutClient:
         asked = {prompt.id for prompt in request.prompts}
         started = False
         with self._http.stream("POST", "/v1/rollouts", content=body, headers=headers) as answer:
-            for text in read_lines(answer, longest_line(request)):
+            for text in stream_lines(answer, longest_line(request)):
                 try:
                     line = _LINE.validate_json(text, extra="ignore")
                 except ValidationError as error:

@@ -36,14 +36,14 @@ def read_document(answer: httpx.Response, model: type[Document], limit: int = MA
     Raises:
         RefusedError: the answer is a refusal, is too large, or is no such document.
     """
-    body = read_body(answer, limit)
+    body = read_answer(answer, limit)
     try:
         return model.model_validate_json(body, extra="ignore")
     except ValidationError as error:
-        raise unexpected(answer, first_fault(error)) from None
+        raise unexpected(answer, first_invalid_field(error)) from None
 
 
-def read_body(answer: httpx.Response, limit: int = MAX_DOCUMENT) -> bytes:
+def read_answer(answer: httpx.Response, limit: int = MAX_DOCUMENT) -> bytes:
     """The body of a streamed answer, of at most `limit` bytes.
 
     Raises:
@@ -57,7 +57,7 @@ def read_body(answer: httpx.Response, limit: int = MAX_DOCUMENT) -> bytes:
     return body
 
 
-def read_lines(answer: httpx.Response, limit: int) -> Iterator[bytes]:
+def stream_lines(answer: httpx.Response, limit: int) -> Iterator[bytes]:
     """Lines of a streamed answer, without their newlines.
 
     Args:
@@ -99,7 +99,7 @@ def unexpected(answer: httpx.Response, got: str) -> RefusedError:
 
 def invalid_line(answer: httpx.Response, error: ValidationError) -> RefusedError:
     """The problem of a line that is none of a stream's."""
-    return unexpected(answer, f"a line that cannot be read ({first_fault(error)})")
+    return unexpected(answer, f"a line that cannot be read ({first_invalid_field(error)})")
 
 
 def refusal(problem: Problem, retry_after: float | None = None) -> RefusedError:
@@ -148,7 +148,7 @@ def _require_plain(answer: httpx.Response) -> None:
         raise unexpected(answer, f"a body in Content-Encoding {coding!r}, which was not asked for")
 
 
-def first_fault(error: ValidationError) -> str:
+def first_invalid_field(error: ValidationError) -> str:
     """The first fault of a document, with its place."""
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, ValidationError
 from solrl_client.addresses import check_url
 from solrl_client.retries import Retries
 from solrl_client.timed_client import TimedClient
-from solrl_client.transport import RefusedError, first_fault, read_within
+from solrl_client.transport import RefusedError, first_invalid_field, read_within
 from solrl_core.errors import RewardUnavailableError
 from solrl_proto.json_size import MAX_PARSED_BYTES, parsed_bytes
 from solrl_proto.printable import printable
@@ -66,7 +66,7 @@ class AnswerTokens(BaseModel):
     content: Annotated[tuple[AnswerToken, ...], _FAIL_FAST] | None = None
 
 
-class Message(BaseModel):
+class ChatMessage(BaseModel):
     """Text of an answer."""
 
     content: str | None = None
@@ -75,7 +75,7 @@ class Message(BaseModel):
 class Choice(BaseModel):
     """One answer, and why it ended."""
 
-    message: Message
+    message: ChatMessage
     finish_reason: str | None = None
     logprobs: AnswerTokens | None = None
 
@@ -248,9 +248,9 @@ class ChatEndpoint:
             return model.model_validate_json(body)
         except ValidationError as error:
             got = printable(body.decode(errors="replace"), 200)
+            fault = printable(first_invalid_field(error), 400)
             raise self.unavailable(
-                f"did not answer as {path} of OpenAI's interface ({printable(first_fault(error), 400)}): got {got!r}; "
-                "check the address"
+                f"did not answer as {path} of OpenAI's interface ({fault}): got {got!r}; check the address"
             ) from None
 
     def _refusal(self, answer: httpx.Response, path: str, message: str) -> Exception:

@@ -14,7 +14,7 @@ _DIGIT = re.compile(r"\s*([0-9])\s*")
 
 
 @dataclass(frozen=True)
-class Token:
+class TokenLogprobs:
     """One token of an answer, and log-probabilities of the likeliest tokens at its place, by their text."""
 
     text: str
@@ -42,7 +42,7 @@ class Scale:
         if not (math.isfinite(self.lowest) and math.isfinite(self.highest) and self.lowest < self.highest):
             raise ValueError(f"got lowest {self.lowest} and highest {self.highest}; expected numbers that increase")
 
-    def score(self, text: str, tokens: Sequence[Token] = ()) -> float:
+    def score(self, text: str, tokens: Sequence[TokenLogprobs] = ()) -> float:
         """Score of an answer.
 
         It is the number that the answer states. On a scale within 0 to 9, where each whole number is one token, it is
@@ -75,7 +75,7 @@ class Scale:
             raise ValueError(f"has no number after {self.label!r}: got {_shown(text)}")
         return found
 
-    def _expected(self, token: Token, stated: float) -> float:
+    def _expected(self, token: TokenLogprobs, stated: float) -> float:
         if not (self.lowest >= 0 and self.highest <= 9):
             return stated  # "1" may begin "10"
         numbers = {
@@ -90,7 +90,7 @@ class Scale:
         return sum(weights[text] * number for text, number in numbers.items()) / total
 
 
-def _token_at(text: str, span: tuple[int, int], tokens: Sequence[Token]) -> Token | None:
+def _token_at(text: str, span: tuple[int, int], tokens: Sequence[TokenLogprobs]) -> TokenLogprobs | None:
     """The token that is exactly this part of the text, beside white space; None if there is none."""
     joined = "".join(token.text for token in tokens)
     # In front of the text there may be reasoning, and after it the token that ends it.

@@ -20,7 +20,7 @@ from solrl_proto.printable import printable
 from solrl_proto.secrets import without_secrets
 
 from solrl_remote.chat import ChatEndpoint, Choice, Largest
-from solrl_remote.judgement import Scale, Token
+from solrl_remote.judgement import Scale, TokenLogprobs
 
 NAME = "vlm_judge"
 TEMPLATE = (
@@ -208,7 +208,9 @@ def _largest_answer(tokens: int, alternatives: int) -> Largest:
     return Largest(_OTHER_BYTES + texts * _TEXT_BYTES, 8 * _OTHER_BYTES + texts * _PARSED_TEXT_BYTES)
 
 
-def _tokens(choice: Choice) -> list[Token]:
+def _tokens(choice: Choice) -> list[TokenLogprobs]:
     """Tokens of an answer, if the endpoint gives them."""
     given = (choice.logprobs and choice.logprobs.content) or ()
-    return [Token(one.token, {other.token: other.logprob for other in (one, *one.top_logprobs)}) for one in given]
+    return [
+        TokenLogprobs(one.token, {other.token: other.logprob for other in (one, *one.top_logprobs)}) for one in given
+    ]

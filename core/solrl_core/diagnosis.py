@@ -16,7 +16,7 @@ from solrl_proto.printable import printable
 from solrl_proto.text_files import read_json
 
 if TYPE_CHECKING:
-    from solrl_core.rewards.loading import Source
+    from solrl_core.rewards.loading import RewardFile
 
 State = Literal["ok", "n/a", "warn", "missing"]
 """n/a: not available on this machine, and not needed. missing: the requested work will fail."""
@@ -313,7 +313,7 @@ def _of_reward(reward: Any, options: Mapping[str, Any], *, needed: bool) -> tupl
     return "ok", ", ".join(dict.fromkeys(source.where for source in sources)), ""
 
 
-def _fault_of_source(source: "Source") -> tuple[str, bool]:
+def _fault_of_source(source: "RewardFile") -> tuple[str, bool]:
     """The fault of something that a reward loads, empty if it is on this machine; and whether the hub may have it."""
     from huggingface_hub import errors, try_to_load_from_cache
 

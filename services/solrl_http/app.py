@@ -54,7 +54,7 @@ def make_app(
         routes: modules with a `router`; all endpoints declare their access. `/docs` and `/metrics` are added.
         settings: address, access and limits.
         service_metrics: become `app.state.metrics`.
-        lifespan: sets `app.state.service`, a `solrl_http.serving.Service` that can `require_capacity`.
+        lifespan: sets `app.state.service`, a `solrl_http.serving.ServiceState` that can `require_capacity`.
         documented: types of the contract that no route's signature names, by schema name.
 
     Raises:

@@ -45,7 +45,7 @@ _TICK_S = 0.1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
-class Service(Protocol):
+class ServiceState(Protocol):
     """A running service. Once `draining` is set, it refuses new work; `dead` if it can do none."""
 
     draining: bool
@@ -147,7 +147,7 @@ async def _serve(
             raise ServiceDiedError("the working thread died; the log above says why. Start the service again.")
 
 
-async def run_server(server: uvicorn.Server, listener: socket.socket, service: Service, grace: float) -> None:
+async def run_server(server: uvicorn.Server, listener: socket.socket, service: ServiceState, grace: float) -> None:
     """Serve until a signal, then answer until accepted work is finished, for at most `grace` seconds; or until death.
 
     uvicorn itself would stop listening at the signal, so new clients would get no answer instead of the reason.

@@ -17,7 +17,7 @@ class RewardSource(NamedTuple):
     source: str
 
 
-def parse_reward(text: str) -> RewardSource:
+def parse_source(text: str) -> RewardSource:
     """Parse `[name=]source`; ValueError if either is empty."""
     name, separator, source = text.partition("=")
     if not name or (separator and not source):
@@ -91,7 +91,7 @@ class Settings(HttpSettings, Scoring):
     @property
     def sources(self) -> dict[str, str]:
         """Served name → registered name or package.module:attribute."""
-        return dict(map(parse_reward, self.rewards))
+        return dict(map(parse_source, self.rewards))
 
     @model_validator(mode="after")
     def _largest_body_fits(self) -> Self:
@@ -101,7 +101,7 @@ class Settings(HttpSettings, Scoring):
     @field_validator("rewards", mode="after")
     @classmethod
     def _names_differ(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        names = [parse_reward(text).name for text in value]
+        names = [parse_source(text).name for text in value]
         if len(set(names)) < len(names):
             raise ValueError(f"got two rewards with one name: {names}; expected name=source for one of them")
         return value

@@ -32,7 +32,7 @@ from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import AdapterUse
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.engine.workers.encoding import pack_trajectory, unpack_trajectory
-from solrl_rollout.engine.workers.messages import Message, Messages
+from solrl_rollout.engine.workers.messages import Messages, ReceivedMessage
 from solrl_rollout.settings import ModelSpec, Settings
 
 ERRORS: dict[str, type[Exception]] = {
@@ -116,7 +116,7 @@ class ChildBackend:
         self._messages.send(header, body)
         return self._checked(self._messages.receive())
 
-    def _checked(self, message: Message) -> tuple[dict[str, Any], bytes]:
+    def _checked(self, message: ReceivedMessage) -> tuple[dict[str, Any], bytes]:
         header, body, _ = message
         if "error" in header:
             raise ERRORS.get(header["error"], RuntimeError)(header["message"])

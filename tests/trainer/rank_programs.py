@@ -134,9 +134,9 @@ def with_a_broken_reward(argv: Sequence[str], rank: int) -> None:
 
 def with_few_fitted_prompts(argv: Sequence[str]) -> None:
     """`solrl-train calibrate`, with solvers fitted to few prompts."""
-    from solrl_trainer.calibration import fitting
+    from solrl_trainer.calibration import solver_fitting
 
-    fitting.FITTED_PROMPTS = 2
+    solver_fitting.FITTED_PROMPTS = 2
     solrl_train(argv)
 
 

@@ -13,13 +13,13 @@ from solrl_core.fingerprint import model_digest, part_digests
 from solrl_core.sampling.fitting import SCHEDULES
 from solrl_core.sampling.generator import Generator
 from solrl_proto.rollouts import Plan
-from solrl_trainer.calibration import fitting
+from solrl_trainer.calibration import solver_fitting
 from solrl_trainer.calibration.deciding import Requirement
-from solrl_trainer.calibration.fitting import fit_solvers, measured_prompts, recipe_examples
 from solrl_trainer.calibration.plans import PlanSet
+from solrl_trainer.calibration.solver_fitting import fit_solvers, measured_prompts, recipe_examples
 from solrl_trainer.commands import calibrate as module
 from solrl_trainer.commands.calibrate import calibrate
-from solrl_trainer.report.frontier import Point, frontier
+from solrl_trainer.report.frontier import PlanPoint, frontier
 from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.loading import check_bindings
 from solrl_trainer.rollouts.plans import exploration_plan
@@ -40,11 +40,11 @@ def small(*more: str) -> Any:
 
 @pytest.fixture
 def one_fitted_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "FITTED_PROMPTS", 1)
+    monkeypatch.setattr(solver_fitting, "FITTED_PROMPTS", 1)
 
 
 def test_solvers_are_fitted_to_the_recipes_steps_on_training_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "FITTED_PROMPTS", 6)
+    monkeypatch.setattr(solver_fitting, "FITTED_PROMPTS", 6)
     generator = Generator(load_backbone("mini-sana"), "bf16")
     (solver,) = fit_solvers(generator, recipe_examples(small(), generator), [(1.0, 0.75, 0.5, 0.25)])
     # With the recipe's own four levels there is nothing to gain: the fitted steps end in the same place.
@@ -55,7 +55,7 @@ def test_solvers_are_fitted_to_the_recipes_steps_on_training_prompts(monkeypatch
 
 @pytest.mark.slow
 def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "FITTED_PROMPTS", 4)
+    monkeypatch.setattr(solver_fitting, "FITTED_PROMPTS", 4)
     shown: list[tuple[float, float]] = []
     summary = calibrate(
         small(),
@@ -103,7 +103,7 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
 
 
 def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "FITTED_PROMPTS", 4)
+    monkeypatch.setattr(solver_fitting, "FITTED_PROMPTS", 4)
     limits = PlanSet(steps=(), keep=(12,), schedules=SCHEDULES[:1])
     config = small("explore.precision=bf16")
     summary = calibrate(config, tmp_path, prompts=1, requirement=Requirement(0.7), limits=limits)
@@ -124,7 +124,7 @@ def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.usefixtures("one_fitted_prompt")
 def test_a_plan_is_written_with_its_decoder_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small("explore.precision=bf16", "explore.decoder_precision=fp8")
-    monkeypatch.setattr(module, "choose", lambda measured, _: measured[-1])
+    monkeypatch.setattr(module, "cheapest", lambda measured, _: measured[-1])
     summary = calibrate(config, tmp_path, prompts=1, requirement=Requirement(-1), limits=ONE_PLAN)
     assert [row["name"] for row in summary["plans"]] == ["bf16 1 steps", "bf16 1 steps, decoded in fp8"]
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
@@ -151,7 +151,7 @@ def test_a_plan_is_bound_to_the_model_and_settings_of_its_measurement(tmp_path: 
 def test_it_measures_on_training_prompts_that_are_not_used_for_fitting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
-    monkeypatch.setattr(fitting, "FITTED_PROMPTS", 2)
+    monkeypatch.setattr(solver_fitting, "FITTED_PROMPTS", 2)
     prompts = tmp_path / "prompts"
     prompts.mkdir()
     (prompts / "train.txt").write_text("a red circle\na blue square\na green triangle\n")
@@ -201,7 +201,7 @@ def test_no_plan_is_chosen_if_none_is_good_enough(tmp_path: Path) -> None:
 
 def test_the_frontier_contains_the_plans_that_no_other_dominates() -> None:
     figures = [("a", 1.0, 0.2), ("b", 2.0, 0.1), ("c", 2.0, 0.5), ("d", 3.0, 0.5), ("e", 4.0, 0.9)]
-    points = [Point(name, seconds, separation, separation, separation) for name, seconds, separation in figures]
+    points = [PlanPoint(name, seconds, separation, separation, separation) for name, seconds, separation in figures]
     assert [point.name for point in frontier(points)] == ["a", "c", "e"]
 
 

@@ -168,10 +168,10 @@ def test_a_damaged_checkpoint_has_no_origin(trained: Trained, config: RunConfig)
         write(trained, config, version)
     flip_a_bit(config.output / "000002" / "parts.json")
     flip_a_bit(config.output / "000003" / "config.json")
-    found = checkpoints.origin(config.output)
+    found = checkpoints.newest_origin(config.output)
     assert found is not None
     assert (found.version, found.path.name) == (1, "000001")
-    assert checkpoints.origin(config.output, 2) is None
+    assert checkpoints.newest_origin(config.output, 2) is None
 
 
 def test_all_files_are_safetensors_or_json(trained: Trained, config: RunConfig) -> None:

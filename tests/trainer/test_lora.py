@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from solrl_core.adapter import lora_a_key, lora_b_key
 from solrl_core.families import Backbone, load_backbone
-from solrl_trainer.policy.lora import LoraLinear, Pair
+from solrl_trainer.policy.lora import LoraLinear, LoraWeights
 from solrl_trainer.policy.lora_product import lora_product
 from solrl_trainer.policy.policy import CURRENT, Policy
 from solrl_trainer.settings.config import Lora
@@ -133,7 +133,7 @@ def test_an_input_without_gradient_gets_no_gradient() -> None:
 def test_both_adapters_share_one_compiled_graph() -> None:
     layers, x = group(torch.bfloat16)
     for layer in layers:
-        layer.old = Pair(*(nn.Parameter(weight.detach().clone()) for weight in layer.current))
+        layer.old = LoraWeights(*(nn.Parameter(weight.detach().clone()) for weight in layer.current))
     graphs: list[int] = []
 
     def counting(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> torch.fx.GraphModule:

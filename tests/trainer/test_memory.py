@@ -21,7 +21,7 @@ from solrl_minis import catalog
 from solrl_proto.identifiers import Precision
 from solrl_trainer.commands.cli import main
 from solrl_trainer.memory import run_memory
-from solrl_trainer.memory.run_memory import Layout, RunMemory, Wanted, plan_run
+from solrl_trainer.memory.run_memory import MemoryLayout, RunMemory, Wanted, plan_run
 from solrl_trainer.memory.training_memory import TrainingPlan, iteration_bytes, plan_training
 from solrl_trainer.settings.config import Lora
 from solrl_trainer.settings.presets import resolve
@@ -30,7 +30,7 @@ from training_helpers import tiny_config
 from typed import typed
 
 MIB = 2**20
-STAYING = Layout(sharded=False, offloaded=False, checkpointed=0)
+STAYING = MemoryLayout(sharded=False, offloaded=False, checkpointed=0)
 SERVED = "rollout_url=http://gpu-node:8100"
 LOCAL = ("explore.source=local", "optimizer.batch=12")
 
@@ -135,7 +135,7 @@ def with_wanted(**wanted: Any) -> RunMemory:
     return replace(PLAN, wanted=replace(PLAN.wanted, **wanted))
 
 
-def gpu_for(layout: Layout) -> int:
+def gpu_for(layout: MemoryLayout) -> int:
     """Bytes of the smallest GPU that a layout fits in."""
     return RESERVED + PLAN.total(layout)
 
@@ -170,11 +170,11 @@ def test_encoders_leave_the_gpu_if_that_lets_the_run_fit_or_keep_more_activation
 
 def test_the_base_is_sharded_if_training_does_not_fit_otherwise() -> None:
     free = with_wanted(sharded=None, offloaded=None)
-    smallest = Layout(sharded=False, offloaded=True, checkpointed=4)
+    smallest = MemoryLayout(sharded=False, offloaded=True, checkpointed=4)
     needed = RESERVED + PLAN.held(smallest) + PLAN.phases(smallest)["train"]
     assert not free.layout(needed).sharded
     found = free.layout(needed - 1)
-    assert found == Layout(sharded=True, offloaded=False, checkpointed=0)
+    assert found == MemoryLayout(sharded=True, offloaded=False, checkpointed=0)
     assert free.held(found) == (30 + 5 + 40 + 30 + 10 + 5) * MIB
     assert free.phases(found) == {
         "encode": 3 * MIB,
@@ -204,10 +204,10 @@ def test_the_largest_micro_batch_is_found() -> None:
     ],
 )
 def test_settings_determine_parts_of_the_layout(
-    settings: tuple[str, ...], ranks: int, expected: Wanted | Layout
+    settings: tuple[str, ...], ranks: int, expected: Wanted | MemoryLayout
 ) -> None:
     wanted = Wanted.of(tiny_config(*settings), 5, ranks)
-    if isinstance(expected, Layout):
+    if isinstance(expected, MemoryLayout):
         assert wanted.layout == replace(expected, checkpointed=3)
     else:
         assert wanted == expected

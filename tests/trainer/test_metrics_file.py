@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from solrl_trainer.records.metrics_file import Metrics, read_metrics
+from solrl_trainer.records.metrics_file import MetricsFile, read_metrics
 from solrl_trainer.report.model_card import held_out
 from solrl_trainer.report.page import write_report
 
 
-def filled(path: Path) -> Metrics:
-    metrics = Metrics(path)
+def filled(path: Path) -> MetricsFile:
+    metrics = MetricsFile(path)
     for version in (1, 2, 3):
         metrics.log("iteration", version=version)
     return metrics
@@ -45,7 +45,7 @@ def test_a_run_killed_while_it_drops_lines_loses_no_other_line(tmp_path: Path, m
 @pytest.mark.parametrize("end", [b'{"event": "pu', b"\0" * 512, b'{"event"' + b"\0" * 512])
 def test_the_end_may_be_damaged(tmp_path: Path, end: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
-    Metrics(path).log("iteration", version=1)
+    MetricsFile(path).log("iteration", version=1)
     path.write_bytes(path.read_bytes() + end)
     assert [line["event"] for line in read_metrics(path)] == ["iteration"]
 

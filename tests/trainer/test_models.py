@@ -4,7 +4,7 @@ import pytest
 import torch
 from solrl_core.adapter import encode_adapter
 from solrl_core.families import Backbone
-from solrl_trainer.memory.run_memory import Layout, explored_precision
+from solrl_trainer.memory.run_memory import MemoryLayout, explored_precision
 from solrl_trainer.rollouts import models as models_module
 from solrl_trainer.rollouts.models import Models
 from training_helpers import tiny_config
@@ -62,7 +62,9 @@ def test_a_sharded_base_is_never_placed_whole(
 ) -> None:
     placed: list[torch.nn.Module] = []
     monkeypatch.setattr(models_module, "place", lambda transformer, device: placed.append(transformer))
-    monkeypatch.setattr(models_module, "find_layout", lambda *_: Layout(sharded=True, offloaded=False, checkpointed=0))
+    monkeypatch.setattr(
+        models_module, "find_layout", lambda *_: MemoryLayout(sharded=True, offloaded=False, checkpointed=0)
+    )
     monkeypatch.setattr(models_module, "shard_base", lambda backbone, generator, others, policy, world: world)
     models = Models.build(backbone, tiny_config("explore.source=local", f"explore.precision={precision}"))
     assert placed == [models.explorer.transformer for _ in whole]

@@ -16,7 +16,7 @@ from solrl_trainer.commands.doctor import check
 from solrl_trainer.memory.run_memory import reward_sizes
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.run import run
-from solrl_trainer.service.problems import require_rewards
+from solrl_trainer.service.requirements import require_rewards
 from solrl_trainer.service.reward_specs import reward_specs
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.preflight import check_run, require_judges, usable_judges

@@ -29,7 +29,7 @@ from solrl_reward.app import create_app
 from solrl_reward.settings import Settings
 from solrl_rollout.http.app import create_app as create_rollout_app
 from solrl_rollout.settings import Settings as RolloutSettings
-from solrl_trainer.rollouts.scoring import SampleScorer
+from solrl_trainer.rollouts.sample_scorer import SampleScorer
 
 NAMES = ("picky", "twice", "few", "leave", "end", "listed", "complex_numbers", "evil")
 WANT, TWICE, FEW, LEAVE, END, LISTED, COMPLEX, EVIL = (f"faulty_rewards:{name}" for name in NAMES)

@@ -13,7 +13,7 @@ from typing import TextIO
 import pytest
 from solrl_trainer.records import time_left
 from solrl_trainer.records.progress import RichReporter
-from solrl_trainer.records.time_left import Countdown, TimeLeft, Work
+from solrl_trainer.records.time_left import Countdown, ProgressCounter, TimeLeft
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_the_end_follows_from_the_mean_pace(clock: list[float], monkeypatch: pyt
 def test_plain_lines_come_now_and_then(clock: list[float]) -> None:
     out = io.StringIO()
     with Countdown("calibrating", file=out) as shown:
-        work = Work(10, shown)
+        work = ProgressCounter(10, shown)
         for _ in range(10):
             clock[0] += 8
             work.finish(1)

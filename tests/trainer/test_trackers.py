@@ -17,14 +17,14 @@ from recording_tracker import Recorder
 from run_folders import iteration_line
 from solrl_trainer.commands.cli import main
 from solrl_trainer.records.evaluations import Evaluation
-from solrl_trainer.records.metrics_file import Metrics, read_metrics
+from solrl_trainer.records.metrics_file import MetricsFile, read_metrics
 from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.trackers.base import Tracker
-from solrl_trainer.trackers.feed import contact_sheet, figures, open_trackers
 from solrl_trainer.trackers.registry import TRACKERS
+from solrl_trainer.trackers.run_trackers import contact_sheet, figures, open_trackers
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training_helpers import tiny_config
 from typed import typed
@@ -42,7 +42,7 @@ def run_once(config: RunConfig, notes: list[str], *, version: int = -1, iteratio
     config.output.mkdir(parents=True, exist_ok=True)
     evaluation = Evaluation({"clipscore": torch.full((2, 1), 0.25)}, torch.rand(2, 3, 8, 8))
     with shown_log(notes.append), open_trackers(config) as trackers:
-        log = RunLog(Metrics(config.output / "metrics.jsonl"), trackers=trackers)
+        log = RunLog(MetricsFile(config.output / "metrics.jsonl"), trackers=trackers)
         log.rewind(version)
         log.evaluated(HeldOutRecord.of(0, evaluation, evaluation, {"clipscore": 1.0}, 1), evaluation, PROMPTS)
         for iteration in iterations:
@@ -171,7 +171,7 @@ def test_tensorboard_gets_what_a_killed_run_did_not_log(tmp_path: Path) -> None:
     config = tracked(tmp_path, "tensorboard")
     run_once(config, notes, iterations=range(2))
     line = iteration_line(2)
-    Metrics(tmp_path / "metrics.jsonl").log(line.pop("event"), **line)  # killed before trackers got it
+    MetricsFile(tmp_path / "metrics.jsonl").log(line.pop("event"), **line)  # killed before trackers got it
     run_once(config, notes, version=3, iterations=range(3, 4))
     assert notes == []
     found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -239,13 +239,13 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from run_folders import iteration_line
-from solrl_trainer.records.metrics_file import Metrics
+from solrl_trainer.records.metrics_file import MetricsFile
 from solrl_trainer.records.run_log import RunLog
-from solrl_trainer.trackers.feed import open_trackers
+from solrl_trainer.trackers.run_trackers import open_trackers
 from test_trackers import tracked
 config = tracked(Path(sys.argv[1]), sys.argv[2])
 with open_trackers(config) as trackers:
-    log = RunLog(Metrics(config.output / "metrics.jsonl"), trackers=trackers)
+    log = RunLog(MetricsFile(config.output / "metrics.jsonl"), trackers=trackers)
     log.rewind(-1)
     for line in map(iteration_line, range(3)):
         log._log(line.pop("event"), **line)

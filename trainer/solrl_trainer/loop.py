@@ -38,7 +38,7 @@ from solrl_trainer.session import Session, open_session
 from solrl_trainer.settings import resuming
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.resuming import Change
-from solrl_trainer.trackers.feed import Trackers
+from solrl_trainer.trackers.run_trackers import Trackers
 
 logger = logging.getLogger(__name__)
 

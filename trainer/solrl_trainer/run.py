@@ -21,7 +21,7 @@ from solrl_trainer.report.page import write_report
 from solrl_trainer.settings import resuming
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.settings_yaml import SETTINGS_YAML, settings_yaml
-from solrl_trainer.trackers.feed import open_trackers
+from solrl_trainer.trackers.run_trackers import open_trackers
 
 logger = logging.getLogger(__name__)
 

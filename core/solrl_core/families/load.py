@@ -103,14 +103,14 @@ def family_of(pipeline: object, where: str) -> type[PipelineBackbone]:
 def pipeline_call(model: str, guidance: float, *, revision: str | None = None) -> dict[str, Any] | None:
     """Arguments of the model's diffusers pipeline with which it generates as here, beside a prompt and the steps.
 
-    Raises and None as `described`.
+    Raises and None as `describe_model`.
     """
-    found = described(model, revision)
+    found = describe_model(model, revision)
     return None if found is None else found.family.pipeline_call(found.options, found.config, guidance)
 
 
 @dataclass(frozen=True)
-class Described:
+class ModelDescription:
     """The family of a model, its own settings, and its transformer's configuration."""
 
     family: type[PipelineBackbone]
@@ -118,7 +118,7 @@ class Described:
     config: Mapping[str, Any]
 
 
-def described(model: str, revision: str | None = None) -> Described | None:
+def describe_model(model: str, revision: str | None = None) -> ModelDescription | None:
     """The description of a model. Nothing is downloaded: None if its files are not on this machine.
 
     Raises:
@@ -136,7 +136,7 @@ def described(model: str, revision: str | None = None) -> Described | None:
     if index is None or config is None:
         return None
     family = family_of(read_json(index).get("_class_name"), where)
-    return Described(family, read_options(str(index.parent)), read_json(config))
+    return ModelDescription(family, read_options(str(index.parent)), read_json(config))
 
 
 def advice(error: BaseException, where: str) -> str:

@@ -1,18 +1,17 @@
 """Precisions: support by a device, native or emulated, tested with one small matrix product each."""
 
 from functools import cache
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
 from solrl_proto.identifiers import Precision
+from solrl_proto.models import Numerics
 
 from solrl_core.precision.fp8 import fp8_scaling
 from solrl_core.precision.te import engine_version, nvfp4_obstacle
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 """All precisions, the fastest first."""
-
-Numerics = Literal["native", "emulated"]
 
 
 class PrecisionSupport(NamedTuple):

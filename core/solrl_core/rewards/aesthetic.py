@@ -12,7 +12,7 @@ from solrl_core.fingerprint import combined_digest, module_digest
 from solrl_core.rewards.images import Normalize, as_pil, pil_squares
 from solrl_core.rewards.loading import (
     CONFIG,
-    Source,
+    RewardFile,
     batches,
     dtype_named,
     hub_file,
@@ -46,11 +46,11 @@ class Aesthetic:
     """Parameters of the published model, for memory plans."""
 
     @staticmethod
-    def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
+    def sources(options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
         checkpoint = options.get("checkpoint")
-        head = Source(checkpoint or REPOSITORY, "" if checkpoint else CHECKPOINT, "checkpoint")
-        return Source(options.get("model", DEFAULT_MODEL), CONFIG), head
+        head = RewardFile(checkpoint or REPOSITORY, "" if checkpoint else CHECKPOINT, "checkpoint")
+        return RewardFile(options.get("model", DEFAULT_MODEL), CONFIG), head
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from solrl_core.rewards.images import Normalize, short_side_then_centre
 from solrl_core.rewards.loading import (
     CONFIG,
     TOKENIZER,
-    Source,
+    RewardFile,
     dtype_named,
     image_processor_at,
     pretrained,
@@ -37,10 +37,10 @@ class ClipScore(ClipReward):
     """Parameters of the published model, for memory plans."""
 
     @staticmethod
-    def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
+    def sources(options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
         model = options.get("model", DEFAULT_MODEL)
-        return Source(model, CONFIG), Source(options.get("processor") or model, TOKENIZER, "processor")
+        return RewardFile(model, CONFIG), RewardFile(options.get("processor") or model, TOKENIZER, "processor")
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from solrl_core.rewards.geneval_rules import (
     kept_objects,
 )
 from solrl_core.rewards.images import as_pil
-from solrl_core.rewards.loading import CONFIG, TOKENIZER, Source
+from solrl_core.rewards.loading import CONFIG, TOKENIZER, RewardFile
 
 DEFAULT_MODEL = "PekingU/rtdetr_r50vd"
 DEFAULT_CLIP = "openai/clip-vit-large-patch14"
@@ -50,13 +50,13 @@ class GenEval:
     """Parameters of the published models, for memory plans."""
 
     @staticmethod
-    def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
+    def sources(options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
         clip = options.get("clip", DEFAULT_CLIP)
         return (
-            Source(options.get("model", DEFAULT_MODEL), CONFIG),
-            Source(clip, CONFIG, "clip"),
-            Source(clip, TOKENIZER, "clip"),
+            RewardFile(options.get("model", DEFAULT_MODEL), CONFIG),
+            RewardFile(clip, CONFIG, "clip"),
+            RewardFile(clip, TOKENIZER, "clip"),
         )
 
     def __init__(

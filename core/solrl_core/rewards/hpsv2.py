@@ -13,7 +13,7 @@ from solrl_core.rewards.images import Normalize, long_side_then_pad
 from solrl_core.rewards.loading import (
     CONFIG,
     TOKENIZER,
-    Source,
+    RewardFile,
     dtype_named,
     hub_file,
     pretrained,
@@ -55,14 +55,14 @@ class HpsV2(ClipReward):
     """Parameters of the published model, for memory plans."""
 
     @staticmethod
-    def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
+    def sources(options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
         model, checkpoint = options.get("model"), options.get("checkpoint")
         require_one(model, checkpoint)
-        published = Source(checkpoint or REPOSITORY, "" if checkpoint else CHECKPOINT, "checkpoint")
-        weights = Source(model, CONFIG) if model else published
+        published = RewardFile(checkpoint or REPOSITORY, "" if checkpoint else CHECKPOINT, "checkpoint")
+        weights = RewardFile(model, CONFIG) if model else published
         processor = processor_of(model, options.get("processor"), DEFAULT_PROCESSOR)
-        return weights, Source(processor, TOKENIZER, "processor")
+        return weights, RewardFile(processor, TOKENIZER, "processor")
 
     def __init__(
         self,

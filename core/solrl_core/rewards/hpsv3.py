@@ -10,7 +10,7 @@ from solrl_proto.text_files import read_text
 from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
 from solrl_core.rewards.base import checks_prompts
 from solrl_core.rewards.images import as_pil
-from solrl_core.rewards.loading import TOKENIZER, Source, batches, dtype_named, hub_file, tokenizer_at
+from solrl_core.rewards.loading import TOKENIZER, RewardFile, batches, dtype_named, hub_file, tokenizer_at
 
 REPOSITORY, CHECKPOINT = "MizzenAI/HPSv3", "HPSv3.safetensors"
 DEFAULT_PROCESSOR = "Qwen/Qwen2-VL-7B-Instruct"
@@ -50,11 +50,11 @@ class HpsV3:
     """Dtype of the weights by default, as published."""
 
     @staticmethod
-    def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
+    def sources(options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
         checkpoint = options.get("checkpoint")
-        weights = Source(checkpoint or REPOSITORY, "" if checkpoint else CHECKPOINT, "checkpoint")
-        return weights, Source(options.get("processor", DEFAULT_PROCESSOR), TOKENIZER, "processor")
+        weights = RewardFile(checkpoint or REPOSITORY, "" if checkpoint else CHECKPOINT, "checkpoint")
+        return weights, RewardFile(options.get("processor", DEFAULT_PROCESSOR), TOKENIZER, "processor")
 
     def __init__(
         self,

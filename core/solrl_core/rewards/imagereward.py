@@ -11,7 +11,7 @@ from solrl_core.rewards.images import Normalize, as_pil, pil_squares
 from solrl_core.rewards.loading import (
     CONFIG,
     TOKENIZER,
-    Source,
+    RewardFile,
     batches,
     dtype_named,
     hub_file,
@@ -49,20 +49,20 @@ class ImageReward:
     """Parameters of the published model, for memory plans."""
 
     @staticmethod
-    def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
+    def sources(options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
         model, checkpoint = options.get("model"), options.get("checkpoint")
         require_one(model, checkpoint)
         processor = processor_of(model, options.get("processor"), DEFAULT_TOKENIZER)
-        tokenizer = Source(processor, TOKENIZER, "processor")
+        tokenizer = RewardFile(processor, TOKENIZER, "processor")
         if model:
-            return Source(model, CONFIG), tokenizer
+            return RewardFile(model, CONFIG), tokenizer
         if checkpoint:
             med_config = options.get("med_config") or str(Path(checkpoint).parent / MED_CONFIG)
-            return Source(checkpoint, option="checkpoint"), Source(med_config, option="med_config"), tokenizer
+            return RewardFile(checkpoint, option="checkpoint"), RewardFile(med_config, option="med_config"), tokenizer
         return (
-            Source(REPOSITORY, CHECKPOINT, "checkpoint"),
-            Source(REPOSITORY, MED_CONFIG, "med_config"),
+            RewardFile(REPOSITORY, CHECKPOINT, "checkpoint"),
+            RewardFile(REPOSITORY, MED_CONFIG, "med_config"),
             tokenizer,
         )
 

@@ -11,7 +11,7 @@ CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 """Files in every folder of a model, and of a tokenizer."""
 
 
-class Source(NamedTuple):
+class RewardFile(NamedTuple):
     """A file that a reward loads, of a folder or hub repository `where`, or the local file `where` itself.
 
     `CONFIG` stands for a model with its weights, `TOKENIZER` for a tokenizer. `option` takes the place of a copy.

@@ -10,7 +10,7 @@ from solrl_core.rewards.images import as_pil
 from solrl_core.rewards.loading import (
     CONFIG,
     TOKENIZER,
-    Source,
+    RewardFile,
     dtype_named,
     image_processor_at,
     pretrained,
@@ -41,11 +41,11 @@ class PickScore(ClipReward):
     """Parameters of the published model, for memory plans."""
 
     @staticmethod
-    def sources(options: Mapping[str, Any]) -> tuple[Source, ...]:
+    def sources(options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
         model = options.get("model", DEFAULT_MODEL)
         processor = processor_of(model, options.get("processor"), DEFAULT_PROCESSOR)
-        return Source(model, CONFIG), Source(processor, TOKENIZER, "processor")
+        return RewardFile(model, CONFIG), RewardFile(processor, TOKENIZER, "processor")
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ class PaddedBatch:
     count: int
 
 
-def batches(count: int, limit: int, device: torch.device) -> list[PaddedBatch]:
+def padded_batches(count: int, limit: int, device: torch.device) -> list[PaddedBatch]:
     """Cut `count` rows into batches of at most `limit`.
 
     On a CPU there is at least one batch per thread, and each has `FEWEST_ON_CPU` to `MOST_ON_CPU` rows if `limit`

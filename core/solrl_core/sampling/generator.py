@@ -19,7 +19,7 @@ from solrl_core.families.base import Backbone
 from solrl_core.lora import Merger, target_modules
 from solrl_core.precision import PRECISIONS, apply_policy, numerics
 from solrl_core.rewards.images import as_pil
-from solrl_core.sampling.batches import CHUNK_SIZE, PaddedBatch, batches
+from solrl_core.sampling.batches import CHUNK_SIZE, PaddedBatch, padded_batches
 from solrl_core.sampling.cpu_threads import map_in_threads
 from solrl_core.sampling.device_events import upload
 from solrl_core.sampling.min_rows import pad_to_min_rows
@@ -194,7 +194,7 @@ class Generator:
             unpadded = slice(batch.count)
             return end.rows(unpadded), None if recorder is None else recorder.recording(sigmas, unpadded)
 
-        parts = map_in_threads(run, batches(len(seeds), batch_limit, device), device)
+        parts = map_in_threads(run, padded_batches(len(seeds), batch_limit, device), device)
         end = Trajectory.join([trajectory for trajectory, _ in parts])
         assert end.clean is not None
         recordings = [recording for _, recording in parts if recording is not None]
@@ -215,7 +215,7 @@ def decode_in_batches(
     # More images keep the GPU busier between convolutions that take less time.
     doubled = precision is not None and backbone.decodes_by_kernels
     most = max(1, (2 if doubled else 1) * _DECODED_PIXELS // (backbone.height * backbone.width))
-    cut = batches(len(latents), min(batch_limit, most), latents.device)
+    cut = padded_batches(len(latents), min(batch_limit, most), latents.device)
     rows = [latents[list(batch.rows)] for batch in cut]
     decode = torch.inference_mode()(partial(backbone.decode, precision=precision))
     parts = map_in_threads(decode, rows, latents.device)

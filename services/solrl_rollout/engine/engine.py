@@ -13,9 +13,9 @@ from concurrent.futures import Future
 from solrl_proto.status import WorkerStatus
 
 from solrl_rollout.engine.errors import EngineDeadError
-from solrl_rollout.engine.hosting import describe, require_equal
-from solrl_rollout.engine.queue.feed import WorkerFeed
+from solrl_rollout.engine.hosting import describe, require_equal_models
 from solrl_rollout.engine.queue.scheduler import Scheduler
+from solrl_rollout.engine.queue.worker_feed import WorkerFeed
 from solrl_rollout.engine.work import Chunk, HostedModel, Job
 from solrl_rollout.engine.workers.base import Worker, WorkerDiedError
 from solrl_rollout.settings import Settings
@@ -139,7 +139,7 @@ class Engine:
         with self._comparing:
             other = next((one for one in self._feeds if one.hosted), None)
             if other is not None:
-                require_equal(feed.worker.name, hosted, other.worker.name, other.hosted)
+                require_equal_models(feed.worker.name, hosted, other.worker.name, other.hosted)
             feed.hosted = hosted
             return all(one.hosted for one in self._feeds)
 

@@ -9,7 +9,7 @@ from solrl_rollout.engine.work import HostedModel
 _SHOWN = 3
 
 
-def require_equal(name: str, hosted: Sequence[HostedModel], first: str, expected: Sequence[HostedModel]) -> None:
+def require_equal_models(name: str, hosted: Sequence[HostedModel], first: str, expected: Sequence[HostedModel]) -> None:
     """Check that a worker's models are those of the first worker.
 
     Raises:

@@ -12,9 +12,9 @@ from solrl_engine.backend import Backend
 from solrl_remote.remote_reward import connect_reward
 
 from solrl_rollout.engine.backends import BackendLoader
+from solrl_rollout.engine.chunk_scorer import ChunkScorer
 from solrl_rollout.engine.first_check import checked_default
 from solrl_rollout.engine.model_runner import ModelRunner
-from solrl_rollout.engine.scoring import ChunkScorer
 from solrl_rollout.settings import ModelSpec, Settings
 from solrl_rollout.status.metrics import Metrics
 

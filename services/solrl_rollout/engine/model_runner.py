@@ -14,7 +14,7 @@ from solrl_proto.identifiers import Precision
 from solrl_proto.models import ModelInfo, RankFidelity
 from solrl_proto.rollouts import AdapterUse, Plan, PromptItem
 
-from solrl_rollout.engine.scoring import ChunkScorer
+from solrl_rollout.engine.chunk_scorer import ChunkScorer
 from solrl_rollout.engine.work import Chunk, GeneratedChunk, HostedModel, Job
 from solrl_rollout.status.metrics import Metrics
 

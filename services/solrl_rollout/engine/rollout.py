@@ -17,7 +17,7 @@ from solrl_proto.rollouts import (
 )
 
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.groups import ScoredGroup
+from solrl_rollout.engine.scored_group import ScoredGroup
 from solrl_rollout.engine.work import Chunk, Job, ScoredChunk, cut_into_chunks, release
 
 logger = logging.getLogger(__name__)

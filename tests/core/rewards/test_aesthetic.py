@@ -9,7 +9,7 @@ import torch
 from reward_helpers import AESTHETIC, CLIP, on_bytes, rows_through
 from solrl_core.rewards.aesthetic import CHECKPOINT, DEFAULT_MODEL, REPOSITORY, Aesthetic
 from solrl_core.rewards.blip import mlp
-from solrl_core.rewards.loading import CONFIG, Source
+from solrl_core.rewards.loading import CONFIG, RewardFile
 
 Tensors = dict[str, torch.Tensor]
 
@@ -88,10 +88,13 @@ def test_missing_files_and_invalid_options_are_refused(tmp_path: Path, monkeypat
 def test_sources_and_size_are_those_of_the_published_models() -> None:
     from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
-    assert Aesthetic.sources({}) == (Source(DEFAULT_MODEL, CONFIG), Source(REPOSITORY, CHECKPOINT, "checkpoint"))
+    assert Aesthetic.sources({}) == (
+        RewardFile(DEFAULT_MODEL, CONFIG),
+        RewardFile(REPOSITORY, CHECKPOINT, "checkpoint"),
+    )
     assert Aesthetic.sources({"model": "a", "checkpoint": "b.pth"}) == (
-        Source("a", CONFIG),
-        Source("b.pth", option="checkpoint"),
+        RewardFile("a", CONFIG),
+        RewardFile("b.pth", option="checkpoint"),
     )
     large = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
     with torch.device("meta"):

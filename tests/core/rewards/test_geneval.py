@@ -13,7 +13,7 @@ from solrl_core.rewards.base import REWARDS, RewardSet, prompt_fault
 from solrl_core.rewards.detector import ColourNames, Detector
 from solrl_core.rewards.geneval import DEFAULT_CLIP, DEFAULT_MODEL, GenEval
 from solrl_core.rewards.geneval_rules import COLOURS, DetectedObject
-from solrl_core.rewards.loading import CONFIG, TOKENIZER, Source
+from solrl_core.rewards.loading import CONFIG, TOKENIZER, RewardFile
 from transformers import YolosConfig, YolosForObjectDetection, YolosImageProcessorPil
 
 NAMES = ("person", "aeroplane", "tvmonitor", "dog")
@@ -175,7 +175,10 @@ def test_invalid_options_are_refused(folder: Path, tmp_path: Path) -> None:
 def test_sources_and_size_are_those_of_the_published_models() -> None:
     from transformers import RTDetrConfig, RTDetrForObjectDetection
 
-    sources = (Source(DEFAULT_MODEL, CONFIG), *(Source(DEFAULT_CLIP, file, "clip") for file in (CONFIG, TOKENIZER)))
+    sources = (
+        RewardFile(DEFAULT_MODEL, CONFIG),
+        *(RewardFile(DEFAULT_CLIP, file, "clip") for file in (CONFIG, TOKENIZER)),
+    )
     assert GenEval.sources({}) == sources
     with torch.device("meta"):
         detector = RTDetrForObjectDetection(RTDetrConfig(num_labels=80))

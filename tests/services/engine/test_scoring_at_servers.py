@@ -14,9 +14,9 @@ from solrl_core.sampling.noise import initial_noise
 from solrl_engine.backend import GenerationRequest
 from solrl_proto import Plan, PromptItem
 from solrl_rollout.engine import external_rewards
+from solrl_rollout.engine.chunk_scorer import ChunkScorer
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.errors import ChunkError, EngineError
-from solrl_rollout.engine.scoring import ChunkScorer
 from solrl_rollout.engine.work import Chunk, ExternalReward, Job
 from solrl_rollout.engine.workers import make_workers, process_workers
 from solrl_rollout.engine.workers.local import LocalWorker

@@ -3,13 +3,13 @@
 import math
 
 import pytest
-from solrl_remote.judgement import Scale, Token
+from solrl_remote.judgement import Scale, TokenLogprobs
 
 
-def token(text: str, **shares: float) -> Token:
+def token(text: str, **shares: float) -> TokenLogprobs:
     """A token with probabilities of the tokens at its place; `_4` stands for " 4"."""
     given = {name.replace("_", " "): math.log(share) for name, share in shares.items()}
-    return Token(text, given or {text: 0.0})
+    return TokenLogprobs(text, given or {text: 0.0})
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_the_numbers_token_is_found_behind_reasoning_and_before_the_end() -> Non
         ("4", [token("four")]),
         ("4.5", [token("4", **{"4": 0.5, "5": 0.5}), token("."), token("5")]),
         ("4.", [token("4.", **{"4.": 0.5, "5": 0.5})]),
-        ("4", [Token("4", {"4": -9999.0, "5": -math.inf})]),
+        ("4", [TokenLogprobs("4", {"4": -9999.0, "5": -math.inf})]),
     ],
 )
-def test_without_probabilities_of_the_number_it_is_the_stated_one(text: str, tokens: list[Token]) -> None:
+def test_without_probabilities_of_the_number_it_is_the_stated_one(text: str, tokens: list[TokenLogprobs]) -> None:
     assert Scale(1, 5).score(text, tokens) == float(text)
 
 

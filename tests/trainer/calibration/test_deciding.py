@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from solrl_proto.rollouts import Plan
-from solrl_trainer.calibration.deciding import Measured, Requirement, as_cheap, assess, choose, verdict
+from solrl_trainer.calibration.deciding import Measured, Requirement, as_cheap, assess, cheapest, verdict
 from solrl_trainer.calibration.measuring import Observed
 from solrl_trainer.records.evaluations import mean_interval, mean_intervals_together
 
@@ -72,22 +72,22 @@ def test_equal_plans_need_no_wider_intervals() -> None:
 def test_the_cheapest_plan_whose_whole_interval_is_good_enough_is_chosen() -> None:
     found = measured(observed(2, 1.0, 3.0), observed(3, 1.5, 0.5), observed(4, 2.0, 0.1), observed(6, 3.0, 0.1))
     plans, three = list(found.values()), found[3].separation
-    assert choose(plans, Requirement(three.low - 0.001)) is found[3]
+    assert cheapest(plans, Requirement(three.low - 0.001)) is found[3]
     # Between the end of its interval and its mean, three steps are undecided.
     between = Requirement((three.low + three.value) / 2)
-    assert choose(plans, between) is found[4]
+    assert cheapest(plans, between) is found[4]
     assert not between.met(found[3])
     assert not between.missed(found[3])
     assert Requirement(three.high + 0.001).missed(found[3])
-    assert choose(plans, Requirement(1)) is None
+    assert cheapest(plans, Requirement(1)) is None
 
 
 def test_a_limit_on_the_loss_excludes_plans_that_separate_well() -> None:
     found = measured(observed(3, 1.5, 0.5), observed(6, 3.0, 0.01))
     plans = list(found.values())
-    assert choose(plans, Requirement(0.5)) is found[3]
-    assert choose(plans, Requirement(0.5, loss=0.01)) is found[6]
-    assert choose(plans, Requirement(0.5, loss=found[3].loss.high)) is found[3]
+    assert cheapest(plans, Requirement(0.5)) is found[3]
+    assert cheapest(plans, Requirement(0.5, loss=0.01)) is found[6]
+    assert cheapest(plans, Requirement(0.5, loss=found[3].loss.high)) is found[3]
 
 
 def test_more_prompts_are_named_as_the_square_of_what_is_missing() -> None:
@@ -103,7 +103,7 @@ def test_more_prompts_are_named_as_the_square_of_what_is_missing() -> None:
 def test_a_plan_as_cheap_within_the_interval_is_named() -> None:
     found = measured(observed(3, 2.0, 0.1, 0.2), observed(4, 2.02, 0.1, 0.2), observed(6, 3.0, 0.01))
     plans, requirement = list(found.values()), Requirement(0.5)
-    chosen = choose(plans, requirement)
+    chosen = cheapest(plans, requirement)
     assert chosen in (found[3], found[4])
     (other,) = as_cheap(plans, chosen, requirement)
     lines = verdict(plans, chosen, REFERENCE, requirement)

@@ -12,7 +12,7 @@ from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
 from solrl_trainer.calibration.measuring import Bench
 from solrl_trainer.ranks.communicator import SingleProcess
 from solrl_trainer.rollouts.candidates import CandidateMaker
-from solrl_trainer.rollouts.scoring import SampleScorer
+from solrl_trainer.rollouts.sample_scorer import SampleScorer
 
 SEEDS = list(range(8))
 PROMPTS = [PromptItem(id=text[2:], text=text) for text in ("a red circle", "a blue square", "a green star")]

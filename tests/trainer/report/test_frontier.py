@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.text import Text
 from PIL import Image
 from solrl_trainer.report import style
-from solrl_trainer.report.frontier import Point, draw_frontier, write_frontier
+from solrl_trainer.report.frontier import PlanPoint, draw_frontier, write_frontier
 
 
 def overlap(one: Any, other: Any) -> bool:
@@ -19,7 +19,7 @@ def test_the_frontier_names_its_plans_and_nothing_is_covered(tmp_path: Path) -> 
     long = "4 fitted steps (1, 0.875, 0.625, 0.375), pruned to 48 after 3"
     plans = [(f"nvfp4 {i} {long}", 0.8 + 0.002 * i, 0.85 + 0.001 * i) for i in range(6)]
     plans += [("bf16 2 steps", 0.4, 0.5), ("bf16 8 steps", 2.0, 0.9), ("bf16 6 steps", 1.5, 0.82)]
-    points = [Point(name, s, q, q - 0.02, q + 0.02) for name, s, q in plans]
+    points = [PlanPoint(name, s, q, q - 0.02, q + 0.02) for name, s, q in plans]
     about = (0.8, "bf16 6 steps", "mini-sana, clipscore + 0.2 × hpsv2, 16 prompts")
     path = write_frontier(points, *about, tmp_path)
     assert path == tmp_path / "frontier.png"

@@ -12,9 +12,9 @@ from run_folders import (
     write_gallery,
     write_metrics,
 )
-from solrl_trainer.report.fidelity import describe_fidelity
 from solrl_trainer.report.model_card import MARK
 from solrl_trainer.report.page import write_report
+from solrl_trainer.report.rank_strip import describe_fidelity
 
 
 def page_of(folder):

@@ -17,7 +17,7 @@ from solrl_engine.side_stream import SideStream
 from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
 from solrl_proto.selection import best_worst
 from solrl_trainer.rollouts.candidates import CandidateMaker
-from solrl_trainer.rollouts.scoring import SampleScorer
+from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.settings.config import RunConfig
 
 PROMPT = PromptItem(id="p", text="a red circle")

@@ -16,7 +16,7 @@ from real_runs import Watcher
 from service_helpers import RunningService, running_service
 from solrl_client import rollouts
 from solrl_client.rollouts import RolloutClient
-from solrl_client.transport import read_lines
+from solrl_client.transport import stream_lines
 from solrl_minis import catalog
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.models import ModelInfo
@@ -243,11 +243,11 @@ def test_another_arithmetic_may_round_differently(
     folder = tmp_path / "rounding"
     folder.mkdir()
     config = tiny_config(*SMALL, AT_SERVICE, output=folder, run="rounding", rollout_url=service.url)
-    monkeypatch.setattr(rollouts, "read_lines", telling(change_a_bit, service))
+    monkeypatch.setattr(rollouts, "stream_lines", telling(change_a_bit, service))
     train(config, Watcher())
     assert any("latents of the service differ by rounding" in note for note in notes)
     for lie in (put_a_tenth_off, rotate_values):
-        monkeypatch.setattr(rollouts, "read_lines", telling(lie, service))
+        monkeypatch.setattr(rollouts, "stream_lines", telling(lie, service))
         with pytest.raises(ProblemError, match=r"at most 0\.05"):
             go(tmp_path / lie.__name__, service.url, AT_SERVICE)
 
@@ -324,11 +324,11 @@ def answer_none(line: Line, service: httpx.Client) -> None:
 
 
 def telling(lie: Lie, service: RunningService) -> Callable[[httpx.Response, int], Iterator[bytes]]:
-    """`read_lines` of a service that changes groups with latents."""
+    """`stream_lines` of a service that changes groups with latents."""
 
     def lines(answer: httpx.Response, limit: int) -> Iterator[bytes]:
         served: Line = {}
-        for text in read_lines(answer, limit):
+        for text in stream_lines(answer, limit):
             line = json.loads(text)
             served = line.get("served", served)
             if "latents" in line.get("group", ()):
@@ -355,7 +355,7 @@ def test_a_lie_stops_the_run(
     name: str, service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lie, words = LIES[name]
-    monkeypatch.setattr(rollouts, "read_lines", telling(lie, service))
+    monkeypatch.setattr(rollouts, "stream_lines", telling(lie, service))
     with pytest.raises(ProblemError) as raised:
         go(tmp_path, service.url, f"run=lie-{list(LIES).index(name)}", AT_SERVICE)
     message = str(raised.value)

@@ -24,7 +24,7 @@ from solrl_trainer.records.figures import few_prompts_text
 _MANY_PROMPTS = 1000
 
 
-class Estimate(NamedTuple):
+class IntervalEstimate(NamedTuple):
     """A figure and its 95 % interval over prompts."""
 
     value: float
@@ -50,10 +50,10 @@ class Measured:
 
     plan: Plan
     times: npt.NDArray[np.float64]
-    cost: Estimate
+    cost: IntervalEstimate
     fidelity: Fidelity
-    separation: Estimate
-    loss: Estimate
+    separation: IntervalEstimate
+    loss: IntervalEstimate
 
     @property
     def seconds(self) -> float:
@@ -79,7 +79,7 @@ def assess(observed: Sequence[Observed], true: torch.Tensor, keep: int, referenc
     base = next(one for one in observed if one.plan == reference)
     apart = np.stack([separations(one.scores, true, keep) for one in observed])
     lost = separations(base.scores, true, keep) - apart
-    estimates = [Estimate(*one) for one in mean_intervals_together(np.concatenate([apart, lost]))]
+    estimates = [IntervalEstimate(*one) for one in mean_intervals_together(np.concatenate([apart, lost]))]
     of_plans = zip(observed, estimates[: len(observed)], estimates[len(observed) :], strict=True)
     return [
         Measured(
@@ -94,9 +94,9 @@ def assess(observed: Sequence[Observed], true: torch.Tensor, keep: int, referenc
     ]
 
 
-def times_as_long(times: npt.NDArray[np.float64], others: npt.NDArray[np.float64]) -> Estimate:
+def times_as_long(times: npt.NDArray[np.float64], others: npt.NDArray[np.float64]) -> IntervalEstimate:
     """Ratio of the times of the same prompts."""
-    return Estimate(*median_interval(times / others))
+    return IntervalEstimate(*median_interval(times / others))
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Requirement:
         found = [_margin(one.separation, self.wanted)]
         if self.loss is not None:
             lost = one.loss
-            found.append(_margin(Estimate(-lost.value, -lost.high, -lost.low), -self.loss))
+            found.append(_margin(IntervalEstimate(-lost.value, -lost.high, -lost.low), -self.loss))
         return found
 
     def text(self) -> str:
@@ -138,12 +138,12 @@ class Requirement:
         return f"a separation of at least {self.wanted:g}{lost}"
 
 
-def _margin(found: Estimate, least: float) -> tuple[float, float]:
+def _margin(found: IntervalEstimate, least: float) -> tuple[float, float]:
     margin = found.value - least
     return margin, found.value - found.low if margin >= 0 else found.high - found.value
 
 
-def choose(measured: Sequence[Measured], requirement: Requirement) -> Measured | None:
+def cheapest(measured: Sequence[Measured], requirement: Requirement) -> Measured | None:
     """The cheapest plan that meets the requirement; None if there is none."""
     good = [one for one in measured if requirement.met(one)]
     return min(good, key=lambda one: one.seconds) if good else None

@@ -12,7 +12,7 @@ from solrl_trainer.calibration.deciding import Measured, Requirement
 from solrl_trainer.calibration.group_sizes import GroupSize
 from solrl_trainer.calibration.plans import name
 from solrl_trainer.records.output_files import write_file
-from solrl_trainer.report.frontier import Point, write_frontier
+from solrl_trainer.report.frontier import PlanPoint, write_frontier
 from solrl_trainer.settings.config import RunConfig
 
 
@@ -92,7 +92,7 @@ def write(folder: Path, summary: Mapping[str, Any], chosen: Measured | None, bin
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "calibration.json", json.dumps(summary, indent=1) + "\n")
-    points = [Point(row["name"], row["seconds"], row["separation"], *row["interval"]) for row in summary["plans"]]
+    points = [PlanPoint(row["name"], row["seconds"], row["separation"], *row["interval"]) for row in summary["plans"]]
     write_frontier(points, summary["wanted"], summary["chosen"], about, folder)
     if chosen is not None:
         kept = {"steps", "precision", "prune", "fitted", "decoder_precision"}

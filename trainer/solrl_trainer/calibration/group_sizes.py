@@ -12,7 +12,7 @@ from solrl_engine.sampler import survivors
 from solrl_proto.selection import best_worst
 
 from solrl_trainer.algorithms.rounding import levelled_groups
-from solrl_trainer.calibration.deciding import Estimate
+from solrl_trainer.calibration.deciding import IntervalEstimate
 from solrl_trainer.records.evaluations import mean_interval
 
 STEP = 24
@@ -37,8 +37,8 @@ class GroupSize:
 
     candidates: int
     keep: int
-    separation: Estimate
-    contrast: Estimate
+    separation: IntervalEstimate
+    contrast: IntervalEstimate
 
 
 def group_sizes(
@@ -71,7 +71,12 @@ def group_sizes(
         for at, end in enumerate(able):
             apart, score = (np.array([part[at][which] for part in parts]) for which in (0, 1))
             found.append(
-                GroupSize(size, 2 * end, Estimate(*mean_interval(apart)), Estimate(*mean_interval(score / scales)))
+                GroupSize(
+                    size,
+                    2 * end,
+                    IntervalEstimate(*mean_interval(apart)),
+                    IntervalEstimate(*mean_interval(score / scales)),
+                )
             )
     return found
 

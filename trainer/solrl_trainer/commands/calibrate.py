@@ -21,9 +21,8 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import ModelBinding, Plan
 from solrl_remote.remote_reward import connect_reward
 
-from solrl_trainer.calibration.deciding import Requirement, assess, choose, verdict
+from solrl_trainer.calibration.deciding import Requirement, assess, cheapest, verdict
 from solrl_trainer.calibration.files import content, write
-from solrl_trainer.calibration.fitting import fit_on_rank_zero, fitting_steps, measured_prompts
 from solrl_trainer.calibration.group_sizes import ENDS, GroupSize, group_sizes
 from solrl_trainer.calibration.measuring import Bench, Maker, Observed
 from solrl_trainer.calibration.plans import (
@@ -35,14 +34,15 @@ from solrl_trainer.calibration.plans import (
     true_plan,
     unpruned,
 )
+from solrl_trainer.calibration.solver_fitting import fit_on_rank_zero, fitting_steps, measured_prompts
 from solrl_trainer.ranks.communicator import pick_device
 from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
 from solrl_trainer.records.figures import few_prompts_text, sum_text
-from solrl_trainer.records.time_left import OnProgress, Work
+from solrl_trainer.records.time_left import OnProgress, ProgressCounter
 from solrl_trainer.records.waits import Waits
 from solrl_trainer.rollouts.candidates import CandidateMaker
 from solrl_trainer.rollouts.loading import check_decoder_precision, warn_of_decoder_emulation
-from solrl_trainer.rollouts.scoring import SampleScorer
+from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.long_prompts import warn_of_long_prompts
 from solrl_trainer.settings.preflight import require_judges
@@ -101,7 +101,7 @@ def calibrate(
     generators = {"bf16": Generator(backbone, "bf16")}
     bench = Bench(_maker(config, backbone, generators), measured_on, seeds, world, lambda part: work.finish(part))
     truth, reference = true_plan(config), reference_plan(config, precisions)
-    work = Work(bench.steps(expected, truth) + fitting_steps(config, limits.schedules), progress)
+    work = ProgressCounter(bench.steps(expected, truth) + fitting_steps(config, limits.schedules), progress)
 
     true = bench.scores(truth)
     if limits.schedules:
@@ -118,7 +118,7 @@ def calibrate(
             f"{name(one.plan)}: {one.seconds:.2f} s per group, {one.cost.text('.2f')} of the reference; separation "
             f"{one.separation.text('.3f')}, loss {one.loss.text('.3f')}"
         )
-    chosen = choose(measured, requirement)
+    chosen = cheapest(measured, requirement)
     said = verdict(measured, chosen, reference, requirement)
     shown = chosen.plan if chosen else reference
     sizes = predictions(shown, observed, true, explore.keep)

@@ -78,7 +78,7 @@ def _at_servers(url: str, service: "ModelList", model: str, servers: Mapping[str
     """Whether a service has loaded rewards of servers, or asks these servers itself."""
     from solrl_proto.rollouts import RewardSpec
 
-    from solrl_trainer.service.problems import require_rewards
+    from solrl_trainer.service.requirements import require_rewards
 
     (hosted,) = (one for one in service.models if one.name == model)
     for name, at in servers.items():

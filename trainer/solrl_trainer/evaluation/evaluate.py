@@ -11,7 +11,7 @@ from solrl_proto.rollouts import PromptItem
 from solrl_trainer.ranks.communicator import Communicator, gather_rows, share
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.time_left import OnProgress
-from solrl_trainer.rollouts.scoring import score_policy_images
+from solrl_trainer.rollouts.sample_scorer import score_policy_images
 
 SEED_ROOT = 0
 _AHEAD = 4

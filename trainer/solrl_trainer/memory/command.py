@@ -14,7 +14,7 @@ from solrl_core.memory import GPUS, RESERVED
 from solrl_core.precision import fastest_precision
 from solrl_proto.identifiers import Precision
 
-from solrl_trainer.memory.run_memory import Layout, RunMemory, plan_run, reward_sizes
+from solrl_trainer.memory.run_memory import MemoryLayout, RunMemory, plan_run, reward_sizes
 from solrl_trainer.policy.sharding import SHARDED
 from solrl_trainer.records.output_files import write_file
 from solrl_trainer.settings.config import RunConfig
@@ -92,7 +92,7 @@ def _title(config: RunConfig, backbone: PipelineBackbone, gpus: int) -> str:
     return f"{config.preset}, {backbone.width}×{backbone.height} px, micro-batches of {config.optimizer.batch}{each}"
 
 
-def _table(planned: RunMemory, layout: Layout, title: str) -> Table:
+def _table(planned: RunMemory, layout: MemoryLayout, title: str) -> Table:
     blocks, checkpointed = len(planned.training.kept), layout.checkpointed
     part = ", this rank's part" if layout.sharded else ""
     rows = {}
@@ -124,7 +124,7 @@ def _table(planned: RunMemory, layout: Layout, title: str) -> Table:
     return table
 
 
-def _verdict(planned: RunMemory, layout: Layout, gpu: int, gpus: int) -> str:
+def _verdict(planned: RunMemory, layout: MemoryLayout, gpu: int, gpus: int) -> str:
     blocks, free = len(planned.training.kept), gpu - RESERVED - planned.total(layout)
     fits = f"fits, with {_size(free)} to spare" if free >= 0 else f"does not fit: {_size(-free)} are missing"
     set_by = (
@@ -138,7 +138,7 @@ def _verdict(planned: RunMemory, layout: Layout, gpu: int, gpus: int) -> str:
     return f"On {on} the run {fits}. {layout.checkpointed} of {blocks} blocks recompute, {set_by}."
 
 
-def _choices(planned: RunMemory, layout: Layout, gpus: int) -> str:
+def _choices(planned: RunMemory, layout: MemoryLayout, gpus: int) -> str:
     """The decisions on encoders and sharding."""
     wanted = planned.wanted
     where = "in host memory, except while prompts are encoded" if layout.offloaded else "on the GPU"

@@ -19,7 +19,7 @@ from solrl_trainer.settings.config import RunConfig
 
 
 @dataclass(frozen=True)
-class Layout:
+class MemoryLayout:
     """The use that a run makes of its GPU's memory.
 
     Attributes:
@@ -52,11 +52,11 @@ class Wanted:
         )
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> MemoryLayout | None:
         """The layout, if the settings determine all of it."""
         if self.sharded is None or self.offloaded is None or self.checkpointed is None:
             return None
-        return Layout(self.sharded, self.offloaded, self.checkpointed)
+        return MemoryLayout(self.sharded, self.offloaded, self.checkpointed)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class RunMemory:
     training: TrainingPlan
     wanted: Wanted
 
-    def layout(self, gpu: int) -> Layout:
+    def layout(self, gpu: int) -> MemoryLayout:
         """The layout on a GPU of `gpu` bytes.
 
         The base is spread only if training does not fit otherwise. Encoders are offloaded only if the run does not fit
@@ -95,7 +95,7 @@ class RunMemory:
         wanted = self.wanted
         sharded = wanted.sharded
         if sharded is None:
-            smallest = Layout(False, wanted.offloaded is not False, len(self.training.kept))
+            smallest = MemoryLayout(False, wanted.offloaded is not False, len(self.training.kept))
             sharded = self.held(smallest) + self.phases(smallest)["train"] > gpu - RESERVED
         staying, offloaded = (self._checkpointing(sharded, offloaded, gpu) for offloaded in (False, True))
         if wanted.offloaded is None:
@@ -104,27 +104,27 @@ class RunMemory:
             leave = wanted.offloaded
         return offloaded if leave else staying
 
-    def _checkpointing(self, sharded: bool, offloaded: bool, gpu: int) -> Layout:
+    def _checkpointing(self, sharded: bool, offloaded: bool, gpu: int) -> MemoryLayout:
         """The layout with as few checkpointed blocks as fit."""
         blocks = self.wanted.checkpointed
         if blocks is None:
-            layout = Layout(sharded, offloaded, 0)
+            layout = MemoryLayout(sharded, offloaded, 0)
             gathered = self.gathered if sharded else 0
             blocks = self.training.checkpointed(gpu - RESERVED - gathered - self.held(layout) + self.training.state)
-        return Layout(sharded, offloaded, blocks)
+        return MemoryLayout(sharded, offloaded, blocks)
 
-    def held_weights(self, layout: Layout) -> dict[str, int]:
+    def held_weights(self, layout: MemoryLayout) -> dict[str, int]:
         """Part → bytes of frozen weights that are on the GPU in every phase."""
         weights = self.sharded if layout.sharded else self.weights
         return weights if layout.offloaded else {**weights, **self.encoders}
 
-    def held(self, layout: Layout) -> int:
+    def held(self, layout: MemoryLayout) -> int:
         """Bytes in use in every phase: all weights, the optimiser's state, samples and prompts."""
         known = [size for size in self.rewards.values() if size is not None]
         frozen = sum(self.held_weights(layout).values())
         return frozen + sum(known) + sum(self.iteration.values()) + self.training.state
 
-    def phases(self, layout: Layout) -> dict[str, int]:
+    def phases(self, layout: MemoryLayout) -> dict[str, int]:
         """Phase → peak bytes in addition to those in use in every phase."""
         whole = self.gathered if layout.sharded else 0
         phases = {
@@ -133,11 +133,11 @@ class RunMemory:
         }
         return {**phases, "train": whole + sum(self.training.activations(layout.checkpointed).values())}
 
-    def total(self, layout: Layout) -> int:
+    def total(self, layout: MemoryLayout) -> int:
         """Bytes at the peak of the largest phase."""
         return self.held(layout) + max(self.phases(layout).values())
 
-    def fits(self, layout: Layout, gpu: int) -> bool:
+    def fits(self, layout: MemoryLayout, gpu: int) -> bool:
         """Whether the layout fits in a GPU of `gpu` bytes."""
         return self.total(layout) <= gpu - RESERVED
 
@@ -150,7 +150,7 @@ class RunMemory:
         return 0
 
 
-def _onloads(phase: str, layout: Layout) -> bool:
+def _onloads(phase: str, layout: MemoryLayout) -> bool:
     return phase == "encode" and layout.offloaded
 
 

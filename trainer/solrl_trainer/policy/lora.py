@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from solrl_trainer.policy.lora_product import lora_product
 
 
-class Pair(NamedTuple):
+class LoraWeights(NamedTuple):
     """One adapter of a layer: A [rank, in] and B [out, rank], float32."""
 
     a: nn.Parameter
@@ -43,9 +43,9 @@ class LoraLinear(nn.Module):
         nn.init.normal_(a, std=1 / rank)
         nn.init.zeros_(b)
         self.lora_A, self.lora_B = (nn.Parameter(weight.detach().to(device or base.weight.device)) for weight in (a, b))
-        self.current = Pair(self.lora_A, self.lora_B)
-        self.old = Pair(*(nn.Parameter(weight.detach().clone()) for weight in self.current))
-        self.active: Pair | None = self.current
+        self.current = LoraWeights(self.lora_A, self.lora_B)
+        self.old = LoraWeights(*(nn.Parameter(weight.detach().clone()) for weight in self.current))
+        self.active: LoraWeights | None = self.current
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out]."""

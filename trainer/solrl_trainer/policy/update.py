@@ -18,7 +18,7 @@ from solrl_trainer.algorithms.training_data import TrainingData, TrainingSamples
 from solrl_trainer.policy.gradient_buckets import GradientBuckets
 from solrl_trainer.policy.policy import Policy, require_finite
 from solrl_trainer.ranks.communicator import Communicator, SingleProcess, gather_values, share
-from solrl_trainer.records.time_left import OnProgress, Work
+from solrl_trainer.records.time_left import OnProgress, ProgressCounter
 from solrl_trainer.settings.config import Optimizer
 
 _DIFFERENTIABLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -110,7 +110,7 @@ class Updater:
         units, sigmas = self._units(samples), self._sigmas(samples)
         losses, norms, figures = [], [], []
         pairs = trained_steps(len(sigmas) - 1, self.algorithm.settings.timestep_fraction) * len(units)
-        work = Work(pairs * self.settings.epochs, progress)
+        work = ProgressCounter(pairs * self.settings.epochs, progress)
         for number, (chosen, at, portion) in enumerate(self._parts(len(units), len(sigmas) - 1, generator)):
             where = f"iteration {iteration}, update {number}"
             self.optimizer.zero_grad(set_to_none=True)
@@ -164,7 +164,7 @@ class Updater:
         steps: torch.Tensor,
         sigmas: torch.Tensor,
         generator: torch.Generator,
-        work: Work,
+        work: ProgressCounter,
     ) -> tuple[float, list[dict[str, float]]]:
         """Set the parameters' gradient to that of these units.
 
@@ -304,7 +304,7 @@ class OneStep:
         self._gradients = GradientBuckets(updater.policy.parameters, updater.world, updater.backbone.device)
         self._computed: list[tuple[tuple[int, int], list[_Part]]] = []
         self._pairs = 0
-        self._work: Work | None = None
+        self._work: ProgressCounter | None = None
         self._again: list[Callable[[], object]] = []
 
     def add(self, place: int, samples: TrainingSamples) -> None:
@@ -323,7 +323,7 @@ class OneStep:
         units, sigmas = updater._units(samples), updater._sigmas(samples)
         index, at = training_pairs(len(units), len(sigmas) - 1, fraction, generator)
         if self._work is None:
-            self._work = Work(len(index) * self._own, self._progress)
+            self._work = ProgressCounter(len(index) * self._own, self._progress)
         add = partial(self._gradients.add, self._gradients.block(place, self._prompts))
         self._again = []
         size = max(1, batch // units.shape[1])

@@ -173,7 +173,7 @@ def drop_after(folder: Path, version: int) -> None:
             shutil.rmtree(path)
 
 
-def origin(folder: Path, version: int | None = None) -> Origin | None:
+def newest_origin(folder: Path, version: int | None = None) -> Origin | None:
     """Origin of the newest readable checkpoint, or of that of `version`; None if there is none."""
     for path in reversed(_complete(folder)):
         if version in (None, int(path.name)):

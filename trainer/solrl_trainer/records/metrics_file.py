@@ -9,7 +9,7 @@ from typing import Any
 from solrl_trainer.records.output_files import write_file, writing
 
 
-class Metrics:
+class MetricsFile:
     """Appends to a run's metrics file."""
 
     def __init__(self, path: Path) -> None:

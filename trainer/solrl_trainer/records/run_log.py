@@ -11,7 +11,7 @@ from solrl_client.rollouts import RolloutClient
 
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.evaluations import Evaluation
-from solrl_trainer.records.metrics_file import Metrics, own_time
+from solrl_trainer.records.metrics_file import MetricsFile, own_time
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
 from solrl_trainer.records.status_reports import StatusReporter
 from solrl_trainer.rollouts.exploration import Exploration
@@ -22,7 +22,7 @@ from solrl_trainer.service.reward_specs import reward_specs
 from solrl_trainer.service.run_client import RunClient, run_client
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.resuming import Change
-from solrl_trainer.trackers.feed import Trackers
+from solrl_trainer.trackers.run_trackers import Trackers
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class RunLog:
 
     def __init__(
         self,
-        metrics: Metrics | None = None,
+        metrics: MetricsFile | None = None,
         reporter: Reporter | None = None,
         status: StatusReporter | None = None,
         trackers: Trackers | None = None,
@@ -229,7 +229,7 @@ def open_run_log(
 
             reports = StatusReporter(client, config, source)
             status = stack.enter_context(reports)
-        yield RunLog(Metrics(config.output / "metrics.jsonl"), reporter, status, trackers)
+        yield RunLog(MetricsFile(config.output / "metrics.jsonl"), reporter, status, trackers)
 
 
 @contextmanager

@@ -47,8 +47,8 @@ class TimeLeft:
         return due
 
 
-class Work:
-    """Work that is finished in parts, and told to `progress`."""
+class ProgressCounter:
+    """Counts the finished parts of some work, and tells `progress`."""
 
     def __init__(self, total: float, progress: OnProgress) -> None:
         self._done, self._total = 0.0, total

@@ -13,7 +13,7 @@ _APART = 0.025
 """Least distance of numbers, as a share of the plot's width."""
 
 
-class Point(NamedTuple):
+class PlanPoint(NamedTuple):
     """A plan: its name, seconds per group, and separation with its interval."""
 
     name: str
@@ -23,7 +23,7 @@ class Point(NamedTuple):
     high: float
 
 
-def write_frontier(points: Sequence[Point], wanted: float, chosen: str | None, about: str, folder: Path) -> Path:
+def write_frontier(points: Sequence[PlanPoint], wanted: float, chosen: str | None, about: str, folder: Path) -> Path:
     """Plot the plans, with a line through the Pareto-optimal ones; a numbered key names these and the chosen plan.
 
     Pale lines are the intervals of the separation.
@@ -45,7 +45,7 @@ def write_frontier(points: Sequence[Point], wanted: float, chosen: str | None, a
 
 
 def draw_frontier(
-    panels: Sequence[Any], points: Sequence[Point], wanted: float, chosen: str | None, about: str
+    panels: Sequence[Any], points: Sequence[PlanPoint], wanted: float, chosen: str | None, about: str
 ) -> None:
     """Draw the plot and its key into two axes of matplotlib."""
     axes, key = panels
@@ -56,16 +56,16 @@ def draw_frontier(
     axes.set_title(about, fontsize=9, loc="left", pad=24)
 
 
-def frontier(points: Sequence[Point]) -> list[Point]:
+def frontier(points: Sequence[PlanPoint]) -> list[PlanPoint]:
     """Pareto-optimal plans, from the cheapest to the most expensive."""
-    found: list[Point] = []
+    found: list[PlanPoint] = []
     for point in sorted(points, key=lambda p: (p.seconds, -p.separation)):
         if not found or point.separation > found[-1].separation:
             found.append(point)
     return found
 
 
-def _draw_plans(axes: Any, points: Sequence[Point], best: Sequence[Point], wanted: float) -> None:
+def _draw_plans(axes: Any, points: Sequence[PlanPoint], best: Sequence[PlanPoint], wanted: float) -> None:
     colours = {tier: f"C{i}" for i, tier in enumerate(dict.fromkeys(point.name.split()[0] for point in points))}
     axes.plot([one.seconds for one in best], [one.separation for one in best], "-", color="0.6", zorder=1)
     for name, seconds, separation, low, high in points:
@@ -81,12 +81,12 @@ def _draw_plans(axes: Any, points: Sequence[Point], best: Sequence[Point], wante
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def _named(points: Sequence[Point], chosen: str | None) -> list[Point]:
+def _named(points: Sequence[PlanPoint], chosen: str | None) -> list[PlanPoint]:
     """Plans of the key, from the cheapest to the most expensive."""
     return sorted({*frontier(points), *(point for point in points if point.name == chosen)}, key=lambda p: p.seconds)
 
 
-def _draw_numbers(axes: Any, named: Sequence[Point], chosen: str | None) -> None:
+def _draw_numbers(axes: Any, named: Sequence[PlanPoint], chosen: str | None) -> None:
     """Draw the numbers of plans side by side above the plot, each with a line to its plan."""
     low, high = axes.get_xlim()
     places: list[float] = []
@@ -99,7 +99,7 @@ def _draw_numbers(axes: Any, named: Sequence[Point], chosen: str | None) -> None
         axes.annotate(str(number), (point.seconds, point.separation), (x, 1.02), textcoords="axes fraction", **look)
 
 
-def _draw_key(axes: Any, named: Sequence[Point], chosen: str | None) -> None:
+def _draw_key(axes: Any, named: Sequence[PlanPoint], chosen: str | None) -> None:
     axes.set_axis_off()
     axes.set(xlim=(0, 1), ylim=(len(named) + 0.5, -1))
     axes.text(0, -0.2, "plans on the line; no other plan is both cheaper and better:", fontsize=8)

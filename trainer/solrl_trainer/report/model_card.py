@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from solrl_core.families.load import MODELS, described
+from solrl_core.families.load import MODELS, describe_model
 from solrl_core.sampling.sampler import unshifted_sigmas
 from solrl_proto.text_files import read_json, read_text
 
@@ -22,7 +22,7 @@ MARK = "<!-- Written by solrl-train export. -->"
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutFigures:
     """Figures of one version on held-out prompts.
 
     Attributes:
@@ -37,7 +37,7 @@ class HeldOut:
     grid: Path | None = None
 
 
-def held_out(folder: Path, version: int) -> HeldOut | None:
+def held_out(folder: Path, version: int) -> HeldOutFigures | None:
     """Figures of a version: of the run's result, of `solrl-train evaluate`, or means of metrics.jsonl; None without.
 
     Args:
@@ -50,14 +50,14 @@ def held_out(folder: Path, version: int) -> HeldOut | None:
             if found.get("version", found.get("iterations")) == version and "prompts" in found:
                 grid = path.with_name("grid.png")
                 images = found.get("images") or found["prompts"] * found["seeds"]
-                return HeldOut(found["rewards"], found["prompts"], images, grid if grid.is_file() else None)
+                return HeldOutFigures(found["rewards"], found["prompts"], images, grid if grid.is_file() else None)
     metrics = folder / "metrics.jsonl"
     lines = read_metrics(metrics) if metrics.is_file() else []
     means = {line["version"]: line["rewards"] for line in lines if line["event"] == "evaluation"}
     if not {0, version} <= means.keys():
         return None
     before, after = means[0], means[version]
-    return HeldOut({name: {"before": before[name], "after": after[name]} for name in after if name in before})
+    return HeldOutFigures({name: {"before": before[name], "after": after[name]} for name in after if name in before})
 
 
 def how_to_load(folder: Path) -> str | None:
@@ -69,7 +69,7 @@ def how_to_load(folder: Path) -> str | None:
     return text.partition("```python\n")[2].partition("\n```")[0] or None
 
 
-def model_card(config: RunConfig, version: int, measured: HeldOut | None, source: str) -> str:
+def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None, source: str) -> str:
     """The card in Markdown, with the hub's front matter.
 
     Args:
@@ -82,7 +82,7 @@ def model_card(config: RunConfig, version: int, measured: HeldOut | None, source
     registered = config.model in MODELS
     on_hub = not registered and not Path(config.model).is_dir()
     base = config.model if registered or on_hub else Path(config.model).name
-    found = described(config.model, config.revision)
+    found = describe_model(config.model, config.revision)
     call = None if found is None else found.family.pipeline_call(found.options, found.config, config.guidance)
     arguments = {"num_inference_steps": config.evaluate.steps} | (call or {"guidance_scale": config.guidance})
     even = found is not None and not found.family.own_schedule
@@ -126,7 +126,7 @@ def _front(config: RunConfig, on_hub: bool) -> dict[str, Any]:
     }
 
 
-def _rows(measured: HeldOut, config: RunConfig) -> list[tuple[str, ...]]:
+def _rows(measured: HeldOutFigures, config: RunConfig) -> list[tuple[str, ...]]:
     """Reward, role, before, after, and gain with its interval."""
     rows = []
     for name, row in measured.rewards.items():

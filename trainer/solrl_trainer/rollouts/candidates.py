@@ -9,7 +9,7 @@ from solrl_engine.sampler import Sampler, survivors
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, flattened
-from solrl_trainer.rollouts.scoring import SampleScorer
+from solrl_trainer.rollouts.sample_scorer import SampleScorer
 
 
 @dataclass(frozen=True)

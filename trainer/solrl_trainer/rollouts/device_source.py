@@ -29,7 +29,7 @@ from solrl_trainer.rollouts.loading import Loaded, load, warn_of_decoder_emulati
 from solrl_trainer.rollouts.models import Models
 from solrl_trainer.rollouts.plans import exploration_plan, training_plan
 from solrl_trainer.rollouts.reward_clock import Images, RewardClock
-from solrl_trainer.rollouts.scoring import SampleScorer
+from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompts import prompts_of_iteration
 

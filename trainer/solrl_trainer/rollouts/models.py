@@ -13,7 +13,7 @@ from solrl_proto.adapters import adapter_digest
 from solrl_proto.identifiers import Precision
 from solrl_proto.rollouts import AdapterUse
 
-from solrl_trainer.memory.layout import find_layout
+from solrl_trainer.memory.layout_search import find_layout
 from solrl_trainer.memory.run_memory import explored_precision
 from solrl_trainer.policy.encoders import Encoders
 from solrl_trainer.policy.policy import Policy

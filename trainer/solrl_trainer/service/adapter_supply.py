@@ -8,7 +8,7 @@ from solrl_client.rollouts import RolloutClient
 from solrl_proto.adapters import AdapterList, adapter_digest
 from solrl_proto.problems import Problem, ProblemError, ProblemKind
 
-from solrl_trainer.service.problems import run_taken
+from solrl_trainer.service.requirements import run_taken
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.records.folder import FolderInUseError, check_new, is_locked
 from solrl_trainer.records.waits import Waits
-from solrl_trainer.service.problems import require_precision, require_rewards, run_taken
+from solrl_trainer.service.requirements import require_precision, require_rewards, run_taken
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompts import find_prompts, in_both, read_prompts, read_split
 from solrl_trainer.trackers.registry import require_trackers

@@ -98,7 +98,7 @@ def check_before_loading(config: RunConfig, checkpoint: int | None, allowed: Col
     metrics = config.output / "metrics.jsonl"
     if metrics.is_file():
         read_metrics(metrics)
-    if (origin := checkpoints.origin(config.output / "checkpoints", checkpoint)) is not None:
+    if (origin := checkpoints.newest_origin(config.output / "checkpoints", checkpoint)) is not None:
         check(origin, config, parts_before_loading(config), allowed)
 
 

@@ -16,7 +16,7 @@ from solrl_proto.rollouts import Plan, PromptItem, RewardTime
 
 from solrl_rollout.engine import errors
 from solrl_rollout.engine.errors import EngineError
-from solrl_rollout.engine.groups import png
+from solrl_rollout.engine.scored_group import png
 from solrl_rollout.engine.work import Chunk, ExternalReward, HostedModel, Job, ScoredChunk
 
 Header = dict[str, Any]

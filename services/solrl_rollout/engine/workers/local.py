@@ -21,10 +21,10 @@ from solrl_engine.scorer import NonFiniteImagesError
 from solrl_engine.side_stream import SideStream
 
 from solrl_rollout.engine.backends import BackendLoader
+from solrl_rollout.engine.chunk_scorer import ChunkScorer
 from solrl_rollout.engine.errors import ChunkFault, EngineDeadError
 from solrl_rollout.engine.model_loading import load_models
 from solrl_rollout.engine.model_runner import ModelRunner
-from solrl_rollout.engine.scoring import ChunkScorer
 from solrl_rollout.engine.work import Chunk, GeneratedChunk, HostedModel, Job, ScoredChunk
 from solrl_rollout.engine.workers.base import Feed
 from solrl_rollout.settings import Settings

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 _SIZES = struct.Struct("!QQ")
 
 
-class Message(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """A received message. `descriptor`, if there is one, is an open file, which the receiver must close."""
 
     header: dict[str, Any]
@@ -43,7 +43,7 @@ class Messages:
             self._socket.sendall(text)
             self._socket.sendall(body)
 
-    def receive(self) -> Message:
+    def receive(self) -> ReceivedMessage:
         """Receive the next message.
 
         Raises:
@@ -56,7 +56,7 @@ class Messages:
             sizes += _not_empty(part)
         try:
             header, body = (self._read(size) for size in _SIZES.unpack(sizes))
-            return Message(json.loads(header), body, descriptor)
+            return ReceivedMessage(json.loads(header), body, descriptor)
         except BaseException:
             if descriptor is not None:
                 os.close(descriptor)

@@ -49,7 +49,7 @@ class WorkerActor:
     def handle(self, message: bytes, source: list[Any]) -> None:
         """Handle a message; `source` has the reference to its adapter's file, if it has one."""
         try:
-            self._child.handle(*unpack(message), *source)
+            self._child.handle(*decode_message(message), *source)
         except BaseException:
             logger.exception("the worker ends")
             os._exit(1)
@@ -59,20 +59,20 @@ class WorkerActor:
         return self._outbox.get()
 
     def _send(self, header: Header, body: bytes = b"") -> None:
-        self._outbox.put(pack(header, body))
+        self._outbox.put(encode_message(header, body))
 
     def _find_adapter(self, digest: str, source: Any) -> Adapter:
         # Copied, because tensors need writable memory.
         return self._newest.get(digest, lambda: view_adapter(bytearray(ray.get(source))))
 
 
-def pack(header: Header, body: bytes) -> bytes:
+def encode_message(header: Header, body: bytes) -> bytes:
     """A message as bytes."""
     text = json.dumps(header).encode()
     return b"".join((_SIZE.pack(len(text)), text, body))
 
 
-def unpack(message: bytes) -> tuple[Header, bytes]:
+def decode_message(message: bytes) -> tuple[Header, bytes]:
     """The header and body of a message."""
     (size,) = _SIZE.unpack_from(message)
     end = _SIZE.size + size

@@ -21,7 +21,7 @@ try:
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
-    from solrl_rollout.engine.workers.ray_actor import WorkerActor, pack, unpack
+    from solrl_rollout.engine.workers.ray_actor import WorkerActor, decode_message, encode_message
 except ModuleNotFoundError as error:
     if error.name != "ray":
         raise
@@ -157,14 +157,14 @@ class RayConnection:
         """Send a message; with an adapter, the reference to its file."""
         # In a list: of an argument, Ray would bring the file before it delivers the message and those after it.
         try:
-            self._handle.remote(pack(header, body), [] if source is None else [source])
+            self._handle.remote(encode_message(header, body), [] if source is None else [source])
         except RayError as error:
             raise self._ended(str(error)) from error
 
     def receive(self) -> tuple[Header, bytes]:
         """Receive the next message."""
         try:
-            return unpack(ray.get(self._next.remote()))
+            return decode_message(ray.get(self._next.remote()))
         except RayError as error:
             raise self._ended(str(error)) from error
 

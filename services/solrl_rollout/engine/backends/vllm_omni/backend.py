@@ -25,7 +25,7 @@ from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import AdapterUse
 
 from solrl_rollout.engine.backends.vllm_omni.adapters import adapter_number, peft_folder
-from solrl_rollout.engine.backends.vllm_omni.orders import Order, pack
+from solrl_rollout.engine.backends.vllm_omni.orders import Order, as_packed
 from solrl_rollout.engine.backends.vllm_omni.support import (
     VERSIONS,
     naming_missing_packages,
@@ -147,7 +147,7 @@ class VllmOmniBackend:
                 solver=solver,
                 sigmas=sigmas,
                 until=plan.steps if request.until is None else request.until,
-                start=None if start is None else pack(start.rows(rows)),
+                start=None if start is None else as_packed(start.rows(rows)),
             )
             ends.append(self._engine.generate(order, self._adapter, between or (lambda: None)))
         end = Trajectory.join(ends).to(self._device)

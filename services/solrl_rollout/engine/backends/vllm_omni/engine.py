@@ -22,7 +22,7 @@ from vllm_omni.diffusion.sched import StepScheduler
 from vllm_omni.diffusion.sched.interface import DiffusionRequestStatus
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
-from solrl_rollout.engine.backends.vllm_omni.orders import ORDER, Order, unpack
+from solrl_rollout.engine.backends.vllm_omni.orders import ORDER, Order, from_packed
 
 _PARTS = "solrl_rollout.engine.backends.vllm_omni.pipeline"
 
@@ -125,7 +125,7 @@ class OmniEngine:
         output = self._engine.add_req_and_wait_for_response(request)
         if output.error:
             raise _failure(output.error)
-        return unpack(output.output, order.solver)
+        return from_packed(output.output, order.solver)
 
     def bind(self, name: str, number: int, folder: Path) -> list[str]:
         """Load an adapter; return the modules that it is bound to.

@@ -43,14 +43,14 @@ class Order:
         return self.until - (self.start["index"] if self.start is not None else 0)
 
 
-def pack(trajectory: Trajectory) -> Packed:
+def as_packed(trajectory: Trajectory) -> Packed:
     """Pack a trajectory."""
     solver = trajectory.solver
     history = {f"history.{index}": tensor.cpu() for index, tensor in enumerate(solver.history)}
     return {"x": trajectory.x.cpu(), **history, "index": trajectory.index, "sigma": solver.sigma}
 
 
-def unpack(packed: Packed, solver: SolverSpec) -> Trajectory:
+def from_packed(packed: Packed, solver: SolverSpec) -> Trajectory:
     """Unpack a trajectory of a kind of solver."""
     made = make_solver(solver)
     made.history = tuple(packed[f"history.{index}"] for index in range(len(packed) - 3))

@@ -27,7 +27,7 @@ from vllm_omni.diffusion.utils.tf_utils import get_transformer_config_kwargs
 from vllm_omni.diffusion.worker.diffusion_worker import CustomPipelineWorkerExtension
 
 from solrl_rollout.engine.backends.vllm_omni.adapters import PACKED, bound_modules
-from solrl_rollout.engine.backends.vllm_omni.orders import ORDER, Order, pack, unpack
+from solrl_rollout.engine.backends.vllm_omni.orders import ORDER, Order, as_packed, from_packed
 
 _EXTRA = "solrl_progress"
 
@@ -85,7 +85,7 @@ class RolloutPipeline(nn.Module):
             noise = initial_noise(order.seeds, self._backbone.latent_shape)
             first = Trajectory(noise, make_solver(order.solver))
         else:
-            first = unpack(order.start, order.solver)
+            first = from_packed(order.start, order.solver)
         first = first.to(self.device)
         conditioning = {
             name: upload(tensor, self.device).expand(len(order.seeds), *tensor.shape[1:]).contiguous()
@@ -122,7 +122,7 @@ class RolloutPipeline(nn.Module):
     def post_decode(self, state: Any, **_: Any) -> Any:
         """The request's trajectory, on the CPU."""
         now: _Progress = state.extra.pop(_EXTRA)
-        return DiffusionOutput(output=pack(now.trajectory))
+        return DiffusionOutput(output=as_packed(now.trajectory))
 
 
 def _transformer(family: str, od_config: Any) -> nn.Module:

@@ -16,7 +16,7 @@ from solrl_core.sampling.sampler import Trajectory
 from solrl_core.sampling.solvers import Euler
 from solrl_engine.scorer import sum_times
 from solrl_proto.rollouts import RewardTime
-from solrl_rollout.engine.scoring import ChunkScorer
+from solrl_rollout.engine.chunk_scorer import ChunkScorer
 from solrl_rollout.engine.work import Chunk, GeneratedChunk
 
 
@@ -55,7 +55,7 @@ class AtServer:
 
 def test_a_server_gets_bytes_and_its_seconds_count(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    for module in ("solrl_rollout.engine.scoring", "solrl_core.rewards.base"):
+    for module in ("solrl_rollout.engine.chunk_scorer", "solrl_core.rewards.base"):
         monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: clock[0]))
     server = AtServer(clock)
     rewards = RewardSet({"there": server, REWARD: brightness})

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fake_backend import chunk, job
-from solrl_rollout.engine.queue.feed import WorkerFeed
+from solrl_rollout.engine.queue.worker_feed import WorkerFeed
 from solrl_rollout.engine.work import ScoredChunk
 
 

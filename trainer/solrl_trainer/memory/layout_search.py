@@ -8,7 +8,7 @@ from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.memory import RESERVED, modules_of, weight_bytes
 from solrl_core.precision import fastest_precision
 
-from solrl_trainer.memory.run_memory import Layout, RunMemory, Wanted, plan_run
+from solrl_trainer.memory.run_memory import MemoryLayout, RunMemory, Wanted, plan_run
 from solrl_trainer.policy.sharding import check_sharding
 from solrl_trainer.ranks.communicator import Communicator, gather_values
 from solrl_trainer.settings.config import RunConfig
@@ -16,7 +16,7 @@ from solrl_trainer.settings.config import RunConfig
 logger = logging.getLogger(__name__)
 
 
-def find_layout(config: RunConfig, backbone: PipelineBackbone, world: Communicator) -> Layout:
+def find_layout(config: RunConfig, backbone: PipelineBackbone, world: Communicator) -> MemoryLayout:
     """The layout that the settings and the memory plan determine; the log says what is unusual in it.
 
     Args:
@@ -31,7 +31,7 @@ def find_layout(config: RunConfig, backbone: PipelineBackbone, world: Communicat
     blocks = sum(len(list(backbone.transformer.get_submodule(name).children())) for name in backbone.blocks)
     wanted = Wanted.of(config, blocks, world.size)
     if backbone.device.type != "cuda":
-        layout = Layout(wanted.sharded is True, wanted.offloaded is True, wanted.checkpointed or 0)
+        layout = MemoryLayout(wanted.sharded is True, wanted.offloaded is True, wanted.checkpointed or 0)
     else:
         layout = wanted.layout or _planned(config, backbone, world)
     if layout.sharded:
@@ -41,7 +41,7 @@ def find_layout(config: RunConfig, backbone: PipelineBackbone, world: Communicat
     return layout
 
 
-def _planned(config: RunConfig, backbone: PipelineBackbone, world: Communicator) -> Layout:
+def _planned(config: RunConfig, backbone: PipelineBackbone, world: Communicator) -> MemoryLayout:
     plan = plan_run(config, backbone.on_meta(), fastest_precision(backbone.device), world.size)
     gpu = usable_bytes(backbone, plan)
     layout = plan.layout(gpu)
