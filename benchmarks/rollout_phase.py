@@ -19,27 +19,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from solrl_core.adapter import decode_adapter, encode_adapter
 from solrl_core.families.skeleton import materialize
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_core.sampling.generator import Generator
-from solrl_proto.adapters import adapter_digest
 from solrl_proto.rollouts import Plan, Prune
-from support.adapters import random_adapter
 from support.own_process import ProcessEndedError, rows_of
 from support.results import Results, Row, device_name, figure_of, options, table
 from support.rollout_path import Explorer, shares
 from support.true_size import random_hps, skeleton
-from torch._dynamo.utils import counters
 
-PARTS = ("adapter", "phase", "fp8-decoder", "pruned", "share")
+PARTS = ("fp8-decoder", "pruned", "share")
 CANDIDATES, KEPT = 96, 24
 EXPLORE_STEPS, REGENERATE_STEPS, FITTED_STEPS = 6, 10, 4
 KEEP = 64
 """Candidates that the pruned plan keeps after four of the six steps."""
-RANK = 32
 SPENT = ("transformer", "encode", "decode", "reward", "other")
 NAMES = {"flux": "FLUX.1", "sd3": "SD3.5-L", "sana": "SANA 1.6B"}
 UNPRUNED, REGENERATE, BASELINE = "6 steps", "regenerate", "baseline"
@@ -71,8 +66,8 @@ def main() -> None:
     """Measure the selected parts, write and print the tables."""
     parser = options(__doc__, device="cuda")
     parser.add_argument("--models", nargs="+", default=list(NAMES), choices=list(NAMES))
-    further = "adapter: flux alone; fp8-decoder and pruned: further plans of a phase"
-    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS, help=further)
+    further = "beside the phase: further plans of it, and shares of its time"
+    parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS, help=further)
     parser.add_argument(
         "--rounds", type=int, default=2, help="rounds of exploring and regenerating; the baseline runs once"
     )
@@ -80,8 +75,6 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=500, help="time limit per model in seconds")
     parser.add_argument("--note", help="with --render: a sentence that the page adds for these models")
     args = parser.parse_args()
-    if set(args.parts) & {"fp8-decoder", "pruned", "share"} and "phase" not in args.parts:
-        parser.error("fp8-decoder, pruned and share need the part phase")
     results = Results("rollout_phase", args.out, page, {"rollout_phase": plot})
     models = results.found.setdefault("models", {})
 
@@ -100,7 +93,7 @@ def main() -> None:
                     own.pop("failed", None)
                     if row["part"] == "setting" and own.get("setting") != row["values"]:
                         own.clear()  # the rest was measured with another setting
-                    note(results.found if row["part"] == "adapter" else own, row["part"], row["values"])
+                    note(own, row["part"], row["values"])
             except ProcessEndedError as error:
                 note(own, "failed", str(error))
     results.show()
@@ -131,10 +124,6 @@ def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
     cheap.explore("warm-up", range(CHUNK_SIZE + 1), Plan(steps=1))  # compiles both batch sizes
     if "fp8-decoder" in args.parts:
         cheap.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1, decoder_precision="fp8"))
-    if "adapter" in args.parts and model == "flux":
-        yield row("adapter", adapter(cheap))
-    if "phase" not in args.parts:
-        return
     plans, full = explored(args.parts), Plan(steps=REGENERATE_STEPS)
     true = Explorer(Generator(backbone, "bf16"), rewards)
     true.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1))
@@ -204,39 +193,6 @@ def phase(
             yield times
 
 
-def adapter(cheap: Any) -> dict[str, Any]:
-    """Time of an adapter update from bytes in memory to served, by part, medians of 3; and recompiled graphs."""
-
-    generator = cheap.generator
-    device = generator.backbone.device
-    body = encode_adapter(random_adapter(generator.layout, 0, rank=RANK, size=0.01))
-    times: dict[str, list[float]] = {name: [] for name in ("digest", "decode", "upload", "merge")}
-    for _ in range(3):
-        given: Any = None
-        steps: dict[str, Callable[[Any], Any]] = {
-            "digest": lambda _: adapter_digest(body),
-            "decode": lambda _: decode_adapter(body, generator.layout),
-            "upload": lambda decoded: decoded.to(device),
-            "merge": generator.set_adapter,
-        }
-        for name, work in steps.items():
-            began = time.perf_counter()
-            given = work(given)
-            cheap.settle()
-            times[name].append(time.perf_counter() - began)
-    before = counters["stats"]["unique_graphs"]
-    began = time.perf_counter()
-    cheap.explore("warm-up", range(24 + 1), Plan(steps=1))
-    after = time.perf_counter() - began
-    generator.set_adapter(None)
-    parts = {name: statistics.median(each) for name, each in times.items()}
-    whole = statistics.median(map(sum, zip(*times.values(), strict=True)))
-    recompiled = counters["stats"]["unique_graphs"] - before
-    bound = len(generator.layout)
-    said = {"bytes": len(body), "modules": bound, "recompiled": recompiled, "first_chunk_of_one_step": after}
-    return {"whole": whole, "parts": parts, **said}
-
-
 def page(result: Mapping[str, Any]) -> str:
     """Markdown tables of the measured parts."""
     models = {name: result["models"][name] for name in NAMES if name in result["models"]}
@@ -270,8 +226,6 @@ def page(result: Mapping[str, Any]) -> str:
         "",
         "![Time of an exploration by part](rollout_phase.png)",
     ]
-    if "adapter" in result:
-        lines += _adapter(result["adapter"])
     return "\n".join(lines) + "\n"
 
 
@@ -316,21 +270,6 @@ def _share(name: str, one: Mapping[str, Any]) -> Iterator[Sequence[str]]:
     for model, plan, share, wanted in found:
         parts = (f"{share['parts'][part]:.3f}" for part in SPENT)
         yield (model, plan, f"{share['served_s']:.2f}", *parts, f"{share['outside']['served']:.1%}", wanted)
-
-
-def _adapter(one: Mapping[str, Any]) -> list[str]:
-    seconds = [*one["parts"].values(), one["whole"]]
-    return [
-        "",
-        "## Adapter update of FLUX.1",
-        "",
-        f"An adapter of rank 32 ({one['bytes'] / 1e6:.0f} MB), from memory to served:",
-        "",
-        *table((*one["parts"], "total", "goal"), [(*(f"{each:.3f}" for each in seconds), "≤ 1.0")]),
-        "",
-        f"Seconds, medians of 3. {one['modules']} modules are merged in float32 and requantised in place. A chunk of",
-        f"one step afterwards compiled {one['recompiled']} graphs.",
-    ]
 
 
 def plot(result: Mapping[str, Any], path: Path) -> None:

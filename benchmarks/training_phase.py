@@ -2,8 +2,8 @@
 
 The baseline has diffusers' uncompiled blocks, PEFT's layers, flash attention, and recomputes every block of FLUX.1 and
 SD3.5-L. Both train the same random weights of the true shapes with the presets' settings, and are measured in turns.
-Also measured: options, one at a time; planned and used memory; and, on the miniatures, the distance of gradients to
-those in float32. Each model is measured in a separate process. Writes docs/results/training_phase.{json,md}.
+Also measured: options, one at a time; planned and used memory. Each model is measured in a separate process. Writes
+docs/results/training_phase.{json,md}.
 """
 
 import copy
@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,6 @@ NAMES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 102
 WANTED = {"flux": 1.8, "sd3": 1.6, "sana": 1.5}
 ROUNDS = 3
 MICRO_BATCHES = 2
-SEEDS = 12
 PARTS = ("reference", "old", "current", "optimizer")
 
 
@@ -183,20 +181,14 @@ def main() -> None:
     """Measure each model in a separate process; write and print the tables."""
     parser = options(__doc__, device="cuda")
     parser.add_argument("--models", nargs="+", default=list(PRESETS), choices=list(PRESETS))
-    parser.add_argument("--parts", nargs="+", default=list(WORKS), choices=list(WORKS))
     args = parser.parse_args()
     results = Results("training_phase", args.out, page)
     if not args.render:
-        results.keep(lambda row: row["model"] not in args.models or part(row) not in args.parts)
-        for work, model in product(args.parts, args.models):
-            for row in rows_of(WORKS[work], model, args.device, device=args.device):
+        results.keep(lambda row: row["model"] not in args.models)
+        for model in args.models:
+            for row in rows_of(measure, model, args.device, device=args.device):
                 results.add(row)
     results.show()
-
-
-def part(row: Row) -> str:
-    """Part of the benchmark that produced a row."""
-    return "gradient" if row["kind"] == "gradient" else "time"
 
 
 def row_of(model: str, device: str, **values: Any) -> Row:
@@ -338,70 +330,6 @@ def medians(times: list[dict[str, float]]) -> dict[str, Any]:
     return {part: statistics.median(each[part] for each in times) for part in (*PARTS, "all")} | {"rounds": times}
 
 
-def compare_gradients(model: str, device: str) -> Iterator[Row]:
-    """Yield a row: the relative distance of a micro-batch's gradient to that in float32, on the miniature, for both.
-
-    The current policy is one step of the learning rate away from the old one, whose B is not zero.
-    """
-    torch.backends.cudnn.allow_tf32 = False
-    config = resolve(f"{MINIATURES[model]}/sol_rl/clipscore", overrides=["optimizer.updates=1"]).config
-    config = with_settings(config, {"optimizer.batch": 24, "algorithm.timestep_fraction": 0.05})
-    found: dict[str, list[torch.Tensor]] = {"baseline": [], "solrl": [], "float32": []}
-    for way, gradients in found.items():
-        dtype = torch.float32 if way == "float32" else None
-        for seed in range(SEEDS):
-            backbone = load_backbone(MINIATURES[model], device=device, dtype=dtype)
-            policy: Any
-            if way == "baseline":
-                policy = PeftPolicy(backbone, config.lora, False)
-                current, old = policy.weights[CURRENT], policy.weights[OLD]
-            else:
-                policy = Policy(backbone, config.lora, config.seed)
-                current, old = policy.parameters, list(policy._weights[OLD].values())
-            set_weights(current, old, config, seed)
-            gradients.append(gradient(policy, backbone, config, seed))
-    rows = {}
-    for way in ("baseline", "solrl"):
-        pairs = list(zip(found[way], found["float32"], strict=True))
-        rows[way] = {
-            "distance": [float((own - true).norm() / true.norm()) for own, true in pairs],
-            "cosine": [float(torch.nn.functional.cosine_similarity(own, true, dim=0)) for own, true in pairs],
-        }
-    yield row_of(model, device, kind="gradient", distances=rows)
-
-
-@torch.no_grad()
-def set_weights(current: list[nn.Parameter], old: list[nn.Parameter], config: RunConfig, seed: int) -> None:
-    """Set the old policy to random weights, as if trained, and the current one a step further."""
-    generator = torch.Generator().manual_seed(seed)
-    for index, (here, there) in enumerate(zip(current, old, strict=True)):
-        deviation = 0.01 if index % 2 else 1 / config.lora.rank
-        weight = deviation * torch.randn(here.shape, generator=generator)
-        there.copy_(weight)
-        here.copy_(weight + config.optimizer.learning_rate * torch.randn(here.shape, generator=generator).sign())
-
-
-def gradient(policy: Any, backbone: Backbone, config: RunConfig, seed: int) -> torch.Tensor:
-    """Gradient of a micro-batch for all weights, concatenated [P], on the CPU."""
-    kept: list[torch.Tensor] = []
-
-    def keep(limit: float) -> float:
-        kept.append(torch.cat([p.grad.flatten() for p in policy.parameters]).cpu())
-        return 1.0
-
-    policy.gradient_norm = keep
-    timed = Timed(policy, backbone, config)
-    count = config.optimizer.batch
-    generator = torch.Generator().manual_seed(seed)
-    latents = torch.randn(count, *backbone.latent_shape, generator=generator).to(backbone.device)
-    row = backbone.encode(["two red circles"])
-    samples = TrainingSamples(
-        latents, torch.randn(count, generator=generator), row, torch.zeros(count, dtype=torch.int64)
-    )
-    timed.updater.update(samples, seed)
-    return kept[0].double()
-
-
 WAY = ("model, micro-batch", "", "reference, ms", "old", "current, forward and backward", "optimizer", "total", "ratio")
 MEMORY = ("model", "planned, GiB", "measured", "difference", "first update, with compiling, s")
 
@@ -409,7 +337,7 @@ MEMORY = ("model", "planned, GiB", "measured", "difference", "first update, with
 def page(found: Mapping[str, Any]) -> str:
     """Markdown page of the results."""
     rows = [row for model in NAMES for row in found["rows"] if row["model"] == model]
-    kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in ("memory", "gradient", "equal")}
+    kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in ("memory", "equal")}
     same = ", ".join(NAMES[row["model"]] for row in kinds["equal"] if row["bits"]) or "none"
     lines = [
         "# A training micro-batch against diffusers and PEFT",
@@ -429,11 +357,6 @@ def page(found: Mapping[str, Any]) -> str:
         "Memory of training in addition to the weights, all activations kept, planned without a GPU and measured:",
         "",
         *table(MEMORY, map(_memory_cells, kinds["memory"])),
-        "",
-        "Relative distance of a micro-batch's gradient to that in float32, on the miniature of the family: mean of",
-        f"{SEEDS} seeds, smallest to largest; the current policy is one step from the old one:",
-        "",
-        *table(("miniature", "baseline", "solrl"), map(_gradient_cells, kinds["gradient"])),
     ]
     return "\n".join(lines) + "\n"
 
@@ -458,13 +381,6 @@ def _memory_cells(row: Row) -> Sequence[str]:
     off = f"{planned / measured - 1:+.1%}" if measured else ""
     return NAMES[row["model"]], f"{planned:.2f}", f"{measured:.2f}", off, f"{row['compile_s']:.0f}"
 
-
-def _gradient_cells(row: Row) -> Sequence[str]:
-    each = [row["distances"][way]["distance"] for way in ("baseline", "solrl")]
-    return MINIATURES[row["model"]], *(f"{statistics.mean(x):.4f} ({min(x):.4f} to {max(x):.4f})" for x in each)
-
-
-WORKS = {"gradient": compare_gradients, "time": measure}
 
 if __name__ == "__main__":
     main()

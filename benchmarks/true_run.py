@@ -73,7 +73,7 @@ def main() -> None:
     # Random weights do not rank.
     flags = ("--device", serving, "--reward-options", json.dumps(reward), "--checks", "off")
     began = time.perf_counter()
-    with rollout_service(str(model), OUTPUT / "service.log", ("hpsv2",), flags, ready_seconds=600) as url:
+    with rollout_service(str(model), OUTPUT / "service.log", ("hpsv2",), flags) as url:
         ready = time.perf_counter() - began
         explore, served = alone(url)
         print(f"ready after {ready:.0f} s; exploring alone: {explore}", file=sys.stderr, flush=True)

@@ -3,7 +3,7 @@
 Does the runs that the tables need and are missing, then writes all tables from whatever is finished. The command can be
 stopped (`--minutes` stops it) and run again: finished runs are skipped, unfinished ones resume from their last
 checkpoint. `--runs` has a small file for each finished run; folders of several machines of one kind are merged by
-copying their files. `--plan` prints the runs and how long they take, `--show` only writes the tables.
+copying their files. `--plan` counts the runs, `--show` only writes the tables.
 Writes docs/results/paper.{json,md} and the folder docs/results/paper, with an archive of the finished runs: `--stored`
 begins with those.
 """
@@ -21,9 +21,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from solrl_trainer.settings.presets import MODELS, REWARD_WORDS, ConfigError, parse_override
+from support.results import table
 
 from paper.compute import SHAPES
-from paper.estimate import plan
 from paper.experiments import JUDGES, REWARDS, Experiment, Programme
 from paper.finished import MixedRunsError, read_finished
 from paper.page import write_page
@@ -57,7 +57,7 @@ def _main(args: argparse.Namespace) -> int:
         take_stored(args.out, args.runs)
     context = read(programme, args.runs, args.results)
     if args.plan:
-        print(plan(context, args.jobs))
+        print(plan(context))
         return 0
     failed: set[str] = set()
     while not args.show and time.monotonic() < until:
@@ -98,7 +98,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=1, help="parallel runs, shared by all visible GPUs")
     parser.add_argument("--minutes", type=float, default=math.inf, help="time limit; run again to continue")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--plan", action="store_true", help="print the runs and how long they take; run nothing")
+    parser.add_argument("--plan", action="store_true", help="print how many runs each table needs; run nothing")
     parser.add_argument("--show", action="store_true", help="write the tables from the finished runs; run nothing")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--results", type=Path, default=Path("docs/results"), help="stored results of other benchmarks")
@@ -145,6 +145,17 @@ def missing(context: Context, tables: Sequence[str], *, whole: bool = False) -> 
     """Runs of these tables that are not finished: trials first, then seed by seed, so that tables fill evenly."""
     needed = dict.fromkeys(one for name in tables for one in TABLES[name].experiments(context, whole=whole))
     return sorted((one for one in needed if one.name not in context.runs), key=lambda one: _place(one, context))
+
+
+def plan(context: Context) -> str:
+    """Runs that each table needs, how many of them are finished, and how many missing ones no table above needs."""
+    rows, seen = [], set[str]()
+    for name in TABLES:
+        needed = list(dict.fromkeys(TABLES[name].experiments(context, whole=True)))
+        lacking = {one.name for one in missing(context, [name], whole=True)}
+        rows.append((name, len(needed), len(needed) - len(lacking), len(lacking - seen)))
+        seen |= lacking
+    return "\n".join(table(("table", "runs", "finished", "missing, not in a table above"), rows))
 
 
 def _place(experiment: Experiment, context: Context) -> int:

@@ -32,8 +32,6 @@ from paper.finished import file_of, record
 
 MACHINE = "machine.txt"
 GRID_ROWS = 4
-READY_SECONDS = 600.0
-"""On a GPU every service compiles at its start, and several share the CPU cores."""
 KEPT_FIGURES = ("version", "proxy_mean", "rewards", "loss", "grad_norm", "groups_without_spread", "seconds")
 
 
@@ -135,9 +133,7 @@ def _served(config: RunConfig, work: Path) -> Iterator[RunConfig]:
         yield config
         return
     flags = () if config.device == "auto" else ("--device", config.device)
-    with rollout_service(
-        config.model, work / "service.log", rewards=tuple(config.weights), flags=flags, ready_seconds=READY_SECONDS
-    ) as url:
+    with rollout_service(config.model, work / "service.log", rewards=tuple(config.weights), flags=flags) as url:
         yield config.model_copy(update={"rollout_url": url})
 
 

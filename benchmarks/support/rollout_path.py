@@ -25,10 +25,6 @@ class Explorer:
         self.generator = generator
         self.rewards = rewards
 
-    def settle(self) -> None:
-        """Wait for the device."""
-        record_event(self.generator.backbone.device).wait()
-
     def explore(self, text: str, seeds: Sequence[int], plan: Plan, *, overlap: bool = True) -> torch.Tensor:
         """Scores [N] of a prompt's candidates; NaN for pruned ones.
 

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 from paper import runner, worker
-from paper.__main__ import _options, command, main, missing, programme_of
-from paper.estimate import hours, passes_by_phase, plan, rates
+from paper.__main__ import _options, command, main, missing, plan, programme_of
 from paper.experiments import Experiment, Programme
 from paper.finished import MixedRunsError, file_of, read_finished
 from paper.runner import run_missing
@@ -303,24 +302,13 @@ def test_trials_come_first_and_then_seed_by_seed(tmp_path: Path) -> None:
     assert seeds == sorted(seeds)
 
 
-def test_the_estimate_scales_with_passes(tmp_path: Path) -> None:
-    assert hours(PROGRAMME.over_seeds("sol_rl"), {}) is None
-    assert "no estimate of hours" in plan(context_of(PROGRAMME, tmp_path), 1)
-    one = trials(PROGRAMME, "sol_rl", RESULTS)[1e-3]
-    finish(one, tmp_path, 0.1, seconds={"explore": 100.0, "regenerate": 50.0, "train": 50.0, "evaluate": 160.0})
-    found = rates(context_of(PROGRAMME, tmp_path).runs.values())
-    assert hours([one], found) == pytest.approx(0.1)
-    twice = {"iterations": PROGRAMME.iterations, "evaluate.every": 0, "evaluate.fidelity_prompts": 0}
-    assert hours([PROGRAMME.experiment("sol_rl", 1, twice)], found) == pytest.approx(0.1 + 200 / 3600)
-    assert found["explore nvfp4"] == pytest.approx(100 / passes_by_phase(one.config)["explore nvfp4"])
-    assert "divide by 1" in plan(context_of(PROGRAMME, tmp_path), 1)
-
-
-def test_passes_that_no_run_measured_count_like_the_slowest_but_evaluations() -> None:
-    one = trials(PROGRAMME, "awm", RESULTS)[1e-3]
-    passes = passes_by_phase(one.config)
-    others = sum(count for phase, count in passes.items() if phase != "evaluate")
-    assert hours([one], {"train": 2.0, "evaluate": 9.0}) == pytest.approx((2 * others + 9 * passes["evaluate"]) / 3600)
+def test_a_plan_counts_a_run_only_in_the_first_table_that_needs_it(tmp_path: Path) -> None:
+    one, *_ = trials(PROGRAMME, "sol_rl", RESULTS).values()
+    finish(one, tmp_path, 0.1)
+    lines = plan(context_of(PROGRAMME, tmp_path)).splitlines()
+    found = {cells[1]: cells[2:5] for cells in ([cell.strip() for cell in line.split("|")] for line in lines[2:])}
+    assert found["algorithms"] == ["60", "1", "59"]
+    assert found["hacking"][2] == "0"
 
 
 def test_the_page_names_a_command_that_gives_its_settings() -> None:

@@ -49,7 +49,7 @@ TRIALS = (
     ),
     Trial(
         "rollout_phase",
-        "--device cpu --models flux --parts adapter phase fp8-decoder pruned share --rounds 1",
+        "--device cpu --models flux --parts fp8-decoder pruned share --rounds 1",
         "rollout_phase.json rollout_phase.md rollout_phase.png",
         {f"rollout_phase.{name}": size for name, size in {"CANDIDATES": 4, "KEPT": 2, "KEEP": 2}.items()},
     ),
@@ -57,7 +57,7 @@ TRIALS = (
         "training_phase",
         "--device cpu --models sana",
         "training_phase.json training_phase.md",
-        {f"training_phase.{name}": 1 for name in ("ROUNDS", "SEEDS", "MICRO_BATCHES")},
+        {f"training_phase.{name}": 1 for name in ("ROUNDS", "MICRO_BATCHES")},
     ),
     Trial(
         "run_memory",
@@ -66,12 +66,6 @@ TRIALS = (
     ),
     Trial("memory", "--device cpu --models sana", "memory.json memory.md"),
     Trial("equal_gpus", f"--device cpu --models sana --set {SMALL}", "equal_gpus.json equal_gpus.md"),
-    Trial(
-        "engines",
-        "--engine solrl --device cpu --weights {} --rounds 1",
-        "engines.json engines.md",
-        {"engines.STEPS": 1, "engines.WARM_UP": 0, "engines.CHUNK_SIZE": 2},
-    ),
     Trial(
         "workers",
         "--workers 1 --chunks 1 --rounds 1",
@@ -95,12 +89,6 @@ TRIALS = (
         f"--weights {{}} --devices cpu cpu --iterations 3 --set {SMALL} evaluate.every=3",
         "true_run.json true_run.md",
         {"true_run.CANDIDATES": 2, "true_run.STEPS": 1},
-        release=True,
-    ),
-    Trial(
-        "all_pairs",
-        f"--models mini-sana --rewards clipscore --iterations 1 --set {SMALL} explore.prompts=1 evaluate.prompts=8",
-        "all_pairs.json all_pairs.md pairs",
         release=True,
     ),
 )

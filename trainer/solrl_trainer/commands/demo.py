@@ -23,6 +23,8 @@ from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import read_settings_file, resolve
 
 PRESET = "mini-sana/sol_rl/clipscore"
+_READY_SECONDS = 600.0
+"""On a GPU a service compiles at its start."""
 
 
 @contextmanager
@@ -31,7 +33,6 @@ def rollout_service(
     log: Path,
     rewards: Sequence[str] = ("clipscore",),
     flags: Sequence[str] = (),
-    ready_seconds: float = 600.0,
 ) -> Iterator[str]:
     """Run `solrl-rollout serve` as a child process, with additional `flags`; yields its URL, stops it with SIGTERM.
 
@@ -52,7 +53,7 @@ def rollout_service(
     with log.open("wb") as output:
         service = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
-            _wait_until_ready(url, service, log, ready_seconds)
+            _wait_until_ready(url, service, log)
             yield url
         finally:
             service.send_signal(signal.SIGTERM)
@@ -66,8 +67,8 @@ def rollout_service(
         raise RuntimeError(f"the rollout service ended with {code}; the end of {log}:\n{_tail(log)}")
 
 
-def _wait_until_ready(url: str, service: subprocess.Popen[bytes], log: Path, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+def _wait_until_ready(url: str, service: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _READY_SECONDS
     while time.monotonic() < deadline:
         if service.poll() is not None:
             raise RuntimeError(f"the rollout service exited during its start; the end of {log}:\n{_tail(log)}")
@@ -77,7 +78,7 @@ def _wait_until_ready(url: str, service: subprocess.Popen[bytes], log: Path, sec
         except httpx.TransportError:
             pass
         time.sleep(0.3)
-    raise RuntimeError(f"the rollout service was not ready in {seconds:.0f} s; the end of {log}:\n{_tail(log)}")
+    raise RuntimeError(f"the rollout service was not ready in {_READY_SECONDS:.0f} s; the end of {log}:\n{_tail(log)}")
 
 
 def _tail(log: Path) -> str:
