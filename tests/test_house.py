@@ -1,7 +1,6 @@
 """Rules of the repository: imports run one way, help imports nothing heavy, and public names are fixed."""
 
 import ast
-import inspect
 import re
 import subprocess
 import sys
@@ -185,32 +184,6 @@ def test_the_contract_imports_alone() -> None:
 def test_names_are_checked_without_torch() -> None:
     _, modules = modules_after("import solrl_core.registry, solrl_core.errors, solrl_trainer.settings.prompts")
     assert not modules & HEAVY
-
-
-def parameters(function: object) -> list[str]:
-    return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
-
-
-def test_the_public_names_are_as_agreed() -> None:
-    from solrl_client.rollouts import RolloutClient
-    from solrl_core.precision.nvfp4 import quantize_dequantize
-    from solrl_core.sampling.noise import initial_noise
-    from solrl_trainer.algorithms.diffusionnft import nft_loss
-    from solrl_trainer.selection import best_worst
-
-    assert parameters(initial_noise) == ["seeds", "shape"]
-    assert parameters(quantize_dequantize)[0] == "x"
-    required = [p.default is p.empty for p in inspect.signature(quantize_dequantize).parameters.values()]
-    assert sum(required) == 1
-    assert parameters(best_worst) == ["rewards", "count"]
-    positional = ["v", "v_old", "v_ref", "x0", "noise", "t", "advantages"]
-    keywords = ["beta", "adv_clip", "kl_weight"]
-    assert parameters(nft_loss) == [*positional, *keywords]
-    kinds = {name: p.kind for name, p in inspect.signature(nft_loss).parameters.items()}
-    assert all(kinds[name] is inspect.Parameter.KEYWORD_ONLY for name in keywords)
-    assert all(kinds[name] is inspect.Parameter.POSITIONAL_OR_KEYWORD for name in positional)
-    with RolloutClient("http://localhost:1/") as client:
-        assert client.url == "http://localhost:1"
 
 
 def modules(files: Iterable[Path], root: Path) -> dict[str, Path]:

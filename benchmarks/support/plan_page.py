@@ -62,7 +62,7 @@ def page(result: Mapping[str, Any]) -> str:
         f"{STEPS} unpruned steps at the same precision, paired over prompts, with its 95 % interval. Steps:",
         f"candidate steps spent, relative to {STEPS} unpruned ones; decoding and scoring halfway, once per candidate,",
         "is not included.",
-        *(["", *wrap(DECODED_FP8, 118)] if any(decoded(row) == FP8 for row in rows) else []),
+        *(["", *wrap(DECODED_FP8, 118)] if any(row["decoded"] == FP8 for row in rows) else []),
         "",
         *PREPARED_FOR_NVFP4,
         "",
@@ -97,7 +97,7 @@ def _cheapest(rows: Sequence[Row]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     groups: dict[tuple[str, str, str], dict[Plan, list[Row]]] = {}
     for row in rows:
-        groups.setdefault((row["model"], row["precision"], decoded(row)), {}).setdefault(_plan(row), []).append(row)
+        groups.setdefault((row["model"], row["precision"], row["decoded"]), {}).setdefault(_plan(row), []).append(row)
     for (model, precision, how), plans in groups.items():
         largest = {
             plan: max((i for row in own for i in row["worse"].values()), key=_upper) for plan, own in plans.items()
@@ -132,7 +132,7 @@ def _plans(rows: Sequence[Row]) -> list[str]:
     groups: dict[tuple[Plan, str], dict[str, list[Row]]] = {}
     for row in rows:
         if not is_reference(row):
-            groups.setdefault((_plan(row), decoded(row)), {}).setdefault(row["precision"], []).append(row)
+            groups.setdefault((_plan(row), row["decoded"]), {}).setdefault(row["precision"], []).append(row)
     for (plan, how), by_precision in sorted(groups.items()):
         for precision, group in by_precision.items():
             worse = [_largest(row, "worse") for row in group]
@@ -156,7 +156,7 @@ def _every(rows: Sequence[Row]) -> list[str]:
         reference = is_reference(r)
         said = ["" if reference else _interval(each) for each in r["worse"].values()]
         lines.append(
-            f"| {r['model']} | {r['precision'].upper()} | {r['reward']} | {_name(*_plan(r)[1:], decoded(r))} "
+            f"| {r['model']} | {r['precision'].upper()} | {r['reward']} | {_name(*_plan(r)[1:], r['decoded'])} "
             f"| {r['cost']:.0%} | {r['top_rank']:.1f} / {r['bottom_rank']:.1f} "
             f"| {said[0]} | {said[1]} | {r['spearman']:.3f} | {'' if reference else 'yes' if r['within'] else 'no'} |"
         )
@@ -165,12 +165,7 @@ def _every(rows: Sequence[Row]) -> list[str]:
 
 def is_reference(row: Row) -> bool:
     """Whether a row is of the plan that all are compared with."""
-    return row["after"] == STEPS and decoded(row) == WHOLE
-
-
-def decoded(row: Row) -> str:
-    """How the images of a row are decoded; rows of older versions do not say."""
-    return str(row.get("decoded", WHOLE))
+    return row["after"] == STEPS and row["decoded"] == WHOLE
 
 
 def _plan(row: Row) -> Plan:
@@ -207,7 +202,7 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
 
     Pale dots are single rewards; lines are their means, marked with the candidates kept. Only plans decoded whole.
     """
-    rows = [row for row in result["rows"] if decoded(row) == WHOLE]
+    rows = [row for row in result["rows"] if row["decoded"] == WHOLE]
     most = max(row["steps"] for row in rows)
     precisions = list(dict.fromkeys(row["precision"] for row in rows))
     models = list(dict.fromkeys(row["model"] for row in rows))

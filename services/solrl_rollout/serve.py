@@ -16,18 +16,13 @@ from solrl_rollout.settings import Settings
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from solrl_rollout.engine.backends import BackendLoader
     from solrl_rollout.service import Service
 
 logger = logging.getLogger(__name__)
 
 
-def serve(settings: Settings, load_backend: "BackendLoader | None" = None) -> None:
+def serve(settings: Settings) -> None:
     """Serve until a SIGTERM or SIGINT, then finish accepted work.
-
-    Args:
-        settings: the service's settings.
-        load_backend: loads each model's backend; None for `engine.backends.load_backend`.
 
     Raises:
         ProblemError, ValueError, OSError, RuntimeError: the service cannot start.
@@ -37,10 +32,9 @@ def serve(settings: Settings, load_backend: "BackendLoader | None" = None) -> No
     _warn_of_password(settings, sys.argv)
 
     def make_app() -> "FastAPI":
-        from solrl_rollout.engine import backends
         from solrl_rollout.http.app import create_app
 
-        return create_app(settings, load_backend=load_backend or backends.load_backend)
+        return create_app(settings)
 
     serve_app(settings, make_app, lambda app, address: _print_start(settings, app.state.service, address))
 

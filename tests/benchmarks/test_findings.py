@@ -9,10 +9,6 @@ import pytest
 from fault_trials.findings import Findings, Row
 
 
-def test_a_row_without_trials_does_not_pass() -> None:
-    assert not Findings().passed
-
-
 def test_a_violated_guarantee_is_reported() -> None:
     findings = Findings(trials=2)
     findings.require(True, "first", "holds")
@@ -20,15 +16,6 @@ def test_a_violated_guarantee_is_reported() -> None:
     findings.require(False, "second", "two winners")
     assert not findings.passed
     assert findings.broken == ["second: two winners"]
-
-
-def test_counters_are_reported() -> None:
-    findings = Findings()
-    findings.add("won")
-    findings.add("won", 2)
-    findings.most("most", 3)
-    findings.most("most", 1)
-    assert findings.found == "won: 3; most: 3"
 
 
 @pytest.mark.parametrize(("promise", "trials"), [("one winner", [2, 3, 4]), ("no winner", [0, 1, 2, 3, 4])])

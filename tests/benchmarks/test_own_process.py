@@ -9,10 +9,6 @@ from support.own_process import ProcessEndedError, rows_of
 pytestmark = pytest.mark.slow
 
 
-def test_rows_come_in_order() -> None:
-    assert list(rows_of(range, 3, device="cuda")) == [0, 1, 2]
-
-
 def test_the_variables_are_those_of_the_process_alone() -> None:
     letters = rows_of(os.path.expandvars, "$OF_THE_WORK", device="cuda", environment={"OF_THE_WORK": "yes"})
     assert list(letters) == ["y", "e", "s"]

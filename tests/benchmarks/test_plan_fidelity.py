@@ -60,14 +60,3 @@ def test_the_cheapest_plan_is_the_first_that_every_reward_allows() -> None:
         "4 fitted steps, after 3 keep 24 (54%): by 3.33, 1 of 4 |"
     )
     assert rounded == "| mini-sana | FP8 | fp8 | none |  |  | 4 fitted steps (67%): by 2.00, 1 of 4 |"
-
-
-def test_rows_of_older_versions_are_decoded_whole() -> None:
-    rows = judge("mini-sana", "fp8", scores_with())
-    assert any("Decoded in FP8" in line for line in lines_of(rows))
-    old = [row for row in rows if row["decoded"] == "whole"]
-    expected = lines_of(old)
-    assert not any("decoded in fp8*" in line.lower() for line in expected)
-    for row in old:
-        del row["decoded"]
-    assert lines_of(old) == expected

@@ -4,7 +4,6 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from solrl_rollout.engine.backends.vllm_omni import support
@@ -12,33 +11,6 @@ from solrl_rollout.engine.backends.vllm_omni import support
 ROOT = Path(__file__).parents[2]
 REWARDS = ROOT / "deploy" / "rewards"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-FILES = {name: (ROOT / f"Dockerfile.{name}").read_text() for name in ("rollout", "trainer")}
-
-
-def stages(name: str) -> list[list[str]]:
-    """The instructions before the first stage, and those of each stage."""
-    joined = FILES[name].replace("\\\n", " ")
-    found: list[list[str]] = [[]]
-    for line in joined.splitlines():
-        if line.startswith("FROM"):
-            found.append([])
-        if line and not line.startswith("#"):
-            found[-1].append(line)
-    return found
-
-
-def instructions(name: str) -> list[str]:
-    """The instructions that the image itself is made of."""
-    arguments, *_, last = stages(name)
-    return [arguments[0], *last]
-
-
-def test_they_differ_only_at_their_end() -> None:
-    """So the layer with PyTorch and all dependencies is built and stored once."""
-    rollout, trainer = instructions("rollout"), instructions("trainer")
-    assert rollout[-2:] == ["EXPOSE 8100", 'ENTRYPOINT ["solrl-rollout"]']
-    assert trainer[-1:] == ['ENTRYPOINT ["solrl-train"]']
-    assert rollout[:-2] == trainer[:-1]
 
 
 def test_the_lock_file_has_the_versions_that_the_backend_accepts() -> None:
@@ -50,32 +22,6 @@ def test_the_lock_file_has_the_versions_that_the_backend_accepts() -> None:
         assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
     command = (ROOT / "deploy" / "lock-vllm-omni").read_text()
     assert all(f"{name}=={version}\n" in command for name, version in support.VERSIONS.items())
-
-
-def omni() -> list[str]:
-    return stages("rollout")[1]
-
-
-def image_reward() -> list[str]:
-    return (REWARDS / "imagereward" / "Dockerfile").read_text().splitlines()
-
-
-@pytest.mark.parametrize(
-    ("lines", "dependencies"),
-    [
-        (instructions("rollout"), "install-dependencies.py --torch"),
-        (instructions("trainer"), "install-dependencies.py --torch"),
-        (omni(), "--no-deps -r vllm-omni.lock"),
-        (image_reward(), "pip install --no-deps --require-hashes -r requirements.lock"),
-    ],
-    ids=["rollout", "trainer", "vLLM-Omni", "ImageReward"],
-)
-def test_an_image_has_its_dependencies_first_no_secrets_and_another_user(lines: list[str], dependencies: str) -> None:
-    """So a change of the project does not install the dependencies again."""
-    assert next(line for line in reversed(lines) if line.startswith("USER")) == "USER 10001:10001"
-    installs = next(i for i, line in enumerate(lines) if dependencies in line)
-    assert installs < lines.index("COPY . .")
-    assert not any(word in line for line in lines for word in ("TOKEN", "PASSWORD", "SECRET"))
 
 
 def requirements(path: Path) -> list[str]:
@@ -101,17 +47,6 @@ def test_the_lock_file_of_image_reward_fits_its_requirements_and_has_hashes() ->
             assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
     assert not locked.keys() & {"torch", "torchvision", "triton"}
     assert "RUN pip install torch==2.14.1 torchvision==0.29.2 " in (folder / "Dockerfile").read_text()
-
-
-def test_the_build_context_has_the_files_of_the_images() -> None:
-    patterns = (ROOT / ".dockerignore").read_text().splitlines()
-    assert "*" in patterns
-    allowed = {line.removeprefix("!") for line in patterns if line.startswith("!")}
-    assert all((ROOT / path).exists() for path in allowed)
-    copied = {"pyproject.toml", "deploy/install-dependencies.py", "deploy/vllm-omni.lock"}
-    copied |= {f"deploy/rewards/imagereward/{name}" for name in ("requirements.lock", "reward.py")}
-    packages = {"proto", "core", "clients", "minis", "services", "trainer"}
-    assert allowed == copied | packages | {"LICENSE", "README.md"}
 
 
 def test_make_secrets_keeps_existing_secrets(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,8 +21,6 @@ from support.ports import free_port
 from support.redis_server import RedisServer
 from typed import typed
 
-HEAVY = {"torch", "diffusers", "transformers", "fastapi", "uvicorn", "starlette", "redis"}
-
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a new process."""
@@ -39,27 +36,6 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 def here(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command in this process."""
     return typed(main, *arguments, COLUMNS="160")
-
-
-def imported_by(code: str) -> set[str]:
-    """Top-level modules that a new interpreter has imported after `code`."""
-    script = f"import sys\ntry:\n    {code}\nexcept SystemExit:\n    pass\nprint('|'.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split("|")}
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["doctor", "--help"]])
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    argv = ["solrl-rollout", *arguments]
-    modules = imported_by(f"sys.argv = {argv}; from solrl_rollout.cli import main; main()")
-    assert "solrl_rollout" in modules
-    assert not modules & HEAVY
-
-
-def test_the_wire_contract_imports_alone() -> None:
-    modules = imported_by("import solrl_proto, solrl_proto.problems, solrl_proto.noise")
-    assert "pydantic" in modules
-    assert not modules & (HEAVY | {"solrl_core", "solrl_rollout", "solrl_trainer", "numpy"})
 
 
 def test_help_lists_the_commands() -> None:

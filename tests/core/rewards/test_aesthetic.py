@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import torch
 from reward_helpers import AESTHETIC, CLIP, on_bytes, rows_through
-from solrl_core.rewards.aesthetic import CHECKPOINT, DEFAULT_MODEL, REPOSITORY, Aesthetic
-from solrl_core.rewards.blip import mlp
-from solrl_core.rewards.loading import CONFIG, RewardFile
+from solrl_core.rewards.aesthetic import CHECKPOINT, REPOSITORY, Aesthetic
 
 Tensors = dict[str, torch.Tensor]
 
@@ -83,21 +81,3 @@ def test_missing_files_and_invalid_options_are_refused(tmp_path: Path, monkeypat
         Aesthetic(**AESTHETIC, batch_size=0)
     with pytest.raises(ValueError, match="got dtype 'int8'"):
         Aesthetic(**AESTHETIC, dtype="int8")
-
-
-def test_sources_and_size_are_those_of_the_published_models() -> None:
-    from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
-
-    assert Aesthetic.sources({}) == (
-        RewardFile(DEFAULT_MODEL, CONFIG),
-        RewardFile(REPOSITORY, CHECKPOINT, "checkpoint"),
-    )
-    assert Aesthetic.sources({"model": "a", "checkpoint": "b.pth"}) == (
-        RewardFile("a", CONFIG),
-        RewardFile("b.pth", option="checkpoint"),
-    )
-    large = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
-    with torch.device("meta"):
-        clip = CLIPVisionModelWithProjection(CLIPVisionConfig(**large, patch_size=14, projection_dim=768))
-        networks = (clip, mlp(768, (1024, 128, 64, 16)))
-    assert Aesthetic.parameters == sum(weight.numel() for one in networks for weight in one.parameters())

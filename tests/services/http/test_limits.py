@@ -91,46 +91,6 @@ def test_a_head_too_large_is_refused(service: RunningService, where: str, size: 
         assert (status, json.loads(body)["type"]) == (431, "urn:solrl:problem:head-too-large")
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"\x16\x03\x01\x02\x00\x01\x00",
-        b"GET\r\n\r\n",
-        b"GET / HTCPCP/1.0\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: localhost\r\nA b: c\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: \x00\r\n\r\n",
-        b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
-        b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
-        b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
-        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n",
-        b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Transfer-Encoding: chunked\r\n\r\n1;" + b"x" * 100_000,
-    ],
-    ids=range(14),
-)
-def test_invalid_http_is_refused_and_disconnected(service: RunningService, sent: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", service.port), timeout=600) as sock:
-        sock.sendall(sent)
-        assert read_response(sock)[0] in (400, 501)
-        with contextlib.suppress(ConnectionResetError):
-            assert not sock.recv(1000)
-
-
-def test_pipelined_requests_are_answered_in_order(service: RunningService) -> None:
-    request = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", service.port), timeout=600) as sock:
-        sock.sendall(request * 2 + request.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close"))
-        received = b""
-        while part := sock.recv(65536):
-            received += part
-    assert received.count(b"HTTP/1.1 200") == 3
-
-
 def test_a_connection_is_used_again_after_a_refusal(service: RunningService) -> None:
     refused = service.client.post("/v1/rollouts", content=b"{", headers={"Content-Type": "application/json"})
     assert problem(refused)
