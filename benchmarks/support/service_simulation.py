@@ -4,6 +4,8 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 
 from solrl_rollout.engine.queue.fair_queue import FairQueue, Quantum
 from solrl_trainer.layouts.rates import Stages
@@ -111,6 +113,7 @@ class Run:
         prompts: per iteration.
         ranks: its GPUs.
         share: share of each rank's prompts that the service regenerates.
+        explored: share of them that it explores.
         iterations: number of them.
         push: seconds from the last gradient to the next version at the service.
         speed: of a serving GPU, relative to a training one.
@@ -124,6 +127,7 @@ class Run:
     prompts: int
     ranks: int
     share: float
+    explored: float
     iterations: int
     push: float
     speed: float
@@ -143,7 +147,7 @@ class Run:
         if iteration >= self.iterations:
             return
         version, seconds = max(0, iteration - 1), self.stages.explore / CHUNKS / self.speed
-        for prompt in range(self.prompts):
+        for prompt in (prompt for own in self._own() for prompt in own[self._here(own) :]):
             left = [CHUNKS]
 
             def done(prompt: int = prompt, left: list[int] = left) -> None:
@@ -154,17 +158,33 @@ class Run:
 
             self.service.put([Work(self.number, version, seconds, iteration > 0, done) for _ in range(CHUNKS)])
 
+    def _own(self) -> list[list[int]]:
+        """Prompts of each rank."""
+        size = -(-self.prompts // self.ranks)
+        return [list(range(rank * size, min(self.prompts, (rank + 1) * size))) for rank in range(self.ranks)]
+
+    def _here(self, own: list[int]) -> int:
+        """Number of a rank's prompts that it explores itself."""
+        return len(own) - round(len(own) * self.explored)
+
     def _begin(self, iteration: int) -> None:
+        """Begin an iteration: each rank explores its share of the next one, and of the first before that."""
         self._explore(iteration + 1)
         self._training = self.ranks
-        size = -(-self.prompts // self.ranks)
-        for rank in range(self.ranks):
-            own = list(range(rank * size, min(self.prompts, (rank + 1) * size)))
-            local = len(own) - round(len(own) * self.share)
-            waiting = own[local:]
-            for _ in range(_IN_FLIGHT):
-                self._request(iteration, waiting)
-            self._train(iteration, own, local)
+        coming = [one for one in ([iteration + 1] if iteration else [0, 1]) if one < self.iterations]
+        for own in self._own():
+            here = own[: self._here(own)]
+            self._explored.update(product(coming, here))
+            seconds = len(coming) * len(here) * self.stages.explore
+            self.clock.after(seconds, partial(self._begin_rank, iteration, own))
+
+    def _begin_rank(self, iteration: int, own: list[int]) -> None:
+        """Regenerate and train a rank's prompts."""
+        local = len(own) - round(len(own) * self.share)
+        waiting = own[local:]
+        for _ in range(_IN_FLIGHT):
+            self._request(iteration, waiting)
+        self._train(iteration, own, local)
 
     def _request(self, iteration: int, waiting: list[int]) -> None:
         """Have the service regenerate the rank's next prompt once it is explored."""
@@ -238,6 +258,7 @@ def simulate(
     training: int,
     runs: int,
     share: float,
+    explored: float = 1.0,
     merge: float = 0.1,
     push: float = 1.0,
     speed: float = 1.0,
@@ -252,6 +273,7 @@ def simulate(
         training: GPUs of each run.
         runs: number of runs.
         share: share of the prompts that the service regenerates.
+        explored: share of the prompts that the service explores.
         merge: seconds to merge another adapter version into a generator of the service.
         push: seconds from the last gradient to the next version at the service.
         speed: of a serving GPU, relative to a training one.
@@ -260,7 +282,8 @@ def simulate(
     clock = Clock()
     service = Service(clock, serving, merge)
     every = [
-        Run(number, clock, service, stages, prompts, training, share, iterations, push, speed) for number in range(runs)
+        Run(number, clock, service, stages, prompts, training, share, explored, iterations, push, speed)
+        for number in range(runs)
     ]
     for number, run in enumerate(every):
         clock.after(number * stages.total * prompts / training / runs, run.start)

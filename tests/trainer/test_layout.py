@@ -52,7 +52,15 @@ def test_the_formula_is_within_three_percent_of_the_simulated_queue(
 ) -> None:
     planned = served(PARTS, 48, serving, training, runs=runs, speed=speed)
     found = simulate(
-        PARTS, prompts=48, serving=serving, training=training, runs=runs, share=planned.share, speed=speed, push=0.2
+        PARTS,
+        prompts=48,
+        serving=serving,
+        training=training,
+        runs=runs,
+        share=planned.share,
+        explored=planned.explored,
+        speed=speed,
+        push=0.2,
     )
     assert found.together == pytest.approx(planned.seconds / runs, rel=0.03)
     assert max(abs(share * runs - 1) for share in found.shares) < 0.1
@@ -77,7 +85,19 @@ def test_the_fastest_layout_comes_first_with_its_command(
     shown = capsys.readouterr().out
     assert "colocated" not in shown
     assert "solrl-rollout serve --model black-forest-labs/FLUX.1-dev" in shown
-    assert "--rollout-url http://127.0.0.1:8100 --set regenerate.at=service" in shown
+    assert "--rollout-url http://127.0.0.1:8100 --set regenerate.at=service --set explore.share=auto\n" in shown
+    assert layout(monkeypatch, *words, "--services", "2") == 0
+    assert "explore.share" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("serving", "training", "runs"), [(1, 1, 3), (1, 3, 1), (2, 1, 6)])
+@pytest.mark.parametrize("speed", [1.0, 0.37])
+def test_no_gpu_waits_where_the_service_cannot_explore_all_prompts(
+    serving: int, training: int, runs: int, speed: float
+) -> None:
+    shared = served(PARTS, 48, serving, training, runs=runs, speed=speed)
+    assert shared.share == 0 < shared.explored < 1
+    assert shared.idle < 0.05
 
 
 def test_a_shared_service_divides_the_gpus_among_all_runs() -> None:

@@ -25,6 +25,12 @@ ALONE = "explore.source=local"
             f"3 CPU processes regenerate and train; {URL} explores and regenerates (lag 1)",
         ),
         (
+            (SHARED, "explore.share=0.5"),
+            1,
+            "cuda",
+            f"1 GPU explores, regenerates and trains; {URL} explores and regenerates (lag 0)",
+        ),
+        (
             ("explore.lag=null", SHARED, "regenerate.share=1"),
             1,
             "cuda:1",
@@ -56,14 +62,18 @@ def test_waits_count_by_the_median_of_the_last_iterations(shares: list[float], w
     [
         (
             (),
-            "start a new run with explore.lag=1, give the service more GPUs, or do without it by explore.source=local",
+            "start a new run with explore.lag=1, set explore.share=auto, give the service more GPUs, or do without it "
+            "by explore.source=local",
         ),
-        (("explore.lag=1",), "give the service more GPUs, or do without it by explore.source=local explore.lag=0"),
+        (
+            ("explore.lag=1", "explore.share=auto"),
+            ": give the service more GPUs, or do without it by explore.source=local explore.lag=0 explore.share=1",
+        ),
         (("explore.lag=1", SHARED, "regenerate.share=0.5"), "set regenerate.share=auto, give"),
         (("explore.lag=1", SHARED, "regenerate.share=1"), "set regenerate.share=auto, give"),
-        (("explore.lag=1", SHARED), ": give"),
-        (("explore.lag=1", SHARED, "optimizer.updates=1", "optimizer.streamed=false"), ": set optimizer.streamed=true"),
-        (("explore.lag=1", SHARED, "optimizer.updates=2", "optimizer.streamed=false"), ": give"),
+        (("explore.lag=1", SHARED), ": set explore.share=auto, give"),
+        (("explore.lag=1", SHARED, "optimizer.updates=1", "optimizer.streamed=false"), "set optimizer.streamed=true"),
+        (("explore.lag=1", SHARED, "explore.share=auto", "optimizer.updates=2", "optimizer.streamed=false"), ": give"),
     ],
 )
 def test_advice_fits_the_settings(settings: tuple[str, ...], said: str) -> None:

@@ -1,4 +1,4 @@
-"""Division of regenerating: it follows the times of both sides until neither waits for the other."""
+"""Division of exploring and regenerating: it follows the times of both sides until neither waits for the other."""
 
 import pytest
 from solrl_trainer.service import balance as module
@@ -26,6 +26,7 @@ def iterate(balance: Balance, clock: Clock, *, explore: float, regenerate: float
     """An iteration of both sides; returns the seconds in which one of them waits."""
     service = prompts * explore + balance.served * regenerate
     local = (prompts - balance.served) * regenerate
+    balance.explored_in(explore)
     with balance.asking():
         if local:
             with balance.regenerating():
@@ -50,7 +51,7 @@ def iterate(balance: Balance, clock: Clock, *, explore: float, regenerate: float
 def test_neither_side_waits_after_a_few_iterations(
     clock: Clock, explore: float, regenerate: float, train: float, served: int
 ) -> None:
-    balance = Balance(48, "auto")
+    balance = Balance(48)
     assert balance.served == 24
     for _ in range(5):
         waits = iterate(balance, clock, explore=explore, regenerate=regenerate, train=train, prompts=48)
@@ -60,23 +61,78 @@ def test_neither_side_waits_after_a_few_iterations(
 
 
 def test_the_first_iteration_compiles_and_decides_nothing(clock: Clock) -> None:
-    balance = Balance(8, "auto")
+    balance = Balance(8)
     iterate(balance, clock, explore=100.0, regenerate=1.0, train=1.0, prompts=8)
     assert balance.served == 4
 
 
 @pytest.mark.parametrize(("share", "served"), [(1.0, 8), (0.5, 4), (0.01, 1)])
 def test_a_given_share_stays(clock: Clock, share: float, served: int) -> None:
-    balance = Balance(8, share)
+    balance = Balance(8, regenerate=share)
     for _ in range(3):
         iterate(balance, clock, explore=100.0, regenerate=1.0, train=1.0, prompts=8)
     assert balance.served == served
 
 
 def test_an_iteration_tells_the_share_of_its_time_that_it_waited(clock: Clock) -> None:
-    balance = Balance(8, 1.0)
+    balance = Balance(8, regenerate=1.0)
     for train, waited in ((3.0, 1.0), (6.0, 0.0), (1.0, 1.0)):
         clock.now += train
         with balance.waiting():
             clock.now += waited
         assert balance.end_iteration() == waited / (train + waited)
+
+
+class Overlap:
+    """A service that explores one iteration ahead of a trainer, and the times of both."""
+
+    def __init__(self, balance: Balance, clock: Clock, *, explore: float, regenerate: float, speed: float) -> None:
+        self.balance, self.clock = balance, clock
+        self.explore, self.regenerate, self.speed = explore, regenerate, speed
+        self.free = 0.0
+        self.requested = [balance.explored]
+        self.explored_at = [0.0]
+
+    def iterate(self, train: float, prompts: int) -> float:
+        """An iteration; returns its seconds."""
+        balance, clock, began = self.balance, self.clock, self.clock.now
+        regenerated, explored = balance.served, balance.explored
+        self.free = max(self.free, began) + regenerated * self.regenerate / self.speed
+        self.free += explored * self.explore / self.speed
+        self.explored_at.append(self.free)
+        balance.explored_in(self.explore / self.speed)
+        balance.served_in(self.regenerate / self.speed)
+        if here := prompts - explored:
+            with balance.exploring(here):
+                clock.now += here * self.explore
+        if here := prompts - regenerated:
+            with balance.regenerating():
+                clock.now += self.regenerate
+            clock.now += (here - 1) * self.regenerate
+        clock.now += prompts * train
+        with balance.waiting():
+            clock.now = max(clock.now, self.explored_at[-2])
+        balance._requests = int(self.free > clock.now)
+        balance._answered = self.free
+        balance.end_iteration()
+        return clock.now - began
+
+
+@pytest.mark.parametrize("regenerate", ["auto", None])
+@pytest.mark.parametrize(("explore", "speed"), [(10.6, 1 / 3), (10.6, 0.37), (10.6, 1.0), (7.5, 0.42), (40.0, 2.0)])
+def test_a_lagging_exploration_is_divided_until_neither_side_waits(
+    clock: Clock, explore: float, speed: float, regenerate: str | None
+) -> None:
+    """Regenerating 7 s and training 12.5 s a prompt, with a service of so many times this device's speed."""
+    balance = Balance(48, explore="auto", regenerate="auto" if regenerate else None)
+    overlap = Overlap(balance, clock, explore=explore, regenerate=7.0, speed=speed)
+    seconds = [overlap.iterate(12.5, 48) for _ in range(40)][-8:]
+    together = 48 * (explore + 7.0 + 12.5) / (1 + speed)
+    least = together if regenerate else max(together, 48 * 19.5)
+    assert sum(seconds) / len(seconds) == pytest.approx(least, rel=0.04)
+    assert balance.served == 0 or balance.explored == 48
+
+
+def test_a_given_share_is_explored(clock: Clock) -> None:
+    assert [Balance(8, explore=share, regenerate=None).explored for share in (1.0, 0.5, 0.01)] == [8, 4, 1]
+    assert Balance(1, explore="auto").explored == 1

@@ -21,7 +21,7 @@ from solrl_minis import catalog
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError
-from solrl_proto.rollouts import RolloutAnswer
+from solrl_proto.rollouts import PromptItem, RolloutAnswer
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.commands.cli import main
 from solrl_trainer.loop import Result, train
@@ -35,7 +35,7 @@ from solrl_trainer.service import service_source
 from solrl_trainer.service.regenerator import ServiceRegenerator
 from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.settings.preflight import check_run
-from solrl_trainer.settings.presets import ConfigError
+from solrl_trainer.settings.presets import ConfigError, resolve
 from solrl_trainer.settings.prompts import read_prompts
 from training_helpers import TINY, tiny_config
 from typed import typed
@@ -144,6 +144,79 @@ def test_a_service_regenerates_the_same_samples_bit_for_bit(
     assert {(one["of"], one["reward"], one["by"]) for line in lines for one in line["scoring"]} == expected
     # Never under the lagged version.
     assert sorted(asked) == [(version, 4) for version in range(3) for _ in range(prompts)]
+
+
+@pytest.fixture
+def explored_here(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """Iteration, merged version and number of prompts of each exploration by the trainer's device."""
+    found: list[tuple[int, int, int]] = []
+    make = DeviceSource.groups
+
+    def groups(self: DeviceSource, prompts: Sequence[PromptItem], iteration: int) -> Iterator[CandidateGroup]:
+        found.append((iteration, self.models.version, len(prompts)))
+        return make(self, prompts, iteration)
+
+    monkeypatch.setattr(DeviceSource, "groups", groups)
+    return found
+
+
+@pytest.mark.parametrize(("share", "prompts"), [("0.3", 2), ("auto", 1)])
+def test_a_share_that_the_trainer_explores_has_the_same_bits(
+    share: str,
+    prompts: int,
+    lag: int,
+    here: Run,
+    service: RunningService,
+    explored_here: list[tuple[int, int, int]],
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / f"divided-{lag}-{share}"
+    divided = go(folder, service.url, f"explore.lag={lag}", f"explore.share={share}")
+    require_equal(here, divided)
+    lines = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"]
+    assert all(line["seconds"]["explore_here"] >= 0 for line in lines)
+    by = {(one["by"], line["iteration"]) for line in lines for one in line["scoring"] if one["of"] == "candidates"}
+    assert ("service", 0) in by
+    assert ("trainer", 0) in by
+    versions = [(iteration, version) for iteration, version, _ in explored_here]
+    expected = [(i, max(0, i - lag)) for i in range(3)]
+    if share == "auto":  # times decide what this device explores after the first iteration
+        assert versions[0] == (0, 0)
+        assert set(versions) <= set(expected)
+    else:
+        assert versions == expected
+        assert {count for _, _, count in explored_here} == {prompts}
+
+
+def test_a_resumed_run_explores_its_share_under_the_same_versions(
+    here: Run, lag: int, service: RunningService, explored_here: list[tuple[int, int, int]], tmp_path: Path
+) -> None:
+    folder = tmp_path / f"divided-again-{lag}"
+    settings = (f"explore.lag={lag}", "explore.share=0.3", "keep_checkpoints=3", AT_SERVICE)
+    go(folder, service.url, *settings)
+    explored_here.clear()
+    require_equal(here, go(folder, service.url, *settings, resume=True, checkpoint=1))
+    assert explored_here == [(1, 1 - lag, 2), (2, 2 - lag, 2)]
+
+
+def test_a_share_of_pruned_and_stochastic_candidates_has_the_same_bits(service: RunningService, tmp_path: Path) -> None:
+    """Of a moving window of stochastic steps, those of the iteration that is explored ahead."""
+    overrides = [
+        *SMALL,
+        *("explore.steps=4", "regenerate.steps=4", "algorithm.window_order=progressive", "algorithm.window_within=1"),
+        *("explore.lag=1", "optimizer.learning_rate=1e-3", f"rollout_url={service.url}"),
+    ]
+    overrides.remove("algorithm.global_std=false")
+
+    def lines(share: float) -> list[Line]:
+        folder = tmp_path / f"moving-{share}"
+        own = [*overrides, f"explore.share={share}", f"run={folder.name}", f"output={folder}"]
+        folder.mkdir()
+        train(resolve("mini-sana/flowgrpo_fast_two_stage/clipscore", overrides=own).config, Watcher())
+        found = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"]
+        return [{name: line[name] for name in ("digest", "proxy_mean", "reward_mean")} for line in found]
+
+    assert lines(0.3) == lines(1.0)
 
 
 def test_training_begins_before_the_last_samples_have_arrived(
@@ -372,6 +445,11 @@ def test_a_lie_stops_the_run(
         (("explore.source=local", AT_SERVICE), "at=service needs a service that explores; expected --set rollout_url="),
         (("regenerate.share=0.5",), "share is 0.5, but at=trainer; expected at=service"),
         ((AT_SERVICE, "regenerate.share=0"), "regenerate.share"),
+        (("explore.share=0",), "explore.share"),
+        (
+            ("explore.source=local", "explore.share=0.5"),
+            "share is 0.5, but no service explores; expected explore.share=1",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: tuple[str, ...], message: str, tmp_path: Path) -> None:

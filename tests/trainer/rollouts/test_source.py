@@ -72,7 +72,7 @@ def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
     client: Any = Asked()
     asking = run_client(config, client)
     device: Any = SimpleNamespace(own_prompts=lambda iteration: PROMPTS, push=lambda version, adapter: None)
-    source = ServiceSource(config.model_copy(update={"iterations": 3}), asking, device, Balance(2, 1.0))
+    source = ServiceSource(config.model_copy(update={"iterations": 3}), asking, device, Balance(2))
     for version in range(3):
         source.push(version, b"")
         with pytest.raises(ConnectionError):
@@ -97,7 +97,7 @@ def test_a_run_that_waits_for_its_service_says_so(caplog: pytest.LogCaptureFixtu
     config = tiny_config("iterations=6")
     client: Any = Asked()
     device: Any = SimpleNamespace(own_prompts=lambda iteration: PROMPTS, push=lambda version, adapter: None)
-    source = ServiceSource(config, run_client(config, client), device, Late(2, 1.0))
+    source = ServiceSource(config, run_client(config, client), device, Late(2))
     for version in range(1, 7):
         source.push(version, b"")
     assert [record.message.partition(" of ")[0] for record in caplog.records] == ["this run waited 50 %"]

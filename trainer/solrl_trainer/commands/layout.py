@@ -106,5 +106,6 @@ def _advice(config: RunConfig, best: Layout) -> str:
         model = config.model if config.served_as is None else f"{config.served_as}={config.model}"
         lines.append("  " + shlex.join(["solrl-rollout", "serve", "--model", model, "--gpus", str(best.serving)]))
         run += ["--rollout-url", "http://127.0.0.1:8100", "--set", "regenerate.at=service"]
+        run += ["--set", "explore.share=auto"] if best.explored < 1 else []
     lines.append("  " + shlex.join([*program, *run]))
     return "\n".join(lines)

@@ -15,6 +15,7 @@ class Layout:
         training: GPUs of each run.
         runs: runs that share the service.
         share: share of the prompts that the service regenerates.
+        explored: share of the prompts that the service explores.
         seconds: per prompt of one run.
         idle: share of the GPUs' time in which they wait.
     """
@@ -23,6 +24,7 @@ class Layout:
     training: int
     runs: int
     share: float
+    explored: float
     seconds: float
     idle: float
 
@@ -42,13 +44,14 @@ def colocated(stages: Stages, prompts: int, gpus: int) -> Layout:
     """
     most = -(-prompts // gpus)
     seconds = most * stages.total / prompts
-    return Layout(0, gpus, 1, 0.0, seconds, 1 - stages.total / (gpus * seconds))
+    return Layout(0, gpus, 1, 0.0, 0.0, seconds, 1 - stages.total / (gpus * seconds))
 
 
 def served(stages: Stages, prompts: int, serving: int, training: int, *, runs: int = 1, speed: float = 1.0) -> Layout:
     """A service explores ahead and regenerates a share of the prompts, while the runs' GPUs train on what has arrived.
 
-    The share is the best of those that whole prompts of a rank allow.
+    The shares are the best of those that whole prompts of a rank allow. A run's GPUs explore only if the service
+    regenerates nothing.
 
     Args:
         stages: of one prompt on one training GPU.
@@ -60,17 +63,17 @@ def served(stages: Stages, prompts: int, serving: int, training: int, *, runs: i
     """
     own = -(-prompts // training)
     best: Layout | None = None
-    for regenerated in range(own + 1):
-        share = regenerated / own
-        service = runs * prompts * (stages.explore + share * stages.regenerate) / (serving * speed)
-        local = (own - regenerated) * stages.regenerate
+    for count in range(1, 2 * own + 1):
+        explored, regenerated = min(count, own), max(count - own, 0)
+        there = (explored * stages.explore + regenerated * stages.regenerate) / own
+        service = runs * prompts * there / (serving * speed)
+        local = (own - explored) * stages.explore + (own - regenerated) * stages.regenerate
         # A rank waits for its first sample: of the service, unless it regenerates some itself meanwhile.
         first = max(stages.regenerate / speed - local, 0.0) if regenerated else 0.0
         iteration = max(service, local + first + own * stages.train)
-        work = runs * prompts * (stages.total - (1 - 1 / speed) * (stages.explore + share * stages.regenerate))
-        layout = Layout(
-            serving, training, runs, share, iteration / prompts, 1 - work / (iteration * (serving + runs * training))
-        )
+        work = runs * prompts * (stages.total - (1 - 1 / speed) * there)
+        idle = 1 - work / (iteration * (serving + runs * training))
+        layout = Layout(serving, training, runs, regenerated / own, explored / own, iteration / prompts, idle)
         if best is None or layout.seconds < best.seconds:
             best = layout
     assert best is not None

@@ -24,7 +24,7 @@ def running_text(config: RunConfig, ranks: int, device: str) -> str:
         device: of each, as torch names it.
     """
     served = config.regenerate.at == "service"
-    here = [] if config.uses_service else ["explore"]
+    here = ["explore"] if config.explores_here else []
     here += ["regenerate"] if config.two_stage and not (served and config.regenerate.share == 1) else []
     units = ("GPU", "GPUs") if device.startswith("cuda") else ("CPU process", "CPU processes")
     here = [verb if ranks > 1 else f"{verb}s" for verb in (*here, "train")]
@@ -56,12 +56,15 @@ def waste_text(config: RunConfig, share: float) -> str:
         changes.append("start a new run with explore.lag=1")
     if served and config.regenerate.share != "auto":
         changes.append("set regenerate.share=auto")
+    elif config.explore.share != "auto":  # which takes over regenerating first
+        changes.append("set explore.share=auto")
     if served and optimizer.steps == 1 and not optimizer.streamed:
         changes.append("set optimizer.streamed=true")
     changes.append("give the service more GPUs")
     own = ["explore.source=local"]
     own += ["explore.lag=0"] if config.lag else []
     own += ["regenerate.at=trainer"] if served else []
+    own += ["explore.share=1"] if config.explore.share != 1 else []
     own += ["regenerate.share=auto"] if config.regenerate.share not in ("auto", 1) else []
     compare = " (`solrl-train layout` compares)" if shipped_rates(config.preset.partition("/")[0]) else ""
     changes.append(f"do without it by {' '.join(own)}{compare}")

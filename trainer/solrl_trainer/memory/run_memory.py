@@ -197,11 +197,11 @@ def plan_run(config: RunConfig, backbone: PipelineBackbone, fastest: Precision, 
 
 
 def explored_precision(config: RunConfig, fastest: Precision) -> Precision:
-    """Precision of the local explorer's generator; BF16 if a service explores.
+    """Precision of the local explorer's generator; BF16 if only a service explores.
 
     `auto` is the device's `fastest` native precision, and BF16 if training uses the candidates themselves.
     """
-    if config.uses_service:
+    if not config.explores_here:
         return "bf16"
     if config.explore.precision != "auto":
         return config.explore.precision

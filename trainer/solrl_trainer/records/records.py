@@ -112,6 +112,7 @@ class IterationRecord:
         regenerated_seconds: time of regenerating and scoring; None for local candidates.
         trained_seconds: time of the update.
         pushed_seconds: time of the push; None before it.
+        explored_here_seconds: time in which the trainer explored its share; None if one side explores all prompts.
         scoring: time of each reward of candidates and of training samples, and where it ran; of rank 0's share.
     """
 
@@ -132,6 +133,7 @@ class IterationRecord:
     regenerated_seconds: float | None
     trained_seconds: float
     pushed_seconds: float | None = None
+    explored_here_seconds: float | None = None
     scoring: tuple[ScoringTime, ...] = ()
 
     @property
@@ -144,6 +146,7 @@ class IterationRecord:
         """Seconds by phase, as metrics.jsonl names them."""
         phases = {
             "explore": self.explored_seconds,
+            "explore_here": self.explored_here_seconds,
             "wait": self.waited_seconds,
             "regenerate": self.regenerated_seconds,
             "train": self.trained_seconds,

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 from solrl_client.retries import OnWait
+from solrl_core.families import Backbone
 from solrl_core.precision import numerics, supported_precisions
 from solrl_core.precision.fp8 import require_fp8
 from solrl_core.sampling.generator import Generator
@@ -51,14 +52,28 @@ def open_device_source(
     Raises:
         ValueError, OSError: the device does not compute in the precision; and as `load`.
     """
+    require_precision_here(config, world)
+    loaded = load(config, world, on_wait)
+    warn_of_emulation_here(config, loaded.backbone)
+    yield DeviceSource(config, loaded, Models.build(loaded.backbone, config, world), train)
+
+
+def require_precision_here(config: RunConfig, world: Communicator) -> None:
+    """Refuse a device that does not compute in the precision of exploration.
+
+    Raises:
+        ValueError: the device does not.
+    """
     if config.explore.precision == "fp8":
         require_fp8(torch.device(pick_device(config.device, world)))
-    loaded = load(config, world, on_wait)
-    device = loaded.backbone.device
-    warn_of_decoder_emulation(config.explore.decoder_precision, loaded.backbone)
+
+
+def warn_of_emulation_here(config: RunConfig, backbone: Backbone) -> None:
+    """Warn if this device, which explores, emulates what was requested by name."""
+    device = backbone.device
+    warn_of_decoder_emulation(config.explore.decoder_precision, backbone)
     emulated = [one for one in supported_precisions(device) if numerics(one, device) == "emulated"]
     warn_of_emulation(emulated, config.explore.precision)
-    yield DeviceSource(config, loaded, Models.build(loaded.backbone, config, world), train)
 
 
 class DeviceSource:
@@ -92,6 +107,8 @@ class DeviceSource:
         self._side = SideStream(models.backbone.device)
         self.scorer = self._scorer("samples", tuple(config.rewards))
         self.sampler = self._training_sampler(models.generator, config.regenerate.steps)
+        self._planned = 0
+        """Iteration whose plan the candidates follow."""
         self._maker = self._candidate_maker()
 
     @property
@@ -121,7 +138,7 @@ class DeviceSource:
 
     def _explored(self, iteration: int) -> Iterator[CandidateGroup | ExplorationSummary]:
         score_sum, score_count, seconds = 0.0, 0, 0.0
-        groups = self._groups(self.own_prompts(iteration), seed_root(self._config.seed, iteration))
+        groups = self.groups(self.own_prompts(iteration), iteration)
         while True:
             started = time.perf_counter()
             group = next(groups, None)
@@ -138,6 +155,10 @@ class DeviceSource:
         yield ExplorationSummary(
             iteration, iteration, generator.precision, generator.numerics, score_sum, score_count, seconds
         )
+
+    def groups(self, prompts: Sequence[PromptItem], iteration: int) -> Iterator[CandidateGroup]:
+        """Explore these prompts of an iteration, under the newest version."""
+        return self._groups(prompts, iteration, seed_root(self._config.seed, iteration))
 
     def groups_per_batch(self, kept: int) -> int:
         """Number of selections that fill a batch."""
@@ -156,21 +177,24 @@ class DeviceSource:
         self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int
     ) -> list[CandidateGroup]:
         """Explore the groups of these prompts without pruning; `root` is the root of their seeds."""
-        return list(self._groups(prompts, root, unpruned=True))
+        return list(self._groups(prompts, iteration, root, unpruned=True))
 
     def images_of(
         self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
     ) -> tuple[torch.Tensor, float]:
         """Images of the given candidates of each prompt, float32 [N, 3, H, W] in [0, 1], and the seconds they took."""
-        started = time.perf_counter()
+        self._planned, started = iteration, time.perf_counter()
         parts = [self._maker.images(prompt, own) for prompt, own in zip(prompts, seeds, strict=True)]
         return torch.cat(parts), time.perf_counter() - started
 
-    def _groups(self, prompts: Sequence[PromptItem], root: int, *, unpruned: bool = False) -> Iterator[CandidateGroup]:
+    def _groups(
+        self, prompts: Sequence[PromptItem], iteration: int, root: int, *, unpruned: bool = False
+    ) -> Iterator[CandidateGroup]:
         candidates = self._config.explore.candidates
         per_batch = self._maker.sampler.batch.groups(candidates, self.models.backbone.device)
         for part in parts_of(prompts, per_batch):
             seeds = [expand_seeds(root, prompt.id, candidates) for prompt in part]
+            self._planned = iteration
             yield from self._maker.groups(part, seeds, unpruned=unpruned)
 
     def _candidate_maker(self) -> CandidateMaker:
@@ -179,7 +203,7 @@ class DeviceSource:
         if not config.two_stage:
             return CandidateMaker(self._training_sampler(models.explorer, config.explore.steps), self.scorer, keep=True)
         batch = self._batch(models.explorer)
-        sampler = Sampler(models.explorer, lambda: exploration_plan(config, models.version), batch=batch)
+        sampler = Sampler(models.explorer, lambda: exploration_plan(config, self._planned), batch=batch)
         return CandidateMaker(sampler, self._scorer("candidates", [spec.name for spec in config.trained]))
 
     def _scorer(self, of: Images, names: Sequence[str]) -> SampleScorer:

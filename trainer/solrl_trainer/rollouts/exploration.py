@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import PromptItem, RewardTime
@@ -22,7 +23,9 @@ class ExplorationSummary:
         version: version of the behaviour policy.
         precision, numerics: arithmetic of the generation.
         score_sum, score_count: sum and number of scores, over all candidates that have one.
-        seconds: duration, whether or not the trainer waited for it.
+        seconds: duration, whether or not the trainer waited for it; of a service's part, if it explores a share.
+        seconds_here: time in which this device explored its share, under the version of this iteration; None if it has
+            none beside a service.
         times: time of each reward, by name, as a service measured it; empty for local exploration.
     """
 
@@ -34,6 +37,17 @@ class ExplorationSummary:
     score_count: int
     seconds: float
     times: Mapping[str, RewardTime] = field(default_factory=dict)
+    seconds_here: float | None = None
+
+    def with_groups(self, groups: Sequence[CandidateGroup], seconds: float) -> Self:
+        """With these groups, which this device explored, and the time in which it explored in this iteration."""
+        scores = [score for group in groups for score in scored(group.scores)]
+        return replace(
+            self,
+            score_sum=self.score_sum + sum(scores),
+            score_count=self.score_count + len(scores),
+            seconds_here=seconds,
+        )
 
 
 class Exploration:

@@ -29,7 +29,7 @@ class Models:
     Attributes:
         backbone: the model, whose transformer is trained.
         generator: BF16 generator for regenerated samples and evaluations.
-        explorer: generator of local exploration; `generator` itself if that explores in BF16 or if a service explores.
+        explorer: generator of local exploration; `generator` itself if that explores in BF16 or not at all.
         policy: current, behaviour and reference policies.
         encoders: text encoders of the backbone.
         world: ranks that train together, in step if they share the base's weights.

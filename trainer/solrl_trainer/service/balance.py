@@ -1,41 +1,91 @@
-"""Division of regenerating between a service and this device, so that neither waits for the other."""
+"""Division of exploring and regenerating between a service and this device, so that neither waits for the other."""
 
 import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import Lock
 from typing import Literal
 
 logger = logging.getLogger(__name__)
 
+Share = float | Literal["auto"]
 _FIRST_SHARE = 0.5
 _UNTIMED = 1
 """Iterations at the start whose times do not count, because they compile."""
 
 
-class Balance:
-    """Number of a rank's prompts that the service regenerates.
-
-    With a share of "auto" it follows the times of the last iteration: moving a prompt from the service to this device
-    takes its regeneration from one side and adds it to the other, so half the difference of the waits is moved.
+@dataclass
+class _Stage:
+    """Division of one stage.
 
     Attributes:
-        served: number of prompts in this iteration.
+        prompts: of this rank in each iteration.
+        served: number of them at the service.
+        least: fewest at the service.
+        follows: whether the number follows the waits.
+        seconds: of a prompt on this device; the service's until this device has made some.
     """
 
-    def __init__(self, prompts: int, share: float | Literal["auto"]) -> None:
-        """`prompts`: of this rank in each iteration."""
-        self._prompts = prompts
-        self._follows = share == "auto"
-        self.served = max(1, round(prompts * (_FIRST_SHARE if share == "auto" else share)))
-        self._began = time.perf_counter()
+    prompts: int
+    served: int
+    least: int
+    follows: bool
+    seconds: float = 0.0
+
+    @property
+    def work(self) -> float:
+        """Seconds that the service's prompts would take on this device."""
+        return self.served * self.seconds
+
+    def move(self, seconds: float) -> float:
+        """Move work that takes so long on this device from the service to it, or back if negative; return the rest."""
+        if not self.follows or not self.seconds:
+            return seconds
+        before = self.work
+        self.served = min(self.prompts, max(self.least, self.served - round(seconds / self.seconds)))
+        return seconds - before + self.work if self.served in (self.least, self.prompts) else 0.0
+
+
+class Balance:
+    """Number of a rank's prompts that the service explores and regenerates.
+
+    A share of "auto" follows the times of the last iteration. Work that is moved from the service to this device takes
+    time from one side and adds it to the other; the service may need a multiple of this device's time, by its speed,
+    its number of GPUs and its other runs. What is moved is what makes both waits equal. This device takes regenerating
+    first, and exploring if that is not enough.
+    """
+
+    def __init__(self, prompts: int, *, explore: Share = 1.0, regenerate: Share | None = "auto") -> None:
+        """Set up a division.
+
+        Args:
+            prompts: of this rank in each iteration.
+            explore: share that the service explores.
+            regenerate: share that it regenerates; None for nothing.
+        """
+        # One prompt is explored here at first, so that its time is known, and what compiles does so at the start.
+        first = max(1, prompts - 1 if explore == "auto" else round(prompts * explore))
+        self._explore = _Stage(prompts, first, 1, explore == "auto")
+        share = _FIRST_SHARE if regenerate == "auto" else regenerate
+        served = 0 if share is None else max(1, round(prompts * share))
+        self._regenerate = _Stage(prompts, served, 0, regenerate == "auto")
         self._waited = 0.0
-        self._regeneration = 0.0
         self._requests = 0
-        self._answered = time.perf_counter()
+        self._began = self._answered = time.perf_counter()
         self._iterations = 0
         self._lock = Lock()
+
+    @property
+    def explored(self) -> int:
+        """Number of prompts that the service explores."""
+        return self._explore.served
+
+    @property
+    def served(self) -> int:
+        """Number of prompts that the service regenerates in this iteration."""
+        return self._regenerate.served
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -45,11 +95,18 @@ class Balance:
         self._waited += time.perf_counter() - began
 
     @contextmanager
+    def exploring(self, prompts: int) -> Iterator[None]:
+        """This device explores so many prompts within the block."""
+        began = time.perf_counter()
+        yield
+        self._explore.seconds = (time.perf_counter() - began) / prompts
+
+    @contextmanager
     def regenerating(self) -> Iterator[None]:
         """This device regenerates a prompt's samples within the block."""
         began = time.perf_counter()
         yield
-        self._regeneration = time.perf_counter() - began
+        self._regenerate.seconds = time.perf_counter() - began
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -63,9 +120,13 @@ class Balance:
                 self._requests -= 1
                 self._answered = time.perf_counter()
 
+    def explored_in(self, seconds: float) -> None:
+        """The service took so many seconds to explore a prompt; counts until this device has explored some."""
+        self._explore.seconds = self._explore.seconds or seconds
+
     def served_in(self, seconds: float) -> None:
         """The service took so many seconds for the samples of a prompt; counts until this device has made some."""
-        self._regeneration = self._regeneration or seconds
+        self._regenerate.seconds = self._regenerate.seconds or seconds
 
     def end_iteration(self) -> float:
         """Divide the next iteration by the times of this one, and begin to time it.
@@ -74,18 +135,28 @@ class Balance:
             The share of this iteration's time in which this device waited for the service.
         """
         now = time.perf_counter()
-        share, self._began = self._waited / (now - self._began), now
         with self._lock:
-            idle = 0.0 if self._requests else time.perf_counter() - self._answered
+            idle = 0.0 if self._requests else now - max(self._began, self._answered)
         self._iterations += 1
-        if self._follows and self._iterations > _UNTIMED and self._regeneration:
-            moved = round((self._waited - idle) / (2 * self._regeneration))
-            served = min(self._prompts, max(0, self.served - moved))
-            if served != self.served:
-                logger.info(
-                    "the service now regenerates %d of %d prompts: this device waited %.1f s, the service %.1f s",
-                    *(served, self._prompts, self._waited, idle),
-                )
-            self.served = served
-        self._waited = 0.0
+        if self._iterations > _UNTIMED:
+            self._divide(idle, now - self._began - idle)
+        share = self._waited / (now - self._began)
+        self._began, self._waited = now, 0.0
         return share
+
+    def _divide(self, idle: float, busy: float) -> None:
+        """Divide by the seconds in which the service was idle, and busy with this run's requests."""
+        stages = [self._regenerate, self._explore]
+        work = sum(stage.work for stage in stages)
+        if not work:
+            return
+        before = [stage.served for stage in stages]
+        rest = (self._waited - idle) / (1 + busy / work)
+        for stage in stages if rest > 0 else reversed(stages):
+            rest = stage.move(rest)
+        if before != [stage.served for stage in stages]:
+            logger.info(
+                "the service now explores %d and regenerates %d of %d prompts: this device waited %.1f s, the "
+                "service %.1f s",
+                *(self.explored, self.served, self._explore.prompts, self._waited, idle),
+            )

@@ -2,9 +2,10 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
@@ -14,8 +15,10 @@ from solrl_client.retries import OnWait
 from solrl_client.rollouts import Restore, RolloutClient
 from solrl_core.arithmetic import arithmetic
 from solrl_core.fingerprint import fingerprint
+from solrl_core.precision import PRECISIONS, probe
 from solrl_core.sampling.noise import check_noise_contract
 from solrl_engine.side_stream import Pending, in_background
+from solrl_proto.identifiers import Precision
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import PromptItem, RolloutGroup
@@ -23,7 +26,7 @@ from solrl_proto.rollouts import PromptItem, RolloutGroup
 from solrl_trainer.layouts.running import WasteNote
 from solrl_trainer.policy.sharding import LockstepCommunicator
 from solrl_trainer.ranks.communicator import Communicator, wait_for_rank_zero
-from solrl_trainer.rollouts.device_source import DeviceSource
+from solrl_trainer.rollouts.device_source import DeviceSource, require_precision_here, warn_of_emulation_here
 from solrl_trainer.rollouts.exploration import Exploration, ExplorationSummary, seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples
 from solrl_trainer.rollouts.loading import load, warn_of_emulation
@@ -31,7 +34,7 @@ from solrl_trainer.rollouts.models import Models
 from solrl_trainer.rollouts.plans import training_plan
 from solrl_trainer.service.adapter_supply import LOST, AdapterSupply
 from solrl_trainer.service.agreement import check_hosted, note_arithmetic
-from solrl_trainer.service.balance import Balance
+from solrl_trainer.service.balance import Balance, Share
 from solrl_trainer.service.regenerator import ServiceRegenerator
 from solrl_trainer.service.reward_specs import reward_specs
 from solrl_trainer.service.run_client import RunClient, run_client
@@ -61,8 +64,10 @@ def open_service_source(
     Raises:
         ProblemError: the service cannot be reached, or does not host the model.
         MismatchError: noise contract or digests differ; names the part.
-        ValueError, OSError: as `load`.
+        ValueError, OSError: as `load`; and the device explores a share, and does not compute in the precision.
     """
+    if config.explores_here:
+        require_precision_here(config, world)
     # The other ranks ask again until rank 0 has pushed the versions that the service lost.
     awaited = LOST if world.rank else ()
     with RolloutClient(config.service_url, patience=config.patience, awaited=awaited, on_wait=on_wait) as client:
@@ -75,6 +80,9 @@ def open_service_source(
         emulated = [info.precision for info in served.precisions if info.numerics == "emulated"]
         warn_of_emulation(emulated, config.explore.precision)
         note_arithmetic(served, arithmetic(loaded.backbone.device))
+        if config.explores_here:
+            warn_of_emulation_here(config, loaded.backbone)
+            config = _in_a_common_precision(config, served, loaded.backbone.device)
         device = DeviceSource(config, loaded, Models.build(loaded.backbone, config, world), train)
         supply = None
         if world.rank == 0:
@@ -87,10 +95,12 @@ def open_service_source(
             numerics={info.precision: info.numerics for info in served.precisions},
             restore=_restore(supply, world),
         )
-        # Ranks that share the base's weights generate in step, so their divisions may not differ.
-        fixed = config.regenerate.share == "auto" and isinstance(device.models.world, LockstepCommunicator)
-        balance = Balance(len(device.own_prompts(0)), 1.0 if fixed else config.regenerate.share)
         regenerates = config.regenerate.at == "service"
+        shares: tuple[Share, Share | None] = config.explore.share, config.regenerate.share if regenerates else None
+        if isinstance(device.models.world, LockstepCommunicator):
+            # Ranks that share the base's weights generate in step, so their divisions may not differ.
+            shares = 1.0 if shares[0] == "auto" else shares[0], 1.0 if shares[1] == "auto" else shares[1]
+        balance = Balance(len(device.own_prompts(0)), explore=shares[0], regenerate=shares[1])
         regenerator = _regenerator(config, asked, device, balance, served) if regenerates else None
         source = ServiceSource(config, asked, device, balance, supply=supply, regenerator=regenerator)
         yield source
@@ -112,6 +122,21 @@ def _regenerator(
     return ServiceRegenerator(config, asked, device, balance, exact=exact)
 
 
+def _in_a_common_precision(config: RunConfig, served: ModelInfo, device: torch.device) -> RunConfig:
+    """The settings with the precision that `auto` means to a service and this device, which both explore."""
+    if config.explore.precision != "auto":
+        return config
+    precision = common_precision(served, device)
+    logger.info("the service and this device explore in %s", precision)
+    return config.model_copy(update={"explore": config.explore.model_copy(update={"precision": precision})})
+
+
+def common_precision(served: ModelInfo, device: torch.device) -> Precision:
+    """The fastest precision that a service and this device support natively; BF16 if there is none."""
+    native = [one.precision for one in served.precisions if one.numerics == "native"]
+    return next((one for one in PRECISIONS if one in native and probe(one, device).numerics == "native"), "bf16")
+
+
 def _restore(supply: AdapterSupply | None, world: Communicator) -> Restore:
     """On rank 0, push again the versions that the service lost; other ranks ask rank 0 to, without waiting."""
     if supply is not None:
@@ -126,11 +151,27 @@ def _restore(supply: AdapterSupply | None, world: Communicator) -> Restore:
     return notify
 
 
+@dataclass(frozen=True)
+class _Ahead:
+    """An exploration that has begun.
+
+    Attributes:
+        own: prompts that this device explores.
+        arrived: what the service has sent, to the summary, or its error.
+        groups: of this device, once it has explored `own`.
+    """
+
+    own: Sequence[PromptItem]
+    arrived: SimpleQueue[Arrived | BaseException]
+    groups: deque[CandidateGroup] = field(default_factory=deque)
+
+
 class ServiceSource:
     """A source that pushes and explores in threads: each iteration as soon as the required version is pushed.
 
     Iteration i is explored under version max(0, i − lag), while the iterations before i are trained. Its samples are
-    regenerated under version i, regardless of the lag.
+    regenerated under version i, regardless of the lag. The service explores the last prompts of each rank. This device
+    explores the first, if there is a share for it, while it has the version: before it trains iteration i − lag.
 
     Attributes:
         client: asks the service for candidates.
@@ -166,7 +207,7 @@ class ServiceSource:
         self._waste = WasteNote(config)
         self.wait_for_push: Pending[object] = lambda: None
         """Wait until the service has the newest version; raises as the client's push."""
-        self._ahead: dict[int, Exploration] = {}
+        self._ahead: dict[int, _Ahead] = {}
         self._begun = 0
         """The first iteration that has not begun."""
 
@@ -175,9 +216,12 @@ class ServiceSource:
         if self._supply is not None:
             self._supply.start(adapters, pushed)
         wait_for_rank_zero(self.device.models.world)
-        newest = max(adapters)
-        self.device.push(newest, adapters[newest])
+        *older, newest = sorted(adapters)
         self._prefetch(newest)
+        for version in older if self._config.explores_here else ():
+            self.device.push(version, adapters[version])
+            self._explore_here(version)
+        self.device.push(newest, adapters[newest])
 
     def push(self, version: int, adapter: bytes) -> None:
         """Merge the newest version, and begin to push it to the service and to explore under it."""
@@ -197,17 +241,55 @@ class ServiceSource:
         """Begin all explorations that have not begun, up to iteration `version` + lag."""
         for iteration in range(max(version, self._begun), min(version + self._lag + 1, self._config.iterations)):
             prompts, pushed = self.device.own_prompts(iteration), self.wait_for_push
-            request = partial(self._explore, iteration, prompts, pushed, iteration > version)
-            self._ahead[iteration] = exploration_of(request, self._balance)
+            here = len(prompts) - self._balance.explored
+            request = partial(self._explore, iteration, prompts[here:], pushed, iteration > version)
+            self._ahead[iteration] = _Ahead(prompts[:here], begun(request))
             self._begun = iteration + 1
 
     @property
     def _lag(self) -> int:
         return self._config.lag
 
+    def _version(self, iteration: int) -> int:
+        """Version under which an iteration is explored."""
+        return max(0, iteration - self._lag)
+
+    def _left(self, version: int) -> list[int]:
+        """Iterations whose prompts this device has yet to explore, under `version`."""
+        return [
+            iteration
+            for iteration, ahead in self._ahead.items()
+            if self._version(iteration) == version and len(ahead.groups) < len(ahead.own)
+        ]
+
+    def _explore_here(self, version: int) -> None:
+        """Explore this device's share of all prompts that are explored under `version`, which is merged."""
+        for iteration in self._left(version):
+            ahead, device = self._ahead[iteration], self.device
+            device.models.encoders.encode([prompt.text for prompt in ahead.own], self._config.guidance)
+            with self._balance.exploring(len(ahead.own)):
+                ahead.groups.extend(device.groups(ahead.own, iteration))
+
     def explore(self, iteration: int) -> Exploration:
-        """The exploration of an iteration, which `prefetch` has begun."""
-        return self._ahead.pop(iteration)
+        """The exploration of an iteration, which `_prefetch` has begun; this device then explores what it has to."""
+        ahead = self._ahead[iteration]
+        return Exploration(self._arrivals(iteration, ahead), lambda: bool(ahead.groups) or not ahead.arrived.empty())
+
+    def _arrivals(self, iteration: int, ahead: _Ahead) -> Iterator[Arrived]:
+        began = time.perf_counter()
+        self._explore_here(iteration)
+        seconds, groups = time.perf_counter() - began, list(ahead.groups)
+        del self._ahead[iteration]
+        while ahead.groups:
+            yield ahead.groups.popleft()
+        while True:
+            with self._balance.waiting():
+                arrived = ahead.arrived.get()
+            if isinstance(arrived, BaseException):
+                raise arrived
+            if isinstance(arrived, ExplorationSummary) and self._config.explores_here:
+                arrived = arrived.with_groups(groups, seconds)
+            yield arrived
 
     def _explore(
         self,
@@ -226,7 +308,7 @@ class ServiceSource:
         self, iteration: int, prompts: Sequence[PromptItem], ahead: bool, on_arrival: Callable[[Arrived], None]
     ) -> None:
         by_id = {prompt.id: prompt for prompt in prompts}
-        version, root = max(0, iteration - self._lag), seed_root(self._config.seed, iteration)
+        version, root = self._version(iteration), seed_root(self._config.seed, iteration)
         started = time.perf_counter()
         answer = self.client.candidates_of(
             prompts,
@@ -236,6 +318,7 @@ class ServiceSource:
             ahead=ahead,
             on_group=lambda group: on_arrival(candidate_group(by_id[group.prompt_id], group)),
         )
+        self._balance.explored_in((answer.seconds.generate + answer.seconds.reward) / len(prompts))
         scores = [score for group in answer.groups for score in group.scores if score is not None]
         on_arrival(
             ExplorationSummary(
@@ -283,7 +366,7 @@ def candidate_group(prompt: PromptItem, group: RolloutGroup) -> CandidateGroup:
     return CandidateGroup(prompt, group.seeds, scores)
 
 
-def exploration_of(request: Callable[[Callable[[Arrived], None]], None], balance: Balance) -> Exploration:
+def begun(request: Callable[[Callable[[Arrived], None]], None]) -> SimpleQueue[Arrived | BaseException]:
     """Begin a request in a thread of its own: what it passes on, to the summary, or its error."""
     queue: SimpleQueue[Arrived | BaseException] = SimpleQueue()
 
@@ -295,13 +378,4 @@ def exploration_of(request: Callable[[Callable[[Arrived], None]], None], balance
 
     # A daemon thread, so that a failed run does not wait for candidates.
     Thread(target=run, name="solrl-explore", daemon=True).start()
-
-    def arrivals() -> Iterator[Arrived]:
-        while True:
-            with balance.waiting():
-                arrived = queue.get()
-            if isinstance(arrived, BaseException):
-                raise arrived
-            yield arrived
-
-    return Exploration(arrivals(), lambda: not queue.empty())
+    return queue

@@ -76,6 +76,11 @@ class Explore(Section):
     with the same noise in each, so that candidates rank as the regenerated samples; steps must be regenerate.steps."""
     calibrated_for: ModelBinding | None = None
     """Model and settings that `solrl-train calibrate` chose this plan for; a run with others is refused."""
+    share: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = 1.0
+    """Share of each rank's prompts that the service explores, the last ones; the trainer's device explores the others
+    under the same version, and needs memory for the weights at that precision. auto divides them by the times of the
+    last iterations so that neither side waits; the device then takes over regenerating first, and exploring after it.
+    With precision=auto, both take the fastest that both support natively."""
     lag: Annotated[int, Field(ge=0)] | None = None
     """Iteration i is explored under version i − lag, while earlier iterations are trained; 0 explores strictly under
     the current version. The service must retain lag + 1 versions. null: 1 where a service explores, 0 otherwise."""
@@ -327,6 +332,11 @@ class RunConfig(Section):
         return self.explore.source == "service"
 
     @property
+    def explores_here(self) -> bool:
+        """Whether the trainer's device explores, all prompts or a share."""
+        return not self.uses_service or self.explore.share != 1
+
+    @property
     def service_url(self) -> str:
         """Address of the rollout service that explores."""
         assert self.rollout_url is not None, "validated"
@@ -384,6 +394,10 @@ class RunConfig(Section):
             raise ValueError(
                 "lag is for exploration at a service; candidates generated here are always current; "
                 f"expected explore.lag=0, or a service: {_GIVE_URL}"
+            )
+        if value.share != 1 and source != "service":
+            raise ValueError(
+                f"share is {value.share}, but no service explores; expected explore.share=1, or a service: {_GIVE_URL}"
             )
         return value.model_copy(update={"source": source, "lag": lag})
 
