@@ -143,14 +143,14 @@ class Misbehaving:
         if scope["type"] != "http":
             await _lifespan(receive, send)
             return
-        self.asked.append(scope["path"])
-        self.ports.append(scope["client"][1])
-        self.heads.append({name.decode(): value.decode() for name, value in scope["headers"]})
         body = b""
         while (message := await receive())["type"] == "http.request":
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
+        self.asked.append(scope["path"])
+        self.ports.append(scope["client"][1])
+        self.heads.append({name.decode(): value.decode() for name, value in scope["headers"]})
         if scope["path"] == "/v1/rewards":
             reward = {"name": NAME, "digest": DIGEST, "parameters": None, "max_latency_s": self.max_latency_s}
             await _answer(send, {"rewards": [reward]})

@@ -56,7 +56,7 @@ def test_the_plan_of_several_precisions_is_what_a_service_holds(monkeypatch: pyt
     for precision in EXPLORED_AND_REGENERATED:
         backend.set_adapter(precision, None)
     served = {f"served, {name}": generator.transformer for name, generator in backend._generators.items()}
-    held = weight_bytes({**modules_of(backend._backbone), **served})
+    held = weight_bytes({**modules_of(backend.backbone), **served})
     # diffusers keeps some weights in float32.
     assert plan_memory(load_skeleton("mini-sana"), EXPLORED_AND_REGENERATED, 12).weights == pytest.approx(
         held, rel=0.01

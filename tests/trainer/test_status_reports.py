@@ -17,6 +17,7 @@ from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.status import THUMBNAIL_SIDE, RunDetail
 from solrl_trainer import loop
 from solrl_trainer.loop import train
+from solrl_trainer.records import status_reports
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.records.status_reports import ImageBudget, thumbnail
@@ -29,6 +30,14 @@ SMALL = (
     *("evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.fidelity_prompts=0"),
     *("optimizer.updates=1", "algorithm.timestep_fraction=0.5", "iterations=2"),
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient_end() -> Iterator[None]:
+    """A run waits for its last reports on a busy machine, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(status_reports, "_LONGEST_END", 600.0)
+        yield
 
 
 @pytest.fixture(scope="module")
