@@ -3,6 +3,7 @@
 SolrlError
 ├── AdapterError   (ValueError)    an adapter file is refused
 ├── DecoderError   (ValueError)    an autoencoder's decoder cannot compute in FP8
+├── FidelityError  (ValueError)    a run's candidates rank as if drawn at random
 ├── MismatchError  (ValueError)    service and trainer would generate or score different images
 └── RewardError    (RuntimeError)  a reward fails, or its scores cannot be used
     └── RewardUnavailableError     a reward server gives no usable answer
@@ -75,6 +76,10 @@ class AdapterError(SolrlError, ValueError):
 
 class DecoderError(SolrlError, ValueError):
     """The decoder of an autoencoder cannot compute in FP8."""
+
+
+class FidelityError(SolrlError, ValueError):
+    """The scores of a run's explored candidates hardly say which of them are best in BF16."""
 
 
 class MismatchError(SolrlError, ValueError):

@@ -15,7 +15,8 @@ class Fidelity:
     """Rank fidelity, averaged over prompt groups. Ranks count from 1 (best); overlaps are shares of a set, 0 to 1.
 
     Attributes:
-        spearman: rank correlation within a group, over the candidates that were not pruned.
+        spearman: rank correlation within a group, over the candidates that were not pruned; 0 for a group whose proxy
+            rewards are equal while the true ones differ, NaN if the true ones are equal.
         kendall: the same by Kendall's τ.
         top_overlap: size → overlap of the proxy's and the true top of that size.
         bottom_overlap: the same of the bottom.
@@ -80,10 +81,16 @@ def _one_group(proxy: Group, true: Group, half: int, sizes: list[int]) -> list[f
     by_proxy, by_true = whole[np.argsort(-proxy[whole], kind="stable")], np.argsort(-true, kind="stable")
     ranks = rankdata(-true)
     return [
-        float(spearmanr(proxy[whole], true[whole]).statistic),
-        float(kendalltau(proxy[whole], true[whole]).statistic),
+        *_correlations(proxy[whole], true[whole]),
         float(ranks[by_proxy[:half]].mean()),
         float(ranks[by_proxy[-half:]].mean()),
         *(len(set(by_proxy[:s]) & set(by_true[:s])) / s for s in sizes),
         *(len(set(by_proxy[-s:]) & set(by_true[-s:])) / s for s in sizes),
     ]
+
+
+def _correlations(proxy: Group, true: Group) -> tuple[float, float]:
+    """Spearman's and Kendall's."""
+    if np.ptp(proxy) == 0 < np.ptp(true):
+        return 0.0, 0.0
+    return float(spearmanr(proxy, true).statistic), float(kendalltau(proxy, true).statistic)

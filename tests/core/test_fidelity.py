@@ -1,5 +1,7 @@
 """Rank fidelity on groups small enough to count by hand."""
 
+import math
+
 import pytest
 import torch
 from solrl_core.fidelity import rank_fidelity
@@ -55,3 +57,10 @@ def test_equal_true_rewards_share_their_rank() -> None:
 def test_shapes_that_do_not_fit_are_refused(proxy: tuple[int, ...], true: tuple[int, ...], keep: int) -> None:
     with pytest.raises(ValueError, match=r"expected equal \[groups, candidates\]"):
         rank_fidelity(torch.rand(proxy), torch.rand(true), keep=keep)
+
+
+def test_equal_proxy_rewards_say_nothing_of_true_ones_that_differ() -> None:
+    true = torch.tensor([[8.0, 7, 6, 5, 4, 3, 2, 1]])
+    found = rank_fidelity(torch.ones_like(true), true, keep=4)
+    assert (found.spearman, found.kendall) == (0, 0)
+    assert math.isnan(rank_fidelity(true, torch.ones_like(true), keep=4).spearman)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from solrl_proto.rollouts import PromptItem
 from solrl_trainer.rollouts.groups import CandidateGroup, RegeneratedGroup, ScoredSamples
 from solrl_trainer.selection import MODES, best_worst, extremes_random, mean_deviation, reselect, select, uniform
-from solrl_trainer.settings.config import Explore, Regenerate, SelectionMode
+from solrl_trainer.settings.rollout_sections import Explore, Regenerate, SelectionMode
 
 
 def test_the_best_come_before_the_worst() -> None:

@@ -11,7 +11,7 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.selection import best_worst, levelled, rounding
 
 from solrl_trainer.rollouts.groups import CandidateGroup, RegeneratedGroup
-from solrl_trainer.settings.config import Explore, Regenerate, SelectionMode
+from solrl_trainer.settings.rollout_sections import Explore, Regenerate, SelectionMode
 
 __all__ = ["MODES", "best_worst", "extremes_random", "mean_deviation", "reselect", "select", "uniform"]
 

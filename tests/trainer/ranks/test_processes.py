@@ -7,7 +7,7 @@ import pytest
 import torch
 from fault_trials.processes import RankPrograms
 from rank_programs import held_bytes, with_a_slow_rank, with_few_fitted_prompts
-from rank_runs import LAST, arguments, iterations, run, same_weights, state
+from rank_runs import LAST, arguments, iterations, messages, run, same_weights, state
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +45,16 @@ def test_ranks_share_two_stages_without_a_service(tmp_path: Path) -> None:
     results = [json.loads((folder / "result.json").read_text()) for folder in folders.values()]
     assert list(results[0]["spearman_by_version"]) == ["0", "1"]
     assert results[0]["spearman_by_version"] == results[1]["spearman_by_version"]
+
+
+def test_all_ranks_stop_below_the_floor(tmp_path: Path) -> None:
+    settings = ("explore.source=local", "explore.steps=1", "explore.candidates=24", "evaluate.fidelity_floor=1")
+    sets = ["--preset", "mini-sana/sol_rl/clipscore", *(word for setting in settings for word in ("--set", setting))]
+    for log in (tmp_path / "first.log", tmp_path / "resumed.log"):
+        assert run(2, [*arguments(tmp_path / "run", 1), *sets], log) == 1
+        (said,) = messages(log)
+        assert "the run stops before iteration 0" in said
+    assert not list((tmp_path / "run" / "checkpoints").glob("*"))
 
 
 def test_a_sharded_base_gives_the_same_weights(alone: Path, tmp_path: Path) -> None:

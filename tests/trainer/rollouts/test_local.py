@@ -47,8 +47,8 @@ def test_a_local_recipe_runs_without_a_service(recipe: str, tmp_path: Path) -> N
     assert line["seconds"].keys() == {"explore", "train"}
     assert [(one["of"], one["by"]) for one in line["scoring"]] == [("samples", "trainer")]
     assert line["reward_best"] > line["reward_worst"]
-    assert summary["spearman"] is None
-    assert json.loads((tmp_path / "result.json").read_text()) == summary
+    assert (summary["spearman"] is not None) == (recipe == "naive_quant")
+    assert json.loads((tmp_path / "result.json").read_text()) == json.loads(json.dumps(summary))
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from solrl_core.errors import FidelityError
 from solrl_core.fidelity import Fidelity, rank_fidelity
 from solrl_engine.sampler import Sampler
 from solrl_proto.rollouts import Plan, PromptItem
@@ -114,13 +115,21 @@ def log_better_checkpoint(config: RunConfig, log: RunLog) -> None:
 
 
 def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
-    """Measure rank fidelity before iteration `version`, if that is due and the log of a resumed run lacks it."""
+    """Measure rank fidelity before iteration `version`, if that is due, and refuse to go on with one below the floor.
+
+    A resumed run measures versions that its log lacks, and the one at which it stopped.
+
+    Raises:
+        FidelityError: it is below `evaluate.fidelity_floor`; on all ranks.
+    """
     config, every = session.config, session.config.evaluate.fidelity_every
     prompts = session.test_prompts[: config.evaluate.fidelity_prompts]
     due = version % every == 0 if every else version == 0
-    if not config.two_stage or not prompts or not due:
+    quantised = session.models.explorer is not session.models.generator
+    if not (config.two_stage or quantised) or not prompts or not due:
         return
-    if gather_values(version in log.spearman, session.world)[0]:
+    known = log.spearman.get(version)
+    if gather_values(known is not None and not _below_floor(config, known, len(prompts)), session.world)[0]:
         return
     with log.measuring(version, "fidelity"):
         fidelity = _fidelity(session, prompts, version)
@@ -131,15 +140,17 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
     log.fidelity(version, len(prompts), vars(fidelity))
     explore = config.explore
     logger.info(
-        f"version {version}, {explore.precision} at {explore.steps} steps against BF16 at {config.regenerate.steps}: "
+        f"version {version}, {explore.precision} at {explore.steps} steps against BF16 at {config.sample_steps}: "
         f"Spearman {fidelity.spearman:.3f} over {len(prompts)} groups of {explore.candidates}"
     )
+    if _below_floor(config, fidelity.spearman, len(prompts)):
+        raise _floor_error(config, version, fidelity.spearman, len(prompts))
     wanted = config.evaluate.fidelity_wanted
     if fidelity.spearman < wanted <= before:
         cures = ["choose another explore.precision"]
-        if explore.sampler == "ode":
+        if config.two_stage and explore.sampler == "ode":
             cures += ["raise explore.steps", "let `solrl-train calibrate` choose a plan"]
-        if explore.precision == "nvfp4" and explore.adapter == "merged":
+        if explore.precision == "nvfp4" and explore.adapter == "merged" and config.two_stage:
             cures.append("set explore.adapter=unmerged")
         if explore.lag:
             cures.append("lower explore.lag")
@@ -147,6 +158,31 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
             f"rank fidelity is below {wanted:g} (evaluate.fidelity_wanted), so exploration selects worse seeds; for "
             f"a new run {' or '.join(cures)}"
         )
+
+
+def _below_floor(config: RunConfig, spearman: float, prompts: int) -> bool:
+    """Whether a correlation is below the floor beyond what chance explains with so many prompts and candidates."""
+    floor = config.evaluate.fidelity_floor
+    return floor > 0 and spearman + _chance(config, prompts) < floor
+
+
+def _chance(config: RunConfig, prompts: int) -> float:
+    """Half of a 90 % interval of the mean correlation of random orders."""
+    return 1.64 / math.sqrt((config.explore.candidates - 1) * prompts)
+
+
+def _floor_error(config: RunConfig, version: int, spearman: float, prompts: int) -> FidelityError:
+    explore, floor = config.explore, config.evaluate.fidelity_floor
+    layers = "" if explore.precision == "bf16" else "the layers that it says must stay in BF16, "
+    return FidelityError(
+        f"the run stops before iteration {version}, because its candidates rank almost at random",
+        where="evaluate.fidelity_floor",
+        got=f"Spearman {spearman:.2f} ± {_chance(config, prompts):.2f} of {explore.precision} at {explore.steps} steps "
+        f"against BF16 at {config.sample_steps}",
+        expected=f"at least {floor:g}",
+        action=f"run `solrl-rollout check {config.model}`, and resume with another explore.precision, {layers}or "
+        "evaluate.fidelity_floor=0 to train nevertheless",
+    )
 
 
 def _fidelity(session: Session, prompts: Sequence[PromptItem], version: int) -> Fidelity:
@@ -168,7 +204,7 @@ def _fidelity(session: Session, prompts: Sequence[PromptItem], version: int) -> 
 
 
 def _true_scores(session: Session, groups: Sequence[CandidateGroup]) -> torch.Tensor:
-    """Scores [groups, N] of the regenerated candidates of these groups, which are made together."""
+    """Scores [groups, N] of these groups' candidates as training samples in BF16, which are made together."""
     prompts, seeds = flattened([group.prompt for group in groups], [group.seeds for group in groups])
     samples = session.device.sampler.sample(prompts, seeds)
     return session.device.scorer.score_samples(prompts, samples)().scores.view(len(groups), -1)

@@ -86,7 +86,7 @@ class DeviceSource:
         clock: times of the rewards in this iteration, of this rank's share.
         image_scorer: scores images with every reward.
         scorer: scores samples.
-        sampler: draws samples as regeneration does.
+        sampler: draws training samples in BF16, as regeneration does.
     """
 
     def __init__(self, config: RunConfig, loaded: Loaded, models: Models, train: list[PromptItem]) -> None:
@@ -106,7 +106,7 @@ class DeviceSource:
         self.image_scorer = Scorer(loaded.rewards, scored_at_once)
         self._side = SideStream(models.backbone.device)
         self.scorer = self._scorer("samples", tuple(config.rewards))
-        self.sampler = self._training_sampler(models.generator, config.regenerate.steps)
+        self.sampler = self._training_sampler(models.generator, config.sample_steps)
         self._planned = 0
         """Iteration whose plan the candidates follow."""
         self._maker = self._candidate_maker()
@@ -201,7 +201,7 @@ class DeviceSource:
         """Explores by the plan; without a second stage, the candidates are the training samples."""
         config, models = self._config, self.models
         if not config.two_stage:
-            return CandidateMaker(self._training_sampler(models.explorer, config.explore.steps), self.scorer, keep=True)
+            return CandidateMaker(self._training_sampler(models.explorer, config.sample_steps), self.scorer, keep=True)
         batch = self._batch(models.explorer)
         sampler = Sampler(models.explorer, lambda: exploration_plan(config, self._planned), batch=batch)
         return CandidateMaker(sampler, self._scorer("candidates", [spec.name for spec in config.trained]))

@@ -16,9 +16,10 @@ from solrl_core.model_options import read_options
 from torch import nn
 
 _PAIRS = (("to_v", "to_out.0"), ("add_v_proj", "to_add_out"))
+CHANNELS = (3, 17, 40)
 
 
-def add_value_outliers(attention: nn.Module, size: float, channels: Sequence[int] = (3, 17, 40)) -> list[str]:
+def add_value_outliers(attention: nn.Module, size: float, channels: Sequence[int] = CHANNELS) -> list[str]:
     """Add `size` to channels of the values of a joint attention; returns the layers that see these as inputs."""
     found = []
     with torch.no_grad():
@@ -32,10 +33,12 @@ def add_value_outliers(attention: nn.Module, size: float, channels: Sequence[int
     return found
 
 
-def save_with_outliers(folder: Path, attention: str, size: float, **options: Any) -> None:
+def save_with_outliers(
+    folder: Path, attention: str, size: float, channels: Sequence[int] = CHANNELS, **options: Any
+) -> None:
     """Save a copy of mini-flux with outliers in an attention, and these options instead of its own in solrl.json."""
     backbone = load_backbone("mini-flux")
-    add_value_outliers(backbone.transformer.get_submodule(attention), size)
+    add_value_outliers(backbone.transformer.get_submodule(attention), size, channels)
     backbone.pipeline.save_pretrained(folder)
     own = vars(read_options(locate("mini-flux"))) | options  # with absolute paths
     given = {name: value for name, value in own.items() if value is not None}

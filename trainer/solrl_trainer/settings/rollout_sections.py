@@ -1,0 +1,103 @@
+"""Sections of a run's settings: how candidates are explored, and the selected ones regenerated."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+from solrl_proto.rollouts import AdapterUse, DecoderPrecision, FittedSolver, ModelBinding, Prune, RequestedPrecision
+
+from solrl_trainer.settings.section import Positive, Section, Steps
+
+SelectionMode = Literal["best_worst", "random", "mean_deviation", "extremes_random"]
+ExplorationSampler = Literal["ode", "training"]
+
+
+class Explore(Section):
+    """Candidates of each prompt."""
+
+    source: Literal["auto", "service", "local"] = "auto"
+    """service: a rollout service explores. local: the trainer's device explores, in turns with its other phases. auto:
+    service with a rollout_url, otherwise local."""
+    prompts: Positive = 48
+    """Prompts per iteration."""
+    candidates: Annotated[int, Field(ge=2)] = 96
+    """Candidates per prompt."""
+    keep: Annotated[int, Field(ge=2)] = 24
+    """Number of candidates to select from a group."""
+    selection: SelectionMode = "best_worst"
+    """best_worst: the best and the worst, half of each. random: drawn at random. mean_deviation: those furthest from
+    the group's mean. extremes_random: the best one, the worst one, and others drawn at random."""
+    steps: Steps = 6
+    """Solver steps of a candidate."""
+    precision: RequestedPrecision = "auto"
+    """auto: the fastest precision that the exploring device supports natively, and BF16 with regenerate.at=none.
+    Emulation must be requested by name."""
+    adapter: AdapterUse = "merged"
+    """merged: the adapter is merged into the weights, which are then quantised. unmerged: the base's weights are
+    quantised, and the adapter's product, in BF16, is added to their outputs, so that rounding loses no small change.
+    Needs precision=nvfp4."""
+    prune: Prune | None = None
+    """After step `after`, only the `keep` most extreme candidates of a group continue."""
+    fitted: FittedSolver | None = None
+    """Steps fitted to the model by `solrl-train calibrate`; null selects the run's solver."""
+    decoder_precision: DecoderPrecision | None = None
+    """Precision of the decoder's 3×3 convolutions, except the first and the last, for images that are only scored;
+    null: the autoencoder's own. fp8 takes less time on GPUs from Hopper on, and is emulated elsewhere, which is slower.
+    Images of a report and regenerated samples are decoded in the autoencoder's own precision."""
+    sampler: ExplorationSampler = "ode"
+    """ode: the run's solver, or the fitted steps. training: the stochastic steps of the algorithm's own trajectories,
+    with the same noise in each, so that candidates rank as the regenerated samples; steps must be regenerate.steps."""
+    calibrated_for: ModelBinding | None = None
+    """Model and settings that `solrl-train calibrate` chose this plan for; a run with others is refused."""
+    share: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = 1.0
+    """Share of each rank's prompts that the service explores, the last ones; the trainer's device explores the others
+    under the same version, and needs memory for the weights at that precision. auto divides them by the times of the
+    last iterations so that neither side waits; the device then takes over regenerating first, and exploring after it.
+    With precision=auto, both take the fastest that both support natively."""
+    lag: Annotated[int, Field(ge=0)] | None = None
+    """Iteration i is explored under version i − lag, while earlier iterations are trained; 0 explores strictly under
+    the current version. The service must retain lag + 1 versions. null: 1 where a service explores, 0 otherwise."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.keep > self.candidates:
+            raise ValueError(f"keep is {self.keep}, but there are only {self.candidates} candidates")
+        if self.fitted is not None and self.sampler == "training":
+            raise ValueError(
+                "fitted steps follow the ODE; expected explore.fitted=null with explore.sampler=training, or "
+                "explore.sampler=ode"
+            )
+        if self.adapter == "unmerged" and self.precision != "nvfp4":
+            raise ValueError(f"adapter is unmerged at precision {self.precision}; expected precision=nvfp4, or merged")
+        if self.fitted is not None and len(self.fitted.sigmas) != self.steps:
+            raise ValueError(
+                f"steps is {self.steps}, but the solver was fitted for {len(self.fitted.sigmas)}; expected "
+                f"explore.steps={len(self.fitted.sigmas)}, or explore.fitted=null for the run's solver"
+            )
+        if self.prune is not None:
+            if self.selection != "best_worst":
+                raise ValueError(f"prune keeps the best and worst; selection {self.selection} needs all candidates")
+            if self.prune.keep < self.keep or self.prune.after >= self.steps:
+                raise ValueError(
+                    f"prune is after {self.prune.after} of {self.steps} steps to {self.prune.keep}; "
+                    f"expected fewer than {self.steps} steps, and at least the {self.keep} that are selected"
+                )
+        return self
+
+
+class Regenerate(Section):
+    """Regeneration of the selected seeds in BF16."""
+
+    at: Literal["trainer", "service", "none"] = "trainer"
+    """trainer: the trainer's device regenerates. service: the service regenerates under the newest version, at any
+    explore.lag, and scores with all rewards of the run. none: training uses the explored candidates themselves, which
+    a service does not send."""
+    share: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
+    """Share of each rank's prompts that the service regenerates with at=service, the last ones; the trainer's device
+    regenerates the others meanwhile. auto divides them by the times of the last iterations so that neither side
+    waits."""
+    steps: Steps = 10
+    """Solver steps of a sample."""
+    keep: Annotated[int, Field(ge=2)] | None = None
+    """Number of a prompt's regenerated samples to train on, selected by their rewards; null: all of them."""
+    selection: SelectionMode = "best_worst"
+    """Mode of this second selection; see explore.selection."""
