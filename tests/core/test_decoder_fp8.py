@@ -14,15 +14,8 @@ from solrl_core.families import load_backbone, pipeline
 from solrl_core.families.decoder_fp8 import MARGIN, fp8_decoder, input_scales
 from solrl_core.families.decoder_fused import Fp8Convolution, fused_decoder
 from solrl_core.fingerprint import module_digest
-from solrl_core.kernels import convolve, convolve_moments, convolve_norm, group_moments, group_norm_silu
-from solrl_core.kernels.convolve import (
-    packed_codes,
-    packed_weight,
-    plain_convolve,
-    plain_convolve_moments,
-    plain_convolve_norm,
-)
-from solrl_core.kernels.group_norm import plain_group_norm_silu
+from solrl_core.kernels import convolve, convolve_norm, group_norm_silu
+from solrl_core.kernels.convolve import packed_codes, packed_weight, plain_convolve, plain_convolve_norm
 from solrl_core.kernels.rows import scaled_codes
 from solrl_core.sampling.generator import decode_in_batches
 from solrl_core.sampling.noise import initial_noise
@@ -68,7 +61,7 @@ def test_codes_convolve_as_the_numbers_that_they_stand_for(enlarge: bool, silu: 
 
 def test_a_norm_returns_codes() -> None:
     x, weight, bias = 3 * torch.randn(2, 12, 5, 7) + 5, torch.randn(12), torch.randn(12)
-    found = group_norm_silu(x, group_moments(x, 4), weight, bias, 1e-6, torch.tensor(16.0))
+    found = group_norm_silu(x, 4, weight, bias, 1e-6, torch.tensor(16.0))
     expected = F.silu(F.group_norm(x, 4, weight, bias, 1e-6))
     assert found.dtype == E4M3
     assert relative(found.float() / 16, expected) < 0.03
@@ -94,15 +87,13 @@ def test_the_compiler_knows_the_types_of_codes() -> None:
     with torch.inference_mode(False):
         x, weight, bias, scale = x.clone(), weight.clone(), bias.clone(), torch.tensor(4.0)
         codes, scales = packed_codes(weight, enlarge=False)
-        moments = group_moments(x, 3)
         for operation, arguments in (
             (torch.ops.solrl.convolve.default, (scaled_codes(x, 4.0), codes, bias, scales, False, True, scale)),
-            (torch.ops.solrl.convolve_moments.default, (scaled_codes(x, 4.0), codes, bias, scales, None, 2)),
             (
                 torch.ops.solrl.convolve_norm.default,
                 (x, weight.flatten(1), bias, None, bias.clone(), bias.clone(), 1e-6, torch.randn(2, 4, 5, 7), scale),
             ),
-            (torch.ops.solrl.group_norm_silu.default, (x, moments, torch.ones(3), torch.ones(3), 1e-6, scale)),
+            (torch.ops.solrl.group_norm_silu.default, (x, 3, torch.ones(3), torch.ones(3), 1e-6, scale)),
         ):
             torch.library.opcheck(operation, arguments, test_utils="test_faketensor")
 
@@ -249,27 +240,6 @@ def test_the_kernel_normalises(fp8: bool, as_codes: bool, channels: int, out: in
     assert codes.numel() == (found.numel() if as_codes else 0)
     if as_codes:
         assert relative(codes.cpu().float() / 16, expected) < 0.03
-
-
-@HOPPER
-@pytest.mark.parametrize(("channels", "out", "groups"), [(128, 128, 32), (256, 512, 32), (512, 512, 0)])
-@pytest.mark.parametrize(("height", "width"), [(2, 72), (5, 128)])
-def test_the_kernel_measures_convolved_codes(channels: int, out: int, groups: int, height: int, width: int) -> None:
-    x, weight, bias = given(2, channels, height, width, out)
-    (codes, scales), bias = packed_codes(weight, enlarge=False), bias.bfloat16()
-    images = scaled_codes(x, 8.0)
-    residual = torch.randn(2, out, height, width).bfloat16().to(memory_format=torch.channels_last)
-    expected, _ = plain_convolve_moments(images, codes, bias.float(), scales / 8, residual.float(), groups)
-    found, moments = convolve_moments(
-        images.cuda(), codes.cuda(), bias.cuda(), scales.cuda() / 8, residual.cuda(), groups
-    )
-    assert relative(found.cpu(), expected) < 4e-3
-    if groups:
-        weight, bias = torch.ones(out), torch.zeros(out)
-        wanted = plain_group_norm_silu(expected, group_moments(expected, groups), weight, bias, 1e-6)
-        scale = torch.tensor(16.0, device="cuda")
-        got = group_norm_silu(found, moments, weight.bfloat16().cuda(), bias.bfloat16().cuda(), 1e-6, scale)
-        assert relative(got.cpu().float() / 16, wanted) < 0.03
 
 
 @HOPPER

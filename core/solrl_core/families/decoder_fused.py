@@ -1,13 +1,13 @@
 """Decoders of autoencoders for a GPU: diffusers' arithmetic, up to rounding, in faster kernels.
 
-3×3 convolutions run as matrix products, without enlarging an image first. What follows one — an activation, the
-addition of a residual, the moments of a group norm — is computed with it, before its result leaves for memory. A group
-norm and the SiLU after it are one operation. A convolution with a scale computes in FP8; what comes before it then
-rounds its result to E4M3, where it is one operation with it.
+3×3 convolutions run as matrix products, without enlarging an image first. An activation after one, or SANA's norm and
+residual, is computed with it, before its result leaves for memory. A group norm and the SiLU after it are one
+operation. A convolution with a scale computes in FP8; what comes before it then rounds its result to E4M3, where it is
+one operation with it.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solrl_core.families.dc_ae_fused import fused_block
-from solrl_core.kernels import convolve, convolve_moments, convolve_norm, group_moments, group_norm_silu, wide_attention
+from solrl_core.kernels import convolve, convolve_norm, group_norm_silu, wide_attention
 from solrl_core.kernels.convolve import (
     CHANNELS_IN,
     CHANNELS_IN_FP8,
@@ -26,7 +26,6 @@ from solrl_core.kernels.convolve import (
     packed_codes,
     packed_weight,
     plain_convolve,
-    plain_convolve_moments,
     plain_convolve_norm,
 )
 from solrl_core.kernels.operation import has_descriptors
@@ -68,14 +67,6 @@ class Convolution(nn.Module):
         convolved = F.silu(convolved) if silu else convolved
         return convolved if out_scale is None else scaled_codes(convolved, out_scale)
 
-    def with_moments(self, x: Tensor, residual: Tensor | None, groups: int) -> tuple[Tensor, Tensor]:
-        """Convolve without enlarging, add the residual, and measure moments as `convolve_moments` does."""
-        if x.shape[-1] >= WIDTH:
-            return convolve_moments(x, self.packed, self.bias, None, residual, groups)
-        convolved: Tensor = self.conv(x)
-        out = convolved if residual is None else convolved + residual
-        return out, group_moments(out, groups)
-
     def with_norm(self, x: Tensor, norm: Any, residual: Tensor, out_scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """Convolve without enlarging, normalise by diffusers' `RMSNorm` and add, as `convolve_norm` does."""
         run = convolve_norm if x.shape[-1] >= WIDTH else plain_convolve_norm
@@ -110,11 +101,6 @@ class Fp8Convolution(Convolution):
         run = convolve if self._has_kernel else plain_convolve
         return run(self._codes(x), self.packed, self.bias, self.factors, self.enlarge, silu, out_scale)
 
-    def with_moments(self, x: Tensor, residual: Tensor | None, groups: int) -> tuple[Tensor, Tensor]:
-        """Convolve without enlarging, add the residual, and measure moments as `convolve_moments` does."""
-        run = convolve_moments if self._has_kernel else plain_convolve_moments
-        return run(self._codes(x), self.packed, self.bias, self.factors, residual, groups)
-
     def with_norm(self, x: Tensor, norm: Any, residual: Tensor, out_scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """Convolve without enlarging, normalise by diffusers' `RMSNorm` and add, as `convolve_norm` does."""
         run, codes = convolve_norm if self._has_kernel else plain_convolve_norm, self._codes(x)
@@ -128,57 +114,33 @@ def convolution(conv: nn.Conv2d, scales: Scales, *, enlarge: bool = False) -> Co
 
 
 class NormSilu(nn.Module):
-    """A group norm and the SiLU after it, [B, C, H, W], of images whose moments may be known."""
+    """A group norm and the SiLU after it, [B, C, H, W]."""
 
     def __init__(self, norm: nn.GroupNorm) -> None:
         super().__init__()
         self.norm = norm
-        self.groups = norm.num_groups
 
-    def forward(self, x: Tensor, moments: Tensor | None = None, out_scale: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, out_scale: Tensor | None = None) -> Tensor:
         """Normalise and activate; with `out_scale`, return E4M3 codes."""
-        if moments is None:
-            moments = group_moments(x, self.groups)
-        return group_norm_silu(x, moments, self.norm.weight, self.norm.bias, self.norm.eps, out_scale)
+        norm = self.norm
+        return group_norm_silu(x, norm.num_groups, norm.weight, norm.bias, norm.eps, out_scale)
 
 
 class ResnetBlock(nn.Module):
-    """`ResnetBlock2D` of diffusers without a time embedding, [B, C, H, W] → [B, O, H, W].
+    """`ResnetBlock2D` of diffusers without a time embedding."""
 
-    It takes the moments for its first norm, and returns those of its result in `groups` groups.
-    """
-
-    def __init__(self, block: Any, groups: int, scales: Scales) -> None:
+    def __init__(self, block: Any, scales: Scales) -> None:
         super().__init__()
         self.norm1, self.conv1 = NormSilu(block.norm1), convolution(block.conv1, scales)
         self.norm2, self.conv2 = NormSilu(block.norm2), convolution(block.conv2, scales)
         self.conv_shortcut = block.conv_shortcut
-        self.groups = groups
-
-    def forward(self, x: Tensor, moments: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve twice, each time after a norm, and add the input."""
-        normed = self.norm1(x, moments, self.conv1.scale)
-        hidden, inner = self.conv1.with_moments(normed, None, self.norm2.groups)
-        shortcut = x if self.conv_shortcut is None else self.conv_shortcut(x)
-        return self.conv2.with_moments(self.norm2(hidden, inner, self.conv2.scale), shortcut, self.groups)
-
-
-class ResnetBlocks(nn.Module):
-    """Consecutive `ResnetBlock2D` of diffusers; each measures the moments for the next one's norm."""
-
-    def __init__(self, blocks: Sequence[Any], scales: Scales) -> None:
-        super().__init__()
-        self.groups: int = blocks[0].norm1.num_groups
-        following = [*(block.norm1.num_groups for block in blocks[1:]), 0]
-        pairs = zip(blocks, following, strict=True)
-        self.blocks = nn.ModuleList(ResnetBlock(block, groups, scales) for block, groups in pairs)
 
     def forward(self, hidden_states: Tensor, temb: None = None) -> Tensor:
-        """[B, C, H, W] → [B, O, H, W]."""
-        moments = group_moments(hidden_states, self.groups)
-        for block in self.blocks:
-            hidden_states, moments = block(hidden_states, moments)
-        return hidden_states
+        """Convolve twice, each time after a norm, and add the input: [B, C, H, W] → [B, O, H, W]."""
+        hidden = self.conv1(self.norm1(hidden_states, self.conv1.scale))
+        shortcut = hidden_states if self.conv_shortcut is None else self.conv_shortcut(hidden_states)
+        out: Tensor = self.conv2(self.norm2(hidden, self.conv2.scale)) + shortcut
+        return out
 
 
 class Stream(NamedTuple):
@@ -334,14 +296,10 @@ def _round_others(decoder: nn.Module, scales: Scales) -> None:
 
 
 def _replace(module: nn.Module, scales: Scales) -> None:
-    from diffusers.models.unets.unet_2d_blocks import UpDecoderBlock2D
-
-    if isinstance(module, UpDecoderBlock2D) and all(map(_resnet_fits, module.resnets)):
-        module.resnets = nn.ModuleList([ResnetBlocks(list(module.resnets), scales)])
     for name, child in module.named_children():
         if (fused := _fused(child, scales)) is not None:
             setattr(module, name, fused)
-        elif not isinstance(child, ResnetBlocks):
+        else:
             _replace(child, scales)
     if isinstance(module, nn.Sequential):
         for block, after in pairwise(module):
@@ -369,7 +327,7 @@ def _fused(module: Any, scales: Scales) -> nn.Module | None:
     if isinstance(module, Attention) and _is_wide(module):
         return PixelAttention(module)
     if _resnet_fits(module):
-        return ResnetBlocks([module], scales)
+        return ResnetBlock(module, scales)
     if isinstance(module, ResBlock) and _res_block_fits(module):
         return DCResBlock(module, scales)
     return convolution(module, scales) if isinstance(module, nn.Conv2d) and convolution_fits(module) else None
@@ -395,11 +353,7 @@ def _resnet_fits(block: Any) -> bool:
     if not isinstance(block, ResnetBlock2D) or block.upsample is not None or block.downsample is not None:
         return False
     form = (block.time_emb_proj, block.time_embedding_norm == "scale_shift", block.dropout.p, block.output_scale_factor)
-    norms = all(
-        # A program of the convolution measures whole groups, so none may have more channels than it computes.
-        _norm_fits(norm, block.nonlinearity) and norm.num_channels <= norm.num_groups * CHANNELS_OUT
-        for norm in (block.norm1, block.norm2)
-    )
+    norms = all(_norm_fits(norm, block.nonlinearity) for norm in (block.norm1, block.norm2))
     return form == (None, False, 0, 1) and norms and convolution_fits(block.conv1) and convolution_fits(block.conv2)
 
 

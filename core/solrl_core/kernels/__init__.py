@@ -2,9 +2,9 @@
 
 from solrl_core.kernels.attention import attend
 from solrl_core.kernels.bounded_attention import are_bounded
-from solrl_core.kernels.convolve import convolve, convolve_moments, convolve_norm
+from solrl_core.kernels.convolve import convolve, convolve_norm
 from solrl_core.kernels.depthwise import silu_depthwise_glu
-from solrl_core.kernels.group_norm import group_moments, group_norm_silu
+from solrl_core.kernels.group_norm import group_norm_silu
 from solrl_core.kernels.linear_attention import linear_attention, plain_linear_attention
 from solrl_core.kernels.modulate import add_norm_modulate_quantize, norm_modulate_quantize
 from solrl_core.kernels.rope import rms_norm_rope
@@ -19,9 +19,7 @@ __all__ = [
     "are_bounded",
     "attend",
     "convolve",
-    "convolve_moments",
     "convolve_norm",
-    "group_moments",
     "group_norm_silu",
     "linear_attention",
     "norm_modulate_quantize",

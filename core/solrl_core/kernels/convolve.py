@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solrl_core.kernels.group_norm import empty_moments, plain_group_moments, rows
+from solrl_core.kernels.group_norm import rows
 from solrl_core.kernels.operation import operation
 from solrl_core.kernels.rows import scaled_codes, scaled_rows
 
@@ -110,39 +110,6 @@ def convolve(
     return out
 
 
-def _with_moments(
-    x: Tensor, weight: Tensor, bias: Tensor, scales: Tensor | None, residual: Tensor | None, groups: int
-) -> tuple[Tensor, Tensor]:
-    parts = 1 if x.device.type == "cpu" else x.shape[-2] * -(x.shape[-1] // -_tile_width(x.shape[-1]))
-    return _out(x, weight, bias), empty_moments(x, parts, groups)
-
-
-@operation("convolve_moments", outputs=_with_moments)
-def convolve_moments(
-    x: Tensor, weight: Tensor, bias: Tensor, scales: Tensor | None, residual: Tensor | None, groups: int
-) -> tuple[Tensor, Tensor]:
-    """Convolve as `convolve` does, add, and measure the moments that a group norm of the result needs.
-
-    Args:
-        x, weight, bias, scales: as for `convolve` without enlarging.
-        residual: [B, O, H, W], channels last, added in float32; None for nothing.
-        groups: groups of channels whose moments are wanted, 0 for none; on a GPU each has at most `CHANNELS_OUT`
-            channels, a power of two.
-
-    Returns:
-        [B, O, H, W] as from `convolve`, and the moments before the result is rounded; see `group_norm`.
-    """
-    if x.device.type != "cuda":
-        return plain_convolve_moments(x, weight, bias, scales, residual, groups)
-    from solrl_core.kernels import convolve_gpu
-
-    out, moments = _with_moments(x, weight, bias, scales, residual, groups)
-    added = None if residual is None else rows(residual)
-    tile = _tile_width(x.shape[-1])
-    convolve_gpu.convolve(rows(x), weight, bias, scales, out.permute(0, 2, 3, 1), tile, residual=added, moments=moments)
-    return out, moments
-
-
 def _with_norm(x: Tensor, weight: Tensor, bias: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     *_, out_scale = others
     images = _out(x, weight, bias)
@@ -218,16 +185,6 @@ def plain_convolve_norm(
 def _tile_width(width: int) -> int:
     """Pixels of a row that one program of the kernel computes."""
     return 128 if width >= 128 else 64
-
-
-def plain_convolve_moments(
-    x: Tensor, weight: Tensor, bias: Tensor, scales: Tensor | None, residual: Tensor | None, groups: int
-) -> tuple[Tensor, Tensor]:
-    """`convolve_moments` in torch's operations, with one part."""
-    wide = plain_convolve(x.float(), weight.float(), bias.float(), scales)
-    if residual is not None:
-        wide += residual
-    return _out(x, weight, bias).copy_(wide), plain_group_moments(wide, groups)
 
 
 def plain_convolve(

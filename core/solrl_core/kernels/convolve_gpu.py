@@ -13,7 +13,6 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from solrl_core.kernels.elements_gpu import e4m3_range, silu
-from solrl_core.kernels.group_norm_gpu import store_moments
 
 _BYTES = 128
 """Bytes of a pixel's channels that a step of the product reads."""
@@ -31,14 +30,13 @@ def convolve(
     silu: bool = False,
     out_scale: Tensor | None = None,
     residual: Tensor | None = None,
-    moments: Tensor | None = None,
     norm: tuple[Tensor, Tensor, float] | None = None,
     codes: Tensor | None = None,
 ) -> None:
-    """Launch `convolve`, `convolve_moments` or `convolve_norm` on `x` [B, H, W, C], writing to `out` [B, H', W', O].
+    """Launch `convolve` or `convolve_norm` on `x` [B, H, W, C], writing to `out` [B, H', W', O], and to `codes`.
 
-    It also writes to `moments`, or to `codes`. `norm` has its weight, bias and epsilon. A program computes `pixels`
-    pixels of a row. All tensors are contiguous. An enlarged image has only `silu` and `out_scale`.
+    `norm` has its weight, bias and epsilon. A program computes `pixels` pixels of a row. All tensors are contiguous. An
+    enlarged image has only `silu` and `out_scale`.
     """
     norm_weight, norm_bias, eps = (None, None, 0.0) if norm is None else norm
     count, height, width, channels = x.shape
@@ -56,7 +54,6 @@ def convolve(
         scales,
         None if residual is None else TensorDescriptor.from_tensor(residual, tile),
         out if enlarge else TensorDescriptor.from_tensor(out, tile),
-        moments,
         norm_weight,
         norm_bias,
         None if codes is None else TensorDescriptor.from_tensor(codes, tile),
@@ -66,7 +63,6 @@ def convolve(
         EPS=eps,
         IN=channels,
         OUT=outs,
-        GROUPS=0 if moments is None else moments.shape[-1],
         ENLARGE=enlarge,
         SILU=silu,
         PIXELS=pixels,
@@ -85,7 +81,6 @@ def _convolve(
     scales,
     residual,
     out,
-    moments,
     norm_weight,
     norm_bias,
     codes,
@@ -95,7 +90,6 @@ def _convolve(
     EPS: tl.constexpr,
     IN: tl.constexpr,
     OUT: tl.constexpr,
-    GROUPS: tl.constexpr,
     ENLARGE: tl.constexpr,
     SILU: tl.constexpr,
     PIXELS: tl.constexpr,
@@ -143,14 +137,6 @@ def _convolve(
         codes.store([image, row, column, first], tl.reshape(scaled, (1, 1, PIXELS, FILTERS)))
     elif out_scale is not None:
         sums = e4m3_range(sums * tl.load(out_scale))
-    if GROUPS > 0:
-        EACH: tl.constexpr = OUT // GROUPS
-        inside = (column + tl.arange(0, PIXELS) < width)[:, None]
-        count = tl.minimum(width - column, PIXELS)
-        means = tl.sum(tl.where(inside, sums, 0), 0) / count
-        away = tl.where(inside, sums - means[None, :], 0)
-        to = moments + tile.to(tl.int64) * 3 * GROUPS + first // EACH
-        store_moments(to, GROUPS, means, tl.sum(away * away, 0), count, FILTERS // EACH, EACH)
     if ENLARGE:
         pixel = column + tl.arange(0, PIXELS)
         line = (image * 2 * height + 2 * row + phase // 2).to(tl.int64) * 2 * width

@@ -16,37 +16,33 @@ from solrl_core.kernels.elements_gpu import e4m3_range, silu
 _WARPS = 8
 _ELEMENTS = 4096
 """Elements that a program holds at a time."""
+_PART = 1024
+"""Pixels whose moments a program measures."""
 _GROUPS = 4
 """Groups whose moments one program combines: with all, the few programs would take longer than those that measured."""
 
 
-def group_moments(x: Tensor, moments: Tensor, part: int) -> None:
-    """Launch `group_moments` on `x` [B, H, W, C] in parts of `part` pixels; `x` and `moments` are contiguous."""
+def group_norm_silu(
+    x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float, out: Tensor, out_scale: Tensor | None
+) -> None:
+    """Launch `group_norm_silu` on `x` [B, H, W, C], writing to `out`; both are contiguous.
+
+    Moments of each group's values in a part of an image: their mean, the sum of squared deviations from it, and their
+    number.
+    """
     count, height, width, channels = x.shape
-    _moments[(moments.shape[1], count)](
+    parts, each = triton.cdiv(height * width, _PART), max(1, _ELEMENTS // channels)
+    moments = torch.empty(count, parts, 3, groups, device=x.device)
+    _moments[(parts, count)](
         x,
         moments,
         height * width,
         CHANNELS=channels,
-        GROUPS=moments.shape[-1],
-        PART=part,
-        PIXELS=max(1, _ELEMENTS // channels),
+        GROUPS=groups,
+        PART=_PART,
+        PIXELS=each,
         num_warps=_WARPS,
     )
-
-
-def group_norm_silu(
-    x: Tensor,
-    moments: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    out: Tensor,
-    out_scale: Tensor | None = None,
-) -> None:
-    """Launch `group_norm_silu` on `x` [B, H, W, C], writing to `out`; these and `moments` are contiguous."""
-    count, height, width, channels = x.shape
-    parts, groups = moments.shape[1], moments.shape[-1]
     affine = torch.empty(count, 2, channels, device=x.device)
     own = min(groups, _GROUPS)
     _affine[(count, groups // own)](
@@ -62,7 +58,6 @@ def group_norm_silu(
         ROWS=min(triton.next_power_of_2(parts), _ELEMENTS // own),
         num_warps=_WARPS,
     )
-    each = max(1, _ELEMENTS // channels)
     _normalize[(triton.cdiv(height * width, each), count)](
         x,
         affine,
@@ -99,23 +94,14 @@ def _moments(
         sums += value
         squares += value * value
     sums, squares = tl.sum(sums, 0), tl.sum(squares, 0)
-    to = moments + (image * tl.num_programs(0) + part) * 3 * GROUPS
-    store_moments(to, GROUPS, origin + sums / left, squares - sums * sums / left, left, CHANNELS // EACH, EACH)
-
-
-@triton.jit
-def store_moments(to, stride, means, squares, pixels, GROUPS: tl.constexpr, EACH: tl.constexpr):
-    """Store the moments of GROUPS groups, from the mean and squared deviations of each channel [GROUPS · EACH].
-
-    Rows of `to` are `stride` apart. All channels have `pixels` values.
-    """
-    means = tl.reshape(means, (GROUPS, EACH))
+    means = tl.reshape(origin + sums / left, (GROUPS, EACH))
+    squares = tl.reshape(squares - sums * sums / left, (GROUPS, EACH))
     mean = tl.sum(means, 1) / EACH
     away = means - mean[:, None]
-    group = tl.arange(0, GROUPS)
-    tl.store(to + group, mean)
-    tl.store(to + stride + group, tl.sum(tl.reshape(squares, (GROUPS, EACH)), 1) + tl.sum(away * away, 1) * pixels)
-    tl.store(to + 2 * stride + group, tl.zeros((GROUPS,), tl.float32) + pixels * EACH)
+    to = moments + (image * tl.num_programs(0) + part) * 3 * GROUPS + tl.arange(0, GROUPS)
+    tl.store(to, mean)
+    tl.store(to + GROUPS, tl.sum(squares, 1) + tl.sum(away * away, 1) * left)
+    tl.store(to + 2 * GROUPS, tl.zeros((GROUPS,), tl.float32) + left * EACH)
 
 
 @triton.jit
