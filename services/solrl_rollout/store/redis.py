@@ -19,7 +19,6 @@ import asyncio
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -59,52 +58,15 @@ WAIT_S = 30.0
 _PARSED_AT_ONCE = 256  # points; some milliseconds
 
 
-@dataclass(frozen=True)
 class Keys:
-    """Names of a run's keys; `prefix` contains the tenant's hash tag."""
+    """Names of a run's keys, and of its tenant's; see above. `blobs` is a prefix."""
 
-    prefix: str
-    run: str
-
-    @property
-    def runs(self) -> str:
-        """The tenant's run names."""
-        return f"{self.prefix}:runs"
-
-    @property
-    def revision(self) -> str:
-        """The tenant's newest revision."""
-        return f"{self.prefix}:revision"
-
-    @property
-    def versions(self) -> str:
-        """The run's head and records."""
-        return f"{self.prefix}:run:{self.run}:versions"
-
-    @property
-    def pins(self) -> str:
-        """The run's pinned versions."""
-        return f"{self.prefix}:run:{self.run}:pins"
-
-    @property
-    def iterations(self) -> str:
-        """The run's points."""
-        return f"{self.prefix}:run:{self.run}:iterations"
-
-    @property
-    def progress(self) -> str:
-        """The run's revision, last point and newest samples."""
-        return f"{self.prefix}:run:{self.run}:progress"
-
-    @property
-    def activity(self) -> str:
-        """The run's progress within an iteration."""
-        return f"{self.prefix}:run:{self.run}:activity"
-
-    @property
-    def blobs(self) -> str:
-        """Prefix of the bytes of the run's versions."""
-        return f"{self.prefix}:run:{self.run}:blob"
+    def __init__(self, prefix: str, run: str) -> None:
+        self.prefix, self.run = prefix, run
+        self.runs, self.revision = f"{prefix}:runs", f"{prefix}:revision"
+        own = f"{prefix}:run:{run}"
+        self.versions, self.pins, self.blobs = f"{own}:versions", f"{own}:pins", f"{own}:blob"
+        self.iterations, self.progress, self.activity = f"{own}:iterations", f"{own}:progress", f"{own}:activity"
 
 
 class RedisRunStore(RunStore):
