@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+sys.path.append(str(Path(__file__).parents[1]))  # for minis_recipe, which is in no wheel
 
 import torch
 from rich.console import Console
@@ -36,7 +38,6 @@ from solrl_engine.precision_check import generator_at
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
-from solrl_minis.world import sample_prompts
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
 from solrl_proto.selection import best_worst
@@ -51,6 +52,8 @@ from support.plan_page import ALLOWED, CHECKED, FITTED, FP8, STEPS, TRUE_STEPS, 
 from support.plan_parts import measure_in_parts
 from support.precisions import MODELS, OF_PRESET, PRECISIONS, REWARDS, solver_of
 from support.results import Results, command
+
+from minis_recipe.world import sample_prompts
 
 NAME = "plan_fidelity"
 AFTER = {STEPS: (2, 3, 4), FITTED: (3,)}

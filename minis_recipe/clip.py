@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from solrl_minis.scenes import SIDE, render
+from solrl_minis.scenes import SIDE
 from solrl_minis.verifier import DetectedObject, find_objects
-from solrl_minis.world import Combination
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPProcessor, CLIPTokenizer
 
 from minis_recipe import preference
@@ -21,7 +20,9 @@ from minis_recipe.autoencoder import from_latents, to_latents
 from minis_recipe.data import Source
 from minis_recipe.loop import Budget, Rates, fit
 from minis_recipe.meaning import Meaning, meaning_of_detections, meaning_of_scenes, meaning_of_texts
+from minis_recipe.scenes import render
 from minis_recipe.tokenizers import CLIP_TOKENS, corpus
+from minis_recipe.world import Combination
 
 HARD_NEGATIVES = 4
 GROUPS = 8

@@ -10,8 +10,10 @@ from enum import IntEnum
 
 import torch
 import torch.nn.functional as F
-from solrl_minis.scenes import MAX_OBJECTS, PALETTE, SIDE, Scenes, signed_distance
+from solrl_minis.scenes import PALETTE, SIDE, signed_distance
 from solrl_minis.world import COLOURS, SHAPES
+
+from minis_recipe.scenes import MAX_OBJECTS, Scenes
 
 
 class Damage(IntEnum):

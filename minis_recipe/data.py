@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from solrl_minis.scenes import Scenes, render, sample_scenes
-from solrl_minis.world import KINDS, Combination, differing_in_one, split
+
+from minis_recipe.scenes import Scenes, render, sample_scenes
+from minis_recipe.world import KINDS, Combination, differing_in_one, split
 
 
 class Source:

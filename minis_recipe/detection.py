@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from solrl_core.rewards import Reward
 from solrl_minis.judge import CELL, Detector
-from solrl_minis.scenes import MAX_OBJECTS, SIDE
-from solrl_minis.world import COLOURS, SHAPES, Combination
+from solrl_minis.scenes import SIDE
+from solrl_minis.world import COLOURS, SHAPES
 
 from minis_recipe.damage import Damage, Marks, draw, spoil
 from minis_recipe.data import Source
 from minis_recipe.loop import Budget, Rates, fit
+from minis_recipe.scenes import MAX_OBJECTS
+from minis_recipe.world import Combination
 
 RATES = Rates(3e-3, weight_decay=0.02, average=0.99)
 DAMAGED = 0.2

@@ -7,9 +7,11 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 import torch
-from solrl_minis.scenes import Scenes
 from solrl_minis.verifier import SMALL_BELOW, DetectedObject
-from solrl_minis.world import COLOURS, RELATIONS, SHAPES, SIZES, Combination
+from solrl_minis.world import COLOURS, SHAPES
+
+from minis_recipe.scenes import Scenes
+from minis_recipe.world import RELATIONS, SIZES, Combination
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from solrl_core.sampling.noise import initial_noise
 from solrl_core.sampling.sampler import solve
 from solrl_minis.catalog import prompts
 from solrl_minis.verifier import verify_batch
-from solrl_minis.world import KINDS
 from solrl_proto.noise import expand_seeds
 from solrl_proto.text_files import read_lines
+
+from minis_recipe.world import KINDS
 
 SEEDS, STEPS, EXPLORE_STEPS, CANDIDATES = 4, 10, 6, 96
 BATCH = 256

@@ -4,9 +4,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from solrl_minis.world import all_combinations
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import BertTokenizer, CLIPTokenizer, GemmaTokenizer, T5TokenizerFast
+
+from minis_recipe.world import all_combinations
 
 VOCABULARY = 384
 CLIP_TOKENS = 24

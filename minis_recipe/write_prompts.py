@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from solrl_minis.world import sample_prompts
+from minis_recipe.world import sample_prompts
 
 TRAIN, TEST = 1024, 128
 

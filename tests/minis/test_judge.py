@@ -14,14 +14,16 @@ from drawn_scenes import scene
 from solrl_core.rewards import Reward
 from solrl_minis import catalog, judge
 from solrl_minis.judge import Detector, Judge, ReadObject, read, save, shows
-from solrl_minis.scenes import MAX_OBJECTS, SIDE
+from solrl_minis.scenes import SIDE
 from solrl_minis.verifier import verifier_reward
-from solrl_minis.world import COLOURS, SHAPES, Combination, all_combinations
+from solrl_minis.world import COLOURS, SHAPES
 
 import minis_recipe
 from minis_recipe import damage, detection, looked_at, measure
 from minis_recipe.damage import Damage, draw, spoil
 from minis_recipe.data import Source
+from minis_recipe.scenes import MAX_OBJECTS
+from minis_recipe.world import Combination, all_combinations
 
 SHIPPED = catalog.WEIGHTS / "mini-judge"
 PICTURES = Path(__file__).parents[2] / "docs/minis"

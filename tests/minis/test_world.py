@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from solrl_minis import catalog
-from solrl_minis.world import (
+
+from minis_recipe.world import (
     KINDS,
     OPPOSITE,
     RELATIONS,
@@ -17,7 +18,6 @@ from solrl_minis.world import (
     sample_prompts,
     split,
 )
-
 from minis_recipe.write_prompts import TEST, TRAIN, write
 
 A, B = ("red", "circle"), ("blue", "square")

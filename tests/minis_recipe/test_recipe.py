@@ -14,9 +14,7 @@ from safetensors.torch import load_file
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.precision import apply_policy, quantize_dequantize
 from solrl_core.rewards import load_reward
-from solrl_minis.scenes import render
 from solrl_minis.verifier import find_objects
-from solrl_minis.world import KINDS, all_combinations
 
 from minis_recipe import measure
 from minis_recipe.__main__ import main
@@ -29,8 +27,10 @@ from minis_recipe.miniatures import MINIATURES
 from minis_recipe.quantization import quantizable
 from minis_recipe.rounding import rounded
 from minis_recipe.sana import SANA
+from minis_recipe.scenes import render
 from minis_recipe.sd3 import SD3
 from minis_recipe.tokenizers import corpus as all_texts
+from minis_recipe.world import KINDS, all_combinations
 
 pytestmark = pytest.mark.release
 """They train every stage, of a recipe that ran once."""
