@@ -2,13 +2,10 @@
 
 import os
 import platform
-import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -24,9 +21,9 @@ State = Literal["ok", "n/a", "warn", "missing"]
 Options = Mapping[str, Mapping[str, Any]]
 """Reward name → options."""
 
-_COLOURS = {"ok": 32, "n/a": 2, "warn": 33, "missing": 31}
-"""State → terminal style: green, dim, yellow, red."""
-_STATE, _GAP = max(map(len, _COLOURS)), "  "
+_STYLES = {"ok": "green", "n/a": "dim", "warn": "yellow", "missing": "red"}
+_UNLIMITED = 100_000
+"""Columns of a file or a pipe."""
 _PACKAGES = ("torch", "diffusers", "transformers", "peft", "safetensors", "huggingface_hub")
 _WEIGHTS = (".safetensors", ".bin")
 _SHARDS = ("diffusion_pytorch_model.safetensors.index.json", "model.safetensors.index.json")
@@ -55,33 +52,20 @@ def show(title: str, findings: Iterable[Finding]) -> int:
     Returns:
         The exit code: 1 if something is missing, otherwise 0.
     """
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
     rows = [Finding(*map(printable, row)) for row in _as_far_as_installed(findings)]  # type: ignore[arg-type]
     fixed = sys.stdout.isatty() or "COLUMNS" in os.environ
-    columns = shutil.get_terminal_size().columns if fixed else sys.maxsize
-    subject = min(max(len(row.subject) for row in rows), columns // 3)
-    text = max(columns - subject - _STATE - 2 * len(_GAP), 10)
-    print(f"{title}\n")
+    console = Console(width=None if fixed else _UNLIMITED)
+    table = Table.grid(*(Column(overflow="fold") for _ in range(3)), padding=(0, 2))
     for row in rows:
-        what = _folded(row.found, text)
-        if row.action and fixed:
-            what += _folded(f"→ {row.action}", text)
-        elif row.action:
-            what[-1] += f" → {row.action}"
-        cells = zip_longest(_folded(row.subject, subject), [row.state], what, fillvalue="")
-        for name, state, line in cells:
-            print(f"{name:{subject}}{_GAP}{_coloured(state)}{_GAP}{line}".rstrip())
+        remedy = ("\n→ " if fixed else " → ") + row.action if row.action else ""
+        table.add_row(Text(row.subject), Text(row.state, _STYLES[row.state], no_wrap=True), Text(row.found + remedy))
+    print(f"{title}\n")
+    console.print(table)
     return int(any(row.state == "missing" for row in rows))
-
-
-def _folded(text: str, width: int) -> list[str]:
-    """Lines of a text, broken between words, and within words that are longer than a line."""
-    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
-
-
-def _coloured(state: str) -> str:
-    padded = f"{state:{_STATE}}"
-    plain = not state or not sys.stdout.isatty() or "NO_COLOR" in os.environ
-    return padded if plain else f"\x1b[{_COLOURS[state]}m{padded}\x1b[0m"
 
 
 def _as_far_as_installed(findings: Iterable[Finding]) -> Iterator[Finding]:
