@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from solrl_core.adapter import encode_adapter
 from solrl_core.families import Backbone, load_backbone
-from solrl_core.families.skeleton import Meta, materialize
+from solrl_core.families.skeleton import Meta
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_proto.rollouts import PromptItem
@@ -43,6 +43,7 @@ from solrl_trainer.session import Session, connect
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 from step_time import TOKENS
+from support.random_weights import materialize
 from support.results import Results, Row, device_name, options, table
 from support.true_size import MINIATURES, random_hps, skeleton
 from training_phase import NAMES, PRESETS, RECOMPUTED, PeftPolicy, beside, random_row, with_settings

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from run_memory import peaks, sizes
-from solrl_core.families.skeleton import materialize
 from solrl_core.memory import plan_memory
 from solrl_core.precision import supported_precisions
 from solrl_core.sampling.generator import Generator
+from support.random_weights import materialize
 from support.results import Results, device_name, options, table
 from support.true_size import skeleton
 

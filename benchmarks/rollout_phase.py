@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from solrl_core.families.skeleton import materialize
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_core.sampling.generator import Generator
 from solrl_proto.rollouts import Plan, Prune
 from support.own_process import ProcessEndedError, rows_of
+from support.random_weights import materialize
 from support.results import Results, Row, device_name, figure_of, options, table
 from support.rollout_path import Explorer, shares
 from support.true_size import random_hps, skeleton

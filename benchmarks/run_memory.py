@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 import torch
 from solrl_client.retries import Wait
-from solrl_core.families.skeleton import materialize
 from solrl_core.precision import fastest_precision
 from solrl_core.rewards import RewardSet
 from solrl_trainer import loop
@@ -25,6 +24,7 @@ from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 from support.own_process import rows_of
+from support.random_weights import materialize
 from support.results import Results, Row, device_name, options, table
 from support.true_size import random_hps, skeleton
 

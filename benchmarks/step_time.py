@@ -22,11 +22,12 @@ from typing import Any
 
 import torch
 from solrl_core.families.base import Backbone
-from solrl_core.families.skeleton import Meta, randomize
+from solrl_core.families.skeleton import Meta
 from solrl_core.precision import apply_policy
 from solrl_core.sampling.batches import gpu_batch_sizes
 from solrl_core.sampling.device_events import record_event
 from support.own_process import ProcessEndedError, rows_of
+from support.random_weights import randomize
 from support.results import Results, Row, device_name, figure_of, options, table
 from support.true_size import skeleton
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from solrl_core.families import Backbone, load_backbone
-from solrl_core.families.skeleton import Meta, materialize
+from solrl_core.families.skeleton import Meta
 from solrl_core.kernels import attention
 from solrl_core.lora import target_modules
 from solrl_core.sampling.generator import Generator
@@ -32,6 +32,7 @@ from solrl_trainer.settings.config import Lora, RunConfig
 from solrl_trainer.settings.presets import resolve
 from step_time import TOKENS
 from support.own_process import rows_of
+from support.random_weights import materialize
 from support.results import Results, Row, device_name, options, table
 from support.true_size import MINIATURES, skeleton
 from torch import nn

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from solrl_core.families.load import locate
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_core.families.skeleton import load_skeleton, randomize
+from solrl_core.families.skeleton import load_skeleton
 from solrl_core.rewards.hpsv2 import HpsV2
 from solrl_core.rewards.loading import dtype_named
 from solrl_minis.catalog import WEIGHTS
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel
 
 from support.own_process import Row, rows_of
+from support.random_weights import randomize
 from support.tiny_skeletons import TINY as TINY_MODELS
 from support.tiny_skeletons import write_tiny
 from support.true_shapes import write_skeleton
