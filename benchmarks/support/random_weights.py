@@ -9,7 +9,7 @@ def materialize(skeleton: PipelineBackbone, device: str) -> PipelineBackbone:
     for part in skeleton.parts.values():
         if isinstance(part, torch.nn.Module):
             randomize(part, device)
-    return skeleton.rebuild()
+    return type(skeleton)(skeleton.pipeline, skeleton.name, skeleton.options)
 
 
 @torch.no_grad()

@@ -129,10 +129,6 @@ class PipelineBackbone(Backbone):
         kind = type(self._pipeline)
         return type(self)(kind(**parts, **pipeline_settings(kind, self._pipeline.config)), self.name, self.options)
 
-    def rebuild(self) -> Self:
-        """Rebuild this backbone from its pipeline, after the pipeline's parts have moved to another device."""
-        return type(self)(self._pipeline, self.name, self.options)
-
     def truncated_tokens(self, prompts: Sequence[str]) -> list[int]:
         """Tokens beyond the limit of each text encoder, for the one that reads most."""
         beyond = []

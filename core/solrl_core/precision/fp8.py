@@ -123,8 +123,6 @@ class _Fp8:
 class Fp8Linear(_Fp8, QuantLinear):
     """``nn.Linear`` in FP8; ValueError if the device has no FP8 units or a size is not a multiple of 16."""
 
-    arithmetic = "fp8"
-
     def forward(self, x: Tensor | Quantized) -> Tensor:
         """`x` [..., in] → [..., out] in `x.dtype`. A layer scaled by row also takes an input that is `Quantized`."""
         if not isinstance(x, Quantized):
@@ -155,8 +153,6 @@ def project(layers: Sequence[nn.Module], x: Tensor | Quantized) -> list[Tensor]:
 
 class Fp8PointwiseConv(_Fp8, QuantPointwiseConv):
     """1×1 ``nn.Conv2d`` in FP8."""
-
-    arithmetic = "fp8"
 
 
 def _quantize(x: Tensor, scaling: Scaling, activation: str = "") -> tuple[Tensor, Tensor]:

@@ -36,13 +36,9 @@ class _EmulatedFp8:
 class EmulatedFp8Linear(_EmulatedFp8, QuantLinear):
     """``nn.Linear`` in emulated FP8."""
 
-    arithmetic = "fp8 emulated"
-
 
 class EmulatedFp8PointwiseConv(_EmulatedFp8, QuantPointwiseConv):
     """1×1 ``nn.Conv2d`` in emulated FP8."""
-
-    arithmetic = "fp8 emulated"
 
 
 def _rounded(rows: Tensor) -> Tensor:

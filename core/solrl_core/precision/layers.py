@@ -34,8 +34,6 @@ class _QuantLayer(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
-    arithmetic = "nvfp4 emulated"
-
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self._shape = weight.flatten(1).shape
@@ -112,10 +110,6 @@ class QuantLinear(_QuantLayer):
             out = out + F.linear(F.linear(x, a), b)
         return out.to(x.dtype)
 
-    def extra_repr(self) -> str:
-        """Text that ``print(model)`` shows for this layer."""
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {self.arithmetic}"
-
 
 class QuantPointwiseConv(_QuantLayer):
     """1×1 ``nn.Conv2d`` with NVFP4 weight and activations: ``QuantLinear`` over the channels of NCHW.
@@ -139,10 +133,6 @@ class QuantPointwiseConv(_QuantLayer):
         self.require_no_gradient(x)
         # The matrix product is up to three times slower on a permuted view.
         return self._linear(x.movedim(1, -1).contiguous()).movedim(-1, 1).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        """Text that ``print(model)`` shows for this layer."""
-        return f"{self.in_channels}, {self.out_channels}, bias={self.bias is not None}, {self.arithmetic}"
 
 
 def is_pointwise(module: nn.Module) -> bool:

@@ -108,26 +108,20 @@ class _Te:
 class TeLinear(_Te, QuantLinear):
     """``nn.Linear`` in native NVFP4; ValueError if the device has none or a size is not a multiple of 32."""
 
-    arithmetic = "nvfp4 native"
-
 
 class TePointwiseConv(_Te, QuantPointwiseConv):
     """1×1 ``nn.Conv2d`` in native NVFP4."""
-
-    arithmetic = "nvfp4 native"
 
 
 class TeFp8Linear(TeLinear):
     """``TeLinear`` with Transformer Engine's FP8 recipe, a stand-in for tests without Blackwell; never served."""
 
-    arithmetic = "fp8 by Transformer Engine"
     recipe: Recipe = "fp8"
 
 
 class TeFp8PointwiseConv(TePointwiseConv):
     """``TePointwiseConv`` with Transformer Engine's FP8 recipe."""
 
-    arithmetic = "fp8 by Transformer Engine"
     recipe: Recipe = "fp8"
 
 

@@ -68,7 +68,7 @@ class Recording:
         states = torch.cat([part.states for part in parts], 1)
         return Recording(parts[0].sigmas, states, torch.cat(log_probs, 1) if log_probs else None)
 
-    def rows(self, which: slice) -> "Recording":
+    def rows(self, which: slice | Sequence[int]) -> "Recording":
         """Some of the candidates."""
         log_probs = None if self.log_probs is None else self.log_probs[:, which]
         return Recording(self.sigmas, self.states[:, which], log_probs)

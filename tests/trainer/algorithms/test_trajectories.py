@@ -19,7 +19,6 @@ from solrl_trainer.policy.policy import CURRENT
 from solrl_trainer.policy.update import training_pairs
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.records.progress import RichReporter
-from solrl_trainer.rollouts.groups import recording_rows
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError, resolve
 from training_helpers import TINY, make_policy, updater
@@ -90,7 +89,7 @@ def test_every_step_of_a_regenerated_sample_is_recorded(samples: TrainingSamples
     assert recording.log_probs.shape == (STEPS, 4)
     assert (recording.sigmas[0], recording.sigmas[-1]) == (1, 0)
     assert torch.equal(recording.states[-1], samples.latents)
-    some = recording_rows(recording, [2, 0])
+    some = recording.rows([2, 0])
     assert some.log_probs is not None
     assert torch.equal(some.states, recording.states[:, [2, 0]])
     assert torch.equal(some.log_probs, recording.log_probs[:, [2, 0]])

@@ -6,12 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import PromptItem, RewardTime
+from solrl_proto.rollouts import RewardTime
 
 from solrl_trainer.rollouts.groups import CandidateGroup
-
-PromptsOf = Callable[[int], Sequence[PromptItem]]
-"""This rank's prompts of an iteration."""
 
 
 @dataclass(frozen=True)

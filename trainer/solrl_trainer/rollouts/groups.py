@@ -1,7 +1,7 @@
 """Groups: the candidates of a prompt, in the stages from exploration to training."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Self, TypeVar
 
@@ -70,7 +70,7 @@ class ScoredSamples:
         return type(self)(
             self.latents[index],
             self.images[index] if len(self.images) else self.images,
-            None if recording is None else recording_rows(recording, index),
+            None if recording is None else recording.rows(index),
             self.scores[index],
             {name: values[index] for name, values in self.rewards.items()},
         )
@@ -108,13 +108,3 @@ class RegeneratedGroup:
     def rows(self, index: Sequence[int]) -> Self:
         """The candidates and samples with these indices."""
         return type(self)(self.selection.rows(index), self.samples.rows(index))
-
-
-def recording_rows(recording: Recording, index: Sequence[int]) -> Recording:
-    """The recording of the candidates with these indices."""
-    log_probs = recording.log_probs
-    return replace(
-        recording,
-        states=recording.states[:, index],
-        log_probs=None if log_probs is None else log_probs[:, index],
-    )
