@@ -45,7 +45,9 @@ def main() -> None:
 def rows() -> Iterator[Row]:
     """A row for each model, plan, layout and serving GPU."""
     for model in MODELS:
-        ((gpu, rates),) = shipped_rates(model).items()
+        shipped = shipped_rates(model)
+        assert shipped is not None
+        gpu, rates = shipped.gpu, shipped.rates
         for plan, settings in PLANS.items():
             overrides = [f"{name}={value}" for name, value in settings.items()]
             config = resolve(f"{model}/sol_rl/hpsv2", overrides=overrides).config

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from solrl_trainer.commands.cli import main
 from solrl_trainer.layouts.layouts import colocated, layouts, served
-from solrl_trainer.layouts.rates import Rates, Stages, fit_rates, shipped_rates, stages
+from solrl_trainer.layouts.rates import MeasuredRates, Rates, Stages, fit_rates, shipped_rates, stages
 from solrl_trainer.settings.presets import resolve
 from support.service_simulation import simulate
 
@@ -124,8 +124,10 @@ def test_what_gives_no_layout_is_refused(
 
 def test_every_large_model_of_the_paper_has_rates() -> None:
     for model in ("flux1", "sd3", "sana"):
-        assert all(rates.fp8 < rates.bf16 for rates in shipped_rates(model).values())
-        assert shipped_rates(model)
+        shipped = shipped_rates(model)
+        assert shipped is not None
+        assert shipped.rates.fp8 < shipped.rates.bf16
+        assert shipped.model == resolve(f"{model}/sol_rl/hpsv2").config.model
 
 
 @pytest.mark.parametrize(
@@ -136,6 +138,29 @@ def test_shipped_rates_are_those_of_the_stored_measurements(model: str, measured
     own = {row["part"]: row for row in rows if row["model"] == measured and row["gpus"] == 1}
     six, four, naive = (own[way]["explore"] for way in ("sol_rl", "sol_rl, 4 fitted steps", "naive"))
     expected = fit_rates(96, ((6, six), (4, four)), (10, naive), own["training"]["s"] / 24 / points)
-    (shipped,) = shipped_rates(model).values()
-    assert dataclasses.astuple(shipped) == pytest.approx(dataclasses.astuple(expected), rel=1e-4)
-    assert set(shipped_rates(model)) == {own["naive"]["device"]}
+    shipped = shipped_rates(model)
+    assert shipped is not None
+    assert dataclasses.astuple(shipped.rates) == pytest.approx(dataclasses.astuple(expected), rel=1e-4)
+    assert shipped.gpu == own["naive"]["device"]
+
+
+def test_rates_of_this_machine_are_measured_kept_and_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "of_mine" / "rates.json"
+    words = ("--preset", "mini-sana/sol_rl/clipscore", "--gpus", "2", "--rates", str(file))
+    assert layout(monkeypatch, *words, "--measure") == 0
+    measured = capsys.readouterr().out
+    assert layout(monkeypatch, *words) == 0
+    assert capsys.readouterr().out in measured
+    assert "rates of mini-sana measured on CPU" in measured
+    assert all(value > 0 for value in dataclasses.astuple(MeasuredRates.read(file).rates)[:1])
+    assert layout(monkeypatch, "--preset", "flux1/sol_rl/hpsv2", "--rates", str(file)) == 2
+    assert "got --rates of mini-sana; expected those of black-forest-labs/FLUX.1-dev" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("content", "wrong"), [("[]", "the file"), ('{"gpu": "L40S", "model": "sana"}', "rates")])
+def test_a_file_of_other_content_is_refused(tmp_path: Path, content: str, wrong: str) -> None:
+    (tmp_path / "rates.json").write_text(content)
+    with pytest.raises(ValueError, match=f"in which {wrong} is wrong.*expected a file that"):
+        MeasuredRates.read(tmp_path / "rates.json")

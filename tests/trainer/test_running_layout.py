@@ -4,7 +4,7 @@ import logging
 
 import pytest
 from solrl_trainer.layouts.running import WasteNote, running_text, waste, waste_text
-from solrl_trainer.settings.presets import resolve, resolve_again
+from solrl_trainer.settings.presets import resolve_again
 from training_helpers import tiny_config
 
 URL = "http://127.0.0.1:8100"
@@ -81,14 +81,10 @@ def test_advice_fits_the_settings(settings: tuple[str, ...], said: str) -> None:
     text = waste_text(config, 0.314)
     assert text.startswith(f"this run waited 31 % of its time for {URL}: ")
     assert said in text
-    assert "solrl-train layout" not in text, "no rates of the miniature"
-    alone = resolve_again(config, overrides=text.partition(" by ")[2].split())
+    changes, compare, _ = text.partition(" by ")[2].partition(" (`solrl-train layout` compares)")
+    assert compare
+    alone = resolve_again(config, overrides=changes.split())
     assert not alone.config.uses_service
-
-
-def test_a_comparison_is_offered_where_it_is_known() -> None:
-    config = resolve("flux1/sol_rl/hpsv2", overrides=[f"rollout_url={URL}"]).config
-    assert waste_text(config, 0.2).endswith("explore.source=local explore.lag=0 (`solrl-train layout` compares)")
 
 
 def test_a_run_that_waits_says_so_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -116,6 +116,8 @@ def _dispatch(command: Command, rank_info: RankInfo) -> int:
                 runs=command.runs,
                 prices=(command.price, command.serving_price),
                 speed=command.serving_speed,
+                measure=command.measure,
+                file=command.rates,
             )
         case Presets():
             from solrl_trainer.settings.presets import print_presets

@@ -2,12 +2,13 @@
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from solrl_trainer.layouts.layouts import Layout, layouts
-from solrl_trainer.layouts.rates import Rates, shipped_rates, stages
+from solrl_trainer.layouts.rates import MeasuredRates, Rates, shipped_rates, stages
 from solrl_trainer.settings.config import RunConfig
 
 _HOUR = 3600.0
@@ -21,6 +22,8 @@ def layout(
     runs: int,
     prices: tuple[float | None, float | None],
     speed: float,
+    measure: bool,
+    file: Path | None,
 ) -> list[Layout]:
     """Print every layout, the fastest first, and the command of the first; returns them.
 
@@ -31,9 +34,11 @@ def layout(
         runs: equal runs that share the GPUs.
         prices: of an hour of a training and of a serving GPU.
         speed: of a serving GPU, relative to a training one.
+        measure: measure the rates on this machine's GPU.
+        file: of measured rates, written if they are measured now; None: the shipped rates, unless measured now.
 
     Raises:
-        ValueError: numbers that give no layout, or no measured rates of the model.
+        ValueError, OSError: numbers that give no layout, no measured rates of the model, or what cannot be loaded.
     """
     for option, value in {"--gpus": gpus, "--runs": runs, "--services": serving}.items():
         if value is not None and value < 1:
@@ -41,7 +46,14 @@ def layout(
     if not speed > 0:
         raise ValueError(f"got --serving-speed {speed:g}; expected more than 0, such as 0.5")
     found = list(
-        layouts(stages(config, _rates(config)), config.explore.prompts, gpus, serving=serving, runs=runs, speed=speed)
+        layouts(
+            stages(config, _rates(config, measure, file)),
+            config.explore.prompts,
+            gpus,
+            serving=serving,
+            runs=runs,
+            speed=speed,
+        )
     )
     if not found:
         raise ValueError(
@@ -53,16 +65,25 @@ def layout(
     return found
 
 
-def _rates(config: RunConfig) -> Rates:
-    name = config.preset.split("/")[0]
-    shipped = shipped_rates(name)
-    if not shipped:
-        raise ValueError(
-            f"no rates were measured for {name}; expected a preset of a model with rates: flux1, sd3 or sana"
-        )
-    gpu, rates = next(iter(shipped.items()))
-    print(f"rates of {name} measured on an {gpu}")
-    return rates
+def _rates(config: RunConfig, measure: bool, file: Path | None) -> Rates:
+    if measure:
+        from solrl_trainer.layouts.measured_rates import measure_rates
+
+        measured = measure_rates(config)
+        if file is not None:
+            measured.save(file)
+    elif file is not None:
+        measured = MeasuredRates.read(file)
+        if measured.model != config.model:
+            raise ValueError(f"got --rates of {measured.model}; expected those of {config.model}, or --measure")
+    else:
+        name = config.preset.split("/")[0]
+        shipped = shipped_rates(name)
+        if shipped is None:
+            raise ValueError(f"no rates are shipped for {name}, only for flux1, sd3 and sana; expected --measure")
+        measured = shipped
+    print(f"rates of {measured.model} measured on {measured.gpu}")
+    return measured.rates
 
 
 def _table(config: RunConfig, found: Sequence[Layout], prices: tuple[float | None, float | None]) -> Table:

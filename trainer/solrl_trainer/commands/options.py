@@ -162,6 +162,10 @@ class Layout(SettingsCommand):
     """Price of an hour of one GPU of the service."""
     serving_speed: float = 1.0
     """Speed of a GPU of the service, relative to a training one."""
+    measure: bool = False
+    """Load the model and measure this machine's GPU, instead of using figures of an H200."""
+    rates: Annotated[Path | None, _shown("FILE", "none")] = None
+    """Rates that an earlier --measure wrote to this file; with --measure, the file to write."""
 
 
 @dataclass

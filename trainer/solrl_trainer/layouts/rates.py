@@ -1,15 +1,17 @@
 """Rates of a GPU for a model: what a run's stages are computed from."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from solrl_trainer.policy.update import trained_steps
 from solrl_trainer.settings.config import RunConfig
 
 SHIPPED = "rates.json"
-"""Measured by `benchmarks/equal_gpus.py`: GPU → model of the presets → rates."""
+"""Measured by `benchmarks/equal_gpus.py`: model of the presets → its GPU and rates."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,42 @@ class Rates:
     image: float
     point: float
 
+
+class MeasuredRates(BaseModel):
+    """Rates of a model on a GPU, as in a file.
+
+    Attributes:
+        gpu: name of the GPU.
+        model: a run's `model`.
+        rates: of this model on that GPU.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    gpu: str
+    model: str
+    rates: Rates
+
+    def save(self, path: Path) -> None:
+        """Write the file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
     @classmethod
-    def of(cls, values: dict[str, Any]) -> "Rates":
-        """Rates from JSON."""
-        return cls(*(float(values[field.name]) for field in fields(cls)))
+    def read(cls, path: Path) -> "MeasuredRates":
+        """Read a file that `save` wrote.
+
+        Raises:
+            ValueError, OSError: the file is missing, or another kind of file.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"])) or "the file"
+            raise ValueError(
+                f"got {path}, in which {where} is wrong: {error.errors()[0]['msg']}; expected a file that "
+                "`solrl-train layout --measure --rates FILE` wrote"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -64,10 +98,10 @@ def fit_rates(
     return Rates(bf16=(naive[1] / candidates - image) / naive[0], fp8=fp8, image=image, point=point)
 
 
-def shipped_rates(model: str) -> dict[str, Rates]:
-    """GPU → rates of a preset's model; empty if none were measured."""
+def shipped_rates(model: str) -> MeasuredRates | None:
+    """Rates of a preset's model; None if none were measured."""
     every = json.loads(files("solrl_trainer.layouts").joinpath(SHIPPED).read_text(encoding="utf-8"))
-    return {gpu: Rates.of(models[model]) for gpu, models in every.items() if model in models}
+    return MeasuredRates.model_validate(every[model]) if model in every else None
 
 
 def stages(config: RunConfig, rates: Rates) -> Stages:

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Sequence
 from statistics import median
 
-from solrl_trainer.layouts.rates import shipped_rates
 from solrl_trainer.settings.config import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -66,8 +65,7 @@ def waste_text(config: RunConfig, share: float) -> str:
     own += ["regenerate.at=trainer"] if served else []
     own += ["explore.share=1"] if config.explore.share != 1 else []
     own += ["regenerate.share=auto"] if config.regenerate.share not in ("auto", 1) else []
-    compare = " (`solrl-train layout` compares)" if shipped_rates(config.preset.partition("/")[0]) else ""
-    changes.append(f"do without it by {' '.join(own)}{compare}")
+    changes.append(f"do without it by {' '.join(own)} (`solrl-train layout` compares)")
     *first, last = changes
     return f"this run waited {100 * share:.0f} % of its time for {config.service_url}: {', '.join(first)}, or {last}"
 

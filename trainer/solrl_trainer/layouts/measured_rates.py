@@ -1,0 +1,97 @@
+"""Rates of this machine's GPU for a run's model: small groups and one update, by the run's own loop."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from solrl_client.retries import ignore
+from solrl_core.adapter import encode_adapter
+
+from solrl_trainer.algorithms.base import advantages_of
+from solrl_trainer.layouts.rates import MeasuredRates, fit_rates
+from solrl_trainer.loop import collect_samples, training_samples
+from solrl_trainer.policy.update import trained_steps
+from solrl_trainer.ranks.communicator import SingleProcess
+from solrl_trainer.records.run_log import RunLog
+from solrl_trainer.rollouts.device_source import DeviceSource, open_device_source
+from solrl_trainer.session import Session, connect
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.prompts import find_prompts, read_prompts
+
+_CANDIDATES = 24
+_MORE, _FEWER = 4, 2
+"""Exploring steps of two groups, whose difference is that of the steps alone."""
+
+
+def measure_rates(config: RunConfig) -> MeasuredRates:
+    """Load a run's model and rewards, and measure its stages on one GPU.
+
+    A group of 24 candidates is explored in 4 steps, regenerated and trained, which compiles. Then it is timed, and a
+    group explored in 2 steps.
+
+    Args:
+        config: the run's settings; its service is left out.
+
+    Raises:
+        ValueError, OSError: model, reward or prompts cannot be loaded, or the GPU does not explore at the precision.
+    """
+    train = read_prompts(find_prompts(config.prompts), "train")
+    more, fewer = (_small(config, steps) for steps in (_MORE, _FEWER))
+    with open_device_source(more, train, SingleProcess(), ignore) as source:
+        first, second = (
+            connect(one, DeviceSource(one, source.loaded, source.models, train), train, []) for one in (more, fewer)
+        )
+        for session in (first, second):
+            session.start({0: encode_adapter(source.models.policy.behaviour())}, ())
+        _timed(first)
+        slow, fast = _timed(first), _timed(second)
+        device = source.models.backbone.device
+    candidates, keep, steps = more.explore.candidates, more.explore.keep, more.regenerate.steps
+    rates = fit_rates(
+        candidates,
+        ((_MORE, slow.explore), (_FEWER, fast.explore)),
+        (steps, slow.regenerate * candidates / keep),
+        slow.train / keep / trained_steps(steps, more.algorithm.timestep_fraction),
+    )
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return MeasuredRates(gpu=gpu, model=config.model, rates=rates)
+
+
+def _small(config: RunConfig, steps: int) -> RunConfig:
+    """The settings with one small group per iteration, which is explored in `steps` and regenerated here."""
+    raw = config.model_dump()
+    raw["rollout_url"] = None
+    candidates = min(config.explore.candidates, _CANDIDATES)
+    raw["explore"] |= {
+        "source": "local",
+        "lag": 0,
+        "share": 1,
+        "prompts": 1,
+        "candidates": candidates,
+        "keep": min(config.explore.keep, candidates),
+        "steps": steps,
+        "precision": config.explore.precision if config.two_stage else "auto",
+        "prune": None,
+        "fitted": None,
+        "sampler": "ode",
+        "calibrated_for": None,
+    }
+    raw["regenerate"] |= {"at": "trainer", "share": "auto", "keep": None, "selection": "best_worst"}
+    return RunConfig.model_validate(raw)
+
+
+@dataclass(frozen=True)
+class _Seconds:
+    explore: float
+    regenerate: float
+    train: float
+
+
+def _timed(session: Session) -> _Seconds:
+    """Seconds of one prompt's stages; each ends with figures on the host, so the GPU has finished it."""
+    log = RunLog()
+    samples = collect_samples(session, log, 0)
+    chosen = training_samples(session, samples, advantages_of(session.updater.algorithm, samples.scores))
+    began = time.perf_counter()
+    session.updater.update(chosen, 0)
+    return _Seconds(log.elapsed("wait"), log.elapsed("regenerate"), time.perf_counter() - began)
