@@ -1,7 +1,8 @@
 """Outliers that change nothing in exact arithmetic, for models whose attention has biases.
 
 Attention mixes values with weights that sum to one. So a constant that is added to channels of all values comes out of
-the mixing as it is, and the next layer's bias takes it out again.
+the mixing as it is, and the next layer's bias takes it out again. A channel of the values, or of a gated feed-forward,
+that is multiplied by a power of two is divided again by the next layer's weights, without any rounding.
 """
 
 import json
@@ -15,22 +16,51 @@ from solrl_core.families.load import locate
 from solrl_core.model_options import read_options
 from torch import nn
 
-_PAIRS = (("to_v", "to_out.0"), ("add_v_proj", "to_add_out"))
+_VALUES = ("to_v", "add_v_proj")
+_OUTS = ("to_out.0", "to_add_out")
 CHANNELS = (3, 17, 40)
 
 
 def add_value_outliers(attention: nn.Module, size: float, channels: Sequence[int] = CHANNELS) -> list[str]:
-    """Add `size` to channels of the values of a joint attention; returns the layers that see these as inputs."""
-    found = []
+    """Add `size` to channels of the values of an attention; returns the layers that see these as inputs."""
+    values, outs = _layers(attention, _VALUES), _layers(attention, _OUTS)
     with torch.no_grad():
-        for value_name, out_name in _PAIRS:
-            value, out = (attention.get_submodule(name) for name in (value_name, out_name))
-            added = torch.zeros(value.out_features, dtype=out.weight.dtype)
-            added[list(channels)] = size
-            value.bias += added
-            out.bias -= out.weight @ added
-            found.append(out_name)
-    return found
+        for value in values.values():
+            value.bias[list(channels)] += size
+        for out in outs.values():
+            out.bias -= size * out.weight[:, list(channels)].sum(1)
+    return list(outs)
+
+
+def scale_values(attention: nn.Module, size: float, channels: Sequence[int] = CHANNELS) -> list[str]:
+    """Multiply channels of the values of an attention; returns the layers that see these as inputs."""
+    values, outs = _layers(attention, _VALUES), _layers(attention, _OUTS)
+    for value in values.values():
+        _scale(value, size, channels)
+    with torch.no_grad():
+        for out in outs.values():
+            out.weight[:, list(channels)] /= size
+    return list(outs)
+
+
+def scale_gated(feed_forward: nn.Module, size: float, channels: Sequence[int] = CHANNELS) -> list[str]:
+    """Multiply channels of SANA's feed-forward before they are gated; returns the layer that sees these as inputs."""
+    _scale(feed_forward.get_submodule("conv_depth"), size, channels)
+    with torch.no_grad():
+        feed_forward.get_submodule("conv_point").get_parameter("weight")[:, list(channels)] /= size
+    return ["conv_point"]
+
+
+def _scale(layer: nn.Module, size: float, channels: Sequence[int]) -> None:
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight[list(channels)] *= size
+
+
+def _layers(attention: nn.Module, names: Sequence[str]) -> dict[str, Any]:
+    """Those of the named layers that an attention has."""
+    have = {name: part for name, part in attention.named_modules() if isinstance(part, nn.Linear)}
+    return {name: have[name] for name in names if name in have}
 
 
 def save_with_outliers(

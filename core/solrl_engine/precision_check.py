@@ -111,6 +111,7 @@ class PrecisionCheck:
         generator_of: builds the generator of a precision.
         batch: largest number of candidates that are generated at once.
         images: precision → images [N, 3, H, W] of the first prompt's candidates, of what was measured.
+        true: reward → scores [N] of each prompt's candidates in the reference; measured when this is built.
     """
 
     backbone: PipelineBackbone
@@ -124,12 +125,13 @@ class PrecisionCheck:
     )
     batch: AdaptiveBatchSize = field(default_factory=AdaptiveBatchSize)
     images: dict[str, torch.Tensor] = field(default_factory=dict)
+    true: dict[str, list[torch.Tensor]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._scorer = Scorer(self.rewards)
         self._exact = self.generator_of(self.backbone, "bf16")
         whole = self.plan.model_copy(update={"steps": self.true_steps, "fitted": None})
-        self._true = self._scores(self._made(self._exact, whole))
+        self.true = self._scores(self._made(self._exact, whole))
 
     @cached_property
     def _planned(self) -> list[GeneratorOutput]:
@@ -140,7 +142,11 @@ class PrecisionCheck:
 
     def correlations(self, precision: Precision) -> dict[str, list[float]]:
         """Reward → rank correlation of each prompt's candidates with the reference."""
-        return self._correlations(self._scores(self._made(self._generator(precision), self.plan)))
+        return self._correlations(self.scores(precision))
+
+    def scores(self, precision: Precision) -> dict[str, list[torch.Tensor]]:
+        """Reward → scores [N] of each prompt's candidates of the plan."""
+        return self._scores(self._made(self._generator(precision), self.plan))
 
     def measure(self, precision: Precision) -> Measured:
         """Compare a precision with the reference. Layers that `backbone.kept` names stay in BF16.
@@ -156,7 +162,7 @@ class PrecisionCheck:
         self.images[precision] = made[0].images
         scores = self._scores(made)
         latents, images = (_pairs(made, self._planned, name) for name in ("latents", "images"))
-        groups = {name: list(zip(self._true[name], scores[name], strict=True)) for name in self.rewards.names}
+        groups = {name: list(zip(self.true[name], scores[name], strict=True)) for name in self.rewards.names}
         ends = {name: np.mean([_true_ranks_of_ends(*group) for group in groups[name]], axis=0) for name in groups}
         return Measured(
             precision=precision,
@@ -181,7 +187,7 @@ class PrecisionCheck:
 
     def _correlations(self, scores: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, list[float]]:
         return {
-            name: [_spearman(true, own) for true, own in zip(self._true[name], scores[name], strict=True)]
+            name: [_spearman(true, own) for true, own in zip(self.true[name], scores[name], strict=True)]
             for name in scores
         }
 

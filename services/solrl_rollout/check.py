@@ -111,7 +111,7 @@ def check(
     for precision in precisions or _all(backbone.device):
         print(f"checking {precision}", file=sys.stderr)
         checked[precision] = checked_precision(bench, precision, exact)
-    console.print(_table(model, exact, checked, candidates))
+    console.print(*_tables(model, exact, checked, candidates), sep="\n")
     for precision, one in checked.items():
         for line in _advice(model, precision, one, exact, out):
             console.print(line, highlight=False)
@@ -177,34 +177,31 @@ def _parity(difference: float) -> str:
     )
 
 
-def _table(model: str, exact: Measured, checked: Mapping[Precision, Checked], candidates: int) -> Table:
-    title = f"{model}: ranks among {candidates} candidates, against BF16 with all steps"
-    table = Table(title=title, title_justify="left")
-    for name in ("precision", "reward", "Spearman [95 %]", "best's true rank", "worst's", "latents", "images"):
-        table.add_column(name)
-    for name in ("unusable", "× BF16's speed"):
-        table.add_column(name, justify="right")
+def _tables(model: str, exact: Measured, checked: Mapping[Precision, Checked], candidates: int) -> list[Table]:
+    """Ranks by precision and reward, and errors and speed by precision; each fits into 80 columns."""
+    ranks = Table(
+        title=f"{model}: ranks among {candidates}, 1 is the best in BF16 with all steps", title_justify="left"
+    )
+    for name in ("precision", "reward", "Spearman [95 %]", "best's", "worst's"):
+        ranks.add_column(name)
+    errors = Table(title="Differences to BF16 with as many steps", title_justify="left")
+    for name in ("precision", "latents", "images", "unusable", "× BF16's speed"):
+        errors.add_column(name, justify="left" if name == "precision" else "right")
     rows = [("bf16", exact)]
     for precision, one in checked.items():
         rows.append((precision, one.measured))
         if one.restored is not None and one.layers is not None:
-            rows.append((f"{precision}, {len(one.layers.names)} layers in BF16", one.restored))
+            rows.append((f"{precision}, {len(one.layers.names)} in BF16", one.restored))
     for name, measured in rows:
         # An emulation's time says nothing of the hardware that it stands for.
         emulated = measured.numerics == "emulated" and measured is not exact
         speed = "emulated" if emulated else f"{exact.step_seconds / measured.step_seconds:.2f}"
-        for at, (reward, found) in enumerate(measured.spearman.items()):
-            table.add_row(
-                *((name, reward) if not at else ("", reward)),
-                f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]",
-                f"{measured.best[reward]:.1f}",
-                f"{measured.worst[reward]:.1f}",
-                f"{measured.latent_error:.1%}" if not at else "",
-                f"{measured.image_error:.1%}" if not at else "",
-                f"{measured.unusable:.0%}" if not at else "",
-                speed if not at else "",
-            )
-    return table
+        shares = (measured.latent_error, measured.image_error)
+        errors.add_row(name, *(f"{share:.1%}" for share in shares), f"{measured.unusable:.0%}", speed)
+        for reward, found in measured.spearman.items():
+            interval = f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+            ranks.add_row(name, reward, interval, f"{measured.best[reward]:.1f}", f"{measured.worst[reward]:.1f}")
+    return [ranks, errors]
 
 
 def _advice(model: str, precision: str, one: Checked, exact: Measured, out: Path | None) -> list[str]:

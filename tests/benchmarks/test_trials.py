@@ -79,6 +79,12 @@ TRIALS = (
         "rank_fidelity.json rank_fidelity.md",
     ),
     Trial(
+        "outliers",
+        "--models mini-sana --cases 1 --prompts 2 --candidates 8 --rewards clipscore",
+        "outliers.json outliers.md",
+        release=True,
+    ),
+    Trial(
         "plan_fidelity",
         "--models mini-sana --prompts 2 --candidates 25 --precisions nvfp4 --chosen-on 1 --scores {}",
         "plan_fidelity.json plan_fidelity.md plan_fidelity.png",

@@ -38,8 +38,11 @@ def test_outliers_change_a_model_by_rounding_alone(with_outliers: Path) -> None:
 
 
 def test_a_sound_model_passes(tmp_path: Path) -> None:
-    done = typed(main, "check", "mini-flux", "--precision", "fp8", "nvfp4", "--groups", "3", "--out", str(tmp_path))
+    done = typed(
+        main, "check", "mini-flux", "--precision", "fp8", "nvfp4", "--groups", "3", "--out", str(tmp_path), COLUMNS="80"
+    )
     assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in ("Spearman [95 %]", "worst's", "× BF16's speed")), done.stdout
     assert "equal up to rounding" in done.stdout
     found = json.loads((tmp_path / "check.json").read_text())
     assert found["pipeline_difference"] < 0.01

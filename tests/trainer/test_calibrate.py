@@ -9,7 +9,8 @@ import yaml
 from PIL import Image
 from solrl_core.errors import MismatchError
 from solrl_core.families import load_backbone
-from solrl_core.fingerprint import model_digest, part_digests
+from solrl_core.fingerprint import model_digest, module_digest, part_digests
+from solrl_core.layer_list import write_layer_list
 from solrl_core.sampling.fitting import SCHEDULES
 from solrl_core.sampling.generator import Generator
 from solrl_proto.rollouts import Plan
@@ -184,9 +185,13 @@ def test_prompts_for_fitting_are_needed_only_if_something_is_fitted() -> None:
 def test_a_small_set_is_enough_without_fitted_steps(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("a red circle\na blue square\n")
     (tmp_path / "test.txt").write_text("a white star\n")
-    config = small("explore.precision=bf16", f"prompts={tmp_path}")
+    layers = tmp_path / "layers.json"
+    write_layer_list(layers, module_digest(load_backbone("mini-sana").transformer), {"nvfp4": ()})
+    config = small("explore.precision=bf16", f"prompts={tmp_path}", f"layers={layers}")
     summary = calibrate(config, tmp_path, prompts=2, requirement=Requirement(0), limits=ONE_PLAN)
     assert summary["prompts"] == 2
+    written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
+    assert resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config.layers == layers
 
 
 @pytest.mark.usefixtures("one_fitted_prompt")

@@ -80,7 +80,14 @@ def _size_row(one: GroupSize) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, summary: Mapping[str, Any], chosen: Measured | None, binding: ModelBinding, about: str) -> None:
+def write(
+    folder: Path,
+    summary: Mapping[str, Any],
+    chosen: Measured | None,
+    binding: ModelBinding,
+    layers: Path | None,
+    about: str,
+) -> None:
     """Write the files; plan.yaml only if a plan was chosen.
 
     Args:
@@ -88,6 +95,7 @@ def write(folder: Path, summary: Mapping[str, Any], chosen: Measured | None, bin
         summary: see `content`.
         chosen: the chosen plan.
         binding: model and settings that the plan was chosen for.
+        layers: the layer list that it was chosen with.
         about: description of the measurement, for the plot.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,4 +106,5 @@ def write(folder: Path, summary: Mapping[str, Any], chosen: Measured | None, bin
         kept = {"steps", "precision", "prune", "fitted", "decoder_precision"}
         plan = chosen.plan.model_dump(mode="json", include=kept)
         plan["calibrated_for"] = binding.model_dump(mode="json")
-        write_file(folder / "plan.yaml", yaml.safe_dump({"explore": plan}, sort_keys=False))
+        settings = {"explore": plan} | ({} if layers is None else {"layers": str(layers.resolve())})
+        write_file(folder / "plan.yaml", yaml.safe_dump(settings, sort_keys=False))

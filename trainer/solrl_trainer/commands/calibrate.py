@@ -87,7 +87,7 @@ def calibrate(
     precisions = explored_precisions(config.explore.precision, torch.device(device))
     plans(config, precisions, [], limits)  # refuses limits that no plan can meet, before the model is loaded
     logger.info(f"loading {config.model}")
-    backbone = load_backbone(config.model, device=device, revision=config.revision)
+    backbone = load_backbone(config.model, device=device, revision=config.revision, layers=config.layers)
     check_decoder_precision(config.explore.decoder_precision, backbone)
     warn_of_decoder_emulation(config.explore.decoder_precision, backbone)
     expected = plans(config, precisions, list(map(identity_solver, limits.schedules)), limits)
@@ -127,7 +127,7 @@ def calibrate(
         digest = model_digest(part_digests(backbone.parts))
         binding = ModelBinding(model=digest, solver=config.solver, guidance=config.guidance)
         about = f"{config.model}, {sum_text(config.weights)}, {prompts} prompts × {explore.candidates} candidates"
-        write(folder, summary, chosen, binding, about)
+        write(folder, summary, chosen, binding, config.layers, about)
     return summary
 
 

@@ -129,7 +129,7 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
     if not (config.two_stage or quantised) or not prompts or not due:
         return
     known = log.spearman.get(version)
-    if gather_values(known is not None and not _below_floor(config, known, len(prompts)), session.world)[0]:
+    if gather_values(known is not None and not below_floor(config, known, len(prompts)), session.world)[0]:
         return
     with log.measuring(version, "fidelity"):
         fidelity = _fidelity(session, prompts, version)
@@ -143,7 +143,7 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
         f"version {version}, {explore.precision} at {explore.steps} steps against BF16 at {config.sample_steps}: "
         f"Spearman {fidelity.spearman:.3f} over {len(prompts)} groups of {explore.candidates}"
     )
-    if _below_floor(config, fidelity.spearman, len(prompts)):
+    if below_floor(config, fidelity.spearman, len(prompts)):
         raise _floor_error(config, version, fidelity.spearman, len(prompts))
     wanted = config.evaluate.fidelity_wanted
     if fidelity.spearman < wanted <= before:
@@ -160,7 +160,7 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
         )
 
 
-def _below_floor(config: RunConfig, spearman: float, prompts: int) -> bool:
+def below_floor(config: RunConfig, spearman: float, prompts: int) -> bool:
     """Whether a correlation is below the floor beyond what chance explains with so many prompts and candidates."""
     floor = config.evaluate.fidelity_floor
     return floor > 0 and spearman + _chance(config, prompts) < floor
@@ -173,7 +173,7 @@ def _chance(config: RunConfig, prompts: int) -> float:
 
 def _floor_error(config: RunConfig, version: int, spearman: float, prompts: int) -> FidelityError:
     explore, floor = config.explore, config.evaluate.fidelity_floor
-    layers = "" if explore.precision == "bf16" else "the layers that it says must stay in BF16, "
+    layers = "" if explore.precision == "bf16" else "layers=FILE that its --out writes, "
     return FidelityError(
         f"the run stops before iteration {version}, because its candidates rank almost at random",
         where="evaluate.fidelity_floor",

@@ -46,10 +46,10 @@ def load(config: RunConfig, world: Communicator, on_wait: OnWait) -> Loaded:
     Raises:
         MismatchError: the plan is of another model.
         DecoderError: the model's decoder cannot compute in the precision of exploration.
-        ValueError, OSError: model or rewards cannot be loaded.
+        ValueError, OSError: model or rewards cannot be loaded, or the layer list is of another model.
     """
     device = pick_device(config.device, world)
-    backbone = load_backbone(config.model, device=device, revision=config.revision, waiting=True)
+    backbone = load_backbone(config.model, device=device, revision=config.revision, waiting=True, layers=config.layers)
     check_decoder_precision(config.explore.decoder_precision, backbone)
     rewards = RewardSet.load(
         [*config.rewards, *config.evaluate.rewards],

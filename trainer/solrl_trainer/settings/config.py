@@ -131,7 +131,7 @@ class Evaluate(Section):
         return (value,) if isinstance(value, str) else value
 
 
-OF_A_MACHINE = ("output", "rollout_url", "served_as", "device", "patience", "reward_options", "track")
+OF_A_MACHINE = ("layers", "output", "rollout_url", "served_as", "device", "patience", "reward_options", "track")
 """Settings that are not shown to others: addresses and paths, which may be private."""
 
 
@@ -147,6 +147,9 @@ class RunConfig(Section):
     """Registered name, local folder in diffusers format, or hub id."""
     revision: str | None = None
     """Hub commit or tag of the model."""
+    layers: Path | None = None
+    """Layers that stay in BF16 at a precision on this device, as `solrl-rollout check --out FOLDER` found them:
+    FOLDER/layers.json. A service has its own, `serve --layers`. null: the family's."""
     served_as: ModelName | None = None
     """The model's name at the service, if it was started with --model name=…."""
     rewards: Annotated[dict[str, float], Field(min_length=1)]

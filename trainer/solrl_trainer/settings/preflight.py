@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from solrl_client.rollouts import RolloutClient
+from solrl_core.layer_list import read_layer_lists
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import PromptItem
@@ -127,6 +128,8 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
     if not resume:
         check_new(config.output)
     require_trackers(config.track)
+    if config.layers is not None:
+        read_layer_lists(config.layers)
     if config.rollout_url is not None and not config.uses_service:
         logger.info(f"explore.source is local: the service at {config.rollout_url} is not used")
     folder = find_prompts(config.prompts)
