@@ -15,6 +15,9 @@ from paper.intervals import Values
 FINISHED = "finished"
 DIGITS = 7
 
+PLACEMENT = ("optimizer.checkpointing", "regenerate.share")
+"""Settings of stored runs that said how or where a run computed, not what; presets have other ones now."""
+
 
 class MixedRunsError(ValueError):
     """Finished runs that must not stand in one table."""
@@ -124,7 +127,7 @@ def _require_settings(experiment: Experiment, stored: Mapping[str, Any], path: P
         f"{section}.{key}" if key else section
         for section, value in stored.items()
         for key in (value if isinstance(value, dict) and isinstance(now.get(section), dict) else [""])
-        if _at(stored, section, key) != _at(now, section, key)
+        if f"{section}.{key}" not in PLACEMENT and _at(stored, section, key) != _at(now, section, key)
     )
     if differing:
         raise MixedRunsError(

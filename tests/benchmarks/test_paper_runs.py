@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 import threading
@@ -42,6 +43,7 @@ TINY: dict[str, Any] = {
     "evaluate.steps": 2,
     "evaluate.fidelity_prompts": 0,
 }
+ROOT = Path(__file__).parents[2]
 PROGRAMME = Programme(seeds=(1, 2))
 
 
@@ -333,3 +335,12 @@ def test_wrong_options_are_refused(
     monkeypatch.setattr(sys, "argv", ["paper", *words, "--runs", str(tmp_path), "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match=error):
         main()
+
+
+def test_the_stored_runs_give_the_page(tmp_path: Path) -> None:
+    results = ROOT / "docs" / "results"
+    shutil.copytree(results / "paper", tmp_path / "out" / "paper")
+    options = ["--stored", "--unprepared", "runs/unprepared/mini-flux", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "benchmarks/paper", *options, "--runs", str(tmp_path / "runs")]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert (tmp_path / "out" / "paper.md").read_text() == (results / "paper.md").read_text()
