@@ -44,6 +44,7 @@ def rows() -> dict[str, Row]:
         redis_killed,
         redis_restarted,
         service_killed,
+        streamed_killed,
         trainer_killed,
         two_fronts,
         worker_killed,
@@ -52,7 +53,7 @@ def rows() -> dict[str, Row]:
 
     modules = (
         *(two_fronts, redis_killed, redis_restarted, corrupted, abandoned, service_killed),
-        *(worker_killed, worker_stopped, ray_worker_killed, trainer_killed, rank_killed),
+        *(worker_killed, worker_stopped, ray_worker_killed, trainer_killed, streamed_killed, rank_killed),
     )
     return {module.ROW.name: module.ROW for module in modules}
 

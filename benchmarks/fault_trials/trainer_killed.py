@@ -30,16 +30,17 @@ _KILLED = -9
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of run: number of iterations, lag, and iterations between checkpoints."""
+    """A kind of run: number of iterations, lag, iterations between checkpoints, and further settings."""
 
     iterations: int
     lag: int
     every: int
+    further: tuple[str, ...] = ()
 
     @property
     def settings(self) -> list[str]:
         """Flags of `solrl-train run`."""
-        more = (f"explore.lag={self.lag}", f"checkpoint_every={self.every}")
+        more = (f"explore.lag={self.lag}", f"checkpoint_every={self.every}", *self.further)
         return [word for setting in (*SMALL, *more) for word in ("--set", setting)]
 
 
@@ -61,9 +62,13 @@ class Run:
         argv += ["--resume" if resume else "--output", str(self.folder)]
         return [*argv, "--iterations", str(self.kind.iterations), *self.kind.settings]
 
+    def begin(self, doom: Doom | None = None, *, resume: bool = False) -> Program:
+        """Start one training process."""
+        return Program(child.train, (self.argv(resume=resume), str(self.witness.path), doom), self.log_path)
+
     def go(self, doom: Doom | None = None, *, resume: bool = False) -> int:
         """Run one training process; returns its exit code."""
-        return Program(child.train, (self.argv(resume=resume), str(self.witness.path), doom), self.log_path).wait()
+        return self.begin(doom, resume=resume).wait()
 
     def remove(self) -> None:
         """Delete the run's folder and its adapters at the service."""
@@ -104,9 +109,9 @@ class Run:
         kept = [one for one in read_metrics(self.folder / "metrics.jsonl") if one["event"] != "push"]
         return [{key: value for key, value in one.items() if key not in ("time", "seconds", "scoring")} for one in kept]
 
-    @property
+    @cached_property
     def pushed(self) -> dict[int, str]:
-        """Digests of the versions at the service."""
+        """Digests of the versions at the service, which may be killed later."""
         held = self._service.http.get(f"/v1/runs/{self.name}/adapters").json()
         return {one["version"]: one["digest"] for one in held["versions"]}
 

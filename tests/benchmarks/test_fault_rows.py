@@ -10,12 +10,16 @@ from fault_trials import (
     redis_killed,
     redis_restarted,
     service_killed,
+    streamed_killed,
     trainer_killed,
     two_fronts,
 )
 from fault_trials.findings import Findings, Row
 
-MODULES = (two_fronts, redis_killed, redis_restarted, corrupted, abandoned, service_killed, trainer_killed)
+MODULES = (
+    *(two_fronts, redis_killed, redis_restarted, corrupted, abandoned),
+    *(service_killed, trainer_killed, streamed_killed),
+)
 ROWS = [module.ROW for module in MODULES]
 
 

@@ -8,7 +8,7 @@ from solrl_client.rollouts import RolloutClient
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_proto.adapters import adapter_digest
-from solrl_proto.problems import ProblemError
+from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_trainer.service.adapter_supply import AdapterSupply
 
 
@@ -62,3 +62,19 @@ def test_a_run_is_rewound_and_pushed_again_only_if_the_service_lost_its_versions
         client.push("behind", 2, None, MODEL, files[2])
         supply_of(client).start({0: files[0], 1: files[1]}, own)
         assert held() == ([0, 1], ())
+
+
+def test_requests_that_met_the_same_loss_are_all_repeated(service: RunningService) -> None:
+    """The first one's call pushes what is missing; the others find it there."""
+    backbone = load_backbone("mini-sana")
+    file = adapter_file(adapter_layout(backbone.transformer, backbone.lora_targets), 0)
+    with RolloutClient(service.url) as client:
+        supply = AdapterSupply(client, run="lost", model=MODEL, lag=0)
+        supply.start({0: file})
+        client.delete("lost")
+        lost = ProblemError(ProblemKind.RUN_NOT_FOUND, "gone").problem
+        assert [supply.restore(lost) for _ in range(2)] == [True, True]
+        held = client.adapters("lost")
+        assert held is not None
+        assert held.head == 0
+        assert not supply.restore(ProblemError(ProblemKind.PARENT_CONFLICT, "another head").problem)

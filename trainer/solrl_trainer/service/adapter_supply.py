@@ -67,14 +67,19 @@ class AdapterSupply:
                     raise
 
     def restore(self, problem: Problem) -> bool:
-        """Push versions again that, according to `problem`, the service has lost; returns whether it pushed any."""
+        """Push versions again that, according to `problem`, the service has lost.
+
+        Returns:
+            Whether the request may be repeated: the service had lost versions and has all again, by this call or by one
+            of another request.
+        """
         if problem.kind not in (*LOST, ProblemKind.PARENT_CONFLICT):
             return False
         with self._lock:
             pushed = self._push_missing()
         if pushed:
             logger.info("the service had lost this run's %s; pushed again", _versions(pushed))
-        return bool(pushed)
+        return bool(pushed) or problem.kind in LOST
 
     def _rewind(self, held: AdapterList, version: int) -> None:
         """Make `version` the head again, or delete the run if the service lacks a required version."""
