@@ -103,7 +103,7 @@ def _restart(service: RolloutService) -> None:
 
 ROW = Row(
     "streamed-killed",
-    "a run that trains on samples as they arrive: service killed meanwhile, trainer killed and resumed, or newest version "
+    "a run that trains on samples as they arrive: service killed meanwhile, trainer killed and resumed, newest version "
     "lost: result equal to the uninterrupted run bit for bit",
     full=60,
     short=3,

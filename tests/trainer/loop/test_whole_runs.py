@@ -63,8 +63,6 @@ def test_its_metrics_describe_this_run_and_no_earlier_one(whole: Run) -> None:
             assert (line["precision"], line["numerics"]) == ("nvfp4", "emulated")
             assert line["explored_version"] == line["iteration"]
             assert line["seconds"].keys() == {"explore", "wait", "regenerate", "train"}
-            # Exploration began before the trainer waited for it.
-            assert 0 <= line["seconds"]["wait"] < line["seconds"]["explore"]
             assert line["rewards"].keys() == {"clipscore"}
             assert line["loss"] < 99
             assert line["grad_norm"] > 0
