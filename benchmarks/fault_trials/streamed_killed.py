@@ -16,7 +16,7 @@ from fault_trials.trainer_killed import Kind, Run, compare
 
 _KILLED = -9
 _STREAMED = ("regenerate.at=service", "explore.share=auto", "explore.prompts=4")
-"""After the first iteration, which waits for the scale of the rewards."""
+"""Every iteration but the first trains on samples as they arrive."""
 KINDS = (Kind(3, lag=1, every=1, further=_STREAMED), Kind(3, lag=0, every=2, further=_STREAMED))
 
 
@@ -42,10 +42,10 @@ def run(trials: int, findings: Findings) -> None:
 
 
 def _service_killed(trial: Run, whole: Run, service: RolloutService, chance: random.Random, found: Findings) -> int:
-    """Kill the service between two chunks of a streamed iteration, and start it again."""
+    """Kill the service after its sixth to seventeenth chunk of the run, and start it again."""
     since = service.witness.size
     program = trial.begin()
-    first = chance.randrange(*_chunks_of_streamed(trial.kind))
+    first = chance.randrange(6, 6 * trial.kind.iterations)
 
     def reached() -> bool:
         made = [one for one in service.witness.events(since) if one["event"] == "made" and one["run"] == trial.name]
@@ -80,11 +80,6 @@ def _push_lost(trial: Run, whole: Run, service: RolloutService, chance: random.R
 
 
 WAYS = (_service_killed, _trainer_killed, _push_lost)
-
-
-def _chunks_of_streamed(kind: Kind) -> tuple[int, int]:
-    """Range of the number of chunks that the service has made by some moment of a streamed iteration."""
-    return 6, 6 * kind.iterations
 
 
 def _waited(reached: Callable[[], bool], program: Program) -> bool:

@@ -26,8 +26,8 @@ _MORE, _FEWER = 4, 2
 def measure_rates(config: RunConfig) -> MeasuredRates:
     """Load a run's model and rewards, and measure its stages on one GPU.
 
-    A group of 24 candidates is explored in 4 steps, regenerated and trained, which compiles. Then it is timed, and a
-    group explored in 2 steps.
+    A group of 24 candidates is explored in 4 steps, regenerated and trained, which compiles. Then the same is timed
+    with 4 and with 2 exploring steps.
 
     Args:
         config: the run's settings; its service is left out.

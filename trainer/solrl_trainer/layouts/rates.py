@@ -84,7 +84,7 @@ class Stages:
 def fit_rates(
     candidates: int, explored: tuple[tuple[int, float], tuple[int, float]], naive: tuple[int, float], point: float
 ) -> Rates:
-    """Rates from the seconds of three groups.
+    """Rates from the seconds of three groups. None is negative, however much the times scatter.
 
     Args:
         candidates: of each group.
@@ -93,9 +93,10 @@ def fit_rates(
         point: training one sample at one timestep.
     """
     (more, slow), (fewer, fast) = explored
-    fp8 = (slow - fast) / (more - fewer) / candidates
-    image = slow / candidates - more * fp8
-    return Rates(bf16=(naive[1] / candidates - image) / naive[0], fp8=fp8, image=image, point=point)
+    fp8 = max((slow - fast) / (more - fewer) / candidates, 0.0)
+    image = max(slow / candidates - more * fp8, 0.0)
+    bf16 = max((naive[1] / candidates - image) / naive[0], 0.0)
+    return Rates(bf16=bf16, fp8=fp8, image=image, point=point)
 
 
 def shipped_rates(model: str) -> MeasuredRates | None:
