@@ -340,7 +340,7 @@ def test_wrong_options_are_refused(
 def test_the_stored_runs_give_the_page(tmp_path: Path) -> None:
     results = ROOT / "docs" / "results"
     shutil.copytree(results / "paper", tmp_path / "out" / "paper")
-    options = ["--stored", "--unprepared", "runs/unprepared/mini-flux", "--out", str(tmp_path / "out")]
+    options = ["--show", "--stored", "--unprepared", "runs/unprepared/mini-flux", "--out", str(tmp_path / "out")]
     command = [sys.executable, "benchmarks/paper", *options, "--runs", str(tmp_path / "runs")]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     assert (tmp_path / "out" / "paper.md").read_text() == (results / "paper.md").read_text()
