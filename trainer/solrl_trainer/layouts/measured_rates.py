@@ -20,14 +20,14 @@ from solrl_trainer.settings.prompts import find_prompts, read_prompts
 
 _CANDIDATES = 24
 _MORE, _FEWER = 4, 2
-"""Exploring steps of two groups, whose difference is that of the steps alone."""
+"""Exploring steps of two groups, whose difference is that of the steps alone. The second is regenerated in 2, too."""
 
 
 def measure_rates(config: RunConfig) -> MeasuredRates:
     """Load a run's model and rewards, and measure its stages on one GPU.
 
-    A group of 24 candidates is explored in 4 steps, regenerated and trained, which compiles. Then the same is timed
-    with 4 and with 2 exploring steps.
+    A group of 24 candidates is explored and regenerated in 2 steps and trained, which compiles. Then a group of 4
+    exploring steps is timed through all stages, and the exploring of one of 2.
 
     Args:
         config: the run's settings; its service is left out.
@@ -36,20 +36,22 @@ def measure_rates(config: RunConfig) -> MeasuredRates:
         ValueError, OSError: model, reward or prompts cannot be loaded, or the GPU does not explore at the precision.
     """
     train = read_prompts(find_prompts(config.prompts), "train")
-    more, fewer = (_small(config, steps) for steps in (_MORE, _FEWER))
+    more = _small(config, _MORE, config.regenerate.steps)
+    fewer = _small(config, _FEWER, _FEWER)
     with open_device_source(more, train, SingleProcess(), ignore) as source:
         first, second = (
             connect(one, DeviceSource(one, source.loaded, source.models, train), train, []) for one in (more, fewer)
         )
         for session in (first, second):
             session.start({0: encode_adapter(source.models.policy.behaviour())}, ())
-        _timed(first)
-        slow, fast = _timed(first), _timed(second)
+        _timed(second)
+        slow, log = _timed(first), RunLog()
+        collect_samples(second, log, 0)
         device = source.models.backbone.device
     candidates, keep, steps = more.explore.candidates, more.explore.keep, more.regenerate.steps
     rates = fit_rates(
         candidates,
-        ((_MORE, slow.explore), (_FEWER, fast.explore)),
+        ((_MORE, slow.explore), (_FEWER, log.elapsed("wait"))),
         (steps, slow.regenerate * candidates / keep),
         slow.train / keep / trained_steps(steps, more.algorithm.timestep_fraction),
     )
@@ -57,8 +59,8 @@ def measure_rates(config: RunConfig) -> MeasuredRates:
     return MeasuredRates(gpu=gpu, model=config.model, rates=rates)
 
 
-def _small(config: RunConfig, steps: int) -> RunConfig:
-    """The settings with one small group per iteration, which is explored in `steps` and regenerated here."""
+def _small(config: RunConfig, steps: int, regenerated_steps: int) -> RunConfig:
+    """The settings with one small group per iteration, which is explored and regenerated here in these steps."""
     raw = config.model_dump()
     raw["rollout_url"] = None
     candidates = min(config.explore.candidates, _CANDIDATES)
@@ -76,7 +78,13 @@ def _small(config: RunConfig, steps: int) -> RunConfig:
         "sampler": "ode",
         "calibrated_for": None,
     }
-    raw["regenerate"] |= {"at": "trainer", "share": "auto", "keep": None, "selection": "best_worst"}
+    raw["regenerate"] |= {
+        "steps": regenerated_steps,
+        "at": "trainer",
+        "share": "auto",
+        "keep": None,
+        "selection": "best_worst",
+    }
     return RunConfig.model_validate(raw)
 
 
