@@ -3,7 +3,7 @@
 Compares the rewards of NVFP4 and FP8 at 6 steps, and of BF16 at 6 steps (the upper bound for any quantisation), with
 those of BF16 at 10 steps, on held-out prompts with 96 candidates each from the same seeds. The solver is the one that
 the preset of the model's family uses. Without FP8 units, FP8 is emulated.
-Writes docs/results/rank_fidelity.{json,md}.
+Models measured before with the same settings stay. Writes docs/results/rank_fidelity.{json,md}.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from solrl_engine.precision_check import generator_at
 from solrl_proto.noise import expand_seeds
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
 from support.caveats import PREPARED_FOR_NVFP4
-from support.precisions import MODELS, OF_PRESET, PRECISIONS, REWARDS, named, solver_of
+from support.precisions import LISTS, MODELS, OF_PRESET, PRECISIONS, REWARDS, named, solver_of, use_layers
 from support.results import Results, Row, command, options, table
 
 NAME = "rank_fidelity"
@@ -42,6 +42,12 @@ PAPER = {
 }
 """Kendall and Spearman of NVFP4 at 6 steps against BF16 at 10, on the paper's large models (arXiv 2604.06916)."""
 
+_LISTS = {
+    "family": "At NVFP4, the layers of each family's list are quantised, as of a large model. Only those that are also in "
+    "the miniature's own list were prepared.",
+    "own": "At NVFP4, the layers of a list that was chosen for each miniature are quantised.",
+}
+
 
 def _options() -> argparse.ArgumentParser:
     parser = options(__doc__, device="cpu")
@@ -51,6 +57,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--candidates", type=int, default=96)
     parser.add_argument("--prompt-set", default="shapes")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    parser.add_argument("--layers", choices=LISTS, default=LISTS[0], help="quantised at NVFP4")
     parser.add_argument("--solver", choices=(OF_PRESET, *sorted(SOLVERS)), default=OF_PRESET)
     return parser
 
@@ -58,6 +65,7 @@ def _options() -> argparse.ArgumentParser:
 def measure(model: str, args: argparse.Namespace) -> list[Row]:
     """Measure one model; a row per reward and proxy."""
     backbone = load_backbone(model, device=args.device)
+    use_layers(backbone, args.layers)
     rewards = RewardSet.load(args.rewards, backbone)
     generators = {precision: generator_at(backbone, precision) for precision in ("bf16", *args.precisions)}
     solver = solver_of(args.solver, backbone.family)
@@ -104,6 +112,8 @@ def page(found: Mapping[str, Any]) -> str:
         "True ranks are means over the 12 candidates ranked best (worst) by the proxy: perfect 6.5 / 90.5, chance",
         "48.5. The last column gives Kendall and Spearman of the paper, on its large models.",
         "",
+        _LISTS[found["layers"]],
+        "",
         *([*PREPARED_FOR_NVFP4, ""] if set(found["models"]) & set(MODELS) else []),
         *table(HEAD, map(_cells, rows)),
         "",
@@ -124,13 +134,13 @@ def main() -> None:
     """Measure, print the page and write it."""
     args = _options().parse_args()
     results = Results(NAME, args.out, page)
-    if not args.render:
-        results.found = {key: value for key, value in vars(args).items() if key not in ("out", "render")}
-        results.found["models"] = []
+    settings = {key: value for key, value in vars(args).items() if key not in ("out", "render", "models")}
+    if not args.render and any(results.found.get(key) != value for key, value in settings.items()):
+        results.found = {"models": [], **settings}
     for model in () if args.render else args.models:
-        results.found["models"].append(model)
+        results.found["models"] = [*(one for one in results.found["models"] if one != model), model]
         for row in measure(model, args):
-            results.add(row)
+            results.add(row, "model", "reward", "proxy")
     results.show()
 
 

@@ -31,11 +31,10 @@ class Flux(PipelineBackbone):
     blocks = ("transformer_blocks", "single_transformer_blocks")
     max_sequence_length = 128
     lora_targets = r"(single_)?transformer_blocks\.\d+\.attn\.(to_[qkv]|to_out\.0)"
-    # The paper's list keeps neither the blocks' modulation nor the last projection.
-    quantize = (r"^(single_)?transformer_blocks\.", r"^proj_out$")
-    keep = ("x_embedder", "context_embedder", "time_text_embed", "norm_out")
-    keep_max_dim = 1000
-    fp8_policy = LayerPolicy(quantize=(r"^(single_)?transformer_blocks\.",), keep=(r"\.norm",))
+    # The paper's list quantises the modulation, too, which has one row per candidate, and the last projection.
+    quantize = (r"^(single_)?transformer_blocks\.",)
+    keep = (r"\.norm",)
+    fp8_policy = LayerPolicy(quantize=quantize, keep=keep)
 
     @classmethod
     def own_size(cls, config: Mapping[str, Any]) -> int | None:

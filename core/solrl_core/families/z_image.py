@@ -29,10 +29,10 @@ class ZImage(PipelineBackbone):
     one_length = False
     max_sequence_length = 512
     lora_targets = r"(noise_refiner|context_refiner|layers)\.\d+\.attention\.(to_[qkv]|to_out\.0)"
-    # The refiners are few. The modulation has one row per candidate: quantising it saves nothing.
-    quantize = (r"^layers\.",)
-    keep = ("adaLN_modulation",)
-    fp8_policy = LayerPolicy(quantize=(r"^(noise_refiner|context_refiner|layers)\.",), keep=keep)
+    # The modulation has one row per candidate: quantising it saves nothing. At four bits, attention loses the most.
+    quantize = (r"^layers\.\d+\.feed_forward\.",)
+    keep = ()
+    fp8_policy = LayerPolicy(quantize=(r"^(noise_refiner|context_refiner|layers)\.",), keep=("adaLN_modulation",))
 
     @classmethod
     def own_size(cls, config: Mapping[str, Any]) -> int | None:

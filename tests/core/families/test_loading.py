@@ -35,14 +35,25 @@ def settings(folder: Path, **changes: Any) -> str:
 
 
 def test_the_folder_overrides_the_familys_default_settings(own: Path) -> None:
-    given = load_backbone(str(own))
-    assert (given.latent_shape, given.policy.keep_max_dim) == ((4, 8, 12), 0)
+    given = load_backbone(settings(own, keep=["single"]))
+    assert (given.latent_shape, given.policy.keep) == ((4, 8, 12), ("single",))
     assert given.encode(["a"])["states"].shape[1] == T5_TOKENS
     (own / "solrl.json").unlink()
     default = load_backbone(str(own))
-    assert (default.height, default.width, default.policy.keep_max_dim) == (512, 512, 1000)
+    assert (default.height, default.width, default.policy.keep) == (512, 512, (r"\.norm",))
     assert default.encode(["a"])["states"].shape[1] == 128
     assert (default.name, default.family) == ("flux", "flux")
+
+
+def test_the_layers_of_the_papers_flux_are_the_familys_modulation_and_last_projection(own: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "method.md").read_text()
+    (paper,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    model = load_backbone(settings(own, **json.loads(paper)))
+    more = set(model.policy.select(model.transformer)) - set(model.fp8_policy.select(model.transformer))
+    assert {re.sub(r"\.\d+\.", ".", name) for name in more} == {
+        *("transformer_blocks.norm1.linear", "transformer_blocks.norm1_context.linear"),
+        *("single_transformer_blocks.norm.linear", "proj_out"),
+    }
 
 
 @pytest.mark.parametrize(

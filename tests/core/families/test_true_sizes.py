@@ -1,7 +1,8 @@
 """Published models by their true configurations, without weights: sizes, quantised layers, layers that LoRA adapts.
 
-Layers at NVFP4 and of LoRA are those of Sol-RL for the models that it trains (SANA, SD3.5-Large, FLUX.1), of the others
-those of the baselines: Flow-Factory for FLUX.2 [klein], verl-omni for Qwen-Image, UniRL for Z-Image.
+Layers at NVFP4 are those that docs/method.md gives reasons for. Layers of LoRA are those of Sol-RL for the models that it
+trains (SANA, SD3.5-Large, FLUX.1), of the others those of the baselines: Flow-Factory for FLUX.2 [klein], verl-omni for
+Qwen-Image, UniRL for Z-Image.
 """
 
 import re
@@ -55,12 +56,11 @@ PUBLISHED = {
         size=512,
         tokens=128,
         quantised={
-            within(DOUBLE, ("norm1.linear", "norm1_context.linear", *within("attn", JOINT))): 19,
+            within(DOUBLE, within("attn", JOINT)): 19,
             within(DOUBLE, (*within("ff", FEED_FORWARD), *within("ff_context", FEED_FORWARD))): 19,
-            within(SINGLE, ("norm.linear", "proj_mlp", "proj_out", *within("attn", PROJECTIONS))): 38,
-            ("proj_out",): 1,
+            within(SINGLE, ("proj_mlp", "proj_out", *within("attn", PROJECTIONS))): 38,
         },
-        shares=(1.0, 0.9996),
+        shares=(0.9996, 0.9996),
         adapted=within("attn", ATTENTION),
         adapters=19 * 4 + 38 * 3,
     ),
@@ -100,9 +100,9 @@ PUBLISHED = {
         tokens=256,
         quantised={
             within(DOUBLE, within("attn", JOINT)): 60,
-            within(DOUBLE, (*within("img_mlp", FEED_FORWARD), *within("txt_mlp", FEED_FORWARD))): 60,
+            within(DOUBLE, ("img_mlp.net.0.proj", *within("txt_mlp", FEED_FORWARD))): 60,
         },
-        shares=(0.9992, 0.9992),
+        shares=(0.733, 0.9992),
         adapted=(*JOINT, *within("img_mlp", FEED_FORWARD), *within("txt_mlp", FEED_FORWARD)),
         adapters=60 * 12,
     ),
@@ -123,10 +123,8 @@ PUBLISHED = {
         tiny="z-image/static",
         size=512,
         tokens=512,
-        quantised={
-            within("layers", (*within("attention", ATTENTION), *within("feed_forward", ("w1", "w2", "w3")))): 30
-        },
-        shares=(0.9375, 1.0),
+        quantised={within("layers", within("feed_forward", ("w1", "w2", "w3"))): 30},
+        shares=(0.625, 1.0),
         adapted=within("attention", ATTENTION),
         adapters=34 * 4,
     ),
