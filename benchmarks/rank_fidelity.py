@@ -43,8 +43,8 @@ PAPER = {
 """Kendall and Spearman of NVFP4 at 6 steps against BF16 at 10, on the paper's large models (arXiv 2604.06916)."""
 
 _LISTS = {
-    "family": "At NVFP4, the layers of each family's list are quantised, as of a large model. Only those that are also in "
-    "the miniature's own list were prepared.",
+    "family": "At NVFP4, the layers of each family's list are quantised, as of a large model. Those that are not in "
+    "the miniature's own list were not prepared.",
     "own": "At NVFP4, the layers of a list that was chosen for each miniature are quantised.",
 }
 

@@ -25,7 +25,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A simulated device of compute capability 9.0, on which all probes succeed."""
     support.probe.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    monkeypatch.setattr(support, "fp8_scaling", lambda device: "row" if device.type == "cuda" else None)
+    monkeypatch.setattr(support, "fp8_product", lambda device: "torch" if device.type == "cuda" else None)
     yield
     support.probe.cache_clear()
 

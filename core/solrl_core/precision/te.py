@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solrl_core.precision.fp8 import fp8_scaling
+from solrl_core.precision.fp8 import fp8_product
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
 from solrl_core.precision.nvfp4 import quantize_dequantize
 
@@ -68,7 +68,7 @@ def require_engine(recipe: Recipe, device: torch.device) -> None:
     else:
         obstacle = "Transformer Engine is not installed" if engine_version() is None else None
     if obstacle is not None:
-        others = "fp8 or bf16" if fp8_scaling(device) else "bf16"
+        others = "fp8 or bf16" if fp8_product(device) else "bf16"
         raise ValueError(f"native {recipe} by Transformer Engine: {obstacle}; use {others}, or emulated nvfp4")
 
 
