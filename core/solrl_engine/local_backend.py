@@ -49,7 +49,8 @@ def generate(
 class LocalBackend:
     """A backbone with one generator per precision, each built when it is first needed."""
 
-    def __init__(self, backbone: PipelineBackbone) -> None:
+    def __init__(self, backbone: PipelineBackbone, *, emulates: bool = True) -> None:
+        """Serve a backbone at the precisions of its device; NVFP4 that it only emulates if `emulates`."""
         self.backbone = backbone
         self._device = backbone.device
         self._generators: dict[Precision, Generator] = {}
@@ -75,6 +76,7 @@ class LocalBackend:
                     quantized_share=backbone.quantized_share(precision),
                 )
                 for precision in supported_precisions(backbone.device)
+                if emulates or precision != "nvfp4" or numerics(precision, backbone.device) == "native"
             ),
             prunes=True,
             overlaps=backbone.device.type == "cuda",

@@ -91,6 +91,9 @@ class Hosting(BaseSettings):
     """Precision of requests with precision auto; auto is the fastest one that is native on the device.
     Every answer states the precision used."""
 
+    emulate: bool = False
+    """Also serve NVFP4 on a GPU without NVFP4 units, emulated and slower than BF16. A CPU emulates it anyway."""
+
     layers: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: the family's)")] = None
     """Layers that stay in BF16 at a precision, as `solrl-rollout check --out FOLDER` found them: FOLDER/layers.json.
     The file must name every hosted model's weights."""

@@ -4,7 +4,9 @@ Without a GPU, a stand-in with the emulation's arithmetic replaces the engine. O
 layers really run: in NVFP4 from compute capability 10.0 on, otherwise the same code with the FP8 recipe.
 """
 
+import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from solrl_core.precision import (
     probe,
     quantize_dequantize,
     te,
+    te_trial,
 )
 from solrl_core.precision.te import TeFp8Linear, TeFp8PointwiseConv, TeLinear, TePointwiseConv, nvfp4_obstacle
 from torch import Tensor, nn
@@ -48,7 +51,7 @@ class StandIn:
 
     def __init__(self, product: Callable[[Tensor, Tensor], Tensor] | None = None) -> None:
         self.rows: list[int] = []
-        self._product = product or (lambda x, weight: quantize_dequantize(x) @ weight.T)
+        self._product = product or (lambda x, weight: by_row(x) @ weight.T)
 
     def quantize_weight(self, weight: Tensor) -> list[Tensor]:
         values = quantize_dequantize(weight.flatten(1))
@@ -124,20 +127,58 @@ def test_a_broken_library_is_named_with_its_error(tmp_path: Path, monkeypatch: p
     )
 
 
-def test_a_failing_or_wrong_product_disables_native_nvfp4(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_trial_disables_native_nvfp4_and_harms_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(te, "engine_version", lambda: "2.20")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    commands: list[list[str]] = []
 
-    def fails(device: torch.device) -> str | None:
-        raise RuntimeError("cuBLAS Error: not supported")
+    def fault(command: list[str]) -> str | None:
+        commands.append(command)
+        return "the reason"
 
     with monkeypatch.context() as patch:
-        patch.setattr(te, "_wrong_product", fails)
-        obstacle = obstacle_at(patch, BLACKWELL)
-    assert obstacle == "Transformer Engine failed at a small product: RuntimeError: cuBLAS Error: not supported"
-    engines = [StandIn(), StandIn(lambda x, weight: x.float() @ weight.T)]
-    monkeypatch.setattr(te, "_engine", lambda recipe, device: engines.pop(0))
-    assert te._wrong_product(CPU) is None
-    assert "off what NVFP4 should give" in str(te._wrong_product(CPU))
+        patch.setattr(te, "fault_of_trial", fault)
+        assert obstacle_at(patch, BLACKWELL) == "the reason"
+    assert commands == [[sys.executable, "-m", "solrl_core.precision.te_trial", "1"]]
+    # Without a GPU, the trial itself says what failed.
+    assert "exit status 1: " in str(te.fault_of_trial(commands[0]))
+    for code, said in (
+        ("import os; os.abort()", "Transformer Engine failed at trial products, exit status -6: no message"),
+        ("print('x'); print('a row is off'); raise SystemExit(1)", "exit status 1: a row is off"),
+        ("raise RuntimeError('cuBLAS: not supported')", "exit status 1: RuntimeError: cuBLAS: not supported"),
+    ):
+        assert said in str(te.fault_of_trial([sys.executable, "-c", code]))
+    assert te.fault_of_trial([sys.executable, "-c", ""]) is None
+    monkeypatch.setattr(te, "_TRIAL_SECONDS", 0.1)
+    assert "took more than" in str(te.fault_of_trial([sys.executable, "-c", "import time; time.sleep(9)"]))
+
+
+def by_row(x: Tensor) -> Tensor:
+    return quantize_dequantize(x, amax=x.abs().amax(1, keepdim=True))
+
+
+def test_the_trial_sees_other_scales_codes_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {name: case._replace(depth=256, outs=64) for name, case in te_trial.CASES.items()}
+    monkeypatch.setattr(te_trial, "CASES", small)
+
+    def weight(values: Tensor) -> Tensor:
+        return quantize_dequantize(values).T
+
+    assert te_trial.fault_of(lambda x, w: (by_row(x) @ weight(w)).to(torch.bfloat16), CPU) is None
+    for product, at in (
+        (lambda x, w: quantize_dequantize(x) @ weight(w), "FLUX.1's longest rows"),
+        (lambda x, w: x.float() @ weight(w), "FLUX.1's longest rows"),
+        (lambda x, w: F.pad((by_row(x) @ weight(w))[: len(x) // 128 * 128], (0, 0, 0, len(x) % 128)), "longest rows"),
+        (lambda x, w: (by_row(x) @ weight(w)) / x.abs().max() * x.abs().max(), "zeros"),
+    ):
+        assert at in str(te_trial.fault_of(product, CPU))
+
+
+@needs_engine
+def test_no_environment_variable_changes_the_recipe() -> None:
+    from transformer_engine.common.recipe import NVFP4BlockScaling
+
+    assert {field.name for field in fields(NVFP4BlockScaling)} == {*te.NVFP4_SETTINGS, "fp4_format", "fp8_format"}
 
 
 def test_a_gpu_that_passes_is_native_and_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +267,7 @@ def test_a_weight_on_a_gpu_is_packed_and_padding_changes_nothing() -> None:
     x = torch.randn(5, 256, device="cuda", dtype=torch.bfloat16)
     assert torch.equal(layer(x), layer(F.pad(x, (0, 0, 0, 27)))[:5])
     if native:
-        values = quantize_dequantize(x) @ quantize_dequantize(clean.weight).T + clean.bias
+        values = by_row(x) @ quantize_dequantize(clean.weight).T + clean.bias
         assert relative(layer(x), values) < 0.01
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from solrl_core.families import load_backbone
 from solrl_core.precision.fp8 import require_fp8
+from solrl_core.precision.te import nvfp4_obstacle
 from solrl_engine.backend import Backend
 from solrl_engine.local_backend import LocalBackend
 
@@ -28,7 +29,14 @@ def load_backend(spec: ModelSpec, settings: Settings) -> Backend:
 
         return VllmOmniBackend(spec, settings)
     device = torch.device(settings.torch_device)
+    emulates = settings.emulate or device.type == "cpu"
+    # Before a large model is loaded.
     if settings.precision == "fp8":
-        require_fp8(device)  # before a large model is loaded
+        require_fp8(device)
+    if settings.precision == "nvfp4" and not emulates and (obstacle := nvfp4_obstacle(device)):
+        raise ValueError(
+            f"precision nvfp4: {obstacle}. Emulated, it is slower than BF16: use auto or another precision, or serve "
+            "with --emulate to study its ranks"
+        )
     backbone = load_backbone(spec.location, device=str(device), revision=spec.revision, layers=settings.layers)
-    return LocalBackend(backbone)
+    return LocalBackend(backbone, emulates=emulates)
