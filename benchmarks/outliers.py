@@ -125,6 +125,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--cases", type=int, nargs="*", default=list(range(len(JOINT))), help="of each model, from 0")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--candidates", type=int, default=24)
+    parser.add_argument("--first-loads", action="store_true", help="only these, where a stored row goes unnoticed")
     parser.add_argument("--rewards", nargs="*", default=list(REWARDS), help="of the loads without outliers")
     return parser
 
@@ -184,6 +185,18 @@ def measure(model: str, case: Case, prompts: int, candidates: int) -> list[Row]:
             }
         )
     return rows
+
+
+def measure_first_loads(model: str, case: Case, rows: Sequence[Row]) -> None:
+    """Measure again whether the first load notices a case, in the rows of it that it did not."""
+    backbone = load_backbone(model)
+    backbone.policy = backbone.fp8_policy
+    if case is not NONE:
+        case.add_to(backbone)
+    rewards = RewardSet.load([JUDGE], backbone)
+    for row in rows:
+        if not row["first_load"]:
+            row["first_load"] = not at_first_load(backbone, rewards, row["precision"]).trusted
 
 
 def _with_static_scales(generator: Generator, backbone: Backbone) -> Generator:
@@ -304,6 +317,12 @@ def main() -> None:
     for model in () if args.render else args.models:
         cases = GATED if model == "mini-sana" else JOINT
         for case in (cases[at] for at in args.cases):
+            if args.first_loads:
+                name = "none" if case is NONE else str(case)
+                rows = [row for row in results.rows if (row["model"], row["case"]) == (model, name)]
+                measure_first_loads(model, case, rows)
+                results.write()
+                continue
             for row in measure(model, case, args.prompts, args.candidates):
                 results.add(row, "model", "case", "precision")
         loads = [row for row in results.found.get("clean", []) if row["model"] != model or not args.rewards]

@@ -40,6 +40,8 @@ PROMPTS = tuple(
 """Prompts that every model of text to image understands, the miniatures too."""
 FLOOR = 0.6
 """Spearman correlation below which a precision is not trusted."""
+SHORTFALL = 0.1
+"""Spearman correlation below BF16's by the same plan from which a precision is worse."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class RankFidelity(Message):
     candidates: int
     """Of each prompt."""
     trusted: bool
-    """Whether it reaches 0.6; below, exploration selects seeds almost at random."""
+    """Whether the whole interval is at least 0.6, or BF16 ranks no better by the same plan."""
 
 
 class PrecisionInfo(Message):

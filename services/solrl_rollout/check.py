@@ -22,15 +22,13 @@ from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_pil
 from solrl_core.sampling.generator import Generator
 from solrl_engine.layer_search import KeptLayers, search_layers
-from solrl_engine.precision_check import FLOOR, PROMPTS, Measured, PrecisionCheck
+from solrl_engine.precision_check import FLOOR, PROMPTS, SHORTFALL, Measured, PrecisionCheck
 from solrl_proto.identifiers import Precision
 from solrl_proto.rollouts import Plan, PromptItem, Solver
 from solrl_proto.text_files import parse_json, read_lines
 from solrl_remote.remote_reward import connect_reward
 
 _PROMPTS = FolderRegistry("prompts", "solrl.prompts", others=("a text file", "a folder with test.txt"))
-_SHORTFALL = 0.1
-"""How much lower than BF16's by the same plan a precision's correlation is before layers are searched."""
 _FEWEST_PROMPTS = 2
 _SHOWN = 4
 
@@ -145,7 +143,7 @@ def read_prompts(name: str | None, count: int) -> Sequence[PromptItem]:
 def checked_precision(bench: PrecisionCheck, precision: Precision, exact: Measured) -> Checked:
     """Measure a precision; where it falls short of BF16 by the same plan, search layers, and measure with them."""
     measured = bench.measure(precision)
-    if measured.lowest.mean >= exact.lowest.mean - _SHORTFALL:
+    if measured.lowest.mean >= exact.lowest.mean - SHORTFALL:
         return Checked(measured)
     print(f"{precision} ranks worse than BF16; searching the layers that it needs in BF16", file=sys.stderr)
     backbone, before = bench.backbone, bench.backbone.kept
@@ -214,7 +212,7 @@ def _advice(model: str, precision: str, one: Checked, exact: Measured, out: Path
             f"layers in BF16 ({one.layers.share:.1%} of the FLOPs): {names}.",
             f"Serve it with: solrl-rollout serve --model {model} --precision {precision} {file}",
         ]
-    if lowest < exact.lowest.mean - _SHORTFALL:
+    if lowest < exact.lowest.mean - SHORTFALL:
         return [
             f"{precision}: Spearman {lowest:.2f}, against {exact.lowest.mean:.2f} of BF16 by the same plan, and no few "
             "layers restore it. Serve this model at another precision."
