@@ -38,6 +38,7 @@ CHEAPEST = (
     f"many rewards, the upper end of the interval exceeds {ALLOWED:g}; at most {NEXT} plans, and none that exceeds "
     "it by as much as a cheaper one. Many plans are compared, and their intervals are not widened for that."
 )
+_LAYERS = "At NVFP4, the layers of a list that was chosen for each miniature are quantised."
 
 
 def page(result: Mapping[str, Any]) -> str:
@@ -64,6 +65,7 @@ def page(result: Mapping[str, Any]) -> str:
         "is not included.",
         *(["", *wrap(DECODED_FP8, 118)] if any(row["decoded"] == FP8 for row in rows) else []),
         "",
+        *([_LAYERS, ""] if "nvfp4" in result["numerics"] else []),
         *PREPARED_FOR_NVFP4,
         "",
         "## Cheapest plan",
