@@ -143,14 +143,14 @@ class ModelBinding(Message):
 class FittedSolver(Message):
     """A solver fitted to one model: its few steps end about where many steps of another solver do.
 
-    Step n starts from the latents x at noise level sigmas[n], where the model predicts clean latents c_n. The weights
-    moves[n] of (x, c_0, …, c_n) sum to the next latents. The weights ends[n] of the same sum to an estimate of the
-    final latents: pruning scores it, and after the last step it is the candidate.
+    Step n starts from the latents x at noise level sigmas[n], where the model predicts clean latents c_n. With the
+    weights step_coeffs[n], (x, c_0, …, c_n) sum to the next latents; with x0_coeffs[n], to an estimate of the final
+    latents. Pruning scores that estimate, and after the last step it is the candidate.
     """
 
     sigmas: Annotated[tuple[float, ...], Field(min_length=1, max_length=MAX_FITTED, fail_fast=True)]
-    moves: Annotated[tuple[Weights, ...], Field(fail_fast=True)]
-    ends: Annotated[tuple[Weights, ...], Field(fail_fast=True)]
+    step_coeffs: Annotated[tuple[Weights, ...], Field(fail_fast=True)]
+    x0_coeffs: Annotated[tuple[Weights, ...], Field(fail_fast=True)]
     fitted_for: ModelBinding | None = None
     """Requests for another model, solver or guidance are refused. Null is unchecked."""
 
@@ -158,10 +158,11 @@ class FittedSolver(Message):
     def _fits_together(self) -> Self:
         if self.sigmas[0] != 1 or any(not 0 < later < earlier for earlier, later in pairwise(self.sigmas)):
             raise ValueError(f"sigmas are {list(self.sigmas)}; expected 1.0 first, then decreasing values above 0")
-        if any(abs(weight) > MAX_WEIGHT for row in (*self.moves, *self.ends) for weight in row):
+        if any(abs(weight) > MAX_WEIGHT for row in (*self.step_coeffs, *self.x0_coeffs) for weight in row):
             raise ValueError(f"a weight is beyond ±{MAX_WEIGHT:g}; fitted weights are a few units at most")
-        for name, rows, count in (("moves", self.moves, len(self.sigmas) - 1), ("ends", self.ends, len(self.sigmas))):
-            found = [len(row) for row in rows]
+        for name, missing in (("step_coeffs", 1), ("x0_coeffs", 0)):
+            count = len(self.sigmas) - missing
+            found = [len(row) for row in getattr(self, name)]
             if found != list(range(2, count + 2)):
                 raise ValueError(
                     f"{name} has rows of {found} weights; expected {list(range(2, count + 2))}: "

@@ -81,6 +81,6 @@ def test_the_shipped_plan_is_fitted_again(tmp_path: Path, monkeypatch: pytest.Mo
     plan, shipped = (json.loads(path.read_text())["explore"] for path in (tmp_path / "plan.json", plan_file()))
     assert plan["calibrated_for"] == shipped["calibrated_for"]
     assert plan["fitted"]["sigmas"] == shipped["fitted"]["sigmas"]
-    for name in ("moves", "ends"):
+    for name in ("step_coeffs", "x0_coeffs"):
         for fitted, stored in zip(plan["fitted"][name], shipped["fitted"][name], strict=True):
             assert fitted == pytest.approx(stored, abs=WITHIN), name

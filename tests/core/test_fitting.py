@@ -20,12 +20,12 @@ FEW = 4
 
 def euler_as_fitted(sigmas: list[float]) -> FittedSolver:
     """Euler's weights: x' = (σ'/σ)·x + (1 − σ'/σ)·c_n, where c_n is foreseen."""
-    moves, ends = [], []
+    step_coeffs, x0_coeffs = [], []
     for step, (now, then) in enumerate(pairwise(sigmas)):
         earlier = [0.0] * step
-        moves.append((then / now, *earlier, 1 - then / now))
-        ends.append((0.0, *earlier, 1.0))
-    return FittedSolver(sigmas=tuple(sigmas[:-1]), moves=tuple(moves[:-1]), ends=tuple(ends))
+        step_coeffs.append((then / now, *earlier, 1 - then / now))
+        x0_coeffs.append((0.0, *earlier, 1.0))
+    return FittedSolver(sigmas=tuple(sigmas[:-1]), step_coeffs=tuple(step_coeffs[:-1]), x0_coeffs=tuple(x0_coeffs))
 
 
 def curved(x: torch.Tensor, sigma: float) -> torch.Tensor:
@@ -47,7 +47,7 @@ def test_eulers_weights_give_euler() -> None:
 def test_a_trajectory_in_parts_is_the_whole_one() -> None:
     weights = torch.Generator().manual_seed(1)
     rows = [tuple(torch.randn(step + 2, generator=weights).tolist()) for step in range(FEW)]
-    fitted = FittedSolver(sigmas=SCHEDULES[0], moves=tuple(rows[:-1]), ends=tuple(rows))
+    fitted = FittedSolver(sigmas=SCHEDULES[0], step_coeffs=tuple(rows[:-1]), x0_coeffs=tuple(rows))
     sigmas = Fitted(fitted).schedule(FEW, unshifted_sigmas)
     noise = torch.randn(5, 3, generator=weights)
     start = Trajectory(noise, Fitted(fitted))

@@ -29,7 +29,7 @@ NAMES = {str(i): "x" for i in range(MANY)}
 
 
 def fitted(**rows: Any) -> dict[str, Any]:
-    return {"plan": {"steps": 1, "fitted": {"sigmas": [1.0], "moves": [], "ends": [[0.0, 1.0]]} | rows}}
+    return {"plan": {"steps": 1, "fitted": {"sigmas": [1.0], "step_coeffs": [], "x0_coeffs": [[0.0, 1.0]]} | rows}}
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def fitted(**rows: Any) -> dict[str, Any]:
         (RolloutRequest, {"candidates": {"seeds": [[]] * MANY}}),
         (RolloutRequest, {"candidates": {"seeds": [["x"] * MANY]}}),
         (RolloutRequest, fitted(sigmas=["x"] * MANY)),
-        (RolloutRequest, fitted(moves=["x"] * MANY)),
-        (RolloutRequest, fitted(ends=[["x"] * MANY])),
+        (RolloutRequest, fitted(step_coeffs=["x"] * MANY)),
+        (RolloutRequest, fitted(x0_coeffs=[["x"] * MANY])),
         (IterationReport, NAMES),
         (IterationReport, {"rewards": NAMES}),
         (IterationReport, {"seconds": NAMES}),

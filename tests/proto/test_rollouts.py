@@ -20,7 +20,7 @@ from solrl_proto.rollouts import (
     StochasticSteps,
 )
 
-FITTED = FittedSolver(sigmas=(1.0, 0.5), moves=((0.5, 0.5),), ends=((0.0, 1.0), (0.0, 0.0, 1.0)))
+FITTED = FittedSolver(sigmas=(1.0, 0.5), step_coeffs=((0.5, 0.5),), x0_coeffs=((0.0, 1.0), (0.0, 0.0, 1.0)))
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -102,10 +102,10 @@ def test_pruning_comes_before_the_last_step(after: int) -> None:
         ({"sigmas": (0.9, 0.5)}, "expected 1.0 first"),
         ({"sigmas": (1.0, 1.0)}, "decreasing values"),
         ({"sigmas": (1.0, 0.0)}, "above 0"),
-        ({"moves": ((0.0, 1e7),)}, r"a weight is beyond"),
-        ({"moves": ()}, r"moves has rows of \[\] weights; expected \[2\]"),
-        ({"ends": ((0.0, 1.0), (0.0, 1.0))}, r"ends has rows of \[2, 2\] weights; expected \[2, 3\]"),
-        ({"ends": ((0.0, 1.0), (0.0, float("nan"), 1.0))}, "finite"),
+        ({"step_coeffs": ((0.0, 1e7),)}, r"a weight is beyond"),
+        ({"step_coeffs": ()}, r"step_coeffs has rows of \[\] weights; expected \[2\]"),
+        ({"x0_coeffs": ((0.0, 1.0), (0.0, 1.0))}, r"x0_coeffs has rows of \[2, 2\] weights; expected \[2, 3\]"),
+        ({"x0_coeffs": ((0.0, 1.0), (0.0, float("nan"), 1.0))}, "finite"),
     ],
 )
 def test_a_solver_that_does_not_fit_together_is_refused(change: dict[str, object], said: str) -> None:

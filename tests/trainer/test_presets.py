@@ -322,7 +322,7 @@ def test_both_stages_can_be_local() -> None:
 
 
 STOCHASTIC = "mini-sana/flowgrpo_two_stage/clipscore"
-FITTED = "{sigmas: [1.0, 0.5], moves: [[0.5, 0.5]], ends: [[0.0, 1.0], [0.0, 0.0, 1.0]]}"
+FITTED = "{sigmas: [1.0, 0.5], step_coeffs: [[0.5, 0.5]], x0_coeffs: [[0.0, 1.0], [0.0, 0.0, 1.0]]}"
 SERVED = "rollout_url=http://gpu-node:8100"
 ONE_STAGE = ["explore.source=local", "regenerate.at=none"]
 UNMERGED = "explore.adapter=unmerged"

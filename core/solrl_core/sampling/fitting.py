@@ -113,40 +113,45 @@ class _Path:
 
     @staticmethod
     def follow(
-        generator: Generator, examples: Examples, sigmas: Sequence[float], moves: Sequence[tuple[float, ...]] = ()
+        generator: Generator, examples: Examples, sigmas: Sequence[float], step_coeffs: Sequence[tuple[float, ...]] = ()
     ) -> "_Path":
-        """Take each step with its known move, or fit the move to the examples; fit the ends."""
-        moves, ends, parts = list(moves), [], []
+        """Take each step with its known coefficients, or fit them to the examples; fit x0_coeffs."""
+        step_coeffs, x0_coeffs, parts = list(step_coeffs), [], []
         points = [Trajectory(examples.latents[0], make_solver(identity_solver(sigmas)))]
         for step in range(len(sigmas)):
             solver = _continued(generator, examples, points[step], step + 1).solver
             assert isinstance(solver, Fitted)
             parts.append((points[step].x, *solver.predictions))
-            ends.append(_least_squares(parts[step], examples.latents[-1]))
+            x0_coeffs.append(_least_squares(parts[step], examples.latents[-1]))
             if step + 1 < len(sigmas):
-                if step == len(moves):
-                    moves.append(_least_squares(parts[step], examples.at(sigmas[step + 1])))
-                points.append(Trajectory(weigh(moves[step], parts[step]), solver, step + 1))
-        fitted = FittedSolver(sigmas=tuple(sigmas), moves=tuple(moves), ends=tuple(ends), fitted_for=examples.made_by)
-        error = (weigh(ends[-1], parts[-1]) - examples.latents[-1]).square().mean()
+                if step == len(step_coeffs):
+                    step_coeffs.append(_least_squares(parts[step], examples.at(sigmas[step + 1])))
+                points.append(Trajectory(weigh(step_coeffs[step], parts[step]), solver, step + 1))
+        fitted = FittedSolver(
+            sigmas=tuple(sigmas),
+            step_coeffs=tuple(step_coeffs),
+            x0_coeffs=tuple(x0_coeffs),
+            fitted_for=examples.made_by,
+        )
+        error = (weigh(x0_coeffs[-1], parts[-1]) - examples.latents[-1]).square().mean()
         return _Path(generator, examples, fitted, points, parts, float(error))
 
     def refined(self) -> "_Path | None":
-        """The path after a Gauss-Newton round over moves, noise levels and the last end; None if it is not better."""
-        end = weigh(self.solver.ends[-1], self.parts[-1])
-        columns = [(found - end) / _NUDGE for found in (*self._with_other_moves(), *self._with_other_sigmas())]
+        """The path after a Gauss-Newton round over all coefficients and noise levels; None if it is not better."""
+        end = weigh(self.solver.x0_coeffs[-1], self.parts[-1])
+        columns = [(found - end) / _NUDGE for found in (*self._with_other_steps(), *self._with_other_sigmas())]
         changes = iter(_least_squares((*columns, *self.parts[-1]), self.examples.latents[-1] - end, _DAMPING))
-        moves = [tuple(weight + next(changes) for weight in row) for row in self.solver.moves]
+        step_coeffs = [tuple(weight + next(changes) for weight in row) for row in self.solver.step_coeffs]
         first, *others = self.solver.sigmas
         sigmas = [first, *(round(sigma + next(changes), 3) for sigma in others)]
         in_order = all(0 < later < earlier for earlier, later in pairwise(sigmas))
-        if not in_order or not all(abs(weight) <= MAX_WEIGHT for row in moves for weight in row):
+        if not in_order or not all(abs(weight) <= MAX_WEIGHT for row in step_coeffs for weight in row):
             return None
-        path = _Path.follow(self.generator, self.examples, sigmas, moves)
+        path = _Path.follow(self.generator, self.examples, sigmas, step_coeffs)
         return path if path.error < self.error else None
 
-    def _with_other_moves(self) -> Iterator[torch.Tensor]:
-        """Ends after a nudge of each weight of each move: its part is added to the next latents."""
+    def _with_other_steps(self) -> Iterator[torch.Tensor]:
+        """Ends after a nudge of each weight of each step: its part is added to the next latents."""
         for point, parts in zip(self.points[1:], self.parts, strict=False):
             for part in parts:
                 yield self._end(self.solver, point, point.x + _NUDGE * part)
@@ -187,7 +192,7 @@ def _continued(generator: Generator, examples: Examples, start: Trajectory, unti
 def identity_solver(sigmas: Sequence[float]) -> FittedSolver:
     """A solver that evaluates the model at each of `sigmas` and leaves the latents unchanged; a fit starts from it."""
     rows = [(1.0, *[0.0] * (step + 1)) for step in range(len(sigmas))]
-    return FittedSolver(sigmas=tuple(sigmas), moves=tuple(rows[:-1]), ends=tuple(rows))
+    return FittedSolver(sigmas=tuple(sigmas), step_coeffs=tuple(rows[:-1]), x0_coeffs=tuple(rows))
 
 
 def _least_squares(parts: Sequence[torch.Tensor], target: torch.Tensor, damping: float = 0) -> tuple[float, ...]:

@@ -159,10 +159,10 @@ class Fitted(Solver):
         index = len(self.predictions)
         predictions = (*self.predictions, x - sigma * velocity)
         parts = (x, *predictions)
-        clean = weigh(self._weights.ends[index], parts)
-        moves = self._weights.moves
+        clean = weigh(self._weights.x0_coeffs[index], parts)
+        steps = self._weights.step_coeffs
         self.history, self.sigma = (*predictions, clean), sigma
-        return weigh(moves[index], parts) if index < len(moves) else clean, None
+        return weigh(steps[index], parts) if index < len(steps) else clean, None
 
 
 def weigh(weights: Sequence[float], parts: Sequence[torch.Tensor]) -> torch.Tensor:

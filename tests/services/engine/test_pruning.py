@@ -93,7 +93,7 @@ def test_a_solver_fitted_to_a_different_model_or_setting_is_refused(service: Run
 def test_a_fitted_weight_that_would_overflow_is_refused(service: RunningService) -> None:
     body = rollout_request(prompts=[TEXT], count=COUNT, steps=STEPS)
     solver = fitted()
-    solver["ends"][-1] = [1e308, *solver["ends"][-1][1:]]
+    solver["x0_coeffs"][-1] = [1e308, *solver["x0_coeffs"][-1][1:]]
     body["plan"]["fitted"] = solver
     response = service.client.post("/v1/rollouts", json=body)
     assert response.status_code == 422

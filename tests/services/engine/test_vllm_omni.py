@@ -33,7 +33,7 @@ from support.adapters import random_adapter
 MODEL = "mini-flux"
 CLOSE = 2e-3
 """Largest difference of a pixel: a fused projection and an adapter beside it round differently."""
-FITTED = FittedSolver(sigmas=(1.0, 0.5), moves=((0.5, 0.5),), ends=((0.0, 1.0), (0.0, 0.3, 0.7)))
+FITTED = FittedSolver(sigmas=(1.0, 0.5), step_coeffs=((0.5, 0.5),), x0_coeffs=((0.0, 1.0), (0.0, 0.3, 0.7)))
 PLANS = [
     Plan(steps=4, guidance=2.0),
     Plan(steps=4, solver="dpm2"),

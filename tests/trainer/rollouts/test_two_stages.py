@@ -38,8 +38,9 @@ SMALL = (
 def fitted_euler(sigmas: tuple[float, ...]) -> dict[str, Any]:
     """Euler steps as a fitted solver, which ends at its last prediction."""
     steps = [later / sigma for sigma, later in pairwise(sigmas)]
-    moves = [(ratio, *[0.0] * step, 1 - ratio) for step, ratio in enumerate(steps)]
-    return {"sigmas": sigmas, "moves": moves, "ends": [(*[0.0] * (step + 1), 1.0) for step in range(len(sigmas))]}
+    step_coeffs = [(ratio, *[0.0] * step, 1 - ratio) for step, ratio in enumerate(steps)]
+    x0_coeffs = [(*[0.0] * (step + 1), 1.0) for step in range(len(sigmas))]
+    return {"sigmas": sigmas, "step_coeffs": step_coeffs, "x0_coeffs": x0_coeffs}
 
 
 FITTED = yaml.safe_dump(fitted_euler((1.0, 0.7, 0.4)), default_flow_style=True)
