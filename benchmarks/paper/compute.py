@@ -22,8 +22,12 @@ from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.calibration.plans import solver_steps
 from solrl_trainer.policy.update import trained_steps
 from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.presets import resolve
+
+from paper.experiments import SERVED
 
 SHAPES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 1024²"}
+PRESETS = {"flux": "flux1", "sd3": "sd3", "sana": "sana"}
 SOURCES = ("step_time.json", "training_phase.json")
 STORED = Path("paper/costs.json")
 """Costs of the stored runs, in the folder of the results. Delete it and the runs to begin with new measurements."""
@@ -35,8 +39,12 @@ Passes = Counter[str]
 "train reference" (forward)."""
 
 
-def passes_of_iteration(config: RunConfig) -> Passes:
+def passes_of_iteration(config: RunConfig, fraction: float | None = None) -> Passes:
     """Passes of one iteration of a run.
+
+    Args:
+        config: settings of the run.
+        fraction: share of the noise levels that are trained, by default the run's own.
 
     Raises:
         ValueError: classifier-free guidance, which is not counted.
@@ -50,10 +58,17 @@ def passes_of_iteration(config: RunConfig) -> Passes:
         passes["generate bf16"] += prompts * explore.keep * config.regenerate.steps
     algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)
     trained = algorithm.units(torch.zeros(config.kept), config.kept).numel() * prompts
-    points = trained * trained_steps(_steps(config), config.algorithm.timestep_fraction) * config.optimizer.epochs
+    levels = trained_steps(_steps(config), fraction or config.algorithm.timestep_fraction)
+    points = trained * levels * config.optimizer.epochs
     for policy in ("current", *algorithm.fixed):
         passes[f"train {policy}"] += points
     return passes
+
+
+def preset_fraction(shape: str) -> float:
+    """Share of the noise levels that the large model's preset trains."""
+    algorithm = resolve(f"{PRESETS[shape]}/sol_rl/clipscore", overrides=SERVED).config.algorithm
+    return algorithm.timestep_fraction
 
 
 def _steps(config: RunConfig) -> int:

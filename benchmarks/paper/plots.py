@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from paper.compute import SHAPES, costs_of, passes_of_iteration
-from paper.tables import families, sweeps
+from paper.tables import families, pace, sweeps
 from paper.tables.common import Context
 
 HOUR = 3600
@@ -37,9 +37,9 @@ def _family_curves(context: Context, axes: Any, reward: str) -> None:
     for number, (name, recipe) in enumerate(families.FAMILIES.items()):
         runs = context.finished(programme.over_seeds(recipe, reward=reward))
         for run in runs:
-            _draw(axes, families.curve(run, reward), _hours(costs, run), f"C{number}", alpha=0.3)
+            _draw(axes, pace.curve(run, reward), _hours(costs, run), f"C{number}", alpha=0.3)
         if runs:
-            curves = [families.curve(run, reward) for run in runs]
+            curves = [pace.curve(run, reward) for run in runs]
             mean = [
                 (points[0][0], float(np.mean([value for _, value in points]))) for points in zip(*curves, strict=True)
             ]

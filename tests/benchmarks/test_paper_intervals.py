@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from paper.intervals import over_seeds, over_seeds_and_prompts, ratio_of_means
-from paper.theory import match_rate
+from paper.theory import match_rate, signal
 from scipy.stats import t as student
 
 
@@ -82,3 +82,11 @@ def test_more_candidates_are_harder_to_match() -> None:
     assert rates == sorted(rates, reverse=True)
     # The reference's plain overlap of the top 12 of 96 at the paper's Spearman correlation.
     assert match_rate(0.927, 96, 12) == pytest.approx(0.76, abs=0.02)
+
+
+def test_a_larger_group_and_better_ranks_give_more_signal() -> None:
+    assert signal(0.0, 96, 12) == pytest.approx(signal(1.0, 24, 12), abs=0.01)
+    # Without selection, ranks do not matter.
+    assert signal(1.0, 24, 12) == pytest.approx(signal(0.3, 24, 12))
+    signals = [signal(*one, 12) for one in ((0.5, 96), (0.84, 96), (1.0, 96), (1.0, 384))]
+    assert signals == sorted(signals)

@@ -1,29 +1,16 @@
-"""Table 2: the four rollout families, their learning curves, and the compute at which each reaches 24-in-24."""
+"""Table 2: the four rollout families, their learning curves, and how soon each reaches the reward of 24-in-24."""
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from support.results import table
 
-from paper.compute import SHAPES, Passes, costs_of, passes_of_iteration
 from paper.experiments import Experiment
-from paper.finished import Finished
-from paper.intervals import Estimate, over_seeds
 from paper.published import SPEED_UP
-from paper.tables.common import (
-    NOT_RUN,
-    Context,
-    Section,
-    as_json,
-    cell,
-    difference,
-    final,
-    gain,
-    rate_text,
-    signed,
-)
+from paper.tables.common import NOT_RUN, Context, Section, as_json, cell, difference, final, gain, rate_text, signed
+from paper.tables.pace import SpeedUp, clocks_of, log_ratios, pooled, speed_up
+from paper.theory import signal
 
 TITLE = "2. Rollout families"
 FAMILIES = {
@@ -32,9 +19,9 @@ FAMILIES = {
     "24-in-96 naive quant": "naive_quant",
     "Sol-RL": "sol_rl",
 }
-BASELINE = "24-in-24 BF16"
-Clock = Callable[[Finished], float]
-"""Compute of one iteration of a run."""
+BASELINE, BF16, OURS = "24-in-24 BF16", "24-in-96 BF16", "Sol-RL"
+SHARES = (0.3, 0.5, 0.7, 0.9, 1.0)
+"""Targets of the pooled speed-up, as shares of the baseline's final gain."""
 
 
 def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
@@ -58,108 +45,125 @@ def rewards(context: Context) -> tuple[str, ...]:
 
 def section(context: Context) -> Section:
     """The table."""
-    programme = context.tuned
-    clocks = clocks_of(context)
+    programme, prices = context.tuned, costs(context)
     rows, data = [], {}
     for part, (reward, changes) in parts(context).items():
         baseline = programme.over_seeds(FAMILIES[BASELINE], changes, reward=reward)
         for name, recipe in FAMILIES.items():
             runs = programme.over_seeds(recipe, changes, reward=reward)
-            own = gain(context, runs, reward)
-            against = difference(context, runs, baseline, reward)
-            speed = {clock: speed_up(context, runs, baseline, of, reward) for clock, of in clocks.items()}
-            said = "" if name == BASELINE else signed(against)
-            found = [final(context, runs, reward), cell(context, runs, own), said, *map(times, speed.values())]
-            rows.append([part, name, *found])
+            own, against = gain(context, runs, reward), difference(context, runs, baseline, reward)
+            pace = speed_up(log_ratios(context, runs, baseline, reward))
+            said = ["", ""] if name == BASELINE else [signed(against), str(pace)]
+            rows.append([part, name, final(context, runs, reward), cell(context, runs, own), *said])
             data[f"{part}, {name}"] = {
                 "gain": as_json(own),
-                "speed_up": {clock: as_json(one) for clock, (one, _) in speed.items()},
+                "less": as_json(against),
+                "iterations": _json(pace),
+                "compute": {clock: _json(pace.over(price)) for clock, price in prices[name].items()},
             }
-    head = ["reward", "family", "final", "gain, sd", f"less {BASELINE}", *(f"× {clock}" for clock in clocks)]
-    low, high = SPEED_UP
     lines = [
         *rate_text(context),
-        f"Trained for {programme.iterations} iterations. ×: compute that {BASELINE} needs to",
-        "reach its own final reward, over the compute that the family needs to reach that reward, with its interval",
-        f"over seeds; evaluations are every {programme.every} iterations, with straight lines between them. Denoising:",
-        "passes weighted by their times at a large model's shape. Seconds: as measured on this device, where NVFP4 is",
-        "emulated.",
-        f"The paper: {low:g} to {high:g} × in time.",
+        f"Trained for {programme.iterations} iterations. × iterations: those in which {BASELINE} reaches its own",
+        "final reward, over those in which the family reaches that reward, with its interval over seeds; evaluations",
+        f"are every {programme.every} iterations, with straight lines between them.",
         "",
-        *table(head, rows),
+        *table(["reward", "family", "final", "gain, sd", f"less {BASELINE}", "× iterations"], rows),
     ]
-    return Section(TITLE, lines, {"families": data})
+    below, figures = _time_to_a_reward(context, prices)
+    return Section(TITLE, [*lines, "", *below], {"families": data, **figures})
 
 
-def clocks_of(context: Context) -> dict[str, Clock]:
-    """Measures of compute by name."""
-    clocks: dict[str, Clock] = {}
-    for shape, name in SHAPES.items():
-        costs = costs_of(shape, context.results)
-        short = name.partition(" ")[0]
-        clocks[f"denoising, {short}"] = _weighted(costs.generating)
-        clocks[f"with training, {short}"] = _weighted(costs.seconds)
-    return clocks | {"seconds": measured_seconds}
+def _time_to_a_reward(context: Context, prices: Mapping[str, Mapping[str, float]]) -> tuple[list[str], dict[str, Any]]:
+    """Lines and figures of the speed-up over all rewards, by target, in iterations and in compute."""
+    others, (low, high) = [name for name in FAMILIES if name != BASELINE], SPEED_UP
+    pace = {name: {share: over_rewards(context, name, BASELINE, share) for share in SHARES} for name in others}
+    compute = {
+        f"{name}, {share:.0%}": {clock: pace[name][share].over(price) for clock, price in prices[name].items()}
+        for name in others
+        for share in SHARES[-2:]
+    }
+    against, clocks = {share: over_rewards(context, OURS, BF16, share) for share in SHARES}, list(prices[BASELINE])
+    lines = [
+        "### Time to a reward",
+        "",
+        f"× iterations over all rewards of {context.programme.model}, by target: a share of the final gain of",
+        f"{BASELINE}. A seed's rewards share its prompts and noise, so the mean over rewards is one value of the",
+        "seed. Predicted: the ratio of the signals of a sample in a Gaussian model, with exact ranks, and for Sol-RL",
+        "with those of its runs.",
+        "",
+        *table(
+            ["family", *(f"{share:.0%}" for share in SHARES), "predicted"],
+            [
+                *([name, *map(str, pace[name].values()), _predicted(context, name)] for name in others),
+                [f"{OURS} against {BF16}", *map(str, against.values()), ""],
+            ],
+        ),
+        "",
+        f"Compute of an iteration, in iterations of {BASELINE}: passes weighted by their times at a large model's",
+        "shape. The number beside a shape is the share of noise levels that are trained: that of these runs, and that",
+        "of the large model's preset.",
+        "",
+        *table(["family", *clocks], [[name, *(f"{one:.2f}" for one in prices[name].values())] for name in others]),
+        "",
+        f"× compute to a share of the final gain of {BASELINE}, over all rewards. The paper: {low:g} to {high:g} ×",
+        "in time.",
+        "",
+        *table(["family, target", *clocks], [[name, *map(str, found.values())] for name, found in compute.items()]),
+    ]
+    return lines, {
+        "cost of an iteration": prices,
+        "iterations": {name: {f"{share:.0%}": _json(one) for share, one in pace[name].items()} for name in others},
+        "compute": {name: {clock: _json(one) for clock, one in found.items()} for name, found in compute.items()},
+        "iterations of BF16": {f"{share:.0%}": _json(one) for share, one in against.items()},
+        "predicted": predicted(context),
+    }
 
 
-def _weighted(seconds: Callable[[Passes], float]) -> Clock:
-    return lambda run: seconds(passes_of_iteration(run.config))
+def _json(pace: SpeedUp) -> dict[str, Any] | None:
+    return as_json(pace.ratio)
 
 
-def measured_seconds(run: Finished) -> float:
-    """Measured seconds of an iteration, without evaluations."""
-    spent = sum(run.seconds.get(phase, 0.0) for phase in ("explore", "regenerate", "train", "push"))
-    return spent / max(1, len(run.iterations))
+def over_rewards(context: Context, name: str, baseline: str, share: float) -> SpeedUp:
+    """Speed-up of a family over another one to this share of the final gain of 24-in-24, over all rewards."""
+    found = []
+    for reward in rewards(context):
+        ours, theirs, goal = (
+            context.tuned.over_seeds(FAMILIES[family], reward=reward) for family in (name, baseline, BASELINE)
+        )
+        found.append(log_ratios(context, ours, theirs, reward, share, goal))
+    return pooled(found)
 
 
-def first_reached(curve: Sequence[tuple[int, float]], target: float) -> float | None:
-    """Iterations after which a learning curve first reaches `target`, linear between evaluations; None if never."""
-    for (before, low), (after, high) in pairwise(curve):
-        if low >= target:
-            return float(before)
-        if high >= target:
-            return before + (after - before) * (target - low) / (high - low)
-    return None
+def costs(context: Context) -> dict[str, dict[str, float]]:
+    """Compute of a family's iteration by family and clock, in iterations of the baseline."""
+    configs = {
+        name: context.tuned.experiment(recipe, context.programme.seeds[0]).config for name, recipe in FAMILIES.items()
+    }
+    clocks = clocks_of(context)
+    return {
+        name: {label: clock(config) / clock(configs[BASELINE]) for label, clock in clocks.items()}
+        for name, config in configs.items()
+    }
 
 
-def speed_up(
-    context: Context, ours: Sequence[Experiment], baseline: Sequence[Experiment], clock: Clock, reward: str
-) -> tuple[Estimate | None, str]:
-    """Compute of the baseline over ours at the baseline's final reward, a geometric mean over seeds.
-
-    Returns:
-        The estimate over the seeds that reach it, and a note if some do not; None if no seed has both runs finished,
-        none reaches it, or a baseline did not rise.
-    """
-    logs, runs, flat = [], 0, 0
-    for one, other in zip(ours, baseline, strict=True):
-        mine, theirs = context.finished([one]), context.finished([other])
-        if not mine or not theirs:
-            continue
-        runs += 1
-        target = curve(theirs[0], reward)[-1][1]
-        spent, needed = (first_reached(curve(run, reward), target) for run in (theirs[0], mine[0]))
-        flat += not spent
-        if spent and needed:
-            logs.append(np.log(spent * clock(theirs[0]) / (needed * clock(mine[0]))))
-    if flat:
-        return None, f"{BASELINE} did not rise in {flat} of {runs} runs"
-    note = f"reached in {len(logs)} of {runs} runs" if len(logs) < runs else ""
-    if not logs:
-        return None, note
-    found = over_seeds(np.array(logs))
-    return Estimate(*(float(np.exp(value)) for value in (found.mean, found.low, found.high)), found.seeds), note
+def predicted(context: Context) -> dict[str, float]:
+    """Predicted ratios of iterations to those of the baseline, by the ranks of Sol-RL's exploration: exact ones, those
+    of the base, and their mean along the run."""
+    programme = context.tuned
+    experiments = [one for reward in rewards(context) for one in programme.over_seeds(FAMILIES[OURS], reward=reward)]
+    lines = [line for run in context.finished(experiments) for line in run.fidelity]
+    ranks = {"exact": [1.0], "base": [line["spearman"] for line in lines if not line["version"]]}
+    ranks["along the run"] = [line["spearman"] for line in lines]
+    sizes = {}
+    for name in (BASELINE, OURS):
+        config = programme.experiment(FAMILIES[name], programme.seeds[0]).config
+        sizes[name] = (config.explore.candidates, config.kept // 2)
+    base = signal(1.0, *sizes[BASELINE])
+    return {name: signal(float(np.mean(one)), *sizes[OURS]) / base for name, one in ranks.items() if one}
 
 
-def curve(run: Finished, reward: str) -> list[tuple[int, float]]:
-    """Held-out reward by iterations."""
-    return [(version, means[reward]) for version, means in run.curve]
-
-
-def times(found: tuple[Estimate | None, str]) -> str:
-    """A speed-up in words."""
-    estimate, note = found
-    if estimate is None:
-        return note or NOT_RUN
-    limits = f" [{estimate.low:.2f}, {estimate.high:.2f}]" if estimate.seeds > 1 else " [one seed]"
-    return f"{estimate.mean:.2f}{limits}{f', {note}' if note else ''}"
+def _predicted(context: Context, name: str) -> str:
+    found = predicted(context)
+    if name != OURS:
+        return f"{found['exact']:.2f}"
+    return f"{found['base']:.2f}; {found['along the run']:.2f} along the run" if "base" in found else NOT_RUN

@@ -21,7 +21,7 @@ from paper.tables.common import (
     rate_text,
     signed,
 )
-from paper.tables.families import curve
+from paper.tables.pace import curve
 
 TITLE = "3. Training on quantised samples"
 FAMILIES = {"24-in-96 BF16": "naive_scaling", "naive quant": "naive_quant", "Sol-RL": "sol_rl"}
