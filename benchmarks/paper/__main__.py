@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from solrl_trainer.settings.presets import MODELS, REWARD_WORDS, ConfigError, parse_override
 from support.results import table
 
+from paper.ceiling import measure_ceiling
 from paper.compute import SHAPES
 from paper.experiments import JUDGES, REWARDS, Experiment, Programme
 from paper.finished import MixedRunsError, read_finished
@@ -33,7 +34,7 @@ from paper.tables import TABLES
 from paper.tables.common import Context
 from paper.tuning import SEED
 
-_ELSEWHERE = ("runs", "stored", "out", "jobs", "minutes", "device", "plan", "show", "tables", "results")
+_ELSEWHERE = ("runs", "stored", "out", "jobs", "minutes", "device", "ceiling", "plan", "show", "tables", "results")
 """Options that do not belong to the command that the page names."""
 
 
@@ -56,6 +57,8 @@ def _main(args: argparse.Namespace) -> int:
     if args.stored:
         take_stored(args.out, args.runs)
     context = read(programme, args.runs, args.results)
+    if args.ceiling:
+        measure_ceiling(programme.model, programme.judged_by, programme.held_out, args.out)
     if args.plan:
         print(plan(context))
         return 0
@@ -98,6 +101,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=1, help="parallel runs, shared by all visible GPUs")
     parser.add_argument("--minutes", type=float, default=math.inf, help="time limit; run again to continue")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--ceiling", action="store_true", help="score true scenes of the prompts, too")
     parser.add_argument("--plan", action="store_true", help="print how many runs each table needs; run nothing")
     parser.add_argument("--show", action="store_true", help="write the tables from the finished runs; run nothing")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))

@@ -96,6 +96,11 @@ class Programme:
         """All rewards that judge a run."""
         return tuple(dict.fromkeys((*self.rewards, self.reward, *self.judges)))
 
+    @property
+    def held_out(self) -> int:
+        """Number of held-out prompts that judge a run."""
+        return self.experiment("sol_rl", self.seeds[0]).config.evaluate.prompts
+
     def experiment(
         self, recipe: str, seed: int, changes: Mapping[str, Any] | None = None, *, reward: str | None = None
     ) -> Experiment:

@@ -8,7 +8,7 @@ In simulations with three seeds and 128 prompts these intervals cover the mean i
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +40,24 @@ class Estimate:
         return math.isfinite(self.low) and math.isfinite(self.high)
 
 
+@dataclass(frozen=True)
+class Tested:
+    """A difference among several.
+
+    Attributes:
+        estimate: its mean with its own interval.
+        p: probability of a mean as far from 0 if there is no difference, corrected for the number of differences.
+    """
+
+    estimate: Estimate
+    p: float
+
+    @property
+    def clear(self) -> bool:
+        """Whether it differs from 0 after the correction."""
+        return self.p < 1 - CONFIDENCE
+
+
 def over_seeds_and_prompts(values: Values) -> Estimate:
     """Mean of values [seeds, prompts] with its interval; of a single seed, over prompts alone."""
     mean, half = _mean_and_half(values)
@@ -53,6 +71,25 @@ def over_seeds(values: Values) -> Estimate:
         return Estimate(mean, -math.inf, math.inf, count)
     half = _quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
     return Estimate(mean, mean - half, mean + half, count)
+
+
+def pooled_differences(differences: Mapping[str, Values]) -> dict[str, Tested]:
+    """Means of several differences [seeds, prompts], with one variance for all and Holm's correction.
+
+    Few seeds estimate the variance of one difference badly: which of them excludes 0 would be luck. Differences to one
+    reference are not independent, so the degrees of freedom are a little too many.
+    """
+    if not differences:
+        return {}
+    error, freedom = _error(list(differences.values()))
+    half, found, adjusted = _quantile(freedom) * error, {}, 0.0
+    means = {name: float(values.mean()) for name, values in differences.items()}
+    for rank, name in enumerate(sorted(means, key=lambda one: -abs(means[one]))):
+        single = 2 * float(student.sf(abs(means[name]) / error, freedom)) if error else 0.0
+        adjusted = max(adjusted, min(1.0, (len(means) - rank) * single))
+        own = Estimate(means[name], means[name] - half, means[name] + half, len(differences[name]))
+        found[name] = Tested(own, adjusted)
+    return found
 
 
 def ratio_of_means(above: Values, below: Values) -> Estimate:
@@ -88,31 +125,41 @@ def _limit(beyond: Callable[[float], bool], inside: float, sign: float) -> float
 
 def _mean_and_half(values: Values) -> tuple[float, float]:
     """Mean of [seeds, prompts] and half of its interval's width."""
-    seeds, prompts = values.shape
     mean = float(values.mean())
-    if seeds == 1:
-        if prompts == 1:
-            return mean, math.inf
-        return mean, _quantile(prompts - 1) * float(values.std(ddof=1)) / math.sqrt(prompts)
-    if prompts == 1:
-        return mean, _quantile(seeds - 1) * float(values.std(ddof=1)) / math.sqrt(seeds)
-    by_seed, by_prompt = values.mean(1), values.mean(0)
-    rest = values - by_seed[:, None] - by_prompt[None, :] + mean
-    both = (seeds - 1) * (prompts - 1)
-    square = float((rest**2).sum()) / both
+    if values.size == 1:
+        return mean, math.inf
+    error, freedom = _error([values])
+    return mean, _quantile(freedom) * error
+
+
+def _error(alike: Sequence[Values]) -> tuple[float, float]:
+    """Standard error of the mean of values [seeds, prompts] of equal variance, and its degrees of freedom."""
+    seeds, prompts = alike[0].shape
+    if 1 in (seeds, prompts):
+        variance = float(np.mean([values.var(ddof=1) for values in alike]))
+        return math.sqrt(variance / (seeds * prompts)), len(alike) * (seeds * prompts - 1.0)
+    by_seed, by_prompt, both = np.mean([_mean_squares(values) for values in alike], axis=0)
+    freedoms = len(alike) * np.array([seeds - 1, prompts - 1, (seeds - 1) * (prompts - 1)])
     # A component below that of the interaction is estimated as 0, and its mean square is left out.
-    main = [
-        (float(prompts * ((by_seed - mean) ** 2).sum()) / (seeds - 1), seeds - 1),
-        (float(seeds * ((by_prompt - mean) ** 2).sum()) / (prompts - 1), prompts - 1),
-    ]
-    terms = [(part, freedom) for part, freedom in main if part > square]
-    weight = 1 - len(terms)
-    variance = sum(part for part, _ in terms) + weight * square
+    terms = [(part, count) for part, count in zip((by_seed, by_prompt), freedoms, strict=False) if part > both]
+    terms.append(((1 - len(terms)) * both, freedoms[2]))
+    variance = sum(part for part, _ in terms)
     if variance <= 0:
-        return mean, 0.0
-    spread = sum(part**2 / freedom for part, freedom in terms) + (weight * square) ** 2 / both
-    freedom = variance**2 / spread if spread else both
-    return mean, _quantile(freedom) * math.sqrt(variance / (seeds * prompts))
+        return 0.0, float(freedoms[2])
+    spread = sum(part**2 / count for part, count in terms)
+    return math.sqrt(variance / (seeds * prompts)), variance**2 / spread if spread else float(freedoms[2])
+
+
+def _mean_squares(values: Values) -> tuple[float, float, float]:
+    """Mean squares of seeds, of prompts and of their interaction in values [seeds, prompts]."""
+    seeds, prompts = values.shape
+    mean, by_seed, by_prompt = values.mean(), values.mean(1), values.mean(0)
+    rest = values - by_seed[:, None] - by_prompt[None, :] + mean
+    return (
+        float(prompts * ((by_seed - mean) ** 2).sum()) / (seeds - 1),
+        float(seeds * ((by_prompt - mean) ** 2).sum()) / (prompts - 1),
+        float((rest**2).sum()) / ((seeds - 1) * (prompts - 1)),
+    )
 
 
 def _quantile(freedom: float) -> float:

@@ -62,11 +62,13 @@ def group_sizes(context: Context, path: Path) -> bool:
     False without any run.
     """
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    apart = sweeps.less_usual(context)
     for number, side in enumerate(sweeps.SIDES):
-        found = {
-            candidates: sweeps.less_usual(context, sweeps.group(candidates, side)) for candidates in sweeps.CANDIDATES
+        known = {
+            candidates: apart[name].estimate
+            for candidates in sweeps.CANDIDATES
+            if (name := sweeps.sized(candidates, side)) in apart
         }
-        known = {candidates: one for candidates, one in found.items() if one is not None}
         if known:
             means = [one.mean for one in known.values()]
             ends = [[one.mean - one.low for one in known.values()], [one.high - one.mean for one in known.values()]]

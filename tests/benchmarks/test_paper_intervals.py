@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from paper.intervals import over_seeds, over_seeds_and_prompts, ratio_of_means
+from paper.intervals import over_seeds, over_seeds_and_prompts, pooled_differences, ratio_of_means
 from paper.theory import match_rate, signal
 from scipy.stats import t as student
 
@@ -69,6 +69,29 @@ def test_fiellers_interval_covers_the_ratio() -> None:
 def test_a_gain_that_may_be_none_gives_a_ratio_without_limits() -> None:
     below = effects(np.random.default_rng(4), 3, 20, (3, 3, 3)) - 1
     assert not ratio_of_means(below / 2, below).known
+
+
+def test_differences_of_equal_variance_have_one_width_and_few_false_alarms() -> None:
+    generator, alarms, covered = np.random.default_rng(5), 0, []
+    for _ in range(200):
+        found = pooled_differences({str(n): effects(generator, 3, 40, (0.3, 0.3, 0.3)) - 1 for n in range(20)})
+        alarms += any(one.clear for one in found.values())
+        covered += [one.estimate.low <= 0 <= one.estimate.high for one in found.values()]
+        assert np.ptp([one.estimate.high - one.estimate.low for one in found.values()]) < 1e-12
+    assert 0.93 <= np.mean(covered) <= 0.97
+    assert alarms <= 20  # of 200, in each of which one of 20 differences may seem clear
+
+
+def test_holms_correction_multiplies_the_smallest_p_most() -> None:
+    noise = effects(np.random.default_rng(6), 3, 40, (0.1, 0.1, 0.1))
+    noise -= noise.mean()
+    found = pooled_differences({"large": noise + 1, "small": noise - 0.05, "none": noise})
+    single = {name: pooled_differences({name: noise + by})[name].p for name, by in (("large", 1), ("small", -0.05))}
+    assert found["large"].clear
+    assert not found["small"].clear
+    assert found["none"].p == 1
+    assert found["large"].p < single["large"] < single["small"] < found["small"].p
+    assert pooled_differences({}) == {}
 
 
 def test_the_match_rate_of_perfect_and_of_useless_proxies() -> None:

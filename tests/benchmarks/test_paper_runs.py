@@ -343,4 +343,5 @@ def test_the_stored_runs_give_the_page(tmp_path: Path) -> None:
     options = ["--show", "--stored", "--unprepared", "runs/unprepared/mini-flux", "--out", str(tmp_path / "out")]
     command = [sys.executable, "benchmarks/paper", *options, "--runs", str(tmp_path / "runs")]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    assert (tmp_path / "out" / "paper.md").read_text() == (results / "paper.md").read_text()
+    for name in ("paper.md", "paper.json"):
+        assert (tmp_path / "out" / name).read_text() == (results / name).read_text()

@@ -3,20 +3,23 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from paper import ceiling
 from paper.__main__ import main
 from paper.experiments import Programme
 from paper.intervals import Estimate, over_seeds
 from paper.page import write_page
 from paper.stored import ARCHIVE
 from paper.tables import algorithms, families, gap, hacking, quantised, sweeps
-from paper.tables.common import Context
+from paper.tables.common import Context, ceiling_text, gain_text
 from paper.tables.gap import verdict
 from paper.tables.pace import first_reached, pooled
 from paper_runs import RESULTS, context_of, finish, finish_all, finish_trials
+from solrl_trainer.settings.prompts import find_prompts, read_prompts
 
 PROGRAMME = Programme(rewards=("clipscore", "hpsv2"), judges=("verifier",))
 GAINS = {
@@ -118,9 +121,11 @@ def test_algorithms_are_compared_at_their_own_learning_rates(tmp_path: Path) -> 
     lines = algorithms.section(context).lines
     (ours,) = [line for line in lines if line.startswith("| Sol-RL | 0.5")]
     assert ours.count("+0.7") + ours.count("+0.8") >= 2
-    _, *ahead = row(lines, "clipscore")
-    expected = [GAINS["sol_rl"] - GAINS[recipe] for name, recipe in algorithms.ALGORITHMS.items() if name != "Sol-RL"]
-    assert [float(cell.split()[0]) for cell in ahead] == pytest.approx(expected, abs=0.05)
+    apart = lines[lines.index(next(line for line in lines if line.startswith("Sol-RL's gain less"))) :]
+    for name, recipe in algorithms.ALGORITHMS.items():
+        if name != "Sol-RL":
+            ahead = next(line for line in apart if line.startswith(f"| {name} |")).split("|")[2]
+            assert float(ahead.split()[0]) == pytest.approx(GAINS["sol_rl"] - GAINS[recipe], abs=0.05)
     counts = {name: algorithms.runs_of(context, name, "hpsv2")[0].config.iterations for name in algorithms.ALGORITHMS}
     assert counts["Sol-RL"] == 40 < counts["DiffusionNFT"] < counts["DanceGRPO"]
 
@@ -130,6 +135,47 @@ def test_an_algorithm_without_trials_is_not_tuned(tmp_path: Path) -> None:
     assert "not run: not tuned" in next(line for line in lines if line.startswith("| AWM | "))
     assert len(algorithms.experiments(context_of(PROGRAMME, tmp_path))) == 20
     assert len(algorithms.experiments(context_of(PROGRAMME, tmp_path), whole=True)) == 20 + 5 * 2 * 3
+
+
+def test_sol_rl_is_compared_over_all_rewards(tmp_path: Path) -> None:
+    context = finish_all(PROGRAMME, tmp_path, GAINS, "algorithms")
+    section = algorithms.section(context)
+    awm = section.data["compared"]["AWM"]
+    assert awm["less"]["mean"] == pytest.approx(0.29, abs=0.05)
+    assert (awm["ahead"], awm["pairs"]) == (6, 6)
+    assert awm["more"]["mean"] == pytest.approx(0.79 / 0.5 - 1, abs=0.1)
+    # Means over the rewards of the programme, of gains over the base in the paper's table.
+    assert awm["more, paper"] == pytest.approx(((0.3089 - 0.2630) / 0.0409 + (0.3688 - 0.2566) / 0.1098) / 2 - 1)
+    spent = section.data["spent"]
+    assert [spent[name]["recomputed"] > 0.1 for name in spent] == [True, True, False, False, False]
+    assert spent["Sol-RL"]["steps"] == 240
+
+
+def test_the_ceiling_stands_beside_gains_of_the_prompts_that_it_was_measured_on(tmp_path: Path) -> None:
+    context = finish_all(PROGRAMME, tmp_path, GAINS, "gap")
+    runs = context.tuned.over_seeds("sol_rl")
+    assert context.ceiling("clipscore") is None
+    assert "%" not in gain_text(context, runs, "clipscore")
+    prompts = context.finished(runs)[0].prompts
+    scores = {"clipscore": [0.7] * len(prompts)}
+    (tmp_path / "paper").mkdir()
+    (tmp_path / ceiling.STORED).write_text(json.dumps({"mini-sana": {"prompts": prompts, "scores": scores}}))
+    measured = replace(context, results=tmp_path)
+    # The base has 0.5, with a deviation of 0.1.
+    assert measured.ceiling("clipscore") == pytest.approx(2.0)
+    assert re.fullmatch(r"\+0\.[78]\d+ \[.*\], (39|40)%", gain_text(measured, runs, "clipscore"))
+    assert ceiling_text(measured, ["clipscore", "hpsv2"])[1].endswith("mini-sana: +2.00 with clipscore.")
+
+
+def test_true_scenes_show_what_their_prompts_say(tmp_path: Path) -> None:
+    ceiling.measure_ceiling("mini-sana", ["verifier", "clipscore"], 8, tmp_path)
+    prompts = [one.text for one in read_prompts(find_prompts("shapes"), "test")[:8]]
+    found = ceiling.ceiling_of("mini-sana", prompts, tmp_path)
+    assert found is not None
+    assert found["verifier"].mean() > 0.9
+    assert found["clipscore"].mean() > 0.48  # images of the base have 0.43
+    assert ceiling.ceiling_of("mini-sana", prompts[:7], tmp_path) is None
+    assert ceiling.ceiling_of("mini-sd3", prompts, tmp_path) is None
 
 
 def test_the_gap_is_decided_only_by_its_whole_interval(tmp_path: Path) -> None:
@@ -148,6 +194,20 @@ def test_a_fall_is_measured_from_the_best_evaluation(tmp_path: Path) -> None:
     context = context_of(PROGRAMME, tmp_path)
     assert quantised.fall(context.runs[one.name], "clipscore") == pytest.approx(0.5)
     assert any("--unprepared MODEL" in line for line in quantised.section(context).lines)
+
+
+def test_damage_is_measured_on_the_samples_of_the_base(tmp_path: Path) -> None:
+    context = finish_all(PROGRAMME, tmp_path, GAINS, "families")
+    for seed, lost in ((1, 0.01), (2, 0.02), (3, 0.03)):
+        one = context.tuned.experiment("naive_quant", seed)
+        exact = context.runs[context.tuned.experiment("naive_scaling", seed).name].iterations[0]
+        finish(one, tmp_path, 0.2, iterations=[exact | {"proxy_mean": exact["proxy_mean"] - lost}])
+    _, found = quantised.damage(context_of(PROGRAMME, tmp_path))
+    # A deviation is 0.1.
+    assert found["clipscore"]["samples"]["mean"] == pytest.approx(-0.2)
+    assert found["clipscore"]["ahead"]["mean"] == pytest.approx(0.2 - 0.79, abs=0.05)
+    assert found["clipscore"]["iterations"] is None
+    assert found["mean of all, mini-sana"]["ahead"]["high"] < 0
 
 
 def test_ranks_are_given_along_the_run(tmp_path: Path) -> None:
@@ -177,20 +237,24 @@ def test_other_weights_have_rows_of_their_own(tmp_path: Path) -> None:
 
 
 def test_sweeps_show_measured_and_predicted_matches(tmp_path: Path) -> None:
-    lines = sweeps.section(finish_all(PROGRAMME, tmp_path, GAINS, "sweeps")).lines
+    section = sweeps.section(finish_all(PROGRAMME, tmp_path, GAINS, "sweeps"))
+    lines = section.lines
     grids = [line for line in lines if line.startswith("| 96 |")]
     gains, apart, matches = ([cell.strip() for cell in line.strip("|").split("|")] for line in grids)
     assert gains[1].startswith("+0.7") or gains[1].startswith("+0.8")
     assert gains[-1] == "0.3686"
     assert apart[-1] == ""  # the usual setting, to which the others are compared
-    assert all(re.match(r"[+-]0\.\d+ \[", cell) for cell in apart[1:-1])
+    assert all(re.match(r"(\*\*)?[+-]0\.\d+ \[", cell) for cell in apart[1:-1])
     assert [cell.split(",")[0] for cell in matches[1:]] == ["70.0%", "75.0%", "80.0%"]
     predicted = [float(cell.split(", ")[1].rstrip("%")) for cell in matches[1:]]
     assert predicted == sorted(predicted)
+    assert section.data["per doubling"]["mean of all"]["mean"] == pytest.approx(0, abs=1e-9)
     assert row(lines, "4 fitted steps, after 3 keep 48")[1].startswith("+0.")
     assert row(lines, "8")[3] == "0.3659"
     assert [row(lines, setting)[2] for setting in ("6", "6 steps", "0")] == [""] * 3
-    assert all(re.match(r"[+-]0\.[01]\d+ \[", row(lines, setting)[2]) for setting in ("8", "4 fitted steps", "1"))
+    assert all(
+        re.match(r"(\*\*)?[+-]0\.[01]\d+ \[", row(lines, setting)[2]) for setting in ("8", "4 fitted steps", "1")
+    )
 
 
 def test_a_model_without_fitted_steps_says_so(tmp_path: Path) -> None:
@@ -227,7 +291,7 @@ def test_show_writes_page_and_plots_without_running(
     assert main() == 1
     assert "Finished: 6 of mini-sana; 4 of them are trials of learning rates." in (tmp_path / "paper.md").read_text()
     found = {path.name for path in (tmp_path / "paper").iterdir()}
-    assert found == {"curves.png", "groups.png", "finished.tar.gz", "costs.json"}
+    assert found == {"curves.png", "finished.tar.gz", "costs.json"}
     assert "46 runs of families are missing" in capsys.readouterr().err
 
 

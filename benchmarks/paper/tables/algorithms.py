@@ -1,15 +1,32 @@
 """Table 1: every algorithm with every reward at equal compute, each at its tuned learning rate."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
-from solrl_trainer.settings.config import RunConfig
+import numpy as np
+from solrl_trainer.algorithms.grpo import GrpoSettings
 from support.results import table
 
 from paper.compute import SHAPES, costs_of, passes_of_iteration
 from paper.experiments import Experiment
-from paper.intervals import Estimate
+from paper.intervals import Estimate, over_seeds, over_seeds_and_prompts
 from paper.published import FINAL
-from paper.tables.common import NOT_RUN, Context, Section, as_json, cell, difference, final, gain
+from paper.tables.common import (
+    NOT_RUN,
+    Context,
+    Section,
+    as_json,
+    ceiling_text,
+    cell,
+    difference,
+    final,
+    gain,
+    gain_text,
+    pairs,
+    share_text,
+    signed,
+)
 from paper.tuning import GRID, SHARE, affordable, choose, trials
 
 TITLE = "1. Algorithms at equal compute"
@@ -63,26 +80,38 @@ def section(context: Context) -> Section:
         rows.append([name, *cells, *(f"{FINAL[name][reward]:.4f}" for reward in rewards)])
         if name != "Base":
             data[name] = {reward: as_json(_gain(context, name, reward)) for reward in rewards}
+    compared = {name: _compared(context, name) for name in others}
     lines = [
         f"Every algorithm trains for the compute of {programme.iterations} iterations of Sol-RL at the shape of",
         f"{SHAPES[programme.shape]}. Final: mean reward of held-out images. Gain: in standard deviations of the base",
         "within a prompt. The paper's columns are final rewards of FLUX.1.",
+        *ceiling_text(context, rewards),
         "",
         *table(head, rows),
         "",
-        "Sol-RL's gain less that of each other algorithm (the paper: Sol-RL is first with every reward):",
+        "Sol-RL's gain less that of each other algorithm (the paper: Sol-RL is first with every reward). Ahead: pairs",
+        "of runs of one seed and reward in which Sol-RL gains more. More: how much larger Sol-RL's gain is, a mean",
+        "over rewards, with its interval over seeds.",
         "",
         *table(
-            ["reward", *others],
-            [[reward, *(_ahead_of(context, name, reward) for name in others)] for reward in rewards],
+            ["algorithm", *rewards, "mean of all", "ahead", "more", "more, paper"],
+            [[name, *_ahead_of(context, name), *_shown(compared[name])] for name in others],
         ),
         "",
         f"Learning rates: each algorithm has {len(GRID)} trials on {programme.reward} with {SHARE:.0%} of the compute,",
         "judged by the mean reward of all candidates of training prompts in the last quarter of the iterations.",
+        "Recomputed: share of the compute for log-probabilities that the authors' code of FlowGRPO and DanceGRPO keeps",
+        "from sampling. Steps: of the optimiser, in the whole run.",
         "",
         *table(_TUNED, [_tuned(context, name) for name in ALGORITHMS]),
     ]
-    return Section(TITLE, lines, {"gains": data})
+    figures = {
+        name: {key: as_json(one) if isinstance(one, Estimate) else one for key, one in found.items()}
+        for name, found in compared.items()
+    }
+    ceilings = {reward: float(one.mean()) for reward in rewards if (one := context.ceiling(reward)) is not None}
+    spent = {name: _spent(context, name) for name in ALGORITHMS}
+    return Section(TITLE, lines, {"gains": data, "ceiling": ceilings, "compared": figures, "spent": spent})
 
 
 _TUNED = [
@@ -90,7 +119,9 @@ _TUNED = [
     *(f"{rate:g}" for rate in GRID),
     "chosen",
     "iterations",
-    "denoising, share",
+    "steps",
+    "denoising",
+    "recomputed",
     "passes of an iteration",
 ]
 
@@ -111,13 +142,47 @@ def _cell(context: Context, name: str, reward: str) -> str:
     runs = runs_of(context, name, reward)
     if runs is None:
         return f"{NOT_RUN}: not tuned"
-    said = cell(context, runs, gain(context, runs, reward))
+    said = gain_text(context, runs, reward)
     return f"{final(context, runs, reward)}, {said}" if context.finished(runs) else said
 
 
-def _ahead_of(context: Context, name: str, reward: str) -> str:
-    ours, theirs = (runs_of(context, algorithm, reward) for algorithm in (OURS, name))
-    return cell(context, theirs, difference(context, ours, theirs, reward)) if ours and theirs else NOT_RUN
+def _ahead_of(context: Context, name: str) -> list[str]:
+    cells = []
+    for reward in context.programme.rewards:
+        ours, theirs = (runs_of(context, algorithm, reward) for algorithm in (OURS, name))
+        cells.append(cell(context, theirs, difference(context, ours, theirs, reward)) if ours and theirs else NOT_RUN)
+    return cells
+
+
+def _compared(context: Context, name: str) -> dict[str, Any]:
+    """Sol-RL against another algorithm over all rewards; {} until all runs are finished."""
+    found = []
+    for reward in context.programme.rewards:
+        ours, theirs = (runs_of(context, algorithm, reward) for algorithm in (OURS, name))
+        both = pairs(context, ours, theirs, reward) if ours and theirs else None
+        if both is None or len(both[0]) < len(context.programme.seeds):
+            return {}
+        found.append(both)
+    ours, theirs = (np.stack(gains) for gains in zip(*found, strict=True))
+    mine, other = ours.mean(2), theirs.mean(2)
+    published = [
+        (FINAL[OURS][reward] - FINAL["Base"][reward]) / (FINAL[name][reward] - FINAL["Base"][reward]) - 1
+        for reward in context.programme.rewards
+    ]
+    return {
+        "less": over_seeds_and_prompts((ours - theirs).mean(0)),
+        "ahead": int((mine > other).sum()),
+        "pairs": mine.size,
+        "more": over_seeds((mine / other - 1).mean(0)),
+        "more, paper": float(np.mean(published)),
+    }
+
+
+def _shown(found: Mapping[str, Any]) -> list[str]:
+    if not found:
+        return [NOT_RUN] * 4
+    more = share_text(found["more"])
+    return [signed(found["less"]), f"{found['ahead']} of {found['pairs']}", more, f"{found['more, paper']:+.1%}"]
 
 
 def _tuned(context: Context, name: str) -> list[str]:
@@ -126,12 +191,22 @@ def _tuned(context: Context, name: str) -> list[str]:
     choice = choose(programme, recipe, context.runs, context.results)
     scores = [f"{choice.scores[rate]:.4f}" if choice else NOT_RUN for rate in tried]
     chosen = "not tuned" if choice is None else f"{choice.rate:g}{', at the edge' if choice.at_edge else ''}"
+    spent = _spent(context, name)
+    shares = [f"{spent[key]:.0%}" for key in ("denoising", "recomputed")]
+    return [name, *scores, chosen, str(spent["iterations"]), str(spent["steps"]), *shares, spent["passes"]]
+
+
+def _spent(context: Context, name: str) -> dict[str, Any]:
+    """How an algorithm spends its compute."""
+    programme, recipe = context.programme, ALGORITHMS[name]
     config = programme.experiment(recipe, programme.seeds[0]).config
-    count = affordable(programme, recipe, context.results)
-    return [name, *scores, chosen, str(count), *_spent(context, config)]
-
-
-def _spent(context: Context, config: RunConfig) -> Sequence[str]:
-    costs, passes = costs_of(context.programme.shape, context.results), passes_of_iteration(config)
-    share = costs.generating(passes) / costs.seconds(passes)
-    return f"{share:.0%}", ", ".join(f"{count:,} {name}" for name, count in passes.items())
+    costs, passes = costs_of(programme.shape, context.results), passes_of_iteration(config)
+    whole, count = costs.seconds(passes), affordable(programme, recipe, context.results)
+    kept = Counter({"train old": passes["train old"]}) if isinstance(config.algorithm, GrpoSettings) else Counter()
+    return {
+        "iterations": count,
+        "steps": count * config.optimizer.steps,
+        "denoising": costs.generating(passes) / whole,
+        "recomputed": costs.seconds(kept) / whole,
+        "passes": ", ".join(f"{count:,} {name}" for name, count in passes.items()),
+    }

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from paper.ceiling import ceiling_of
 from paper.experiments import Experiment, Programme
 from paper.finished import Finished, Runs
 from paper.intervals import Estimate, Values, over_seeds_and_prompts
@@ -38,6 +39,15 @@ class Context:
     def choice(self) -> Choice | None:
         """The learning rate of tables 2 to 5; None while one of its trials is missing."""
         return choose(self.programme, TUNED_FOR, self.runs, self.results)
+
+    def ceiling(self, reward: str) -> Values | None:
+        """Gain [prompts] of true scenes over the base of the programme's model; None if it was not measured."""
+        model = self.programme.model
+        for run in self.runs.values():
+            if run.config.model == model and reward in run.before:
+                scores = (ceiling_of(model, run.prompts, self.results) or {}).get(reward)
+                return None if scores is None else (scores - run.before[reward]) / run.within[reward]
+        return None
 
     @cached_property
     def tuned(self) -> Programme:
@@ -82,6 +92,26 @@ def gain(context: Context, experiments: Sequence[Experiment], reward: str) -> Es
     """Gain of a reward over all finished seeds; None without any."""
     runs = context.finished(experiments)
     return over_seeds_and_prompts(gains(runs, reward)) if runs else None
+
+
+def gain_text(context: Context, experiments: Sequence[Experiment], reward: str) -> str:
+    """A gain with its interval and its share of the ceiling, and how many seeds it has if not all."""
+    own, ceiling = gain(context, experiments, reward), context.ceiling(reward)
+    said = cell(context, experiments, own)
+    alike = experiments[0].config.model == context.programme.model
+    return said if own is None or ceiling is None or not alike else f"{said}, {own.mean / ceiling.mean():.0%}"
+
+
+def ceiling_text(context: Context, rewards: Iterable[str]) -> list[str]:
+    """Sentences about the ceilings of these rewards, as lines."""
+    found = {reward: one for reward in rewards if (one := context.ceiling(reward)) is not None}
+    if not found:
+        return []
+    said = ", ".join(f"{one.mean():+.2f} with {reward}" for reward, one in found.items())
+    return [
+        "Per cent beside a gain: its share of the ceiling, the gain of true scenes of the prompts, passed through the",
+        f"autoencoder of {context.programme.model}: {said}.",
+    ]
 
 
 def pairs(
@@ -139,6 +169,13 @@ def signed(estimate: Estimate | None) -> str:
     if not estimate.known:
         return f"{estimate.mean:+.3f} [no limit]"
     return f"{estimate.mean:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
+
+
+def share_text(share: Estimate) -> str:
+    """A share with its interval, in per cent."""
+    if not share.known:
+        return f"{share.mean:+.1%} [no limit]"
+    return f"{share.mean:+.1%} [{share.low:+.1%}, {share.high:+.1%}]"
 
 
 def interval(estimate: Estimate) -> str:

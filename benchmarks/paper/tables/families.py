@@ -8,7 +8,19 @@ from support.results import table
 
 from paper.experiments import Experiment
 from paper.published import SPEED_UP
-from paper.tables.common import NOT_RUN, Context, Section, as_json, cell, difference, final, gain, rate_text, signed
+from paper.tables.common import (
+    NOT_RUN,
+    Context,
+    Section,
+    as_json,
+    ceiling_text,
+    difference,
+    final,
+    gain,
+    gain_text,
+    rate_text,
+    signed,
+)
 from paper.tables.pace import SpeedUp, clocks_of, log_ratios, pooled, speed_up
 from paper.theory import signal
 
@@ -19,7 +31,7 @@ FAMILIES = {
     "24-in-96 naive quant": "naive_quant",
     "Sol-RL": "sol_rl",
 }
-BASELINE, BF16, OURS = "24-in-24 BF16", "24-in-96 BF16", "Sol-RL"
+BASELINE, BF16, NAIVE, OURS = FAMILIES
 SHARES = (0.3, 0.5, 0.7, 0.9, 1.0)
 """Targets of the pooled speed-up, as shares of the baseline's final gain."""
 
@@ -54,7 +66,7 @@ def section(context: Context) -> Section:
             own, against = gain(context, runs, reward), difference(context, runs, baseline, reward)
             pace = speed_up(log_ratios(context, runs, baseline, reward))
             said = ["", ""] if name == BASELINE else [signed(against), str(pace)]
-            rows.append([part, name, final(context, runs, reward), cell(context, runs, own), *said])
+            rows.append([part, name, final(context, runs, reward), gain_text(context, runs, reward), *said])
             data[f"{part}, {name}"] = {
                 "gain": as_json(own),
                 "less": as_json(against),
@@ -66,6 +78,7 @@ def section(context: Context) -> Section:
         f"Trained for {programme.iterations} iterations. × iterations: those in which {BASELINE} reaches its own",
         "final reward, over those in which the family reaches that reward, with its interval over seeds; evaluations",
         f"are every {programme.every} iterations, with straight lines between them.",
+        *ceiling_text(context, rewards(context)),
         "",
         *table(["reward", "family", "final", "gain, sd", f"less {BASELINE}", "× iterations"], rows),
     ]

@@ -8,7 +8,7 @@ from support.results import table
 from paper.experiments import Experiment
 from paper.intervals import Estimate, Values, over_seeds_and_prompts, ratio_of_means
 from paper.published import GAP
-from paper.tables.common import NOT_RUN, Context, Section, as_json, pairs, rate_text, signed
+from paper.tables.common import NOT_RUN, Context, Section, as_json, pairs, rate_text, share_text, signed
 from paper.tables.families import rewards
 
 TITLE = "5. The gap to BF16"
@@ -67,13 +67,6 @@ def compared(both: tuple[Values, Values]) -> tuple[list[str], dict[str, Any]]:
     bf16, ours = map(over_seeds_and_prompts, both)
     figures = {"share": as_json(share), "bf16": as_json(bf16), "sol_rl": as_json(ours)}
     return [signed(bf16), signed(ours), share_text(share), verdict(share)], figures
-
-
-def share_text(share: Estimate) -> str:
-    """A share with its interval, in per cent."""
-    if not share.known:
-        return f"{share.mean:+.1%} [no limit: the gain itself, or its ratio, is not known well enough]"
-    return f"{share.mean:+.1%} [{share.low:+.1%}, {share.high:+.1%}]"
 
 
 def verdict(share: Estimate) -> str:

@@ -71,8 +71,8 @@ def log_ratios(
 ) -> list[float]:
     """Logarithm of the baseline's iterations over ours, by seed that all have finished.
 
-    The target is this share of the final gain of `goal`, by default the baseline. −inf where ours never reaches it, not
-    a number where the baseline does not, or did not rise.
+    The target is this share of the final gain of `goal`, by default the baseline. Infinite where one of the two never
+    reaches it, not a number where `goal` did not rise.
     """
     found = []
     for experiments in zip(ours, baseline, goal or baseline, strict=True):
@@ -82,7 +82,10 @@ def log_ratios(
         mine, theirs, points = (curve(run, reward) for run in runs)
         target = points[0][1] + share * (points[-1][1] - points[0][1])
         spent, needed = (first_reached(one, target) for one in (theirs, mine))
-        found.append(math.nan if not spent else math.log(spent / needed) if needed else -math.inf)
+        if spent == 0:
+            found.append(math.nan)
+        else:
+            found.append(math.log(spent / needed) if spent and needed else math.inf if needed else -math.inf)
     return found
 
 

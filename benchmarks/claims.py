@@ -1,0 +1,247 @@
+"""The page of the paper's claims, docs/findings.md: a template whose every figure comes from a stored result.
+
+`python benchmarks/claims.py` fills benchmarks/claims.md from the JSON files in docs/results. Those of the paper's
+tables come from the stored runs: `python benchmarks/paper --stored`.
+"""
+
+import json
+import string
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paper.published import GAP, SPEED_UP
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs/results"
+TEMPLATE = Path(__file__).with_suffix(".md")
+PAGE = ROOT / "docs/findings.md"
+UNPREPARED = "clipscore, runs/unprepared/mini-flux"
+MODELS = ("flux", "sd3", "sana")
+FAMILIES = {"bf16": "24-in-96 BF16", "naive": "naive quant", "ours": "Sol-RL"}
+WORDS = ("none", "one", "two", "three", "four")
+
+PUBLISHED = {
+    "paper_spearman": "0.90 to 0.94",
+    "paper_kendall": "0.75 to 0.83",
+    "paper_phase": "2.33, 2.41 and 1.41 ×",
+    "paper_whole": "1.62, 1.61 and 1.25 ×",
+    "paper_sync": "about 2 %",
+}
+"""Figures of the paper on its large models that no table of ours repeats."""
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(RESULTS), encoding="utf-8")
+    print(PAGE)
+
+
+def page(results: Path) -> str:
+    """The page, from the results in a folder.
+
+    Raises:
+        KeyError: the template names a figure that there is not, or a result lacks one.
+    """
+    filled = string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(figures(results))
+    return filled.replace("−0.000", "+0.000")
+
+
+def figures(results: Path) -> dict[str, str]:
+    """All figures by their names in the template."""
+    paper = _read(results, "paper")
+    tables, programme = paper["tables"], paper["programme"]
+    return {
+        "iterations": str(programme["iterations"]),
+        "long": str(programme["long"]),
+        **PUBLISHED,
+        **_published(),
+        **_ranks(results),
+        **_algorithms(tables["algorithms"]),
+        **_pace(tables["families"]),
+        **_gap(tables["gap"]["gap"], programme),
+        **_naive(tables["quantised"]),
+        **_sweeps(tables["sweeps"]),
+        **_hacking(tables["hacking"]["gains"]),
+        **_times(results),
+    }
+
+
+def _read(results: Path, name: str) -> Any:
+    return json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _published() -> dict[str, str]:
+    low, high = SPEED_UP
+    return {"paper_speed_up": f"{low:g} to {high:g} ×", "paper_gap": f"{GAP:.0%}".replace("%", " %")}
+
+
+def _ranks(results: Path) -> dict[str, str]:
+    found = {}
+    for name, path in (
+        ("ranks", "rank_fidelity"),
+        ("families", "family_lists/rank_fidelity"),
+        ("unprepared", "unprepared/rank_fidelity"),
+    ):
+        rows = _read(results, path)["rows"]
+        for precision in sorted({one["precision"] for one in rows}):
+            own = [one for one in rows if one["precision"] == precision and "/prepared/" not in one["model"]]
+            found[f"{name}_{precision}"] = _range(one["spearman"] for one in own)
+            found[f"{name}_kendall_{precision}"] = _range(one["kendall"] for one in own)
+            if name == "ranks":
+                found[f"best_{precision}"] = _range((one["top_rank"] for one in own), 0)
+                found[f"worst_{precision}"] = _range((one["bottom_rank"] for one in own), 0)
+    group, side = 96, 12
+    found["perfect"] = f"{(1 + side) / 2:g} and {group - (side - 1) / 2:g}"
+    return found | {"chance": f"{(1 + group) / 2:g}"}
+
+
+def _algorithms(table: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for name, one in table["compared"].items():
+        key = name.lower()
+        found |= {
+            f"{key}_more": _percent(one["more"]),
+            f"{key}_more_paper": f"{100 * one['more, paper']:.1f} %",
+            f"{key}_less": _signed(one["less"]),
+            f"{key}_ahead": f"{one['ahead']} of {one['pairs']}",
+        }
+    for name, one in table["spent"].items():
+        found[f"{name.lower().replace('-', '')}_steps"] = str(one["steps"])
+    again = [table["spent"][name]["recomputed"] for name in ("FlowGRPO", "DanceGRPO")]
+    denoising, ceiling = table["spent"]["Sol-RL"]["denoising"], table["ceiling"]
+    found["ceiling"] = _range(ceiling.values())
+    near = [table["gains"][name] for name in ("AWM", "DiffusionNFT", "Sol-RL")]
+    shares = (100 * one[reward]["mean"] / most for one in near for reward, most in ceiling.items())
+    found["ceiling_share"] = _range(shares, 0)
+    return found | {"recomputed": _range((100 * one for one in again), 0), "denoising": f"{100 * denoising:.0f} %"}
+
+
+def _pace(table: Mapping[str, Any]) -> dict[str, str]:
+    own, preset = list(table["cost of an iteration"]["Sol-RL"])[:2]
+    ours, compute, predicted = table["iterations"]["Sol-RL"], table["compute"], table["predicted"]
+    first, *_, late, last = ours
+    less = table["iterations of BF16"][last]
+    return {
+        "ours": _times_text(ours[last]),
+        "ours_first": f"{_times_text(ours[first])} at {first.replace('%', ' %')}",
+        "ours_late": f"{_times_text(ours[late])} at {late.replace('%', ' %')}",
+        "ours_compute": _times_text(compute[f"Sol-RL, {last}"][own]),
+        "ours_compute_preset": _times_text(compute[f"Sol-RL, {last}"][preset]),
+        "bf16": _times_text(table["iterations"]["24-in-96 BF16"][last]),
+        "bf16_compute": _times_text(compute[f"24-in-96 BF16, {last}"][own]),
+        "fraction_own": own.rpartition(", ")[2],
+        "fraction_preset": preset.rpartition(", ")[2],
+        "proxy_costs": _times_text({"mean": 1 / less["mean"], "low": 1 / less["high"], "high": 1 / less["low"]}),
+        "predicted": f"{predicted['base']:.2f} ×",
+        "predicted_exact": f"{predicted['exact']:.2f} ×",
+        "predicted_cost": f"{predicted['exact'] / predicted['base']:.2f} ×",
+    }
+
+
+def _gap(table: Mapping[str, Any], programme: Mapping[str, Any]) -> dict[str, str]:
+    usual = {reward: table[f"{reward}, {programme['iterations']}"] for reward in programme["rewards"]}
+    rows = {**usual, "pooled": table["pooled"], "long": table[f"{programme['reward']}, {programme['long']}"]}
+    return {f"gap_{name}": _percent(one["share"]) for name, one in rows.items()}
+
+
+def _naive(table: Mapping[str, Any]) -> dict[str, str]:
+    naive, ranks = table["naive quant"], table["ranks of Sol-RL"]["mini-sana, 100 iterations"]
+    (pooled,) = (one for name, one in naive.items() if name.startswith("mean of all"))
+    long = {key: table["families"][f"mini-sana, 100 iterations, {name}"] for key, name in FAMILIES.items()}
+    first, *_, last = sorted(ranks, key=int)
+    return {
+        "samples_sana": _signed(pooled["samples"]),
+        "samples_flux": _signed(naive[UNPREPARED]["samples"]),
+        "naive_ahead": _signed(pooled["ahead"]),
+        "naive_iterations": _times_text(pooled["iterations"]),
+        "naive_flux": _signed(naive[UNPREPARED]["ahead"]),
+        "rank_first": f"{ranks[first]['mean']:.2f}",
+        "rank_last": f"{ranks[last]['mean']:.2f}",
+        "rank_last_at": last,
+        "long_less": _signed(long["ours"]["less"]),
+        **{f"fall_{key}": _plain(one["fall"]) for key, one in long.items()},
+    }
+
+
+def _sweeps(table: Mapping[str, Any]) -> dict[str, str]:
+    apart, rates = table["differences"], table["matches"].values()
+    clear = [name for name, one in apart.items() if one["p"] < 0.05]
+    misses = [100 * (measured - predicted) for measured, predicted in rates]
+    return {
+        "doubling": _plain(table["per doubling"]["mean of all"]),
+        "differences": str(len(apart)),
+        "clear": WORDS[len(clear)],
+        "clear_sizes": " and ".join(sorted({name.split(",")[0] for name in clear})),
+        "few": _plain(apart["24 candidates, 12 a side"], -1),
+        "many": _plain(apart["192 candidates, 12 a side"]),
+        "old": _signed(apart["lag 4"]),
+        "pruned": _signed(apart["6 steps, after 4 keep 48"]),
+        **{f"steps_{count}": _signed(apart[f"{count} steps"]) for count in (2, 3, 4, 8)},
+        "match_low": f"{min(misses):.0f}".replace("-", "−"),
+        "match_high": f"{max(misses):.0f}",
+        "match_settings": str(len(misses)),
+    }
+
+
+def _hacking(table: Mapping[str, Any]) -> dict[str, str]:
+    every = [one for judges in table.values() for one in judges.values()]
+    fell = [name for name, judges in table.items() if any(one["high"] < 0 for one in judges.values())]
+    return {
+        "runs": str(len(table)),
+        "fell": WORDS[len(fell)],
+        "lowest": f"{min(one['mean'] for one in every):+.2f}",
+        "judge": _range(judges["judge"]["mean"] for name, judges in table.items() if name.endswith("Sol-RL")),
+    }
+
+
+def _times(results: Path) -> dict[str, str]:
+    phases, rows = _read(results, "rollout_phase")["models"], _read(results, "equal_gpus")["rows"]
+    one_gpu = {(row["model"], row["part"]): row["s"] for row in rows if row["gpus"] == 1}
+    whole = [
+        (one_gpu[model, "naive"] + one_gpu[model, "training"]) / (one_gpu[model, "sol_rl"] + one_gpu[model, "training"])
+        for model in MODELS
+    ]
+    phase = [
+        one["baseline"]["s"] / (one["6 steps, decoded in FP8"]["s"] + one["regenerate"]["s"])
+        for one in (phases[model]["phase"] for model in MODELS)
+    ]
+    run = _read(results, "true_run")["runs"]["both"]
+    return {
+        "phase": _list(phase),
+        "whole": _list(whole),
+        "sync": f"{run['medians']['push'] / run['wall']:.1%}".replace("%", " %"),
+    }
+
+
+def _list(ratios: Iterable[float]) -> str:
+    *first, last = (f"{one:.2f}" for one in ratios)
+    return f"{', '.join(first)} and {last} ×"
+
+
+def _range(values: Iterable[float], digits: int = 2) -> str:
+    found = sorted(values)
+    return f"{found[0]:.{digits}f} to {found[-1]:.{digits}f}"
+
+
+def _signed(one: Mapping[str, float]) -> str:
+    """A mean with its interval, with signs."""
+    return f"{one['mean']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]".replace("-", "−")
+
+
+def _plain(one: Mapping[str, float], sign: int = 1) -> str:
+    """A mean with its interval, without a plus; −1 turns a change into a loss."""
+    low, high = sorted((sign * one["low"], sign * one["high"]))
+    return f"{sign * one['mean']:.3f} [{low:.3f}, {high:.3f}]".replace("-", "−")
+
+
+def _percent(one: Mapping[str, float]) -> str:
+    return f"{100 * one['mean']:.1f} % [{100 * one['low']:.1f}, {100 * one['high']:.1f}]".replace("-", "−")
+
+
+def _times_text(one: Mapping[str, float]) -> str:
+    return f"{one['mean']:.2f} × [{one['low']:.2f}, {one['high']:.2f}]"
+
+
+if __name__ == "__main__":
+    main()
