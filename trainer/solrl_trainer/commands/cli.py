@@ -24,6 +24,7 @@ from solrl_trainer.commands.options import (
     Layout,
     Memory,
     Presets,
+    Prompts,
     Report,
     Run,
     Runs,
@@ -119,6 +120,13 @@ def _dispatch(command: Command, rank_info: RankInfo) -> int:
                 measure=command.measure,
                 file=command.rates,
             )
+        case Prompts():
+            from solrl_trainer.commands.import_prompts import import_prompts
+
+            made = import_prompts(
+                command.files, command.output, key=command.key, test=command.test, test_file=command.test_file
+            )
+            print("\n".join(made))
         case Presets():
             from solrl_trainer.settings.presets import print_presets
 

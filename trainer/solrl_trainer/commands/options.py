@@ -169,6 +169,22 @@ class Layout(SettingsCommand):
 
 
 @dataclass
+class Prompts:
+    """Make a prompt set from files: .txt, .jsonl, .json, .csv, .tsv, .parquet, .arrow, or a saved data set's folder."""
+
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """Files with training prompts, or folders with a split train. Other fields of a row become its metadata."""
+    output: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    """Folder of the prompt set, for `--set prompts=FOLDER`."""
+    key: Annotated[str | None, _shown("NAME", "prompt, caption, text or input")] = None
+    """Field with the text of a prompt."""
+    test: Annotated[int | None, _shown("N", "a tenth, at most 128")] = None
+    """Number of held-out prompts."""
+    test_file: Annotated[Path | None, _shown("FILE", "none")] = None
+    """File, or folder with a split test, of the held-out prompts, which are then not taken from the others."""
+
+
+@dataclass
 class Presets:
     """List the presets."""
 
@@ -235,7 +251,9 @@ class Doctor:
     """Rewards that must be there, by name or package.module:attribute, each with @http://… if a server computes it."""
 
 
-Command = Run | Demo | Evaluate | Export | Calibrate | Memory | Layout | Presets | Report | Compare | Runs | Doctor
+Command = (
+    Run | Demo | Evaluate | Export | Calibrate | Memory | Layout | Prompts | Presets | Report | Compare | Runs | Doctor
+)
 COMMANDS: dict[str, type[Command]] = {one.__name__.lower(): one for one in get_args(Command)}
 
 

@@ -1,22 +1,25 @@
-"""Prompt sets in the usual formats: `train.txt`/`test.txt`, or GenEval's `*_metadata.jsonl`."""
+"""Prompt sets: a folder with `train` and `test` prompts as `.txt`, `.jsonl`, or GenEval's `*_metadata.jsonl`."""
 
 import hashlib
 import json
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from solrl_core.registry import FolderRegistry
 from solrl_proto.rollouts import PromptItem
-from solrl_proto.text_files import parse_json, read_lines
+
+from solrl_trainer.settings.prompt_tables import PromptRow, prompts_of, rows_of
 
 PROMPTS = FolderRegistry(
     "prompts", "solrl.prompts", others=("package.module:attribute", "a folder with train/test files")
 )
-_NEGATIVE = ("negative_prompt", "negative_prompts", "neg_prompt")
+NEGATIVE = ("negative_prompt", "negative_prompts", "neg_prompt")
 """Fields of data sets whose prompts say what an image must not show."""
+LONGEST = 4096
+"""Characters of a prompt on the wire."""
 
 
 def find_prompts(name: str) -> Path:
@@ -53,31 +56,40 @@ class Split:
 
 
 def read_split(folder: Path, split: str) -> Split:
-    """Read `<split>_metadata.jsonl` if it exists, otherwise `<split>.txt`, with one prompt per line.
+    """Read `<split>_metadata.jsonl`, `<split>.jsonl` or `<split>.txt`, the first that exists.
 
     Rows are merged if text and metadata are equal. A prompt's id is a digest of its text, and of its metadata if the
     file has the text with several, so that its seeds do not depend on its position in the file.
 
     Raises:
-        ValueError: neither file exists, both exist with different prompts, the file has no prompt, or a line is
+        ValueError: no such file exists, several exist with different prompts, the file has no prompt, or a line is
             invalid (the error names it).
         OSError: the file cannot be read.
     """
-    lines, text = folder / f"{split}_metadata.jsonl", folder / f"{split}.txt"
-    if not lines.is_file() and not text.is_file():
-        raise ValueError(f"{folder} has neither {lines.name} nor {text.name}; expected one of them")
-    path, row = (lines, _json_row) if lines.is_file() else (text, _text_row)
-    rows = [row(line, f"{path}:{number}") for number, line in enumerate(read_lines(path), 1) if line.strip()]
+    names = (metadata_file(folder, split), folder / f"{split}.jsonl", folder / f"{split}.txt")
+    files = [path for path in names if path.is_file()]
+    if not files:
+        raise ValueError(
+            f"{folder} has none of {', '.join(path.name for path in names)}; expected one of them. "
+            "`solrl-train prompts FILE --output FOLDER` makes them from other files"
+        )
+    path = files[0]
+    rows = list(_items(path))
     if not rows:
         raise ValueError(f"{folder}: the {split} prompts are empty")
-    if path is lines and text.is_file():
-        _require_equal({item.text for item in rows}, text, lines)
+    for other in files[1:]:
+        _require_equal({item.text for item in rows}, path, {item.text for item in _items(other)}, other)
     unique = list({_content(item): item for item in rows}.values())
     texts = Counter(item.text for item in unique)
     prompts = [
         item if texts[item.text] == 1 else item.model_copy(update={"id": _digest(_content(item))}) for item in unique
     ]
     return Split(path, tuple(prompts), len(rows))
+
+
+def metadata_file(folder: Path, split: str) -> Path:
+    """A split's file of prompts with metadata."""
+    return folder / f"{split}_metadata.jsonl"
 
 
 def read_prompts(folder: Path, split: str) -> list[PromptItem]:
@@ -97,25 +109,24 @@ def in_both(train: Split, test: Split) -> str:
     )
 
 
-def _text_row(line: str, place: str) -> PromptItem:
-    try:
-        return _item(line, {})
-    except ValueError as error:
-        raise ValueError(f"{place}: expected a prompt of at most 4096 characters, got {line[:80]!r}…") from error
+def _items(path: Path) -> Iterator[PromptItem]:
+    rows = prompts_of(rows_of(path, ""))
+    return (_item(row) for row in rows if path.suffix != ".txt" or row[1].strip())
 
 
-def _json_row(line: str, place: str) -> PromptItem:
-    fields = parse_json(line, place)
-    prompt = fields.pop("prompt", None) if isinstance(fields, dict) else None
+def _item(row: PromptRow) -> PromptItem:
+    """A row's prompt; its other fields are its metadata.
+
+    Raises:
+        ValueError: the row has no text of 1 to 4096 characters, or a negative prompt; names the place.
+    """
+    place, prompt, metadata = row
     try:
-        if not isinstance(prompt, str):
-            raise ValueError("no text")
-        item = _item(prompt, fields)
-    except ValueError as error:
-        raise ValueError(
-            f"{place}: expected a JSON object with a 'prompt' of 1 to 4096 characters, got {line[:80]!r}"
-        ) from error
-    if negative := next((name for name in _NEGATIVE if fields.get(name)), None):
+        item = PromptItem(id=_digest(prompt.strip()), text=prompt, metadata=metadata)
+    except (ValueError, AttributeError) as error:
+        got = json.dumps(prompt, ensure_ascii=False)[:80]
+        raise ValueError(f"{place}: expected a prompt of 1 to {LONGEST} characters, got {got}") from error
+    if negative := next((name for name in NEGATIVE if metadata.get(name)), None):
         raise ValueError(
             f"{place}: got a {negative!r}, which no image would be generated with; remove it, or rename it if only "
             "rewards read it"
@@ -123,18 +134,13 @@ def _json_row(line: str, place: str) -> PromptItem:
     return item
 
 
-def _require_equal(texts: set[str], path: Path, lines: Path) -> None:
-    """Refuse a text file with other prompts than `lines`, which would be read in its place."""
-    other = {line.strip() for line in read_lines(path) if line.strip()}
-    if odd := sorted(texts ^ other):
+def _require_equal(texts: set[str], path: Path, others: set[str], other: Path) -> None:
+    """Refuse a file with other prompts than the one that is read in its place."""
+    if odd := sorted(texts ^ others):
         raise ValueError(
-            f"{path} and {lines} have different prompts, and only the latter would be read; remove one of them, or "
+            f"{other} and {path} have different prompts, and only the latter would be read; remove one of them, or "
             f"give both the same prompts (only one has {odd[0][:80]!r})"
         )
-
-
-def _item(prompt: str, metadata: dict[str, Any]) -> PromptItem:
-    return PromptItem(id=_digest(prompt.strip()), text=prompt, metadata=metadata)
 
 
 def _content(item: PromptItem) -> str:

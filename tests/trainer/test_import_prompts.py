@@ -1,0 +1,170 @@
+"""`solrl-train prompts`: prompt sets from the files that people have."""
+
+import json
+import sys
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+from solrl_trainer.commands.cli import main
+from solrl_trainer.commands.import_prompts import HELD_OUT, import_prompts
+from solrl_trainer.settings.prompts import read_prompts
+
+
+def written(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
+
+
+def imported(folder: Path, *files: Path, **options: object) -> list[dict[str, object]]:
+    """All prompts of the set that is made, with their metadata, in the order of the rows."""
+    import_prompts(files, folder / "set", **{"test": 1, "test_file": None, **options})
+    return [
+        {"prompt": item.text, **item.metadata}
+        for split in ("test", "train")
+        for item in read_prompts(folder / "set", split)
+    ]
+
+
+def by_prompt(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    return sorted(rows, key=json.dumps)
+
+
+GENEVAL = [{"tag": "counting", "include": [{"class": "cat", "count": 2}], "prompt": "two cats"}, {"prompt": "a bench"}]
+OWL, CAT = {"prompt": "an owl"}, {"prompt": "a cat"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rows"),
+    [
+        ("list.txt", "a b\u2028c\r\n\nan owl\n", [{"prompt": "a b\u2028c"}, OWL]),
+        ("geneval.jsonl", "\n".join(map(json.dumps, GENEVAL)), GENEVAL),
+        ("train.jsonl", '{"input": "an owl"}\n{"input": "a cat"}\n', [OWL, CAT]),
+        (
+            "drawbench.csv",
+            'Prompts,Category\n"a, b",Colors\nan owl,Text\n',
+            [{"prompt": "a, b", "Category": "Colors"}, OWL | {"Category": "Text"}],
+        ),
+        (
+            "parti.tsv",
+            'Prompt\tCategory\tNote\nbond\tAbstract\t\n"a ""cat"""\tAnimals\tx\n',
+            [
+                {"prompt": "bond", "Category": "Abstract", "Note": ""},
+                {"prompt": 'a "cat"', "Category": "Animals", "Note": "x"},
+            ],
+        ),
+        ("texts.json", '["an owl", {"prompt": "a cat", "n": 3}]', [OWL, CAT | {"n": 3}]),
+    ],
+)
+def test_text_formats_are_read_with_their_metadata(
+    tmp_path: Path, name: str, text: str, rows: list[dict[str, object]]
+) -> None:
+    assert by_prompt(imported(tmp_path, written(tmp_path / name, text))) == by_prompt(rows)
+
+
+TABLE = {"caption": ["an owl", "a cat"], "jpg_0": [b"\x00", b"\x01"], "best": [{"uid": "x"}, None]}
+EXPECTED = [{"prompt": "an owl", "best": {"uid": "x"}}, {"prompt": "a cat", "best": None}]
+
+
+def test_parquet_is_read_without_its_images(tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table(TABLE), tmp_path / "pick.parquet")
+    assert by_prompt(imported(tmp_path, tmp_path / "pick.parquet")) == by_prompt(EXPECTED)
+
+
+def test_a_saved_data_set_has_its_splits(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    for split, owner in (("train", "an owl"), ("test", "a cat")):
+        folder = saved / split
+        written(folder / "dataset_info.json", "{}")
+        written(folder / "state.json", "{}")
+        table = pyarrow.table({"text": [owner]})
+        with pyarrow.ipc.new_stream(folder / "data-00000-of-00001.arrow", table.schema) as stream:
+            stream.write_table(table)
+    written(saved / "dataset_dict.json", "{}")
+    import_prompts([saved], tmp_path / "set", test_file=saved)
+    assert [item.text for item in read_prompts(tmp_path / "set", "train")] == ["an owl"]
+    assert [item.text for item in read_prompts(tmp_path / "set", "test")] == ["a cat"]
+
+
+def test_a_hub_folder_has_its_splits_by_name(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / "hub" / "data").mkdir(parents=True, exist_ok=True)
+        table = pyarrow.table({"prompt": [f"{split} owl"]})
+        parquet.write_table(table, tmp_path / "hub" / "data" / f"{split}-00000-of-00001.parquet")
+    import_prompts([tmp_path / "hub"], tmp_path / "set", test_file=tmp_path / "hub")
+    assert [item.text for item in read_prompts(tmp_path / "set", "test")] == ["test owl"]
+    (tmp_path / "hub" / "data" / "test-00000-of-00001.parquet").unlink()
+    with pytest.raises(ValueError, match=r"hub with data; expected files of the split 'test'"):
+        import_prompts([tmp_path / "hub"], tmp_path / "other", test_file=tmp_path / "hub")
+
+
+def test_rows_that_were_merged_and_dropped_are_counted(tmp_path: Path) -> None:
+    lines = [{"prompt": "owl"}, {"prompt": " owl "}, {"prompt": "owl", "n": 2}, {"prompt": " "}, {"prompt": "x" * 4097}]
+    lines += [{"prompt": "cat", "negative_prompt": "blurred"}]
+    path = written(tmp_path / "rows.jsonl", "\n".join(map(json.dumps, lines)))
+    notes = import_prompts([path], tmp_path / "set", test=1, test_file=None)
+    assert notes[:4] == [
+        "train: 6 rows read, 1 merged with equal ones, 2 dropped, 3 prompts remain",
+        f"  dropped {path}:4: it is empty",
+        f"  dropped {path}:5: it has 4,097 characters; at most 4,096 are read",
+        "  1 negative prompts are left out: no image is generated with them",
+    ]
+
+
+def test_rows_of_one_text_are_in_one_split_whatever_their_order(tmp_path: Path) -> None:
+    lines = [json.dumps({"prompt": f"prompt {number // 2}", "n": number}) for number in range(400)]
+    splits = []
+    for name, order in (("one", lines), ("two", lines[::-1])):
+        import_prompts([written(tmp_path / f"{name}.jsonl", "\n".join(order))], tmp_path / name, test_file=None)
+        splits.append({split: {p.text for p in read_prompts(tmp_path / name, split)} for split in ("train", "test")})
+    assert splits[0] == splits[1]
+    assert not splits[0]["train"] & splits[0]["test"]
+    assert len(splits[0]["test"]) == 20 < HELD_OUT
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error"),
+    [
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": null}\n', r"a\.jsonl:2: got the prompt null; expected a text"),
+        ("a.jsonl", '{"prompt": ["a", "b"]}\n', r"a\.jsonl:1: got the prompt \[\"a\", \"b\"\]; expected a text"),
+        ("a.jsonl", '{"words": "a"}\n', r"a\.jsonl:1: got the fields words; expected one of prompt, .* or --key NAME"),
+        ("a.jsonl", "5\n", r"a\.jsonl:1: got 5; expected a JSON object"),
+        ("a.csv", "prompt,n\na\n", r"a\.csv:2: got another number of cells than the first line's 2"),
+        ("a.json", '{"prompt": "a"}', r"a\.json: got dict; expected a list"),
+        ("a.xlsx", "x", r"a\.xlsx; expected a file of \.txt, \.jsonl"),
+        ("a.txt", "\n", r"no train prompts remain of 0"),
+        ("a.txt", "one\n", r"no train prompts remain of 1"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        imported(tmp_path, written(tmp_path / name, text))
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("prompt\nein Käfer\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"a\.csv:2: this is not UTF-8"):
+        imported(tmp_path, tmp_path / "a.csv")
+
+
+def test_the_command_makes_a_set_that_a_run_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = written(tmp_path / "mine.csv", "id,beschreibung\n" + "".join(f"{i},{i} red circles\n" for i in range(30)))
+    words = ["prompts", str(path), "--key", "beschreibung", "--output", str(tmp_path / "set")]
+    assert _main(monkeypatch, words) == 0
+    assert f"{tmp_path}/set/test_metadata.jsonl: 3 prompts" in capsys.readouterr().out
+    assert _main(monkeypatch, words) == 2
+    assert "is there already; choose another --output" in capsys.readouterr().err
+    run = ["run", "--dry-run", "--preset", "mini-sana/naive_scaling/clipscore", "--output", str(tmp_path / "run")]
+    assert _main(monkeypatch, [*run, "--set", f"prompts={tmp_path}/set", "--set", "explore.prompts=4"]) == 0
+
+
+def _main(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> int:
+    monkeypatch.setattr(sys, "argv", ["solrl-train", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)

@@ -1,0 +1,139 @@
+"""`solrl-train prompts`: a prompt set of training and held-out prompts from the files that people have."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from solrl_trainer.records.output_files import write_file
+from solrl_trainer.settings.prompt_tables import prompts_of, rows_of
+from solrl_trainer.settings.prompts import LONGEST, NEGATIVE, metadata_file
+
+HELD_OUT = 128
+"""Most held-out prompts, if their number is not given."""
+_SHOWN = 5
+_SHARE = 10
+
+
+@dataclass
+class Imported:
+    """Prompts that were read, and what was left out.
+
+    Attributes:
+        rows: each once, with its text as `prompt` and its metadata.
+        read: number of rows in the files.
+        merged: number that equal others.
+        dropped: place and reason of each that is no prompt.
+        negative: number of rows whose negative prompt was left out.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    read: int = 0
+    merged: int = 0
+    dropped: list[str] = field(default_factory=list)
+    negative: int = 0
+
+    def notes(self, name: str) -> list[str]:
+        """Lines for a reader: numbers of rows, and the first that were dropped."""
+        numbers = f"{name}: {self.read:,} rows read, {self.merged:,} merged with equal ones"
+        lines = [f"{numbers}, {len(self.dropped):,} dropped, {len(self.rows):,} prompts remain"]
+        lines += [f"  dropped {one}" for one in self.dropped[:_SHOWN]]
+        if (more := len(self.dropped) - _SHOWN) > 0:
+            lines.append(f"  and {more:,} more")
+        if self.negative:
+            lines.append(f"  {self.negative:,} negative prompts are left out: no image is generated with them")
+        return lines
+
+
+def import_prompts(
+    files: Sequence[Path], output: Path, *, key: str | None = None, test: int | None = None, test_file: Path | None
+) -> list[str]:
+    """Write `train_metadata.jsonl` and `test_metadata.jsonl`; the other fields of a row become its metadata.
+
+    Held-out prompts are selected by a digest of their text, so they do not depend on the order of the rows, and all
+    rows of one text are in one split.
+
+    Args:
+        files: of training prompts, as `rows_of` reads them.
+        output: folder of the prompt set, new or without prompts.
+        key: field of the text; by default the first of the usual names.
+        test: number of held-out prompts; by default a tenth, at most 128.
+        test_file: of the held-out prompts, instead of some of the others.
+
+    Returns:
+        Numbers of rows that were read, merged and dropped, as lines for a reader.
+
+    Raises:
+        ValueError: a row without a prompt, no prompts for a split, or a folder that has prompts; names the place.
+        OSError: a file cannot be read or written.
+    """
+    targets = {split: metadata_file(output, split) for split in ("train", "test")}
+    if there := [path for path in (*targets.values(), *output.glob("t*t.txt")) if path.exists()]:
+        raise ValueError(f"{there[0]} is there already; choose another --output, or remove it")
+    if test is not None and test_file is not None:
+        raise ValueError("got --test and --test-file; expected one of them")
+    training = read_rows(files, "train", key)
+    notes = training.notes("train")
+    if test_file is not None:
+        held_out = read_rows([test_file], "test", key)
+        notes += held_out.notes("test")
+        kept = {"train": training.rows, "test": held_out.rows}
+    else:
+        kept = split_rows(training.rows, test)
+    for split, rows in kept.items():
+        if not rows:
+            raise ValueError(
+                f"no {split} prompts remain of {len(training.rows):,}; expected at least one of each split"
+            )
+    output.mkdir(parents=True, exist_ok=True)
+    for split, path in targets.items():
+        write_file(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept[split]))
+        notes.append(f"{path}: {len(kept[split]):,} prompts")
+    return notes
+
+
+def read_rows(files: Sequence[Path], split: str, key: str | None) -> Imported:
+    """Read the prompts of files.
+
+    Raises:
+        ValueError: a row whose prompt is missing or no text; names the place.
+    """
+    found, seen = Imported(), set()
+    for place, prompt, fields in chain.from_iterable(prompts_of(rows_of(path, split), key) for path in files):
+        found.read += 1
+        if not isinstance(prompt, str):
+            raise ValueError(f"{place}: got the prompt {json.dumps(prompt)[:80]}; expected a text")
+        if reason := _unusable(prompt):
+            found.dropped.append(f"{place}: {reason}")
+            continue
+        found.negative += any(map(fields.get, NEGATIVE))
+        row = {"prompt": prompt.strip(), **{name: value for name, value in fields.items() if name not in NEGATIVE}}
+        content = json.dumps(row, sort_keys=True)
+        if content in seen:
+            found.merged += 1
+            continue
+        seen.add(content)
+        found.rows.append(row)
+    return found
+
+
+def _unusable(prompt: str) -> str | None:
+    if not prompt.strip():
+        return "it is empty"
+    if len(prompt.strip()) > LONGEST:
+        return f"it has {len(prompt.strip()):,} characters; at most {LONGEST:,} are read"
+    return None
+
+
+def split_rows(rows: Sequence[dict[str, Any]], test: int | None) -> dict[str, list[dict[str, Any]]]:
+    """Rows by split: the `test` texts with the smallest digests are held out, by default a tenth, at most HELD_OUT."""
+    texts = sorted({row["prompt"] for row in rows}, key=lambda text: hashlib.sha256(text.encode()).digest())
+    count = min(len(texts) // _SHARE or 1, HELD_OUT) if test is None else test
+    held_out = set(texts[:count])
+    return {
+        "train": [row for row in rows if row["prompt"] not in held_out],
+        "test": [row for row in rows if row["prompt"] in held_out],
+    }
