@@ -92,7 +92,14 @@ def test_imports_run_one_way(package: str) -> None:
 
 @pytest.mark.parametrize(
     ("folder", "above"),
-    [("policy", "memory"), ("records", "report"), ("records", "evaluation"), ("rollouts", "service")],
+    [
+        (".", "report"),
+        ("policy", "memory"),
+        ("records", "report"),
+        ("records", "evaluation"),
+        ("evaluation", "report"),
+        ("rollouts", "service"),
+    ],
 )
 def test_folders_of_the_trainer_import_one_way(folder: str, above: str) -> None:
     for path in sorted((PACKAGES["solrl_trainer"] / "solrl_trainer" / folder).glob("*.py")):

@@ -50,7 +50,7 @@ class Doom:
         elif self.point == "pushed":
             self._after_push()
         elif self.point == "report":
-            from solrl_trainer import run
+            from solrl_trainer.commands import run
 
             replace(run, "write_report", die)
         else:

@@ -23,7 +23,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
         *("solrl_rollout.cli", "solrl_rollout.serve", "solrl_rollout.http.app"),
-        *("solrl_trainer.commands.cli", "solrl_trainer.run"),
+        *("solrl_trainer.commands.cli", "solrl_trainer.commands.run"),
         # Modules that are imported only when a model is loaded.
         *("diffusers.models.transformers", "diffusers.pipelines.sana.pipeline_sana", "solrl_minis.catalog"),
         *("transformers.models.clip.modeling_clip", "transformers.models.clip.image_processing_pil_clip"),

@@ -13,10 +13,10 @@ from solrl_trainer.settings.presets import resolve
 
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
 JUDGES = ("judge", "verifier", "verifier_graded")
-LOCAL_NVFP4: Mapping[str, Any] = {"explore.source": "local", "explore.precision": "nvfp4"}
-"""Exploration in the trainer's process, without a service. Selects the same seeds as a service on an equal device."""
-SERVED = ("rollout_url=http://127.0.0.1:8100", "explore.lag=0")
-"""What experiments are changes of; a worker's own service replaces the address."""
+TWO_STAGES: Mapping[str, Any] = {"explore.precision": "nvfp4"}
+"""Exploration in the trainer's process. Selects the same seeds as a service on an equal device."""
+SERVICE = "http://127.0.0.1:8100"
+"""Address in settings of runs that need a service; a worker's own replaces it."""
 LARGE_BATCHES: Mapping[str, Any] = {"batch": 1152, "optimizer.batch": 1728}
 """All candidates of an iteration, and all its training pairs: a pass of a miniature takes a GPU as long with many
 images as with few."""
@@ -58,7 +58,7 @@ class Experiment:
 @cache
 def _resolved(experiment: Experiment) -> RunConfig:
     arguments = {"run": experiment.name[:64], "seed": experiment.seed}
-    return resolve(experiment.preset, overrides=[*SERVED, *experiment.settings], arguments=arguments).config
+    return resolve(experiment.preset, overrides=experiment.settings, arguments=arguments).config
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Programme:
             "checkpoint_every": 5,
             "keep_checkpoints": 1,
             **LARGE_BATCHES,
-            **(LOCAL_NVFP4 if base["regenerate"]["at"] != "none" else {}),
+            **(TWO_STAGES if base["regenerate"]["at"] != "none" else {}),
             **self.changes,
             **(changes or {}),
         }
@@ -140,7 +140,7 @@ class Programme:
 
 @cache
 def _base(preset: str) -> dict[str, Any]:
-    return resolve(preset, overrides=SERVED).config.model_dump(mode="json")
+    return resolve(preset).config.model_dump(mode="json")
 
 
 def _value(settings: Mapping[str, Any], key: str) -> Any:

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from demo_figures import processor
 from solrl_trainer.commands.demo import rollout_service
+from solrl_trainer.evaluation.gallery import load_gallery, save_gallery
 from solrl_trainer.evaluation.held_out import BASE_EVALUATION
 from solrl_trainer.loop import Result, train
 from solrl_trainer.records.evaluations import verdicts, within_prompt_std
@@ -23,7 +24,6 @@ from solrl_trainer.records.figures import trained_text
 from solrl_trainer.records.folder import locked
 from solrl_trainer.records.metrics_file import own_time, read_metrics
 from solrl_trainer.records.progress import RichReporter
-from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
 from solrl_trainer.settings.config import RunConfig
 

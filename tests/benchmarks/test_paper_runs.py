@@ -64,7 +64,7 @@ def test_tables_share_equal_runs() -> None:
 
 def test_experiments_vary_one_axis_and_explore_in_nvfp4_without_a_service() -> None:
     usual = PROGRAMME.experiment("sol_rl", 1).config
-    assert (usual.explore.source, usual.explore.precision, usual.seed) == ("local", "nvfp4", 1)
+    assert (usual.uses_service, usual.explore.precision, usual.seed) == (False, "nvfp4", 1)
     narrow = PROGRAMME.experiment("sol_rl", 1, {"explore.candidates": 24}).config
     assert narrow.explore == usual.explore.model_copy(update={"candidates": 24})
     assert narrow.model_copy(update={"explore": usual.explore, "run": usual.run, "output": usual.output}) == usual

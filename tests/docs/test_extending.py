@@ -20,13 +20,13 @@ from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import initial_noise
 from solrl_remote.vlm_judge import TEMPLATE, VlmJudge
 from solrl_trainer.algorithms.training_data import ForwardBatch, TrajectoryBatch
+from solrl_trainer.commands.run import run
 from solrl_trainer.records.metrics_file import read_metrics
-from solrl_trainer.run import run
 from solrl_trainer.settings.presets import resolve
 from tiny_auraflow import SIDE, TOKENS, write_auraflow
 
 REWARD, ALGORITHM, FAMILY = (f"docs/extending/{name}.md" for name in ("reward", "algorithm", "family"))
-IPO, AWAY = "my_algorithms:DiffusionIpo", "http://127.0.0.1:9"
+IPO = "my_algorithms:DiffusionIpo"
 COLOURS = "my_rewards:colourfulness"
 
 
@@ -114,7 +114,7 @@ def test_the_algorithm_trains(examples: Path, tmp_path: Path) -> None:
         *("explore.prompts=1", "explore.candidates=8", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
         *("evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.rewards=[]"),
     )
-    arguments = {"output": tmp_path, "rollout_url": AWAY}
+    arguments = {"output": tmp_path}
     config = resolve(
         "mini-sana/naive_scaling/clipscore", overrides=[*overrides(ALGORITHM), *small], arguments=arguments
     ).config

@@ -107,7 +107,8 @@ class Run:
 
 def go(service: Service, output: Path, *overrides: str, watcher: Watcher | None = None, resume: bool = False) -> Run:
     watcher = watcher or Watcher()
-    config = tiny_config(*SMALL, *overrides, output=output, run=output.name, rollout_url=service.url)
+    served = f"rollout_url={service.url}"
+    config = tiny_config(*SMALL, served, *overrides, output=output, run=output.name)
     with shown_log(watcher.notes.append):
         result = train(config, watcher, resume=resume)
     return Run(config, result, watcher, service.adapters(config.run))

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from solrl_proto.status import ScoringTime
+from solrl_trainer.evaluation.gallery import Pair, save_gallery
 from solrl_trainer.policy.update import UpdateFigures
 from solrl_trainer.records.records import IterationRecord, Spread
-from solrl_trainer.report.gallery import Pair, save_gallery
 from solrl_trainer.settings.presets import resolve
 
 HOSTILE = 'a <script>alert("red")</script> circle & a "square"'

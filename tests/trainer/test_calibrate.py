@@ -28,7 +28,7 @@ from solrl_trainer.settings.presets import ConfigError, resolve
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
 
 PRESET = "mini-sana/sol_rl/clipscore"
-TRAINED_ON_THEMSELVES = ("explore.source=local", "regenerate.at=none", "explore.prune=null")
+TRAINED_ON_THEMSELVES = ("rollout_url=null", "regenerate.at=none", "explore.prune=null")
 SMALL = ("explore.candidates=24", "explore.keep=8", "explore.precision=nvfp4", "regenerate.steps=4", "explore.steps=1")
 
 ONE_PLAN = PlanSet(steps=(), schedules=())

@@ -97,7 +97,7 @@ def test_a_run_moves_them_once_per_iteration_and_trains_the_same(moves: list[Mov
     adapters = {}
     for where in ("gpu", "cpu"):
         overrides = [
-            *("explore.source=local", "explore.prompts=2", "explore.candidates=4", "explore.keep=2", "explore.steps=1"),
+            *("rollout_url=null", "explore.prompts=2", "explore.candidates=4", "explore.keep=2", "explore.steps=1"),
             *("regenerate.steps=2", "evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=1", "iterations=2"),
             *("evaluate.fidelity_prompts=0", f"optimizer.encoders={where}"),
         ]
@@ -160,6 +160,6 @@ def test_on_a_gpu_they_wait_in_host_memory(name: str) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_the_plan_decides_on_a_gpu(notes: list[str]) -> None:
-    Models.build(loaded("mini-flux", "cuda"), tiny_config("explore.source=local"))
+    Models.build(loaded("mini-flux", "cuda"), tiny_config("rollout_url=null"))
     assert len(notes) == 1
     assert "0 recompute them" in notes[0]

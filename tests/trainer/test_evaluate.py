@@ -18,7 +18,7 @@ from PIL import Image
 from solrl_minis import catalog
 from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.evaluate import evaluate_run
-from solrl_trainer.run import run
+from solrl_trainer.commands.run import run
 from solrl_trainer.settings.presets import resolve
 from training_helpers import TINY
 from typed import typed

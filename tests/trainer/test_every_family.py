@@ -15,14 +15,14 @@ from solrl_core.families import load_backbone
 from solrl_core.families.load import locate
 from solrl_core.sampling.noise import initial_noise
 from solrl_core.sampling.sampler import solve
-from solrl_trainer import run
 from solrl_trainer.algorithms.training_data import TrainingSamples
+from solrl_trainer.commands import run
+from solrl_trainer.evaluation.gallery import load_gallery
 from solrl_trainer.loop import Result
 from solrl_trainer.policy.policy import CURRENT, Policy
 from solrl_trainer.policy.update import UpdateFigures, Updater
 from solrl_trainer.records import checkpoints
 from solrl_trainer.records.metrics_file import read_metrics
-from solrl_trainer.report.gallery import load_gallery
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 from training_helpers import TINY

@@ -11,7 +11,7 @@ from solrl_core.families.load import pipeline_call
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import initial_noise
 from solrl_core.sampling.sampler import solve
-from solrl_trainer import run
+from solrl_trainer.commands import run
 from solrl_trainer.policy.policy import CURRENT, Policy
 from solrl_trainer.records import checkpoints
 from solrl_trainer.settings.presets import resolve
@@ -21,7 +21,7 @@ from training_helpers import TINY
 QWEN = {"qwen-image": write_qwen_image, "flux2-klein": write_flux2_klein}
 SMALL = (
     *TINY,
-    *("explore.source=local", "explore.prompts=1", "explore.candidates=4", "explore.keep=2", "explore.steps=2"),
+    *("rollout_url=null", "explore.prompts=1", "explore.candidates=4", "explore.keep=2", "explore.steps=2"),
     *("regenerate.steps=2", "optimizer.updates=1", "optimizer.learning_rate=3e-2", "iterations=1", "prompts=shapes"),
     *("evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.fidelity_prompts=0", "guidance=2.5"),
     "rewards={'training_helpers:redness': 1}",

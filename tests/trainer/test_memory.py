@@ -32,7 +32,7 @@ from typed import typed
 MIB = 2**20
 STAYING = MemoryLayout(sharded=False, offloaded=False, checkpointed=0)
 SERVED = "rollout_url=http://gpu-node:8100"
-LOCAL = ("explore.source=local", "optimizer.batch=12")
+LOCAL = ("rollout_url=null", "optimizer.batch=12")
 
 
 @pytest.fixture(autouse=True)
@@ -84,10 +84,10 @@ def test_weights_are_those_of_the_model_and_of_each_generator(
     unmerged = planned(bare, "explore.precision=nvfp4", "explore.adapter=unmerged", "optimizer.shard_base=true")
     for weights in (unmerged.weights, unmerged.sharded):
         assert weights["unmerged"] == plan_memory(bare, ["nvfp4"], 4, 2).weights["unmerged adapter"] > 0
-    served_adapter = planned(bare, "explore.precision=nvfp4", "explore.adapter=unmerged", "explore.source=service")
+    served_adapter = planned(bare, "explore.precision=nvfp4", "explore.adapter=unmerged", SERVED)
     assert served_adapter.weights == alone.weights
-    assert planned(bare, "explore.source=service").weights == alone.weights
-    assert planned(bare, "explore.source=service", "optimizer.reference=fp8").weights["reference"] > 0
+    assert planned(bare, SERVED).weights == alone.weights
+    assert planned(bare, SERVED, "optimizer.reference=fp8").weights["reference"] > 0
 
 
 def test_a_loaded_model_is_planned_like_its_configurations(bare: PipelineBackbone) -> None:

@@ -42,7 +42,7 @@ def test_serving_another_adapter_restores_the_behaviour_policy(models: Models) -
 
 
 def test_the_local_explorers_generator_has_the_behaviour_policy(backbone: Backbone) -> None:
-    models = Models.build(backbone, tiny_config("explore.source=local", "explore.precision=nvfp4"))
+    models = Models.build(backbone, tiny_config("rollout_url=null", "explore.precision=nvfp4"))
     both = (models.generator, models.explorer)
     assert [generator.precision for generator in both] == ["bf16", "nvfp4"]
     bases = [weights(generator) for generator in both]
@@ -66,13 +66,13 @@ def test_a_sharded_base_is_never_placed_whole(
         models_module, "find_layout", lambda *_: MemoryLayout(sharded=True, offloaded=False, checkpointed=0)
     )
     monkeypatch.setattr(models_module, "shard_base", lambda backbone, generator, others, policy, world: world)
-    models = Models.build(backbone, tiny_config("explore.source=local", f"explore.precision={precision}"))
+    models = Models.build(backbone, tiny_config("rollout_url=null", f"explore.precision={precision}"))
     assert placed == [models.explorer.transformer for _ in whole]
     assert [models.explorer.precision] == (whole or ["bf16"])
 
 
 def test_unadapted_weights_are_stored_once(backbone: Backbone) -> None:
-    models = Models.build(backbone, tiny_config("explore.source=local", "explore.precision=nvfp4"))
+    models = Models.build(backbone, tiny_config("rollout_url=null", "explore.precision=nvfp4"))
     held = [
         {weight.data_ptr() for weight in transformer.parameters()}
         for transformer in (models.generator.transformer, models.explorer.transformer, models.policy.transformer)
@@ -92,10 +92,10 @@ def test_unadapted_weights_are_stored_once(backbone: Backbone) -> None:
 @pytest.mark.parametrize(
     ("settings", "precision"),
     [
-        (("explore.source=service", "explore.precision=nvfp4"), "bf16"),
-        (("explore.source=local", "explore.precision=auto"), "fp8"),
-        (("explore.source=local", "explore.precision=nvfp4"), "nvfp4"),
-        (("explore.source=local", "regenerate.at=none", "explore.precision=auto"), "bf16"),
+        (("explore.precision=nvfp4",), "bf16"),
+        (("rollout_url=null", "explore.precision=auto"), "fp8"),
+        (("rollout_url=null", "explore.precision=nvfp4"), "nvfp4"),
+        (("rollout_url=null", "regenerate.at=none", "explore.precision=auto"), "bf16"),
     ],
 )
 def test_cheap_candidates_use_the_fastest_native_precision(settings: tuple[str, ...], precision: str) -> None:

@@ -66,11 +66,11 @@ COMMON: dict[str, Any] = {
     "policy.decay_max": 0.5,
 }
 EXPLORED: dict[str, dict[str, Any]] = {
-    "diffusionnft": {"source": "local", "precision": "bf16", "steps": 10, "candidates": 24},
-    "naive_scaling": {"source": "local", "precision": "bf16", "steps": 10, "candidates": 96},
-    "naive_quant": {"source": "local", "precision": "nvfp4", "steps": 10, "candidates": 96},
+    "diffusionnft": {"precision": "bf16", "steps": 10, "candidates": 24},
+    "naive_scaling": {"precision": "bf16", "steps": 10, "candidates": 96},
+    "naive_quant": {"precision": "nvfp4", "steps": 10, "candidates": 96},
     # NVFP4 in the paper; `auto` selects it on GPUs like the paper's.
-    "sol_rl": {"source": "local", "precision": "auto", "steps": 6, "candidates": 96},
+    "sol_rl": {"precision": "auto", "steps": 6, "candidates": 96},
 }
 
 # Settings of the papers' code for large models: yifan123/flow_grpo (SD3.5, and FLUX.1 where it differs; the first form

@@ -260,29 +260,13 @@ def test_a_model_is_requested_by_the_services_name_for_it(model: str, served: st
     assert resolve(PRESET, overrides=[f"model={model}", "served_as=other"]).config.model_name == "other"
 
 
-def test_a_service_explores_where_a_url_is_given() -> None:
-    cases: list[tuple[list[str], str, str]] = [
-        ([], "local", "rollout_url"),
-        ([SERVED], "service", "rollout_url"),
-        ([SERVED, "explore.source=auto"], "service", "rollout_url"),
-        ([SERVED, "explore.source=local"], "local", "--set"),
-        ([SERVED, "explore.source=service"], "service", "--set"),
-    ]
-    for overrides, source, why in cases:
-        found = resolve(PRESET, overrides=overrides)
-        assert (found.config.explore.source, found.sources["explore.source"]) == (source, why)
-        shown = f"explore.source: {source}  # {why}"
-        assert (shown if why == "--set" else f"# {shown}") in sourced_yaml(found)
-        assert f"source: {source}" in settings_yaml(found.config)
-
-
 def test_a_service_explores_one_version_behind_unless_told_otherwise() -> None:
     cases: list[tuple[list[str], int, str]] = [
-        ([], 0, "explore.source"),
-        (["regenerate.at=none"], 0, "explore.source"),
-        ([SERVED, "explore.source=local"], 0, "explore.source"),
-        ([SERVED], 1, "explore.source"),
-        ([SERVED, "explore.lag=null"], 1, "explore.source"),
+        ([], 0, "rollout_url"),
+        (["regenerate.at=none"], 0, "rollout_url"),
+        ([SERVED, "rollout_url=null"], 0, "rollout_url"),
+        ([SERVED], 1, "rollout_url"),
+        ([SERVED, "explore.lag=null"], 1, "rollout_url"),
         ([SERVED, "explore.lag=0"], 0, "--set"),
         ([SERVED, "explore.lag=2"], 2, "--set"),
     ]
@@ -300,18 +284,19 @@ def test_a_service_explores_one_version_behind_unless_told_otherwise() -> None:
 def test_only_recipes_that_regenerate_explore_behind() -> None:
     """Samples then come from the newest version; a loss without a ratio would be wrong on those of an older one."""
     for preset in (f"mini-sana/{recipe}/clipscore" for recipe in RECIPES):
-        config = resolve(preset, overrides=["rollout_url=http://gpu-node:8100"]).config
-        assert config.lag == int(config.uses_service)
-        assert config.two_stage or not config.uses_service
+        if resolve(preset).config.two_stage:
+            assert resolve(preset, overrides=[SERVED]).config.lag == 1
+        else:
+            with pytest.raises(ConfigError, match="expected at=trainer, at=service or rollout_url=null"):
+                resolve(preset, overrides=[SERVED])
 
 
-def test_a_run_that_is_continued_explores_where_it_did() -> None:
+def test_a_run_that_is_continued_may_explore_elsewhere_at_its_lag() -> None:
     served, local = (resolve(PRESET, overrides=given).config for given in ([SERVED], []))
-    assert resolve_again(served, overrides=["rollout_url=http://elsewhere"]).config.uses_service
-    assert not resolve_again(local, overrides=[SERVED]).config.uses_service
-    assert resolve_again(local, overrides=[SERVED, "explore.source=auto"]).config.uses_service
-    with pytest.raises(ConfigError, match="source is service; expected its address, --set rollout_url="):
+    assert resolve_again(local, overrides=[SERVED]).config.lag == 0
+    with pytest.raises(ConfigError, match=r"lag is for exploration at a service.*expected explore\.lag=0"):
         resolve_again(served, overrides=["rollout_url=null"])
+    assert not resolve_again(served, overrides=["rollout_url=null", "explore.lag=0"]).config.uses_service
 
 
 def test_both_stages_can_be_local() -> None:
@@ -324,7 +309,7 @@ def test_both_stages_can_be_local() -> None:
 STOCHASTIC = "mini-sana/flowgrpo_two_stage/clipscore"
 FITTED = "{sigmas: [1.0, 0.5], step_coeffs: [[0.5, 0.5]], x0_coeffs: [[0.0, 1.0], [0.0, 0.0, 1.0]]}"
 SERVED = "rollout_url=http://gpu-node:8100"
-ONE_STAGE = ["explore.source=local", "regenerate.at=none"]
+ONE_STAGE = ["regenerate.at=none"]
 UNMERGED = "explore.adapter=unmerged"
 
 
@@ -348,7 +333,6 @@ UNMERGED = "explore.adapter=unmerged"
         (PRESET, [UNMERGED, "explore.precision=fp8"], "adapter is unmerged at precision fp8"),
         (PRESET, [UNMERGED, "explore.precision=nvfp4", *ONE_STAGE], "at=none they are trained on"),
         (PRESET, [SERVED, "regenerate.at=none"], r"setting regenerate \(from --set\).*not with candidates to train on"),
-        (PRESET, ["explore.source=service"], "expected its address, --set rollout_url=http://HOST:8100"),
         (PRESET, ["regenerate.at=service"], "expected --set rollout_url=http://HOST:8100, or at=trainer"),
         (PRESET, ["explore.lag=1"], "lag is for exploration at a service"),
         (STOCHASTIC, ["explore.steps=6"], r"explore\.steps is 6 and regenerate\.steps 10 .*expected equal numbers"),

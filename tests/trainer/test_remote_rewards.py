@@ -13,9 +13,9 @@ from solrl_proto.rollouts import PromptItem
 from solrl_reward.app import create_app
 from solrl_reward.settings import Settings
 from solrl_trainer.commands.doctor import check
+from solrl_trainer.commands.run import run
 from solrl_trainer.memory.run_memory import reward_sizes
 from solrl_trainer.records.metrics_file import read_metrics
-from solrl_trainer.run import run
 from solrl_trainer.service.requirements import require_rewards
 from solrl_trainer.service.reward_specs import reward_specs
 from solrl_trainer.settings.config import RunConfig
@@ -25,7 +25,7 @@ from solrl_trainer.settings.presets import resolve
 AWAY = "http://127.0.0.1:9"
 SMALL = (
     *("lora.rank=2", "lora.alpha=4", "optimizer.updates=1", "optimizer.batch=8", "iterations=1"),
-    *("explore.source=local", "explore.prompts=1", "explore.candidates=8", "explore.keep=4", "explore.steps=2"),
+    *("explore.prompts=1", "explore.candidates=8", "explore.keep=4", "explore.steps=2"),
     *("regenerate.steps=2", "evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.rewards=[]"),
 )
 
@@ -90,7 +90,7 @@ def test_prompts_that_a_reward_cannot_judge_are_refused_before_anything_is_loade
             f"rewards={{'{name}': 1}}",
             f"reward_options={options}",
         ],
-        arguments={"output": tmp_path / "run", "rollout_url": AWAY},
+        arguments={"output": tmp_path / "run"},
     ).config
     if said:
         with pytest.raises(ValueError, match=said):
@@ -106,7 +106,7 @@ def test_prompts_that_a_reward_cannot_judge_are_refused_before_anything_is_loade
 def test_a_run_without_quotation_marks_is_not_read(tmp_path: Path) -> None:
     folder = prompts_in(tmp_path, ['a sign that says "OPEN"', "a sign that says OPEN"], ['a sign that says "NO"'])
     overrides = [*SMALL, f"prompts={folder}", "rewards={ocr: 1}"]
-    arguments = {"output": tmp_path / "run", "rollout_url": AWAY}
+    arguments = {"output": tmp_path / "run"}
     config = resolve("mini-sana/sol_rl/clipscore", overrides=overrides, arguments=arguments).config
     with pytest.raises(ValueError, match="prompt 'a sign that says OPEN', it has no text to render"):
         check_run(config, resume=False)
@@ -127,7 +127,7 @@ def test_a_run_with_a_reward_server_equals_a_local_one_up_to_the_rounding_to_byt
     with serving(create_app(Settings(rewards=("clipscore",), options_from="mini-sana", device="cpu"))) as address:
         for folder, options in (("here", "{}"), ("there", f"{{clipscore: {{at: '{address}'}}}}")):
             overrides = [*SMALL, f"reward_options={options}"]
-            arguments = {"output": tmp_path / folder, "rollout_url": AWAY}
+            arguments = {"output": tmp_path / folder}
             run(resolve("mini-sana/sol_rl/clipscore", overrides=overrides, arguments=arguments).config)
             lines = read_metrics(tmp_path / folder / "metrics.jsonl")
             (iteration,) = [line for line in lines if line["event"] == "iteration"]
@@ -158,7 +158,7 @@ def service(server: str) -> Iterator[RunningService]:
 def bringing(service: RunningService, at: str, *overrides: str, output: Path) -> RunConfig:
     """A small run with both rewards of a server, one of which the service has loaded."""
     options = f"reward_options={{clipscore: {{at: '{at}'}}, '{BROUGHT}': {{at: '{at}'}}}}"
-    changes = [*SMALL, "explore.source=service", f"rewards={{clipscore: 1, '{BROUGHT}': 0.5}}", options, *overrides]
+    changes = [*SMALL, f"rewards={{clipscore: 1, '{BROUGHT}': 0.5}}", options, *overrides]
     arguments = {"output": output, "rollout_url": service.url, "run": "brings"}
     return resolve(f"{MODEL}/sol_rl/clipscore", overrides=changes, arguments=arguments).config
 

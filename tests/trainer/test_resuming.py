@@ -55,7 +55,6 @@ def test_settings_on_which_the_training_does_not_depend_may_change(override: str
         ("algorithm.beta=0.25", "algorithm.beta: 1.0 → 0.25"),
         ("policy.decay_max=0", "policy.decay_max: 0.5 → 0.0"),
         ("regenerate.steps=3", "regenerate.steps: 4 → 3"),
-        ("explore.source=local", "explore.source: service → local"),
     ],
 )
 def test_settings_of_later_iterations_may_change(override: str, said: str) -> None:

@@ -74,7 +74,7 @@ def test_shares_as_text() -> None:
 def test_a_run_says_the_shares_once_and_logs_them(tmp_path: Path, notes: list[str]) -> None:
     config = tiny_config(
         f"model={small_model()}",
-        *("explore.source=local", "explore.prompts=2", "explore.candidates=6", "explore.keep=4", "explore.steps=2"),
+        *("rollout_url=null", "explore.prompts=2", "explore.candidates=6", "explore.keep=4", "explore.steps=2"),
         *("evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.fidelity_every=0", "iterations=2"),
         *("rewards={clipscore: 1, verifier_graded: 0.001, verifier: 0}", "evaluate.rewards=[]"),
         output=tmp_path / "run",

@@ -211,7 +211,7 @@ def test_a_reward_may_be_given_without_a_weight(text: str) -> None:
 def test_invalid_settings_are_reported_before_loading(
     tmp_path: Path, settings: list[str], fault: str, dry: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solrl_trainer.run.train", lambda *_, **__: pytest.fail("a training began"))
+    monkeypatch.setattr("solrl_trainer.commands.run.train", lambda *_, **__: pytest.fail("a training began"))
     folder = tmp_path / "run"
     extra = ["--dry-run"] if dry else []
     done = typed(main, "run", "--preset", PRESET, "--output", str(folder), *sets(*settings), *extra)
@@ -394,7 +394,7 @@ def test_a_run_is_started_if_there_is_none_to_resume(tmp_path: Path, monkeypatch
         began.append(resume)
         raise RuntimeError("far enough")
 
-    monkeypatch.setattr("solrl_trainer.run.train", train)
+    monkeypatch.setattr("solrl_trainer.commands.run.train", train)
     done = typed(main, "run", "--preset", PRESET, "--resume", str(tmp_path / "new"))
     assert "far enough" in done.stderr
     assert began == [True]

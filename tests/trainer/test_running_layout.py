@@ -9,7 +9,7 @@ from training_helpers import tiny_config
 
 URL = "http://127.0.0.1:8100"
 SHARED = "regenerate.at=service"
-ALONE = "explore.source=local"
+ALONE = "rollout_url=null"
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_waits_count_by_the_median_of_the_last_iterations(shares: list[float], w
         (
             (),
             "start a new run with explore.lag=1, set explore.share=auto, give the service more GPUs, or do without it "
-            "by explore.source=local",
+            "by rollout_url=null",
         ),
         (
             ("explore.lag=1", "explore.share=auto"),
-            ": give the service more GPUs, or do without it by explore.source=local explore.lag=0 explore.share=1",
+            ": give the service more GPUs, or do without it by rollout_url=null explore.lag=0 explore.share=1",
         ),
         (("explore.lag=1", SHARED, "regenerate.share=0.5"), "set regenerate.share=auto, give"),
         (("explore.lag=1", SHARED, "regenerate.share=1"), "set regenerate.share=auto, give"),

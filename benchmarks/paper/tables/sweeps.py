@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from support.results import table
 
-from paper.experiments import Experiment, fitted_plan
+from paper.experiments import SERVICE, Experiment, fitted_plan
 from paper.finished import Finished
 from paper.intervals import Estimate, Tested, over_seeds_and_prompts, pooled_differences
 from paper.published import HPSV2_BY_CANDIDATES, HPSV2_BY_STEPS
@@ -41,7 +41,7 @@ def group(candidates: int, side: int) -> Changes:
 
 def lagging(lag: int) -> Changes:
     """Exploration this many versions behind; only a service explores ahead."""
-    return {"explore.lag": lag, "explore.source": "service"} if lag else {}
+    return {"explore.lag": lag, "rollout_url": SERVICE} if lag else {}
 
 
 def plans(context: Context) -> dict[str, Changes]:

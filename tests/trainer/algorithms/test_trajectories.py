@@ -57,12 +57,12 @@ def configured(*overrides: str) -> RunConfig:
 
 def test_a_service_cannot_regenerate_recorded_samples() -> None:
     with pytest.raises(ConfigError, match="ClippedRatio trains on every step or uses a solver of its own"):
-        configured("explore.source=auto", "rollout_url=http://gpu-node:8100", "regenerate.at=service")
+        configured("rollout_url=http://gpu-node:8100", "regenerate.at=service")
 
 
 def test_a_plan_cannot_name_a_solver_of_ones_own() -> None:
     with pytest.raises(ConfigError, match="ClippedRatio do not take stochastic steps that a plan can name"):
-        configured("explore.source=local", "regenerate.at=trainer", "explore.sampler=training", "explore.steps=4")
+        configured("regenerate.at=trainer", "explore.sampler=training", "explore.steps=4")
 
 
 @pytest.fixture

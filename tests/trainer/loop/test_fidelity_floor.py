@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 ATTENTION = "transformer_blocks.1.attn"
 SMALL = (
     *TINY,
-    *("explore.source=local", "explore.precision=nvfp4", "explore.prompts=1", "explore.candidates=24"),
+    *("rollout_url=null", "explore.precision=nvfp4", "explore.prompts=1", "explore.candidates=24"),
     *("explore.keep=4", "explore.steps=4", "evaluate.prompts=4", "evaluate.seeds=1", "evaluate.steps=1"),
     *("evaluate.fidelity_every=1", "iterations=2"),
 )

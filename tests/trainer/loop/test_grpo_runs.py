@@ -38,7 +38,7 @@ def service() -> Iterator[RunningService]:
 
 def go(recipe: str, output: Path, *settings: str, resume: bool = False, url: str | None = None) -> Result:
     stages = (f"explore.steps={TRAJECTORY}", f"regenerate.steps={TRAJECTORY}")
-    where = ("explore.lag=0",) if url else ("explore.source=local",)
+    where = ("explore.lag=0",) if url else ("rollout_url=null",)
     arguments: dict[str, Any] = {"output": output, "run": output.name, "rollout_url": url}
     overrides = [*SMALL, *stages, *where, *settings]
     config = resolve(f"mini-sana/{recipe}/clipscore", overrides=overrides, arguments=arguments).config

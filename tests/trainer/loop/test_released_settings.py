@@ -12,7 +12,7 @@ from solrl_trainer.records.metrics_file import read_metrics
 from training_helpers import tiny_config
 
 SETTINGS = (
-    *(*SMALL, "explore.source=local", "explore.prompts=3", "explore.keep=6", "regenerate.keep=4"),
+    *(*SMALL, "rollout_url=null", "explore.prompts=3", "explore.keep=6", "regenerate.keep=4"),
     *("regenerate.selection=extremes_random", "optimizer.epochs=2", "optimizer.updates=2"),
     *("algorithm.advantage_mode=binary", "policy.counter=updates", "policy.decay_flat=2", "policy.decay_rate=0.1"),
     *("evaluate.prompts=2", "evaluate.fidelity_prompts=0"),

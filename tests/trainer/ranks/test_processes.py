@@ -31,7 +31,7 @@ def test_two_processes_and_then_four_give_the_weights_of_one_bit_for_bit(alone: 
 
 
 def test_ranks_share_two_stages_without_a_service(tmp_path: Path) -> None:
-    extra = ("explore.source=local", "explore.precision=nvfp4", "explore.prune={after: 1, keep: 4}")
+    extra = ("rollout_url=null", "explore.precision=nvfp4", "explore.prune={after: 1, keep: 4}")
     watched = ("evaluate.fidelity_prompts=2", "evaluate.fidelity_every=1")
     sets = [word for setting in (*extra, *watched) for word in ("--set", setting)]
     folders = {size: tmp_path / str(size) for size in (1, 2)}
@@ -48,7 +48,7 @@ def test_ranks_share_two_stages_without_a_service(tmp_path: Path) -> None:
 
 
 def test_all_ranks_stop_below_the_floor(tmp_path: Path) -> None:
-    settings = ("explore.source=local", "explore.steps=1", "explore.candidates=24", "evaluate.fidelity_floor=1")
+    settings = ("rollout_url=null", "explore.steps=1", "explore.candidates=24", "evaluate.fidelity_floor=1")
     sets = ["--preset", "mini-sana/sol_rl/clipscore", *(word for setting in settings for word in ("--set", setting))]
     for log in (tmp_path / "first.log", tmp_path / "resumed.log"):
         assert run(2, [*arguments(tmp_path / "run", 1), *sets], log) == 1

@@ -15,7 +15,7 @@ FIGURES = {
 @pytest.mark.parametrize("recipe", ["awm_two_stage", "dpo"])
 def test_two_ranks_and_a_resumed_run_give_the_weights_of_one_bit_for_bit(recipe: str, tmp_path: Path) -> None:
     settings = ["optimizer.batch=3"]
-    settings += ["explore.source=local", "explore.precision=nvfp4"] if "two_stage" in recipe else ["explore.steps=4"]
+    settings += ["rollout_url=null", "explore.precision=nvfp4"] if "two_stage" in recipe else ["explore.steps=4"]
     extra = ["--preset", f"mini-sana/{recipe}/clipscore", *(word for one in settings for word in ("--set", one))]
     whole, shared, log = tmp_path / "whole", tmp_path / "shared", tmp_path / "log"
     assert run(1, [*arguments(whole, 2), *extra], log) == 0, log.read_text()

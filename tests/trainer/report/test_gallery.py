@@ -1,7 +1,7 @@
 import pytest
 import torch
 from run_folders import sample_images
-from solrl_trainer.report.gallery import KEPT_PROMPTS, LARGEST_SIDE, Pair, load_gallery, save_gallery
+from solrl_trainer.evaluation.gallery import KEPT_PROMPTS, LARGEST_SIDE, Pair, load_gallery, save_gallery
 
 PAIRS = [Pair("a red circle", 2**53 - 1, "best", 0.31, 0.3), Pair("a red circle", 7, "worst", 0.11, 0.2)]
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 from run_folders import PROMPTS, write_gallery
-from solrl_trainer.report.gallery import load_gallery
+from solrl_trainer.evaluation.gallery import load_gallery
 from solrl_trainer.report.grid import COLUMNS, GAP, HEADING, MARGIN, STRIP, corner, shown_side, write_grid
 
 

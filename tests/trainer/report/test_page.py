@@ -158,18 +158,11 @@ def test_the_sentence_rates_the_fidelity(spearman, words):
     assert told["overlaps"] == [("4", "50 %", "25 %")]
 
 
-@pytest.mark.parametrize(
-    ("explore", "regenerate", "regenerated"),
-    [
-        ({"source": "service"}, {"at": "trainer"}, True),
-        ({"source": "local"}, {"at": "trainer"}, True),
-        ({"source": "local"}, {"at": "none"}, False),
-    ],
-)
-def test_the_page_says_whether_samples_were_regenerated(tmp_path, explore, regenerate, regenerated):
+@pytest.mark.parametrize(("at", "regenerated"), [("service", True), ("trainer", True), ("none", False)])
+def test_the_page_says_whether_samples_were_regenerated(tmp_path, at, regenerated):
     folder = finished_run(tmp_path)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"explore": explore, "regenerate": regenerate}))
+    (folder / "config.json").write_text(json.dumps(config | {"regenerate": {"at": at}}))
     assert (
         "regenerated in BF16, of their best and worst halves, and of all candidates as explored"
         in words(page_of(folder))

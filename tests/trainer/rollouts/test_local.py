@@ -10,12 +10,12 @@ from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.rewards import RewardSet
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_proto.noise import expand_seeds
+from solrl_trainer.commands.run import run
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.loading import Loaded
 from solrl_trainer.rollouts.models import Models
-from solrl_trainer.run import run
 from solrl_trainer.selection import best_worst, select
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
@@ -30,7 +30,7 @@ SMALL = (
 
 
 def config_of(recipe: str, output: Path) -> RunConfig:
-    arguments = {"output": output, "rollout_url": "http://127.0.0.1:9"}
+    arguments = {"output": output}
     return resolve(f"mini-sana/{recipe}/clipscore", overrides=SMALL, arguments=arguments).config
 
 
@@ -56,7 +56,7 @@ def test_a_local_recipe_runs_without_a_service(recipe: str, tmp_path: Path) -> N
 def test_groups_made_together_are_those_made_alone(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = {"output": tmp_path, "explore.source": "local", "explore.prompts": 3, "evaluate.fidelity_prompts": 3}
+    changes = {"output": tmp_path, "explore.prompts": 3, "evaluate.fidelity_prompts": 3}
     config = resolve(f"mini-sana/{recipe}/clipscore", overrides=SMALL, arguments=changes).config
     config = config.model_copy(update={"output": tmp_path / "alone"})
     alone = run(config)

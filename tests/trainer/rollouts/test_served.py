@@ -442,12 +442,12 @@ def test_a_lie_stops_the_run(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("explore.source=local", AT_SERVICE), "at=service needs a service that explores; expected --set rollout_url="),
+        (("rollout_url=null", AT_SERVICE), "at=service needs a service that explores; expected --set rollout_url="),
         (("regenerate.share=0.5",), "share is 0.5, but at=trainer; expected at=service"),
         ((AT_SERVICE, "regenerate.share=0"), "regenerate.share"),
         (("explore.share=0",), "explore.share"),
         (
-            ("explore.source=local", "explore.share=0.5"),
+            ("rollout_url=null", "explore.share=0.5"),
             "share is 0.5, but no service explores; expected explore.share=1",
         ),
     ],

@@ -17,11 +17,11 @@ from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_trainer import loop
-from solrl_trainer import run as command
+from solrl_trainer.commands import run as command
+from solrl_trainer.evaluation.gallery import load_gallery
 from solrl_trainer.loop import Result, train
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.records.shown_log import shown_log
-from solrl_trainer.report.gallery import load_gallery
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.service.service_source import ServiceSource
 from training_helpers import tiny_config
@@ -80,7 +80,7 @@ class Run:
 
 
 def go(folder: Path, *settings: str, url: str | None = None) -> Run:
-    where = ("explore.source=local",) if url is None else ()
+    where = ("rollout_url=null",) if url is None else ()
     config = tiny_config(*SMALL, *where, *settings, output=folder, run=folder.name, rollout_url=url)
     watcher = Watcher()
     with shown_log(watcher.notes.append):
@@ -157,7 +157,7 @@ def test_a_report_can_omit_the_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise ProblemError(ProblemKind.VERSION_NOT_FOUND, "version 0 is gone")
 
     monkeypatch.setattr(DeviceSource, "images_of", refused)
-    config = tiny_config(*SMALL, "explore.source=local", *ONE, "rewards=clipscore", output=tmp_path)
+    config = tiny_config(*SMALL, "rollout_url=null", *ONE, "rewards=clipscore", output=tmp_path)
     summary = command.run(config)
     assert summary["spearman"] is not None
     (note,) = (note for note in notes if note.startswith("the report does not show"))

@@ -163,7 +163,7 @@ def _run(command: Run, rank_info: RankInfo) -> int:
         if not processes.is_rank_zero:
             config = RunConfig.model_validate_json(processes.broadcast_text(None))
             processes.set_hint(_resume_hint(config, rank_info))
-            from solrl_trainer.run import follow
+            from solrl_trainer.commands.run import follow
 
             follow(config, resume=resume, version=version, world=processes.world(config.device, config.patience))
             return 0
@@ -176,8 +176,8 @@ def _run(command: Run, rank_info: RankInfo) -> int:
         from solrl_proto.printable import printable
         from solrl_proto.problems import ProblemError
 
+        from solrl_trainer.commands.run import run
         from solrl_trainer.records.progress import result_table
-        from solrl_trainer.run import run
 
         hint = _resume_hint(config, rank_info)
         with interrupt_message(printable(f"solrl-train: stopped; {hint}")):
@@ -281,8 +281,8 @@ def _report(folders: tuple[Path, ...], output: Path) -> None:
         print(write_comparison(folders, output))
         return
     (folder,) = folders
+    from solrl_trainer.commands.run import gallery_grid
     from solrl_trainer.report.page import write_report
-    from solrl_trainer.run import gallery_grid
 
     if (folder / "gallery.json").is_file():
         gallery_grid(folder)

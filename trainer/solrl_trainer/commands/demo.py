@@ -107,8 +107,8 @@ def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
         importing.start()
         with rollout_service("mini-sana", output / "service.log") as url:
             importing.join()
+            from solrl_trainer.commands.run import run
             from solrl_trainer.records.progress import result_table
-            from solrl_trainer.run import run
 
             summary = run(config.model_copy(update={"rollout_url": url}))
     Console().print(result_table(summary))
@@ -120,7 +120,7 @@ def _import_all() -> None:
     for name in (
         "diffusers.pipelines.sana.pipeline_sana",
         "transformers.models.clip.modeling_clip",
-        "solrl_trainer.run",
+        "solrl_trainer.commands.run",
     ):
         importlib.import_module(name)
 

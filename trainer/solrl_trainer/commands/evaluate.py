@@ -18,6 +18,7 @@ from solrl_proto.rollouts import Plan, PromptItem
 from solrl_remote.remote_reward import connect_reward
 
 from solrl_trainer.evaluation.evaluate import evaluate_together
+from solrl_trainer.evaluation.gallery import load_gallery, save_gallery
 from solrl_trainer.ranks.communicator import pick_device
 from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
 from solrl_trainer.records import checkpoints
@@ -27,7 +28,6 @@ from solrl_trainer.records.folder import saved_settings
 from solrl_trainer.records.output_files import write_file
 from solrl_trainer.records.time_left import OnProgress
 from solrl_trainer.records.waits import Waits
-from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.long_prompts import warn_of_long_prompts

@@ -8,9 +8,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from solrl_trainer.evaluation.gallery import to_bytes
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.output_files import write_file
-from solrl_trainer.report.gallery import to_bytes
 
 _SETTINGS = "settings"
 _IMAGES = "images"

@@ -65,7 +65,6 @@ def _small(config: RunConfig, steps: int, regenerated_steps: int) -> RunConfig:
     raw["rollout_url"] = None
     candidates = min(config.explore.candidates, _CANDIDATES)
     raw["explore"] |= {
-        "source": "local",
         "lag": 0,
         "share": 1,
         "prompts": 1,

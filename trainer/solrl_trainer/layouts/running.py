@@ -60,7 +60,7 @@ def waste_text(config: RunConfig, share: float) -> str:
     if served and optimizer.steps == 1 and not optimizer.streamed:
         changes.append("set optimizer.streamed=true")
     changes.append("give the service more GPUs")
-    own = ["explore.source=local"]
+    own = ["rollout_url=null"]
     own += ["explore.lag=0"] if config.lag else []
     own += ["regenerate.at=trainer"] if served else []
     own += ["explore.share=1"] if config.explore.share != 1 else []

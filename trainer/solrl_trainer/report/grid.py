@@ -10,8 +10,8 @@ import matplotlib
 import torch
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from solrl_trainer.evaluation.gallery import Gallery
 from solrl_trainer.records.output_files import writing
-from solrl_trainer.report.gallery import Gallery
 
 COLUMNS = 4
 MARGIN = 40

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from PIL import Image
 
+from solrl_trainer.evaluation.gallery import Gallery, load_gallery
 from solrl_trainer.records import figures
 from solrl_trainer.records.metrics_file import own_time
 from solrl_trainer.records.output_files import write_file
 from solrl_trainer.records.reward_shares import SMALL, shares_text
 from solrl_trainer.report import rendering, style
-from solrl_trainer.report.gallery import Gallery, load_gallery
 from solrl_trainer.report.model_card import how_to_load
 from solrl_trainer.report.rank_strip import describe_fidelity
 from solrl_trainer.report.run_charts import (

@@ -235,7 +235,7 @@ class RunConfig(Section):
     @property
     def uses_service(self) -> bool:
         """Whether a rollout service explores."""
-        return self.explore.source == "service"
+        return self.rollout_url is not None
 
     @property
     def explores_here(self) -> bool:
@@ -290,26 +290,24 @@ class RunConfig(Section):
     @field_validator("explore")
     @classmethod
     def _follows_the_url(cls, value: Explore, given: ValidationInfo) -> Explore:
-        """The settings with the source that `auto` means, and the lag that null means."""
-        url = given.data.get("rollout_url")
-        source = value.source if value.source != "auto" else "local" if url is None else "service"
-        if source == "service" and url is None:
-            raise ValueError(f"source is service; expected its address, {_GIVE_URL}, or explore.source=local")
-        lag = int(source == "service") if value.lag is None else value.lag
-        if lag and source != "service":
+        """The settings with the lag that null means."""
+        served = given.data.get("rollout_url") is not None
+        lag = int(served) if value.lag is None else value.lag
+        if lag and not served:
             raise ValueError(
                 "lag is for exploration at a service; candidates generated here are always current; "
                 f"expected explore.lag=0, or a service: {_GIVE_URL}"
             )
-        if value.share != 1 and source != "service":
+        if value.share != 1 and not served:
             raise ValueError(
                 f"share is {value.share}, but no service explores; expected explore.share=1, or a service: {_GIVE_URL}"
             )
-        return value.model_copy(update={"source": source, "lag": lag})
+        return value.model_copy(update={"lag": lag})
 
     @field_validator("regenerate")
     @classmethod
     def _suits_exploration(cls, value: Regenerate, given: ValidationInfo) -> Regenerate:
+        served = given.data.get("rollout_url") is not None
         explore = given.data.get("explore")  # missing if it is invalid itself
         if value.keep is None and value.selection != "best_worst":
             raise ValueError(f"selection is {value.selection}, but all samples are kept; expected a number as keep")
@@ -319,17 +317,17 @@ class RunConfig(Section):
             raise ValueError(f"keep is {value.keep}, but only {explore.keep} are regenerated; see explore.keep")
         if value.share not in ("auto", 1) and value.at != "service":
             raise ValueError(f"share is {value.share}, but at={value.at}; expected at=service, or share=auto")
-        if value.at == "service" and explore is not None and explore.source != "service":
+        if value.at == "service" and not served:
             raise ValueError(f"at=service needs a service that explores; expected {_GIVE_URL}, or at=trainer")
+        if value.at == "none" and served:
+            raise ValueError(
+                "a service answers with scores, not with candidates to train on; "
+                "expected at=trainer, at=service or rollout_url=null"
+            )
         if value.at == "none" and explore is not None:
             if explore.adapter == "unmerged":
                 raise ValueError(
                     "explore.adapter=unmerged is for cheap candidates, and with at=none they are trained on"
-                )
-            if explore.source == "service":
-                raise ValueError(
-                    "a service answers with scores, not with candidates to train on; "
-                    "expected at=trainer, at=service or explore.source=local"
                 )
             for name in ("prune", "fitted", "decoder_precision"):
                 if getattr(explore, name) is not None:

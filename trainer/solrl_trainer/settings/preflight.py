@@ -130,8 +130,6 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
     require_trackers(config.track)
     if config.layers is not None:
         read_layer_lists(config.layers)
-    if config.rollout_url is not None and not config.uses_service:
-        logger.info(f"explore.source is local: the service at {config.rollout_url} is not used")
     folder = find_prompts(config.prompts)
     train, test = read_split(folder, "train"), read_split(folder, "test")
     if config.explore.prompts > (most := len(train.prompts)):

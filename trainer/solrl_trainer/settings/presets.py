@@ -201,10 +201,8 @@ def _compose(layers: Sequence[Layer]) -> Resolved:
         run = _default_run(config)
         output = Path("runs", run) if sources["output"] == "run" else config.output
         config = config.model_copy(update={"run": run, "output": output})
-    if values.get("explore.source", "auto") == "auto":
-        sources["explore.source"] = "rollout_url"
     if values.get("explore.lag") is None:
-        sources["explore.lag"] = "explore.source"
+        sources["explore.lag"] = "rollout_url"
     return Resolved(config, {key: sources.get(key, "default") for key in sorted(known)})
 
 

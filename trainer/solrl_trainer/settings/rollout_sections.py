@@ -14,9 +14,6 @@ ExplorationSampler = Literal["ode", "training"]
 class Explore(Section):
     """Candidates of each prompt."""
 
-    source: Literal["auto", "service", "local"] = "auto"
-    """service: a rollout service explores. local: the trainer's device explores, in turns with its other phases. auto:
-    service with a rollout_url, otherwise local."""
     prompts: Positive = 48
     """Prompts per iteration."""
     candidates: Annotated[int, Field(ge=2)] = 96

@@ -13,7 +13,7 @@ SETTINGS_YAML = "settings.yaml"
 
 _OF_ONE_RUN = ("run", "output")
 """Settings of which every run needs its own."""
-_FOLLOWING = {"run": "preset", "output": "run", "explore.source": "rollout_url", "explore.lag": "explore.source"}
+_FOLLOWING = {"run": "preset", "output": "run", "explore.lag": "rollout_url"}
 """Setting → its source if it follows from another setting."""
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from solrl_trainer.commands.export import export
+from solrl_trainer.evaluation.gallery import load_gallery, save_gallery
 from solrl_trainer.loop import Result, train
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.evaluations import compare, verdicts
@@ -15,7 +16,6 @@ from solrl_trainer.records.folder import SETTINGS, check_new, saved_settings
 from solrl_trainer.records.output_files import write_file
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.shown_log import TRAINER_LOG, shown_log
-from solrl_trainer.report.gallery import load_gallery, save_gallery
 from solrl_trainer.report.grid import write_grid
 from solrl_trainer.report.page import write_report
 from solrl_trainer.settings import resuming
