@@ -36,20 +36,20 @@ def run(trials: int, findings: Findings) -> None:
 
 
 def _trial(name: str, size: int, service: RolloutService, chance: random.Random, findings: Findings) -> None:
-    since = service.witness.size
+    since = service.event_log.size
     names = [f"{name}-{i}" for i in range(size)]
     asked = [_ask(service, one, streaming=chance.random() < 0.5) for one in names]
     wanted = chance.randrange(1, _STEPS // 4)
-    while sum(one["event"] == "step" for one in service.witness.events(since)) < wanted:
+    while sum(one["event"] == "step" for one in service.event_log.events(since)) < wanted:
         time.sleep(0.002)
     left = time.monotonic()
     for one in asked:
         one.close()
     answer = service.http.post("/v1/rollouts", json=rollout_body(prompt=f"{name}-next", count=2, steps=1))
     findings.require(answer.status_code == 200, name, answer.text[:200])
-    while len(cancelled := _cancelled(service.witness.events(since), names)) < size:
+    while len(cancelled := _cancelled(service.event_log.events(since), names)) < size:
         time.sleep(0.002)
-    _judge(name, service.witness.events(since), names, cancelled, left, findings)
+    _judge(name, service.event_log.events(since), names, cancelled, left, findings)
 
 
 def _ask(service: RolloutService, name: str, *, streaming: bool) -> socket.socket:

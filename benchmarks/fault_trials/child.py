@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from fault_trials.doom import Doom, replace
-from fault_trials.witness import Witness
+from fault_trials.event_log import EventLog
+from fault_trials.kill_points import KillPoint, replace
 
 
 def started(target: Callable[..., None], arguments: Sequence[Any], log: str) -> None:
@@ -57,38 +57,38 @@ def _as_rank(target: Callable[..., None], *arguments: Any) -> None:
     target(*arguments)
 
 
-def serve(argv: Sequence[str], witness: str, environment: Mapping[str, str]) -> None:
+def serve(argv: Sequence[str], event_log: str, environment: Mapping[str, str]) -> None:
     """`solrl-rollout serve`; notes each chunk that is queued, begun or lost, its steps, its end, and cancelled jobs."""
     os.environ.update(environment)
     from solrl_rollout.cli import main
     from solrl_rollout.engine.engine import Engine
     from solrl_rollout.engine.queue.scheduler import Scheduler
-    from solrl_rollout.engine.queue.worker_feed import WorkerFeed
+    from solrl_rollout.engine.queue.worker_handle import WorkerHandle
     from solrl_rollout.engine.work import Chunk, Job
     from solrl_rollout.engine.workers import remote
 
-    noted, cancel, submit, put_back = Witness(Path(witness)), Engine.cancel, Scheduler.submit, WorkerFeed.put_back
+    log, cancel, submit, put_back = EventLog(Path(event_log)), Engine.cancel, Scheduler.submit, WorkerHandle.put_back
 
     def watched_submit(self: Scheduler, chunks: list[Chunk], *, reserved: bool = False) -> None:
         for chunk in chunks:
-            noted.note("queued", run=chunk.job.run, prompt=chunk.prompt.id)
+            log.add("queued", run=chunk.job.run, prompt=chunk.prompt.id)
         submit(self, chunks, reserved=reserved)
 
-    def watched_put_back(self: WorkerFeed, begun: Sequence[Chunk]) -> None:
+    def watched_put_back(self: WorkerHandle, begun: Sequence[Chunk]) -> None:
         for chunk in begun:
-            noted.note("lost", run=chunk.job.run, prompt=chunk.prompt.id)
+            log.add("lost", run=chunk.job.run, prompt=chunk.prompt.id)
         put_back(self, begun)
 
     def watched_cancel(self: Engine, job: Job) -> None:
         cancel(self, job)
-        noted.note("cancelled", job=f"{os.getpid()}/{id(job)}", run=job.run)
+        log.add("cancelled", job=f"{os.getpid()}/{id(job)}", run=job.run)
 
-    watch_chunks(noted)
+    watch_chunks(log)
     replace(Engine, "cancel", watched_cancel)
     replace(Scheduler, "submit", watched_submit)
-    replace(WorkerFeed, "put_back", watched_put_back)
+    replace(WorkerHandle, "put_back", watched_put_back)
     # Worker processes load their backend by this name.
-    os.environ["FAULTS_WITNESS"] = witness
+    os.environ["FAULTS_EVENT_LOG"] = event_log
     replace(remote, "importable", lambda _: f"{__name__}:{watched_backend.__name__}")
     sys.argv = ["solrl-rollout", *argv]
     main()
@@ -98,11 +98,11 @@ def watched_backend(spec: Any, settings: Any) -> Any:
     """The backend of a worker process, which notes its chunks like the service."""
     from solrl_rollout.engine.backends import load_backend
 
-    watch_chunks(Witness(Path(os.environ["FAULTS_WITNESS"])))
+    watch_chunks(EventLog(Path(os.environ["FAULTS_EVENT_LOG"])))
     return load_backend(spec, settings)
 
 
-def watch_chunks(noted: Witness) -> None:
+def watch_chunks(log: EventLog) -> None:
     """Note each chunk that this process begins, its steps and its end."""
     from solrl_rollout.engine.chunk_scorer import ChunkScorer
     from solrl_rollout.engine.model_runner import ModelRunner
@@ -111,7 +111,7 @@ def watch_chunks(noted: Witness) -> None:
     def note(event: str, chunk: Chunk, **more: Any) -> None:
         if chunk.job.tenant:  # the warm-up is nobody's
             job = f"{os.getpid()}/{id(chunk.job)}"
-            noted.note(event, pid=os.getpid(), job=job, run=chunk.job.run, prompt=chunk.prompt.id, **more)
+            log.add(event, pid=os.getpid(), job=job, run=chunk.job.run, prompt=chunk.prompt.id, **more)
 
     generate, score = ModelRunner.generate, ChunkScorer.score_here
 
@@ -133,7 +133,7 @@ def watch_chunks(noted: Witness) -> None:
     replace(ChunkScorer, "score_here", watched_score)
 
 
-def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:
+def train(argv: Sequence[str], event_log: str, kill_point: KillPoint | None) -> None:
     """`solrl-train run`; notes what each iteration trains on, and the random numbers and optimiser it begins with."""
     from solrl_trainer.commands.cli import main
     from solrl_trainer.policy import update
@@ -141,12 +141,12 @@ def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:
     from solrl_trainer.records.run_log import RunLog
     from solrl_trainer.rollouts.iteration import IterationSamples
 
-    noted, rank = Witness(Path(witness)), os.environ.get("RANK", "0")
+    log, rank = EventLog(Path(event_log)), os.environ.get("RANK", "0")
     ready, pairs, optimise = RunLog.samples_ready, update.training_pairs, Updater.update
 
     def watched_samples(self: RunLog, iteration: int, samples: IterationSamples) -> None:
         seeds = [group.selection.seeds for group in samples.groups]
-        noted.note("gathered", rank=rank, iteration=iteration, seeds=seeds, latents=digest(samples.latents))
+        log.add("gathered", rank=rank, iteration=iteration, seeds=seeds, latents=digest(samples.latents))
         ready(self, iteration, samples)
 
     def watched_update(self: Updater, samples: Any, iteration: int, *progress: Any) -> Any:
@@ -154,18 +154,18 @@ def train(argv: Sequence[str], witness: str, doom: Doom | None) -> None:
         states = [sorted(state.items()) for _, state in sorted(self.optimizer.state_dict()["state"].items())]
         moments = [value for state in states for _, value in state]
         weights = digest(*self.policy.parameters)
-        noted.note("begins", rank=rank, iteration=iteration, weights=weights, optimizer=digest(*moments))
+        log.add("begins", rank=rank, iteration=iteration, weights=weights, optimizer=digest(*moments))
         return optimise(self, samples, iteration, *progress)
 
     def watched_pairs(units: int, steps: int, fraction: float, generator: torch.Generator) -> Any:
-        noted.note("random", rank=rank, state=digest(generator.get_state()))
+        log.add("random", rank=rank, state=digest(generator.get_state()))
         return pairs(units, steps, fraction, generator)
 
     replace(RunLog, "samples_ready", watched_samples)
     replace(Updater, "update", watched_update)
     replace(update, "training_pairs", watched_pairs)
-    if doom is not None:
-        doom.plant()
+    if kill_point is not None:
+        kill_point.plant()
     sys.argv = ["solrl-train", *argv]
     main()
 

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 from support.ports import free_port
 
-from fault_trials.witness import Witness
+from fault_trials.event_log import EventLog
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -98,7 +98,7 @@ class RolloutService:
 
     Attributes:
         port, url: its address.
-        witness: events of its chunks.
+        event_log: events of its chunks.
         http: a client.
         environment: additional variables of its process.
     """
@@ -106,7 +106,7 @@ class RolloutService:
     def __init__(self, folder: Path, *flags: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.witness = Witness(folder / f"witness-{self.port}.jsonl")
+        self.event_log = EventLog(folder / f"events-{self.port}.jsonl")
         self.http = httpx.Client(base_url=self.url, timeout=300)
         self._log = folder / f"service-{self.port}.log"
         self._flags = flags
@@ -123,7 +123,7 @@ class RolloutService:
         from fault_trials.child import serve
 
         argv = ["serve", "--model", "mini-sana", "--port", str(self.port), *self._flags]
-        self._program = Program(serve, (argv, str(self.witness.path), self.environment), self._log)
+        self._program = Program(serve, (argv, str(self.event_log.path), self.environment), self._log)
 
     @property
     def pid(self) -> int:

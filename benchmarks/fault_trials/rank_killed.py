@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fault_trials import child
-from fault_trials.doom import PHASES, Doom
 from fault_trials.findings import Findings, Row
+from fault_trials.kill_points import PHASES, KillPoint
 from fault_trials.processes import RankPrograms, RolloutService, rollout_service
 from fault_trials.trainer_killed import Kind, Run, compare
 
@@ -34,22 +34,24 @@ class SharedRun(Run):
         """Lines of the iterations; ranks evaluate held-out images in other batches, which changes the last digits."""
         return [one for one in super().lines if one["event"] == "iteration"]
 
-    def start(self, victim: int | None = None, doom: Doom | None = None, *, resume: bool = False) -> RankPrograms:
-        """Start all ranks; `doom` kills `victim`."""
-        arguments = (self.argv(resume=resume), str(self.witness.path), victim, doom)
+    def start(
+        self, victim: int | None = None, kill_point: KillPoint | None = None, *, resume: bool = False
+    ) -> RankPrograms:
+        """Start all ranks; `kill_point` kills `victim`."""
+        arguments = (self.argv(resume=resume), str(self.event_log.path), victim, kill_point)
         return RankPrograms(self.size, train_rank, arguments, self.log_path)
 
     def begun(self, iteration: int) -> int:
         """Number of times that rank 0 began to train an iteration."""
-        events = self.witness.events()
+        events = self.event_log.events()
         return sum(
             (one["event"], one.get("rank"), one.get("iteration")) == ("begins", "0", iteration) for one in events
         )
 
 
-def train_rank(argv: list[str], witness: str, victim: int | None, doom: Doom | None) -> None:
-    """`solrl-train run` as a rank; `doom` kills it if it is the victim."""
-    child.train(argv, witness, doom if os.environ["RANK"] == str(victim) else None)
+def train_rank(argv: list[str], event_log: str, victim: int | None, kill_point: KillPoint | None) -> None:
+    """`solrl-train run` as a rank; `kill_point` kills it if it is the victim."""
+    child.train(argv, event_log, kill_point if os.environ["RANK"] == str(victim) else None)
 
 
 def run(trials: int, findings: Findings) -> None:
@@ -68,17 +70,17 @@ def run(trials: int, findings: Findings) -> None:
             if number < before:
                 continue
             trial = SharedRun(Path(name), f"run-{number}", size, service)
-            _trial(trial, whole, victim, Doom(phase, number % _KIND.iterations, delay), findings)
+            _trial(trial, whole, victim, KillPoint(phase, number % _KIND.iterations, delay), findings)
 
 
-def _trial(trial: SharedRun, whole: SharedRun, victim: int, doom: Doom, findings: Findings) -> None:
-    name = f"rank {victim} of {trial.size}, {doom}"
+def _trial(trial: SharedRun, whole: SharedRun, victim: int, kill_point: KillPoint, findings: Findings) -> None:
+    name = f"rank {victim} of {trial.size}, {kill_point}"
     started = time.monotonic()
-    code = trial.start(victim, doom).wait()
+    code = trial.start(victim, kill_point).wait()
     log = trial.log_path.read_text()
     died = f"exitcode  : {_KILLED} " in log
     findings.done(name)
-    findings.add(f"killed in {doom.point}", died)
+    findings.add(f"killed in {kill_point.point}", died)
     findings.add("rank 0 killed", died and victim == 0)
     findings.most("most seconds until all had ended", round(time.monotonic() - started))
     if died:
@@ -93,7 +95,7 @@ def _trial(trial: SharedRun, whole: SharedRun, victim: int, doom: Doom, findings
     findings.require(code == 0, name, f"the resumed run ended with {code}: {trial.log}")
     if code == 0:
         again = [trial.begun(iteration) for iteration in range(_KIND.iterations)]
-        wanted = [2 if died and iteration == doom.iteration else 1 for iteration in range(_KIND.iterations)]
+        wanted = [2 if died and iteration == kill_point.iteration else 1 for iteration in range(_KIND.iterations)]
         fewer = all(one <= most for one, most in zip(again, wanted, strict=True))
         findings.require(fewer, name, f"iterations were begun {again} times")
         compare(name, trial, whole, findings, noted=False)

@@ -21,22 +21,22 @@ def run(trials: int, findings: Findings) -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="solrl-service-")))
         service = RolloutService(folder, "--workers", "ray:2", "--device", "cpu")
-        witness = str(service.witness.path)
+        event_log = str(service.event_log.path)
         # The watched backend in every worker, on one thread, as scores depend on it.
-        watched = {"FAULTS_WITNESS": witness, "PYTHONPATH": str(_MODULES), "OMP_NUM_THREADS": "1"}
+        watched = {"FAULTS_EVENT_LOG": event_log, "PYTHONPATH": str(_MODULES), "OMP_NUM_THREADS": "1"}
         service.environment = stack.enter_context(ray_nodes(2, **watched))
         stack.callback(service.kill)
         service.start()
-        kill_workers(service, partial(_actors, witness), trials, findings)
+        kill_workers(service, partial(_actors, event_log), trials, findings)
 
 
-def _actors(witness: str) -> set[int]:
-    """The processes of actors that write to a witness."""
+def _actors(event_log: str) -> set[int]:
+    """The processes of actors that write to an event log."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             named = (process / "cmdline").read_bytes().startswith(b"ray::WorkerActor")
-            if named and witness.encode() in (process / "environ").read_bytes():
+            if named and event_log.encode() in (process / "environ").read_bytes():
                 found.add(int(process.name))
         except OSError:
             continue  # it has ended

@@ -138,14 +138,14 @@ def _trials(count: int, where: str, service: RolloutService, stop: threading.Eve
     whole, events = {}, {}
     shapes = SHAPES if where == "memory" else SHAPES[::-1]
     for shape in shapes[:count]:
-        since = service.witness.size
+        since = service.event_log.size
         whole[shape] = Asked(service, shape, f"{where.lower()}-whole-{shape.candidates}").finish()
-        events[shape] = len(service.witness.events(since))
+        events[shape] = len(service.event_log.events(since))
     done = number = 0
     while done < count and not stop.is_set():
         shape, number = shapes[done % 2], number + 1
         name = f"{where.lower()}-{number}"
-        since = service.witness.size
+        since = service.event_log.size
         asked = Asked(service, shape, name)
         _wait_for(service, since, chance.randrange(1, events[shape]))
         time.sleep(chance.uniform(0, 0.02))
@@ -159,14 +159,14 @@ def _trials(count: int, where: str, service: RolloutService, stop: threading.Eve
             continue
         done += 1
         with _JUDGING:
-            _judge(name, shape, whole[shape], groups, asked, service.witness.events(since), findings)
+            _judge(name, shape, whole[shape], groups, asked, service.event_log.events(since), findings)
             findings.add(f"adapters in {where}")
             findings.done(f"{name}: {came} of {shape.groups} groups had come")
 
 
 def _wait_for(service: RolloutService, since: int, count: int) -> None:
     """Wait until the service has recorded this many events."""
-    while len(service.witness.events(since)) < count:
+    while len(service.event_log.events(since)) < count:
         time.sleep(0.002)
 
 

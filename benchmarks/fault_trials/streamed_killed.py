@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fault_trials.doom import Doom
 from fault_trials.findings import Findings, Row
+from fault_trials.kill_points import KillPoint
 from fault_trials.processes import Program, RolloutService, rollout_service
 from fault_trials.trainer_killed import Kind, Run, compare
 
@@ -43,12 +43,12 @@ def run(trials: int, findings: Findings) -> None:
 
 def _service_killed(trial: Run, whole: Run, service: RolloutService, chance: random.Random, found: Findings) -> int:
     """Kill the service after its sixth to seventeenth chunk of the run, and start it again."""
-    since = service.witness.size
+    since = service.event_log.size
     program = trial.begin()
     first = chance.randrange(6, 6 * trial.kind.iterations)
 
     def reached() -> bool:
-        made = [one for one in service.witness.events(since) if one["event"] == "made" and one["run"] == trial.name]
+        made = [one for one in service.event_log.events(since) if one["event"] == "made" and one["run"] == trial.name]
         return len(made) >= first
 
     if _waited(reached, program):
@@ -60,8 +60,10 @@ def _service_killed(trial: Run, whole: Run, service: RolloutService, chance: ran
 def _trainer_killed(trial: Run, whole: Run, service: RolloutService, chance: random.Random, found: Findings) -> int:
     """Kill the trainer in a phase of a streamed iteration, and resume it."""
     point = chance.choice(("explore", "regenerate", "train", "train", "push"))
-    doom = Doom(point, chance.randrange(1, trial.kind.iterations), chance.uniform(0, 0.9) * whole.seconds[point])
-    found.add(f"trainer killed in {point}", trial.go(doom) == _KILLED)
+    kill_point = KillPoint(
+        point, chance.randrange(1, trial.kind.iterations), chance.uniform(0, 0.9) * whole.seconds[point]
+    )
+    found.add(f"trainer killed in {point}", trial.go(kill_point) == _KILLED)
     return trial.go(resume=True)
 
 

@@ -18,10 +18,10 @@ from solrl_trainer.settings.defaults import DEFAULT_PRESET
 
 from fault_trials import child
 from fault_trials.adapters import SMALL
-from fault_trials.doom import ENDS, PHASES, POINTS, Doom
+from fault_trials.event_log import EventLog
 from fault_trials.findings import Findings, Row
+from fault_trials.kill_points import ENDS, PHASES, POINTS, KillPoint
 from fault_trials.processes import Program, RolloutService, rollout_service
-from fault_trials.witness import Witness
 
 _LANES = 2
 _JUDGING = threading.Lock()
@@ -53,7 +53,7 @@ class Run:
     def __init__(self, folder: Path, name: str, kind: Kind, service: RolloutService) -> None:
         self.folder, self.name, self.kind, self._service = folder / name, name, kind, service
         folder.mkdir(exist_ok=True)
-        self.witness = Witness(folder / f"{name}.jsonl")
+        self.event_log = EventLog(folder / f"{name}.jsonl")
         self.log_path = folder / f"{name}.log"
 
     def argv(self, *, resume: bool) -> list[str]:
@@ -62,13 +62,13 @@ class Run:
         argv += ["--resume" if resume else "--output", str(self.folder)]
         return [*argv, "--iterations", str(self.kind.iterations), *self.kind.settings]
 
-    def begin(self, doom: Doom | None = None, *, resume: bool = False) -> Program:
+    def begin(self, kill_point: KillPoint | None = None, *, resume: bool = False) -> Program:
         """Start one training process."""
-        return Program(child.train, (self.argv(resume=resume), str(self.witness.path), doom), self.log_path)
+        return Program(child.train, (self.argv(resume=resume), str(self.event_log.path), kill_point), self.log_path)
 
-    def go(self, doom: Doom | None = None, *, resume: bool = False) -> int:
+    def go(self, kill_point: KillPoint | None = None, *, resume: bool = False) -> int:
         """Run one training process; returns its exit code."""
-        return self.begin(doom, resume=resume).wait()
+        return self.begin(kill_point, resume=resume).wait()
 
     def remove(self) -> None:
         """Delete the run's folder and its adapters at the service."""
@@ -118,7 +118,7 @@ class Run:
     @property
     def noted(self) -> set[str]:
         """Distinct events: gathered samples, and the state that each update started from."""
-        return {str({key: value for key, value in one.items() if key != "at"}) for one in self.witness.events()}
+        return {str({key: value for key, value in one.items() if key != "at"}) for one in self.event_log.events()}
 
 
 _FIRST: tuple[Sequence[str], ...] = (("explore", "regenerate", "push"), ("train", "state"))
@@ -139,9 +139,9 @@ def run(trials: int, findings: Findings) -> None:
 
             def one(number: int) -> None:
                 kind = KINDS[number % len(KINDS)]
-                dooms = _dooms(number, whole[kind])
+                kill_points = _dooms(number, whole[kind])
                 trial = Run(folder, f"run-{number}", kind, service)
-                _trial(trial, whole[kind], dooms, findings)
+                _trial(trial, whole[kind], kill_points, findings)
 
             try:
                 list(pool.map(one, range(trials)))
@@ -152,35 +152,35 @@ def run(trials: int, findings: Findings) -> None:
         findings.require(bool(findings.counted.get(f"killed in {phase}")), "at the end", f"none was killed in {phase}")
 
 
-def _dooms(number: int, whole: Run) -> Sequence[Doom]:
+def _dooms(number: int, whole: Run) -> Sequence[KillPoint]:
     """Kill points of a trial: the next point; every fourth trial, and the first ones, die again after resuming."""
     chance = random.Random(number)
 
-    def doom(point: str, iteration: int) -> Doom:
-        return Doom(point, iteration, chance.uniform(0, 0.9) * whole.seconds.get(point, 0.3))
+    def kill_point(point: str, iteration: int) -> KillPoint:
+        return KillPoint(point, iteration, chance.uniform(0, 0.9) * whole.seconds.get(point, 0.3))
 
     if number < len(_FIRST):
-        return [doom(point, 0) for point in _FIRST[number]]
+        return [kill_point(point, 0) for point in _FIRST[number]]
     # Kinds and points advance together, so this mixes every kind with every point.
     turn = number // len(KINDS) + number % len(KINDS) * 5
     everywhere = [(point, i) for i in range(2) for point in POINTS] + [(ENDS[0], 0), (ENDS[2], 0)]
-    first = doom(*everywhere[turn % len(everywhere)])
+    first = kill_point(*everywhere[turn % len(everywhere)])
     if number % 4 != 3:
         return [first]
     last = whole.kind.iterations - 1
-    return [first, doom("rewind", 0) if number % 8 == 3 else doom(chance.choice(POINTS[:3]), last)]
+    return [first, kill_point("rewind", 0) if number % 8 == 3 else kill_point(chance.choice(POINTS[:3]), last)]
 
 
-def _trial(trial: Run, whole: Run, dooms: Sequence[Doom], findings: Findings) -> None:
-    name = f"{trial.kind}, {', then '.join(map(str, dooms))}"
-    codes = [trial.go(doom, resume=i > 0) for i, doom in enumerate(dooms)]
+def _trial(trial: Run, whole: Run, kill_points: Sequence[KillPoint], findings: Findings) -> None:
+    name = f"{trial.kind}, {', then '.join(map(str, kill_points))}"
+    codes = [trial.go(kill_point, resume=i > 0) for i, kill_point in enumerate(kill_points)]
     # A phase may end before its kill; the run must then have finished.
     died = codes.count(_KILLED)
     end = trial.go(resume=True)
     with _JUDGING:
         findings.done(name)
-        for doom, code in zip(dooms, codes, strict=True):
-            findings.add(f"killed in {doom.point}", code == _KILLED)
+        for kill_point, code in zip(kill_points, codes, strict=True):
+            findings.add(f"killed in {kill_point.point}", code == _KILLED)
         findings.add("killed more than once", died > 1)
         findings.add("ended before its death came", codes.count(0))
         findings.require(set(codes) <= {_KILLED, 0}, name, f"killed runs ended with {codes}: {trial.log}")

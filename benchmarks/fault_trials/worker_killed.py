@@ -65,12 +65,12 @@ def kill_workers(service: RolloutService, processes: Callable[[], set[int]], tri
     done = number = findings.trials
     chance, whole, events = random.Random(f"worker {done}"), {}, {}
     for shape in SHAPES:
-        since = service.witness.size
+        since = service.event_log.size
         whole[shape] = Asked(service, shape, f"whole-{shape.candidates}").finish()
-        events[shape] = Counter(one["event"] for one in service.witness.events(since))
+        events[shape] = Counter(one["event"] for one in service.event_log.events(since))
     while done < trials:
         shape, number = SHAPES[done % len(SHAPES)], number + 1
-        trial, since = f"worker-{number}", service.witness.size
+        trial, since = f"worker-{number}", service.event_log.size
         restarts, failures = restarts_of(service), _failures(service)
         asked = Asked(service, shape, trial)
         kind = KINDS[done % len(KINDS)]
@@ -89,7 +89,7 @@ def kill_workers(service: RolloutService, processes: Callable[[], set[int]], tri
             findings.require(False, trial, "the worker does not serve again")
             return
         findings.require(restarts_of(service) == restarts + 1, trial, "more workers were loaded again than killed")
-        noted = service.witness.events(since)
+        noted = service.event_log.events(since)
         _let_all_make(service)
         if late:
             findings.add("killed too late, not counted")
@@ -107,7 +107,7 @@ def kill_workers(service: RolloutService, processes: Callable[[], set[int]], tri
 def wait_for(service: RolloutService, since: int, kind: str, count: int) -> dict[str, Any]:
     """Wait until the workers have recorded this many events of a kind; returns the last of them."""
     while True:
-        events = [one for one in service.witness.events(since) if one["event"] == kind]
+        events = [one for one in service.event_log.events(since) if one["event"] == kind]
         if len(events) >= count:
             return events[-1]
         time.sleep(0.02)
@@ -147,8 +147,8 @@ def all_serve(service: RolloutService, restarts: int) -> bool:
 
 def _let_all_make(service: RolloutService) -> None:
     """Have each worker finish a chunk: the service gives up one that dies five times without."""
-    since = service.witness.size
-    while len({one["pid"] for one in service.witness.events(since) if one["event"] == "made"}) < _WORKERS:
+    since = service.event_log.size
+    while len({one["pid"] for one in service.event_log.events(since) if one["event"] == "made"}) < _WORKERS:
         service.http.post("/v1/rollouts", json=rollout_body(count=96, steps=1)).raise_for_status()
 
 

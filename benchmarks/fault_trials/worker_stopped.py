@@ -34,7 +34,7 @@ def run(trials: int, findings: Findings) -> None:
         whole = [_ask(service, i)[0] for i in range(_REQUESTS)]
         while findings.trials < trials:
             trial, brief = f"stop-{findings.trials + 1}", findings.trials % _BRIEF == _BRIEF - 1
-            kind, restarts, since = KINDS[findings.trials % len(KINDS)], restarts_of(service), service.witness.size
+            kind, restarts, since = KINDS[findings.trials % len(KINDS)], restarts_of(service), service.event_log.size
             asked = [pool.submit(_ask, service, i) for i in range(_REQUESTS)]
             stopped = wait_for(service, since, kind, chance.randrange(1, _REQUESTS))["pid"]
             os.kill(stopped, signal.SIGSTOP)

@@ -13,12 +13,12 @@ class FairShare(Generic[Key]):
     """Cost spent per key. The waiting key that has spent the least is next.
 
     A key that returns keeps its debt, but gains no credit for its absence. A key that arrives without debt is a
-    newcomer, which may be served first.
+    new flow, as in FQ-CoDel (RFC 8290), which may be served first.
     """
 
     def __init__(self) -> None:
         self._spent: dict[Key, float] = {}
-        self._newcomers: dict[Key, None] = {}
+        self._new_flows: dict[Key, None] = {}
         self._clock = 0.0
 
     def __len__(self) -> int:
@@ -35,28 +35,28 @@ class FairShare(Generic[Key]):
         # A floor is negative if lost work was put back after its cost was forgotten.
         debt = self._spent.get(key, floor)
         if debt <= floor:
-            self._newcomers[key] = None
+            self._new_flows[key] = None
         self._spent[key] = max(debt, floor)
 
-    def newcomer(self, waiting: Collection[Key], among: Collection[Key]) -> Key | None:
-        """The newcomer `among` these waiting keys that has waited longest, or None; it remains one until `admit`."""
-        for key in [key for key in self._newcomers if key not in waiting]:
-            del self._newcomers[key]
-        return next((key for key in self._newcomers if key in among), None)
+    def new_flow(self, waiting: Collection[Key], among: Collection[Key]) -> Key | None:
+        """The new flow `among` these waiting keys that has waited longest, or None; it remains one until `admit`."""
+        for key in [key for key in self._new_flows if key not in waiting]:
+            del self._new_flows[key]
+        return next((key for key in self._new_flows if key in among), None)
 
     def admit(self, key: Key) -> None:
-        """Record that a key is being served; it is no longer a newcomer."""
-        self._newcomers.pop(key, None)
+        """Record that a key is being served; it is no longer a new flow."""
+        self._new_flows.pop(key, None)
 
     def least_served(self, waiting: Collection[Key], last: Key | None, lead: float = 0.0) -> Key:
-        """The waiting key that has spent the least, newcomers after all others.
+        """The waiting key that has spent the least, new flows after all others.
 
         `last` wins a tie, and against keys that have spent up to `lead` less.
         """
 
         def order(key: Key) -> tuple[bool, float, bool]:
             ahead = lead if key == last else 0.0
-            return key in self._newcomers, self._spent[key] - ahead, key != last
+            return key in self._new_flows, self._spent[key] - ahead, key != last
 
         return min(waiting, key=order)
 

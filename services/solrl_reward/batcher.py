@@ -255,7 +255,7 @@ class Batcher:
     def _next_tenant(self) -> str:
         """A tenant that has just come, or the one of whose images the fewest pixels have been scored."""
         tenants = self._images.keys()
-        tenant = self._shares.newcomer(tenants, tenants)
+        tenant = self._shares.new_flow(tenants, tenants)
         if tenant is None:
             tenant = self._shares.least_served(tenants, None)
         self._shares.admit(tenant)

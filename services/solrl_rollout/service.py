@@ -27,7 +27,7 @@ from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.external_rewards import digests_with
 from solrl_rollout.engine.first_check import distrust
 from solrl_rollout.engine.rollout import RolloutHandle
-from solrl_rollout.engine.work import ExternalReward, HeldAdapter, HostedModel, Job, release
+from solrl_rollout.engine.work import ExternalReward, HostedModel, Job, LeasedAdapter, release
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.problems import as_problems
 from solrl_rollout.settings import Settings
@@ -130,7 +130,7 @@ class Service:
         tenant: str,
         hosted: HostedModel,
         precision: Precision,
-        adapter: HeldAdapter | None,
+        adapter: LeasedAdapter | None,
         external_rewards: Mapping[str, ExternalReward],
     ) -> RolloutHandle:
         job = Job(

@@ -9,7 +9,7 @@ import pytest
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
 PAGES = (
-    *("doors", "equal_gpus", "faults", "memory", "plan_fidelity", "rank_fidelity", "rollout_phase"),
+    *("hardening", "equal_gpus", "faults", "memory", "plan_fidelity", "rank_fidelity", "rollout_phase"),
     *("run_memory", "step_time", "training_phase", "true_run", "workers"),
     *("euler/plan_fidelity", "refitted/plan_fidelity", "euler/rank_fidelity", "unprepared/rank_fidelity"),
     "family_lists/rank_fidelity",

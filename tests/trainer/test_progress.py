@@ -15,7 +15,7 @@ from solrl_trainer.records.shown_log import shown_log
 
 def drive(reporter, iterations, start=0):
     with reporter:
-        reporter.note("comparing digests [with] http://127.0.0.1:8100")
+        reporter.print("comparing digests [with] http://127.0.0.1:8100")
         reporter.phase(start, "evaluate")
         for iteration in range(start, iterations):
             for name in ("explore", "regenerate", "train", "push"):
@@ -83,7 +83,7 @@ SERVICE = "http://gpu-node:8100"
 
 def test_a_wait_of_seconds_is_a_line_and_so_is_its_end():
     out = io.StringIO()
-    with RichReporter(3, file=out) as reporter, shown_log(reporter.note):
+    with RichReporter(3, file=out) as reporter, shown_log(reporter.print):
         for wait in (replace(WAIT, waited=0.0), None, replace(WAIT, waited=0.0), WAIT, replace(WAIT, waited=9.0), None):
             reporter.waiting(SERVICE, wait)
     began, ended = out.getvalue().splitlines()

@@ -71,7 +71,7 @@ def test_a_terminal_shows_the_end_and_notes_above_it() -> None:
         with Countdown("evaluating", file=terminal) as shown:
             shown(0, 4)
             shown(1, 4)
-            shown.note("base: [clipscore] 0.3")
+            shown.print("base: [clipscore] 0.3")
 
     text = seen(show)
     assert re.search(r"evaluating .* 25 %, ends at \d\d:\d\d:\d\d, ", text)

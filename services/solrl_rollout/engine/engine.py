@@ -15,7 +15,7 @@ from solrl_proto.status import WorkerStatus
 from solrl_rollout.engine.errors import EngineDeadError
 from solrl_rollout.engine.hosting import describe, require_equal_models
 from solrl_rollout.engine.queue.scheduler import Scheduler
-from solrl_rollout.engine.queue.worker_feed import WorkerFeed
+from solrl_rollout.engine.queue.worker_handle import WorkerHandle
 from solrl_rollout.engine.work import Chunk, HostedModel, Job
 from solrl_rollout.engine.workers.base import Worker, WorkerDiedError
 from solrl_rollout.settings import Settings
@@ -50,7 +50,7 @@ class Engine:
         self._metrics = metrics
         self.scheduler = Scheduler(settings, metrics)
         several = len(workers) > 1
-        self._feeds = [WorkerFeed(worker, self.scheduler, keeps_run=several) for worker in workers]
+        self._handles = [WorkerHandle(worker, self.scheduler, keeps_run=several) for worker in workers]
         self._comparing = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._ready: Future[list[HostedModel]] = Future()
@@ -58,7 +58,7 @@ class Engine:
     @property
     def workers(self) -> tuple[WorkerStatus, ...]:
         """The state of each worker."""
-        return tuple(feed.status for feed in self._feeds)
+        return tuple(handle.status for handle in self._handles)
 
     def start(self) -> Future[list[HostedModel]]:
         """Load the workers.
@@ -66,9 +66,9 @@ class Engine:
         The future resolves with the models once all are warm, or with the error of the first that cannot be loaded.
         """
         self._ready.set_running_or_notify_cancel()  # the caller may stop waiting, but loading continues
-        for feed in self._feeds:
-            name = f"solrl-engine-{feed.worker.name}"
-            self._threads.append(threading.Thread(target=self._run, args=(feed,), name=name))
+        for handle in self._handles:
+            name = f"solrl-engine-{handle.worker.name}"
+            self._threads.append(threading.Thread(target=self._run, args=(handle,), name=name))
         for thread in self._threads:
             thread.start()
         return self._ready
@@ -76,8 +76,8 @@ class Engine:
     def cancel(self, job: Job) -> None:
         """Remove a job's waiting chunks and stop its running ones at the next step. Harmless after its end."""
         self.scheduler.cancel(job)
-        for feed in self._feeds:
-            feed.worker.cancel(job)
+        for handle in self._handles:
+            handle.worker.cancel(job)
 
     def ping(self) -> Future[None]:
         """Return a future that resolves once every serving worker has answered, each before its next step.
@@ -87,20 +87,20 @@ class Engine:
         """
         with self.scheduler.changed:
             self.scheduler.require_alive()
-            return _all_of([feed.worker.ping() for feed in self._feeds if feed.serving])
+            return _all_of([handle.worker.ping() for handle in self._handles if handle.serving])
 
     def waiting(self, tenant: str) -> tuple[list[Chunk], bool]:
         """A tenant's waiting chunks, and whether one of its chunks is running."""
         with self.scheduler.changed:
-            running = any(chunk.tenant == tenant for feed in self._feeds for chunk in feed.chunks)
+            running = any(chunk.tenant == tenant for handle in self._handles for chunk in handle.chunks)
             return self.scheduler.waiting(tenant), running
 
     def close(self) -> None:
         """Cancel unfinished work and end the threads."""
         with self.scheduler.changed:
             self.scheduler.closing = True
-            jobs = [chunk.job for feed in self._feeds for chunk in feed.chunks]
-            loading = [feed.worker for feed in self._feeds if not (feed.serving or feed.ended)]
+            jobs = [chunk.job for handle in self._handles for chunk in handle.chunks]
+            loading = [handle.worker for handle in self._handles if not (handle.serving or handle.ended)]
             self.scheduler.changed.notify_all()
         for worker in loading:
             worker.close()
@@ -109,83 +109,83 @@ class Engine:
         for thread in self._threads:
             thread.join()
 
-    def _run(self, feed: WorkerFeed) -> None:
+    def _run(self, handle: WorkerHandle) -> None:
         """Main function of a worker's thread."""
         try:
-            all_loaded = self._load(feed)
+            all_loaded = self._load(handle)
         except BaseException as error:
             with self.scheduler.changed:
                 self.scheduler.closing = True
                 self.scheduler.changed.notify_all()
-            self._end(feed, error)
+            self._end(handle, error)
             with self._comparing:
                 if not self._ready.done():  # another worker may have failed, too
                     self._ready.set_exception(error)
             return
-        self._set_serving(feed, True)
+        self._set_serving(handle, True)
         if all_loaded and self.scheduler.closing:
             self._ready.set_exception(EngineDeadError())
         elif all_loaded:
-            self._ready.set_result(describe({one.worker.name: one.hosted for one in self._feeds}))
-        self._end(feed, self._supervise(feed))
+            self._ready.set_result(describe({one.worker.name: one.hosted for one in self._handles}))
+        self._end(handle, self._supervise(handle))
 
-    def _load(self, feed: WorkerFeed) -> bool:
+    def _load(self, handle: WorkerHandle) -> bool:
         """Load a worker, whose models must be those of all others; returns whether it is the last to be loaded.
 
         Raises:
             ValueError, OSError, RuntimeError: it cannot be loaded, or its models differ.
         """
-        hosted = feed.worker.load()
+        hosted = handle.worker.load()
         with self._comparing:
-            other = next((one for one in self._feeds if one.hosted), None)
+            other = next((one for one in self._handles if one.hosted), None)
             if other is not None:
-                require_equal_models(feed.worker.name, hosted, other.worker.name, other.hosted)
-            feed.hosted = hosted
-            return all(one.hosted for one in self._feeds)
+                require_equal_models(handle.worker.name, hosted, other.worker.name, other.hosted)
+            handle.hosted = hosted
+            return all(one.hosted for one in self._handles)
 
-    def _supervise(self, feed: WorkerFeed) -> BaseException | None:
+    def _supervise(self, handle: WorkerHandle) -> BaseException | None:
         """Run a worker until the engine closes, again after each death; returns the error that ended it for good."""
         while True:
             began = time.monotonic()
             try:
-                feed.worker.run(feed)
+                handle.worker.run(handle)
             except WorkerDiedError as died:
-                logger.error("worker %s died: %s", feed.worker.name, died)
-                self._set_serving(feed, False)
-                feed.put_back(died.chunks)
+                logger.error("worker %s died: %s", handle.worker.name, died)
+                self._set_serving(handle, False)
+                handle.put_back(died.chunks)
                 if time.monotonic() - began > _STEADY_SECONDS:
-                    feed.deaths = 0
-                if self._revive(feed):
+                    handle.deaths = 0
+                if self._revive(handle):
                     continue
             except BaseException as error:
                 logger.exception("the engine thread died; with the last one, health routes answer 503 from now on")
                 return error
             return None
 
-    def _revive(self, feed: WorkerFeed) -> bool:
+    def _revive(self, handle: WorkerHandle) -> bool:
         """Load a worker again, if need be several times; returns whether it serves."""
-        name = feed.worker.name
+        name = handle.worker.name
         while True:
-            feed.died()
-            if feed.idle_deaths >= _MOST_DEATHS:
+            handle.died()
+            if handle.idle_deaths >= _MOST_DEATHS:
                 break
-            pause = min(2.0 ** min(feed.deaths - 2, 9), _LONGEST_PAUSE) if feed.deaths > 1 else 0.0
+            pause = min(2.0 ** min(handle.deaths - 2, 9), _LONGEST_PAUSE) if handle.deaths > 1 else 0.0
             logger.warning(
                 "worker %s is loaded again in %g seconds; of %d deaths after which it is given up, it has %d",
-                *(name, pause, _MOST_DEATHS, feed.idle_deaths),
+                *(name, pause, _MOST_DEATHS, handle.idle_deaths),
             )
             with self.scheduler.changed:
                 if self.scheduler.changed.wait_for(lambda: self.scheduler.closing, pause):
                     return False
             try:
-                self._load(feed)
+                self._load(handle)
             except Exception:
                 logger.exception("worker %s cannot be loaded again", name)
                 continue
-            feed.restarts += 1
+            handle.restarts += 1
             self._metrics.worker_restarted(name)
             logger.warning("worker %s serves again", name)
-            self._set_serving(feed, True)
+            self._set_serving(handle, True)
             return True
         logger.error(
             "worker %s is given up: it died %d times, and no worker finished a chunk in between; restart the service "
@@ -194,20 +194,20 @@ class Engine:
         )
         return False
 
-    def _set_serving(self, feed: WorkerFeed, serving: bool) -> None:
+    def _set_serving(self, handle: WorkerHandle, serving: bool) -> None:
         with self.scheduler.changed:
-            feed.serving = serving
-            self.scheduler.serving = sum(one.serving for one in self._feeds)
-        self._metrics.worker_up(feed.worker.name, serving)
+            handle.serving = serving
+            self.scheduler.serving = sum(one.serving for one in self._handles)
+        self._metrics.worker_up(handle.worker.name, serving)
 
-    def _end(self, feed: WorkerFeed, error: BaseException | None) -> None:
+    def _end(self, handle: WorkerHandle, error: BaseException | None) -> None:
         """End a worker for good: the others make its chunks. After the last one, resolve all with an error."""
-        self._set_serving(feed, False)
+        self._set_serving(handle, False)
         with self.scheduler.changed:
-            feed.ended = True
-            if all(one.ended for one in self._feeds):
+            handle.ended = True
+            if all(one.ended for one in self._handles):
                 self.scheduler.dead = True
-            left, feed.chunks = feed.chunks, []
+            left, handle.chunks = handle.chunks, []
         if not self.scheduler.dead:
             self.scheduler.put_back(left)
         else:
@@ -216,7 +216,7 @@ class Engine:
             for chunk in self.scheduler.clear():
                 if chunk.result.running() or chunk.result.set_running_or_notify_cancel():
                     chunk.result.set_exception(EngineDeadError())
-        feed.worker.close()
+        handle.worker.close()
 
 
 def _all_of(pings: Sequence[Future[None]]) -> Future[None]:

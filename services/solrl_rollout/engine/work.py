@@ -46,10 +46,10 @@ class HostedModel:
 
 
 @dataclass(frozen=True, eq=False)
-class HeldAdapter(VersionedAdapter):
-    """A decoded adapter with a request's hold on it."""
+class LeasedAdapter(VersionedAdapter):
+    """A decoded adapter with a request's lease of it."""
 
-    hold: Lease
+    lease: Lease
 
 
 class ExternalReward(NamedTuple):
@@ -60,9 +60,9 @@ class ExternalReward(NamedTuple):
 
 
 def release(adapter: VersionedAdapter | None) -> None:
-    """End a request's hold on its adapter, if it has one. Harmless a second time."""
-    if isinstance(adapter, HeldAdapter):
-        adapter.hold.release()
+    """End a request's lease of its adapter, if it has one. Harmless a second time."""
+    if isinstance(adapter, LeasedAdapter):
+        adapter.lease.release()
 
 
 @dataclass(eq=False)

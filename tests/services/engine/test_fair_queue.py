@@ -133,7 +133,7 @@ def test_a_small_run_waits_for_only_one_chunk_of_a_big_run() -> None:
     assert "small" in taken(queue, 2)
 
 
-def test_a_newcomer_has_no_credit_for_its_absence() -> None:
+def test_a_new_flow_has_no_credit_for_its_absence() -> None:
     queue = queue_of(*[Item("old")] * 100)
     taken(queue, 50)
     queue.put([Item("new")] * 50)
@@ -243,7 +243,7 @@ def test_turns_of_several_items_still_depend_on_cost() -> None:
     assert 36 <= served.count("big") <= 44
 
 
-def test_a_newcomer_does_not_wait_for_the_end_of_a_turn() -> None:
+def test_a_new_flow_does_not_wait_for_the_end_of_a_turn() -> None:
     queue = queue_of(*[Item("big", 24)] * 30, turn=4)
     taken(queue, 9)
     queue.put([Item("small")])
@@ -422,7 +422,7 @@ def test_an_item_that_is_put_back_is_next_and_its_run_pays_once() -> None:
 
 @pytest.mark.parametrize("tenant", ["t", "other"])
 @pytest.mark.parametrize("before", [False, True])
-def test_a_newcomer_waits_for_no_work_that_is_put_back(before: bool, tenant: str) -> None:
+def test_a_new_flow_waits_for_no_work_that_is_put_back(before: bool, tenant: str) -> None:
     queue = queue_of(*[Item("big", 24, 6)] * 4, turn=4)
     first, second, *_ = (queue.take() for _ in range(4))
     assert first is not None
@@ -464,7 +464,7 @@ def test_a_run_that_must_wait_pays_nothing() -> None:
     assert taken(queue) == ["a"]
 
 
-def test_a_newcomer_that_is_passed_over_remains_one() -> None:
+def test_a_new_flow_that_is_passed_over_remains_one() -> None:
     queue = queue_of(*(Item("a") for _ in range(8)), turn=4)
     assert taken(queue, 1) == ["a"]
     queue.put([Item("z", tenant="other"), Item("b")])

@@ -17,7 +17,7 @@ from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.errors import ChunkError, EngineDeadError, EngineError, QueueFullError
 from solrl_rollout.engine.queue.scheduler import Scheduler
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
-from solrl_rollout.engine.workers.base import Feed, WorkerDiedError
+from solrl_rollout.engine.workers.base import ChunkQueue, WorkerDiedError
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
@@ -34,7 +34,7 @@ class MortalWorker(LocalWorker):
         self.loads += 1
         return super().load()
 
-    def run(self, feed: Feed) -> None:
+    def run(self, queue: ChunkQueue) -> None:
         begun: list[Chunk] = []
         serve = self._serve
 
@@ -44,7 +44,7 @@ class MortalWorker(LocalWorker):
 
         self._serve = noted  # type: ignore[method-assign]
         try:
-            super().run(feed)
+            super().run(queue)
         except ConnectionError as error:
             raise WorkerDiedError(str(error), begun) from error
         finally:

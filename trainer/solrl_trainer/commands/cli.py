@@ -306,7 +306,7 @@ def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
         from solrl_trainer.records.shown_log import shown_log
         from solrl_trainer.records.time_left import Countdown
 
-        with Countdown("calibrating", quiet=not processes.is_rank_zero) as shown, shown_log(shown.note):
+        with Countdown("calibrating", quiet=not processes.is_rank_zero) as shown, shown_log(shown.print):
             summary = calibrate(
                 config,
                 command.output,
@@ -398,7 +398,7 @@ def _evaluate(command: Evaluate, rank_info: RankInfo) -> None:
         from solrl_trainer.records.shown_log import shown_log
         from solrl_trainer.records.time_left import Countdown
 
-        with Countdown("evaluating", quiet=not processes.is_rank_zero) as shown, shown_log(shown.note):
+        with Countdown("evaluating", quiet=not processes.is_rank_zero) as shown, shown_log(shown.print):
             summary = evaluate_run(
                 command.folder,
                 progress=shown,

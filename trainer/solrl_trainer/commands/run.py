@@ -59,7 +59,7 @@ def run(
     write_file(config.output / SETTINGS_YAML, settings_yaml(config))
     with (
         RichReporter(config.iterations) as reporter,
-        shown_log(reporter.note, config.output / TRAINER_LOG),
+        shown_log(reporter.print, config.output / TRAINER_LOG),
         open_trackers(config) as trackers,
     ):
         result = train(

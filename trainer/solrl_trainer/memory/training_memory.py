@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.policy.checkpoint_wrapper import CheckpointWrapper, wrap_blocks
 from solrl_trainer.policy.lora import inject
-from solrl_trainer.policy.trained_blocks import TrainedBlock, wrap_blocks
 from solrl_trainer.settings.config import Lora, RunConfig
 
 _STATE = 24
@@ -89,7 +89,7 @@ def plan_training(
         name: torch.empty(batch, *row.shape[1:], dtype=row.dtype, device="meta") for name, row in conditioning.items()
     }
     # With guidance, a family may run each block twice.
-    given: dict[TrainedBlock, list[tuple[Any, Any]]] = {block: [] for block in blocks}
+    given: dict[CheckpointWrapper, list[tuple[Any, Any]]] = {block: [] for block in blocks}
     for block in blocks:
         block.register_forward_pre_hook(
             lambda block, args, kwargs: given[block].append((args, kwargs)), with_kwargs=True

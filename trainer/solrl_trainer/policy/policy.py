@@ -10,8 +10,8 @@ from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.families import Backbone
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from solrl_trainer.policy.checkpoint_wrapper import checkpoint_first, wrap_blocks
 from solrl_trainer.policy.lora import inject
-from solrl_trainer.policy.trained_blocks import checkpoint_first, wrap_blocks
 from solrl_trainer.settings.config import Lora, PolicySettings
 
 CURRENT, OLD = "current", "old"

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from solrl_trainer.policy.trained_blocks import wrap_blocks
+from solrl_trainer.policy.checkpoint_wrapper import wrap_blocks
 from solrl_trainer.ranks.communicator import Communicator, gather_values
 from solrl_trainer.settings.config import RunConfig
 
@@ -42,7 +42,7 @@ class LockstepCommunicator:
         self._world = world
         self._take_part = take_part
 
-    def begin_pass(self) -> None:
+    def before_forward(self) -> None:
         """Wait until each rank begins a pass, or takes part in it."""
         gather_values(True, self._world)
 
@@ -177,7 +177,7 @@ def shard_base(
     for one in (generator, *others):
         one.merge_through(read, write)
     in_step = LockstepCommunicator(world, lambda: _take_part(sharded))
-    generator.transformer.register_forward_pre_hook(lambda *_: in_step.begin_pass())
+    generator.transformer.register_forward_pre_hook(lambda *_: in_step.before_forward())
     return in_step
 
 

@@ -160,7 +160,7 @@ class RichReporter:
             ends = time.monotonic() + pace * (self._iterations - done)
             self._progress.update(self._task, completed=done, ends=ends)
 
-    def note(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Show a line of text."""
         self._print(text)
 

@@ -100,8 +100,8 @@ class Countdown:
         if self._progress is not None:
             self._progress.update(self._task, completed=done, total=total, left=text, refresh=True)
         elif self._left.line_is_due():
-            self.note(f"{self._work}: {text}")
+            self.print(f"{self._work}: {text}")
 
-    def note(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Show a line of text."""
         self._console.print(printable(text), markup=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from solrl_proto.rollouts import AdapterRef
 
 from solrl_rollout.engine.adapters.adapter_memory import AdapterMemory, Content
 from solrl_rollout.engine.errors import AdapterDigestError, AdapterModelError
-from solrl_rollout.engine.work import HeldAdapter, HostedModel
+from solrl_rollout.engine.work import HostedModel, LeasedAdapter
 from solrl_rollout.store import RunStore
 
 _CACHED_ADAPTERS, _CACHED_BYTES = 16, 2**30
@@ -63,8 +63,8 @@ class Adapters:
         )
         return await self._store.put(tenant, info, body)
 
-    async def fetch(self, tenant: str, ref: AdapterRef, hosted: HostedModel) -> HeldAdapter:
-        """A stored version, decoded; its bytes count until the result's hold is released.
+    async def fetch(self, tenant: str, ref: AdapterRef, hosted: HostedModel) -> LeasedAdapter:
+        """A stored version, decoded; its bytes count until the result's lease is released.
 
         Raises:
             StoreError: the run or version is unknown.
@@ -74,22 +74,22 @@ class Adapters:
             pass
         return found
 
-    async def _fetch(self, tenant: str, ref: AdapterRef, hosted: HostedModel) -> HeldAdapter | None:
+    async def _fetch(self, tenant: str, ref: AdapterRef, hosted: HostedModel) -> LeasedAdapter | None:
         """As `fetch`; None if the version was replaced meanwhile: deleted, and pushed with other content."""
         info = await self._store.info(tenant, ref.run, ref.version)
         if info.model != hosted.info.name:
             raise AdapterModelError(info.model, hosted.info.name)
         content = (hosted.info.name, info.digest)
-        hold = self.held.take(tenant, content, info.size)
+        lease = self.held.take(tenant, content, info.size)
         try:
             adapter = await self._find(tenant, ref, hosted, content)
         except _ReplacedError:
-            hold.release()
+            lease.release()
             return None
         except BaseException:
-            hold.release()  # now: its error refers to it
+            lease.release()  # now: its error refers to it
             raise
-        return HeldAdapter(info.digest, adapter, hold)
+        return LeasedAdapter(info.digest, adapter, lease)
 
     async def _find(self, tenant: str, ref: AdapterRef, hosted: HostedModel, content: Content) -> Adapter:
         while (adapter := self._known(content)) is None:

@@ -14,7 +14,7 @@ from solrl_rollout.engine.errors import QueueFullError
 
 Run = Hashable
 
-NEWCOMERS_IN_A_ROW = 4
+NEW_FLOWS_IN_A_ROW = 4
 """New runs of a tenant that are served in a row before one of its older runs."""
 AHEAD_ITEMS = 64
 """Items by which a run that waits for its next one may get ahead of the tenant's runs that only work ahead: the
@@ -79,9 +79,9 @@ class FairQueue(Generic[Item]):
     """Items by tenant and run. Next is the tenant with the least cost so far, and its run with the least.
 
     A server takes up to `turn` items of a run in a row, because changing the run means merging another adapter. Several
-    servers share the costs, and each has turns of its own. A newcomer does not wait for the end of a turn. A tenant is
-    a newcomer only without debt, whatever its runs are named. A new run overtakes only other runs of its tenant, and
-    only `NEWCOMERS_IN_A_ROW` runs do so in a row.
+    servers share the costs, and each has turns of its own. A new flow does not wait for the end of a turn. A tenant
+    with debt is not new, whatever its runs are named. A new run overtakes only other runs of its tenant, and
+    only `NEW_FLOWS_IN_A_ROW` runs do so in a row.
 
     Items that somebody waits for go before those that are `ahead`: within a run always, and among the runs of a tenant
     as long as that gives none a lead of more than `AHEAD_ITEMS` items.
@@ -113,7 +113,7 @@ class FairQueue(Generic[Item]):
         self._tenants: FairShare[str] = FairShare()
         self._runs: dict[str, FairShare[Run]] = {}
         self._only_turn = Quantum()
-        self._newcomers_served = 0
+        self._new_flows_served = 0
 
     def put(self, items: Sequence[Item], *, reserved: bool = False) -> None:
         """Add all items, or none.
@@ -259,7 +259,7 @@ class FairQueue(Generic[Item]):
         return {tenant: runs for tenant, runs in ready.items() if runs}
 
     def _next_run(self, turn: Quantum, waiting: Waiting[Item]) -> tuple[str, Run]:
-        tenant = self._tenants.newcomer(self._waiting.keys(), waiting.keys())
+        tenant = self._tenants.new_flow(self._waiting.keys(), waiting.keys())
         if tenant is None:
             if turn.run in waiting.get(turn.tenant, {}) and turn.taken < self._turn:
                 tenant = turn.tenant
@@ -269,16 +269,16 @@ class FairQueue(Generic[Item]):
         return tenant, self._next_of(tenant, turn, waiting[tenant])
 
     def _next_of(self, tenant: str, turn: Quantum, runs: dict[Run, deque[Item]]) -> Run:
-        """A newcomer of the tenant, unless enough came first; otherwise the rest of a turn, or its least served run."""
+        """A new run of the tenant, unless enough came first; otherwise the rest of a turn, or its least served run."""
         share = self._runs[tenant]
         runs = self._waited(share, runs)
-        newcomer = share.newcomer(self._waiting[tenant].keys(), runs.keys())
+        new = share.new_flow(self._waiting[tenant].keys(), runs.keys())
         last = turn.run if turn.tenant == tenant else None
-        if newcomer is not None and self._newcomers_served < NEWCOMERS_IN_A_ROW:
-            chosen = newcomer
-            self._newcomers_served += 1
+        if new is not None and self._new_flows_served < NEW_FLOWS_IN_A_ROW:
+            chosen = new
+            self._new_flows_served += 1
         else:
-            self._newcomers_served = 0
+            self._new_flows_served = 0
             if last in runs and turn.taken < self._turn:
                 chosen = last
             else:

@@ -29,7 +29,7 @@ class WorkerDiedError(Exception):
         self.chunks = tuple(chunks)
 
 
-class Feed(Protocol):
+class ChunkQueue(Protocol):
     """The engine, as one worker sees it. Only the worker's own thread calls `take` and `wait`."""
 
     def take(self, attend: Callable[[], None]) -> Chunk | None:
@@ -51,8 +51,8 @@ class Feed(Protocol):
         """Resolve a taken chunk with an error of its request; any thread may call this."""
 
 
-class WaitingFeed(ABC, Feed):
-    """A feed whose worker's thread sleeps on a condition until there is a chunk for it."""
+class BlockingChunkQueue(ABC, ChunkQueue):
+    """A queue whose worker's thread sleeps on a condition until there is a chunk for it."""
 
     def __init__(self, changed: threading.Condition) -> None:
         """`changed`: notified when there may be a chunk, or none will come any more."""
@@ -69,7 +69,7 @@ class WaitingFeed(ABC, Feed):
         """Take the worker's next chunk, if there is one now. Called with `changed` held."""
 
     def take(self, attend: Callable[[], None]) -> Chunk | None:
-        """Wait for the worker's next chunk; see `Feed`."""
+        """Wait for the worker's next chunk; see `ChunkQueue`."""
         while True:
             attend()
             with self._changed:
@@ -80,7 +80,7 @@ class WaitingFeed(ABC, Feed):
                 self._sleep(None)
 
     def wait(self, until: Callable[[], bool], attend: Callable[[], None], timeout: float | None = None) -> None:
-        """Wait until `until()`; see `Feed`."""
+        """Wait until `until()`; see `ChunkQueue`."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while time.monotonic() < deadline:
             attend()
@@ -116,7 +116,7 @@ class Worker(Protocol):
             ValueError, OSError, RuntimeError: a model or a reward cannot be loaded or does not fit.
         """
 
-    def run(self, feed: Feed) -> None:
+    def run(self, queue: ChunkQueue) -> None:
         """Take, generate and score chunks until the engine closes; finish none after the end of this call.
 
         Raises:

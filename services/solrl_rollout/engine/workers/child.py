@@ -23,7 +23,7 @@ from solrl_http import logs
 
 from solrl_rollout.engine.errors import EngineError
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
-from solrl_rollout.engine.workers.base import WaitingFeed
+from solrl_rollout.engine.workers.base import BlockingChunkQueue
 from solrl_rollout.engine.workers.encoding import Header, decode_chunk, encode_error, encode_hosted, encode_scored
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.engine.workers.messages import Messages
@@ -56,7 +56,7 @@ class ForwardedMetrics(Metrics):
         self._send({"is": "reward_failed", "reward": reward})
 
 
-class Child(WaitingFeed):
+class Child(BlockingChunkQueue):
     """A worker behind a connection: gives it the front's chunks, and sends the front its results."""
 
     def __init__(self, send: Send, find_adapter: Callable[[str, Any], Adapter]) -> None:

@@ -26,7 +26,7 @@ from solrl_rollout.engine.errors import ChunkFault, EngineDeadError
 from solrl_rollout.engine.model_loading import load_models
 from solrl_rollout.engine.model_runner import ModelRunner
 from solrl_rollout.engine.work import Chunk, GeneratedChunk, HostedModel, Job, ScoredChunk
-from solrl_rollout.engine.workers.base import Feed
+from solrl_rollout.engine.workers.base import ChunkQueue
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
 
@@ -81,13 +81,13 @@ class LocalWorker:
         self._runners: dict[str, ModelRunner] = {}
         self._scoring: SideStream
         self._places = asyncio.Semaphore(settings.scoring_in_flight)
-        """Of chunks at servers of the settings. For servers of runs, the feed keeps the bound."""
+        """Of chunks at servers of the settings. For servers of runs, the queue keeps the bound."""
         self._asking: set[Future[None]] = set()
         """What waits for servers, and what a fault has ended."""
         self._cancellable: dict[Chunk, asyncio.Task[Any]] = {}
         """Belongs to the background loop."""
         self._pings: deque[Future[None]] = deque()
-        self._feed: Feed
+        self._queue: ChunkQueue
         self._wake: Callable[[], None] = lambda: None
 
     def load(self) -> list[HostedModel]:
@@ -95,17 +95,17 @@ class LocalWorker:
         self._runners = load_models(self._settings, self._metrics, self._load_backend, self._weights_read)
         return [runner.hosted for runner in self._runners.values()]
 
-    def run(self, feed: Feed) -> None:
+    def run(self, queue: ChunkQueue) -> None:
         """Generate and score chunks until the engine closes; all that were begun are scored before this returns."""
-        self._feed, self._wake = feed, feed.wake
+        self._queue, self._wake = queue, queue.wake
         overlaps = any(runner.backend.capabilities.overlaps for runner in self._runners.values())
         self._scoring = SideStream(
             torch.device(self._settings.torch_device),
             overlaps=overlaps if self._overlap is None else self._overlap,
-            on_end=feed.wake,
+            on_end=queue.wake,
         )
         try:
-            while (chunk := feed.take(self._attend)) is not None:
+            while (chunk := queue.take(self._attend)) is not None:
                 self._serve(self._runners[chunk.job.model], chunk)
         finally:
             self._scoring.close()
@@ -167,7 +167,7 @@ class LocalWorker:
                 self._asking.add(task)
                 task.add_done_callback(self._asked)
             else:
-                self._feed.finish(chunk, scored)
+                self._queue.finish(chunk, scored)
 
     async def _ask_servers(self, scorer: ChunkScorer, chunk: Chunk, scored: ScoredChunk) -> None:
         with self._reporting_errors(chunk, self._check_device):
@@ -180,7 +180,7 @@ class LocalWorker:
                     scored = await scorer.ask_servers(chunk, scored)
             finally:
                 del self._cancellable[chunk]
-            self._feed.finish(chunk, scored)
+            self._queue.finish(chunk, scored)
 
     def _asked(self, task: Future[None]) -> None:
         if task.exception() is None:
@@ -195,7 +195,7 @@ class LocalWorker:
         """Wait for the chunk being scored here, and answer pings; returns whether there was one."""
         scoring = self._scoring
         busy = not scoring.idle
-        self._feed.wait(lambda: scoring.idle, self._answer_pings)
+        self._queue.wait(lambda: scoring.idle, self._answer_pings)
         scoring.check()
         return busy
 
@@ -209,7 +209,7 @@ class LocalWorker:
             yield
         except (Cancelled, asyncio.CancelledError):
             # Only seen if the service was forced to stop; a client that disconnected reads nothing.
-            self._feed.fail(chunk, EngineDeadError())
+            self._queue.fail(chunk, EngineDeadError())
         except Exception as error:
             job = chunk.job
             fault = next((fault for kind, fault in _FAULTS.items() if isinstance(error, kind)), None)
@@ -220,7 +220,7 @@ class LocalWorker:
             if fault in (None, "memory"):
                 check()
             facts = (error.got, error.expected) if isinstance(error, DecoderError) else ()
-            self._feed.fail(chunk, chunk.error(fault or "other", str(error), *facts))
+            self._queue.fail(chunk, chunk.error(fault or "other", str(error), *facts))
 
     def _answer_pings(self, error: Exception | None = None) -> None:
         while self._pings:

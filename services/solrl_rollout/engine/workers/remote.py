@@ -14,7 +14,7 @@ from solrl_core.adapter import Adapter
 
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.work import Chunk, HostedModel, Job
-from solrl_rollout.engine.workers.base import Feed, WorkerDiedError
+from solrl_rollout.engine.workers.base import ChunkQueue, WorkerDiedError
 from solrl_rollout.engine.workers.encoding import Header, decode_error, decode_hosted, decode_scored, encode_chunk
 from solrl_rollout.settings import Settings
 from solrl_rollout.status.metrics import Metrics
@@ -103,7 +103,7 @@ class RemoteWorker:
         self._loader = importable(load_backend)
         self._connect = connect
         self._lock = threading.Lock()
-        self._feed: Feed | None = None
+        self._queue: ChunkQueue | None = None
         self._connection: Connection
         self._running = False
         self._closed = False
@@ -139,26 +139,26 @@ class RemoteWorker:
                 raise RuntimeError(f"worker {self.name} ended while it loaded: {how}") from error
             raise
 
-    def run(self, feed: Feed) -> None:
+    def run(self, queue: ChunkQueue) -> None:
         """Send chunks to the process until the engine closes; returns when the process has answered all, and ended.
 
         Raises:
             WorkerDiedError: the process has ended.
         """
-        self._feed, ended = feed, threading.Event()
+        self._queue, ended = queue, threading.Event()
         watcher = threading.Thread(target=self._watch, args=(ended,), name=f"solrl-watcher-{self.name}")
         watcher.start()
         try:
             while True:
-                feed.wait(self._has_room, self._attend)
-                chunk = feed.take(self._attend)
+                queue.wait(self._has_room, self._attend)
+                chunk = queue.take(self._attend)
                 if chunk is None:
                     break
                 if chunk.losses:
                     # Alone, so that if it kills this worker, too, no other chunk is lost a second time.
-                    feed.wait(self._is_idle, self._attend)
-                self._send(feed, chunk)
-            feed.wait(self._is_idle, self._attend, END_SECONDS)
+                    queue.wait(self._is_idle, self._attend)
+                self._send(queue, chunk)
+            queue.wait(self._is_idle, self._attend, END_SECONDS)
         except OSError as error:
             how = self._stop()  # results that arrived before the end count
             raise WorkerDiedError(how, list(self._sent.values())) from error
@@ -238,17 +238,17 @@ class RemoteWorker:
     def _post(self, header: Header) -> None:
         """Have the worker's own thread send a message; this never blocks."""
         self._outbox.append(header)
-        if self._feed is not None:
-            self._feed.wake()
+        if self._queue is not None:
+            self._queue.wake()
 
-    def _send(self, feed: Feed, chunk: Chunk) -> None:
+    def _send(self, queue: ChunkQueue, chunk: Chunk) -> None:
         """Send a chunk. One that cannot be sent was not begun; one whose adapter has no room fails alone."""
         adapter, id = chunk.job.adapter, next(self._ids)
         try:
             source = self._connection.share(adapter.adapter) if adapter else None
         except OSError as error:
             logger.error("an adapter of run %r of %r cannot be shared: %s", chunk.job.run, chunk.tenant, error)
-            feed.fail(chunk, chunk.error("adapter memory", error.strerror or str(error)))
+            queue.fail(chunk, chunk.error("adapter memory", error.strerror or str(error)))
             return
         header, body = encode_chunk(chunk)
         with self._lock:
@@ -281,8 +281,8 @@ class RemoteWorker:
         for ping in pings.values():
             _answer(ping)  # a worker that died is not stalled
         self._end_loading(error)
-        if self._feed is not None:
-            self._feed.wake()
+        if self._queue is not None:
+            self._queue.wake()
 
     def _on_weights_read(self, body: bytes) -> None:
         self._read.set()
@@ -302,23 +302,23 @@ class RemoteWorker:
 
     def _on_finished(self, body: bytes, id: int, scored: dict[str, Any], **state: Any) -> None:
         self._note(**state)
-        feed, chunk = self._feed, self._sent[id]
-        assert feed is not None
-        feed.finish(chunk, decode_scored(scored, body, chunk.job.plan))
-        self._forget(feed, id)
+        queue, chunk = self._queue, self._sent[id]
+        assert queue is not None
+        queue.finish(chunk, decode_scored(scored, body, chunk.job.plan))
+        self._forget(queue, id)
 
     def _on_failed(self, body: bytes, id: int, error: str, facts: dict[str, Any], **state: Any) -> None:
         self._note(**state)
-        feed = self._feed
-        assert feed is not None
-        feed.fail(self._sent[id], decode_error(error, facts))
-        self._forget(feed, id)
+        queue = self._queue
+        assert queue is not None
+        queue.fail(self._sent[id], decode_error(error, facts))
+        self._forget(queue, id)
 
     def _on_taken(self, body: bytes) -> None:
         with self._lock:
             self._ahead = False
-        if self._feed is not None:
-            self._feed.wake()
+        if self._queue is not None:
+            self._queue.wake()
 
     def _on_pong(self, body: bytes, id: int) -> None:
         with self._lock:
@@ -335,10 +335,10 @@ class RemoteWorker:
         self._limits.update(limits)
         self._metrics.worker_memory(self.name, memory)
 
-    def _forget(self, feed: Feed, id: int) -> None:
+    def _forget(self, queue: ChunkQueue, id: int) -> None:
         with self._lock:
             del self._sent[id]
-        feed.wake()
+        queue.wake()
 
     def _stop(self) -> str:
         """End the process, if it runs; returns how it ended."""

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 
-class Witness:
+class EventLog:
     """Appends events to a file and reads them; safe for several processes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.touch()
 
-    def note(self, event: str, **values: Any) -> None:
+    def add(self, event: str, **values: Any) -> None:
         """Append an event; the line is complete even if the process dies right afterwards."""
         line = json.dumps({"event": event, "at": time.monotonic(), **values}).encode() + b"\n"
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fake_backend import chunk, job
-from solrl_rollout.engine.queue.worker_feed import WorkerFeed
+from solrl_rollout.engine.queue.worker_handle import WorkerHandle
 from solrl_rollout.engine.work import ScoredChunk
 
 
@@ -27,12 +27,12 @@ class Accounts:
 
 def test_chunks_that_threads_finish_together_are_accounted_for_in_turn() -> None:
     accounts, worker = Accounts(), SimpleNamespace(name="w")
-    feed = WorkerFeed(worker, accounts, keeps_run=False)  # type: ignore[arg-type]
+    handle = WorkerHandle(worker, accounts, keeps_run=False)  # type: ignore[arg-type]
     scored = ScoredChunk({}, None, None, 0, 0.0, False, 0.0, 1.0, 0.0)
-    feed.chunks = [chunk(job()), chunk(job())]
-    first, second = feed.chunks
-    accounts.next = threading.Thread(target=feed.finish, args=(second, scored))
-    feed.finish(first, scored)
+    handle.chunks = [chunk(job()), chunk(job())]
+    first, second = handle.chunks
+    accounts.next = threading.Thread(target=handle.finish, args=(second, scored))
+    handle.finish(first, scored)
     accounts.next.join()
     assert accounts.last_ends == [0.0, 1.0], "the second chunk begins where the first ended"
-    assert feed.status.chunks == 2
+    assert handle.status.chunks == 2

@@ -31,7 +31,7 @@ def replace(owner: object, name: str, by: Callable[..., Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Doom:
+class KillPoint:
     """A death at `point` of `iteration`; in a phase, `delay` seconds after its start."""
 
     point: str

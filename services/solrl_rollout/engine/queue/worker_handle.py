@@ -9,11 +9,11 @@ from solrl_rollout.engine.errors import EngineError
 from solrl_rollout.engine.queue.fair_queue import Quantum
 from solrl_rollout.engine.queue.scheduler import BUILTIN_SERVERS, Scheduler
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
-from solrl_rollout.engine.workers.base import WaitingFeed, Worker
+from solrl_rollout.engine.workers.base import BlockingChunkQueue, Worker
 
 
-class WorkerFeed(WaitingFeed):
-    """A `Feed` from the fair queue.
+class WorkerHandle(BlockingChunkQueue):
+    """One worker: its state, and its `ChunkQueue` from the fair queue.
 
     Attributes:
         worker: the worker.

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 
-class TrainedBlock(nn.Module):
+class CheckpointWrapper(nn.Module):
     """A transformer block in training.
 
     Attributes:
@@ -36,18 +36,18 @@ class TrainedBlock(nn.Module):
         return self.block(*args, **kwargs)
 
 
-def wrap_blocks(transformer: nn.Module, backbone: Backbone) -> list[TrainedBlock]:
-    """Wrap each block in a `TrainedBlock`, in place; return these in execution order."""
+def wrap_blocks(transformer: nn.Module, backbone: Backbone) -> list[CheckpointWrapper]:
+    """Wrap each block in a `CheckpointWrapper`, in place; return these in execution order."""
     blocks = []
     for name in backbone.blocks:
         parent = transformer.get_submodule(name)
         for index, block in list(parent.named_children()):
-            blocks.append(TrainedBlock(block))
+            blocks.append(CheckpointWrapper(block))
             setattr(parent, index, blocks[-1])
     return blocks
 
 
-def checkpoint_first(blocks: Sequence[TrainedBlock], count: int) -> None:
+def checkpoint_first(blocks: Sequence[CheckpointWrapper], count: int) -> None:
     """Use activation checkpointing in the first `count` blocks, and in no others.
 
     The backward pass frees the last blocks' activations first, which makes room for recomputed ones.

@@ -16,10 +16,10 @@ pytestmark = pytest.mark.slow
 
 def attacked(folder: Path, *names: str) -> tuple[int, dict[str, Any]]:
     """Exit code and each row's figures."""
-    command = [sys.executable, str(ROOT / "benchmarks/doors.py"), "--short", "--out", str(folder), "--only", *names]
+    command = [sys.executable, str(ROOT / "benchmarks/hardening.py"), "--short", "--out", str(folder), "--only", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert "Traceback" not in done.stderr, done.stderr
-    rows = json.loads((folder / "doors.json").read_text())
+    rows = json.loads((folder / "hardening.json").read_text())
     return done.returncode, {name: row["figures"] for name, row in rows.items()}
 
 

@@ -1,4 +1,4 @@
-"""Hostile clients of one service: `python benchmarks/doors.py [--only fuzz oversize slow held]`.
+"""Hostile clients of one service: `python benchmarks/hardening.py [--only fuzz oversize slow held]`.
 
 - fuzz: valid and invalid requests to every route, generated from the OpenAPI document. A route without parameters has
   no invalid requests.
@@ -104,7 +104,7 @@ class Service:
 def service(**flags: object) -> Iterator[Service]:
     """Run a service of a miniature; RuntimeError if it does not become ready or logs a traceback."""
     words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    with tempfile.TemporaryDirectory(prefix="solrl-doors-") as folder:
+    with tempfile.TemporaryDirectory(prefix="solrl-hardening-") as folder:
         log = Path(folder, "log")
         with rollout_service(MODEL, log, flags=words) as url:
             # The service is the youngest child of this process.
@@ -329,13 +329,13 @@ ROWS: Rows = {
 HEAD = (
     "# Hostile clients",
     "",
-    "By `python benchmarks/doors.py` (one row: `--only NAME`): a real service with the miniature SANA on loopback.",
+    "By `python benchmarks/hardening.py` (one row: `--only NAME`): a real service with the miniature SANA on loopback.",
 )
 
 
 def main() -> int:
     """Measure the rows; returns 1 if a target was not met."""
-    return measure("doors", ROWS, __doc__, HEAD)
+    return measure("hardening", ROWS, __doc__, HEAD)
 
 
 if __name__ == "__main__":
