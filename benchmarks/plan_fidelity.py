@@ -43,7 +43,7 @@ from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
 from solrl_proto.selection import best_worst
 from solrl_trainer.calibration.solver_fitting import fit_solvers, recipe_examples
 from solrl_trainer.records.evaluations import paired_gain
-from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
@@ -300,7 +300,7 @@ def really_pruned(
     for steps, after, keep in grid(len(seeds)):
         by = None if steps == STEPS else solver
         plan = Plan(steps=steps, solver=config.solver, fitted=by, prune=Prune(after=after, keep=keep))
-        product = CandidateMaker(Sampler(proxy, lambda plan=plan: plan), scorer).scores([prompt] * len(seeds), seeds)
+        product = GroupSampler(Sampler(proxy, lambda plan=plan: plan), scorer).scores([prompt] * len(seeds), seeds)
         halfway, final = (scores[state(precision, steps, until)][0] for until in (after, steps))
         ours = pruned(halfway, final, keep)
         same = bool((product.isnan() == ours.isnan()).all())

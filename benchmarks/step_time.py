@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_core.families.base import Backbone
+from solrl_core.families.backbone import Backbone
 from solrl_core.families.skeleton import Meta
 from solrl_core.precision import apply_policy
 from solrl_core.sampling.batches import gpu_batch_sizes

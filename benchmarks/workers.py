@@ -30,8 +30,8 @@ from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import Chunk, Job, ScoredChunk
 from solrl_rollout.engine.workers import Worker, process_workers
 from solrl_rollout.engine.workers.local import LocalWorker
-from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from support.results import Results, device_name, options, table
 from support.true_size import written
 
@@ -127,30 +127,30 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def settings_of(args: argparse.Namespace) -> Settings:
+def settings_of(args: argparse.Namespace) -> RolloutSettings:
     """The settings of every engine."""
     chosen: dict[str, Any] = {"model": (args.model,), "rewards": (args.reward,)}
     if args.true_size:
         model, options = written(args.true_size, args.device)
         chosen = {"model": (str(model),), "rewards": ("hpsv2",), "reward_options": options}
-    return Settings(**chosen, device=args.device, precision=args.precision)
+    return RolloutSettings(**chosen, device=args.device, precision=args.precision)
 
 
-def workers_of(name: str, args: argparse.Namespace, settings: Settings) -> list[Worker]:
+def workers_of(name: str, args: argparse.Namespace, settings: RolloutSettings) -> list[Worker]:
     """The workers of an engine, not loaded."""
     if name == LOCAL:
-        return [LocalWorker(settings, Metrics(), load_backend)]
+        return [LocalWorker(settings, RolloutMetrics(), load_backend)]
     number = 1 if name == PROCESS else args.workers
     threads = max(1, args.threads // number) if args.share_cores else args.threads
     devices = [f"cuda:{i}" if args.device == "cuda" else "cpu" for i in range(number)]
     with patch.dict(os.environ, OMP_NUM_THREADS=str(threads)):
-        return process_workers(settings, devices, Metrics(), load_backend)
+        return process_workers(settings, devices, RolloutMetrics(), load_backend)
 
 
 @contextmanager
-def running(workers: Sequence[Worker], settings: Settings) -> Iterator[Engine]:
+def running(workers: Sequence[Worker], settings: RolloutSettings) -> Iterator[Engine]:
     """An engine with its models loaded and warm."""
-    engine = Engine(settings, Metrics(), workers)
+    engine = Engine(settings, RolloutMetrics(), workers)
     try:
         engine.start().result()
         yield engine
@@ -160,14 +160,14 @@ def running(workers: Sequence[Worker], settings: Settings) -> Iterator[Engine]:
             torch.cuda.empty_cache()
 
 
-def measure(engine: Engine, settings: Settings, count: int) -> float:
+def measure(engine: Engine, settings: RolloutSettings, count: int) -> float:
     """Candidates per second of this many chunks."""
     start = time.perf_counter()
     made(engine, settings, count)
     return count * CHUNK_SIZE / (time.perf_counter() - start)
 
 
-def made(engine: Engine, settings: Settings, count: int) -> list[ScoredChunk]:
+def made(engine: Engine, settings: RolloutSettings, count: int) -> list[ScoredChunk]:
     """This many equal chunks, with seeds of their own."""
     plan = Plan(steps=STEPS, precision=settings.precision)
     name, rewards = settings.models[0].name, settings.reward_names

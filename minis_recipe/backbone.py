@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from solrl_core.families import Conditioning
-from solrl_core.families.base import stack
+from solrl_core.families.backbone import stack
 
 from minis_recipe import rounding
 from minis_recipe.autoencoder import to_latents

@@ -8,8 +8,8 @@ from textwrap import dedent
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
-from solrl_reward.settings import Settings as RewardSettings
-from solrl_rollout.settings import Settings
+from solrl_reward.settings import RewardSettings
+from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.resuming import MEANINGS, RULES
@@ -89,7 +89,7 @@ def page() -> str:
         rows = [row for row in settings_of(own, "algorithm.") if row not in known]
         parts += [f"### With `algorithm.name={name}`\n", _table(rows)]
     parts.append(_RESUMING + _rules() + _PARTS)
-    parts += [_SERVICE, _options(Settings), _REWARD_SERVICE, _options(RewardSettings)]
+    parts += [_SERVICE, _options(RolloutSettings), _REWARD_SERVICE, _options(RewardSettings)]
     return "\n".join(parts)
 
 

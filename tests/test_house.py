@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -143,7 +144,7 @@ def test_the_core_imports_no_web_libraries() -> None:
 def test_the_engine_and_the_store_know_no_problems_of_http(folder: str) -> None:
     for path in (PACKAGES["solrl_rollout"] / "solrl_rollout" / folder).rglob("*.py"):
         imports = re.findall(r"^ *(?:from|import) (\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-        assert not {"solrl_proto.problems", "solrl_rollout.problems"} & set(imports), path
+        assert not {"solrl_proto.problems", "solrl_rollout.rollout_problems"} & set(imports), path
 
 
 def test_every_package_but_the_minis_recipe_is_in_the_distribution() -> None:
@@ -267,6 +268,18 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
             text := ast.get_docstring(node)
         ):
             yield node.body[0].lineno, text
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """The miniatures and their recipe have names of their own."""
+    found = Counter(
+        node.name
+        for package in set(PACKAGES) - {"solrl_minis", "minis_recipe"}
+        for path in sources(package)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in found.items() if count > 1] == []
 
 
 @pytest.mark.parametrize(

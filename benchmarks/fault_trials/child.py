@@ -145,7 +145,7 @@ def train(argv: Sequence[str], event_log: str, kill_point: KillPoint | None) -> 
     ready, pairs, optimise = RunLog.samples_ready, update.training_pairs, Updater.update
 
     def watched_samples(self: RunLog, iteration: int, samples: IterationSamples) -> None:
-        seeds = [group.selection.seeds for group in samples.groups]
+        seeds = [group.seeds for group in samples.groups]
         log.add("gathered", rank=rank, iteration=iteration, seeds=seeds, latents=digest(samples.latents))
         ready(self, iteration, samples)
 

@@ -7,7 +7,7 @@ import random
 import redis
 from solrl_core.adapter import encode_adapter
 from solrl_rollout.store.errors import CorruptError
-from solrl_rollout.store.redis import RedisRunStore
+from solrl_rollout.store.redis_store import RedisRunStore
 from support.adapters import content_digest, random_adapter, stored_version
 from support.redis_server import running_redis
 

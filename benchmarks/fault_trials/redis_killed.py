@@ -9,7 +9,7 @@ from pathlib import Path
 
 from solrl_proto.adapters import AdapterInfo
 from solrl_rollout.store.errors import StoreError, StoreUnavailableError
-from solrl_rollout.store.redis import RedisRunStore
+from solrl_rollout.store.redis_store import RedisRunStore
 from support.adapters import stored_version
 from support.redis_server import RedisServer, dump, running_redis
 

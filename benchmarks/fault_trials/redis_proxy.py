@@ -17,7 +17,7 @@ class RedisProxy:
     def __init__(self, port: int) -> None:
         self._target = port
         self._server: asyncio.Server | None = None
-        self._doom: tuple[int, str, Kill] | None = None
+        self._kill_point: tuple[int, str, Kill] | None = None
         self._killing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.commands: list[str] = []
@@ -31,7 +31,7 @@ class RedisProxy:
     def arm(self, index: int, place: str, kill: Kill) -> None:
         """Arm the proxy to call `kill` at `place` of command `index`, counted from now."""
         self.commands.clear()
-        self._doom = (index, place, kill)
+        self._kill_point = (index, place, kill)
 
     async def killed(self) -> bool:
         """Wait for a kill in progress; returns whether there was one."""
@@ -97,16 +97,16 @@ class RedisProxy:
         if name in ("HELLO", "CLIENT", "SELECT"):
             return None  # connection setup, not part of a push
         self.commands.append(name)
-        if self._doom is None or len(self.commands) - 1 != self._doom[0]:
+        if self._kill_point is None or len(self.commands) - 1 != self._kill_point[0]:
             return None
-        if self._doom[1] == "before":
+        if self._kill_point[1] == "before":
             await self._kill()
             return "before"
-        return self._doom[1]
+        return self._kill_point[1]
 
     async def _kill(self) -> None:
-        assert self._doom is not None
-        self._killing, self._doom = asyncio.ensure_future(self._doom[2]()), None
+        assert self._kill_point is not None
+        self._killing, self._kill_point = asyncio.ensure_future(self._kill_point[2]()), None
         await asyncio.shield(self._killing)  # closing the connection must not cancel the kill
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.rollouts import PromptItem
 from solrl_rollout.store.errors import StoreError
-from solrl_rollout.store.redis import RedisRunStore
+from solrl_rollout.store.redis_store import RedisRunStore
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.service.adapter_supply import AdapterSupply
 from solrl_trainer.service.run_client import run_client

@@ -65,10 +65,10 @@ def _serve(port: int, redis_url: str, layout: Layout, stop: Event) -> None:
     import uvicorn
     from solrl_http.serving import bind
     from solrl_rollout.http.app import create_app
-    from solrl_rollout.settings import Settings
+    from solrl_rollout.settings import RolloutSettings
 
     async def run() -> None:
-        app = create_app(Settings(redis_url=redis_url))
+        app = create_app(RolloutSettings(redis_url=redis_url))
         async with app.router.lifespan_context(app):
             hosted = app.state.service.hosted
             hosted[MODEL] = dataclasses.replace(hosted[MODEL], adapter_layout=layout)

@@ -24,8 +24,6 @@ from solrl_trainer.policy.update import trained_steps
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 
-from paper.experiments import SERVED
-
 SHAPES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 1024²"}
 PRESETS = {"flux": "flux1", "sd3": "sd3", "sana": "sana"}
 SOURCES = ("step_time.json", "training_phase.json")
@@ -67,7 +65,7 @@ def passes_of_iteration(config: RunConfig, fraction: float | None = None) -> Pas
 
 def preset_fraction(shape: str) -> float:
     """Share of the noise levels that the large model's preset trains."""
-    algorithm = resolve(f"{PRESETS[shape]}/sol_rl/clipscore", overrides=SERVED).config.algorithm
+    algorithm = resolve(f"{PRESETS[shape]}/sol_rl/clipscore").config.algorithm
     return algorithm.timestep_fraction
 
 

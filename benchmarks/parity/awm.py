@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from solrl_trainer.algorithms.algorithm import FixedPolicy, Velocities
 from solrl_trainer.algorithms.awm import Awm, AwmSettings
-from solrl_trainer.algorithms.base import FixedPolicy, Velocities
 from solrl_trainer.algorithms.training_data import ForwardBatch
 
 from parity.published import Published, normals, values_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from solrl_core.sampling.sde import DanceSde
-from solrl_trainer.algorithms.base import Velocities
+from solrl_trainer.algorithms.algorithm import Velocities
 from solrl_trainer.algorithms.dancegrpo import DanceGrpo, DanceGrpoSettings
 from solrl_trainer.algorithms.training_data import TrajectoryBatch
 

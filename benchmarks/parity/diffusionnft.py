@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from solrl_trainer.algorithms.base import Velocities, group_advantages
+from solrl_trainer.algorithms.algorithm import Velocities, group_advantages
 from solrl_trainer.algorithms.diffusionnft import AdvantageMode, DiffusionNft, DiffusionNftSettings
 from solrl_trainer.algorithms.training_data import ForwardBatch
 from solrl_trainer.policy.policy import average_decay, old_decay

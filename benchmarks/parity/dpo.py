@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from solrl_trainer.algorithms.base import Velocities
+from solrl_trainer.algorithms.algorithm import Velocities
 from solrl_trainer.algorithms.dpo import DiffusionDpo, DpoSettings
 from solrl_trainer.algorithms.training_data import ForwardBatch
 

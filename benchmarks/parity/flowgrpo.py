@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from solrl_core.sampling.sde import FlowSde
-from solrl_trainer.algorithms.base import FixedPolicy, Velocities
+from solrl_trainer.algorithms.algorithm import FixedPolicy, Velocities
 from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings, kl_divergence, released_kl
 from solrl_trainer.algorithms.training_data import TrajectoryBatch
 

@@ -14,7 +14,7 @@ from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
 from solrl_proto.rollouts import Plan, PromptItem, RewardSpec
-from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 
 
@@ -33,7 +33,7 @@ class Explorer:
         side = SideStream(self.generator.backbone.device, overlaps=None if overlap else False)
         trained = [RewardSpec(name=name) for name in self.rewards.names]
         scorer = SampleScorer(Scorer(self.rewards), self.rewards.names, trained, side)
-        maker = CandidateMaker(Sampler(self.generator, lambda: plan), scorer)
+        maker = GroupSampler(Sampler(self.generator, lambda: plan), scorer)
         scores = maker.scores([PromptItem(id="benchmark", text=text)] * len(seeds), seeds)
         side.close()
         return scores

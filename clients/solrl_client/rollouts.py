@@ -31,7 +31,6 @@ from solrl_proto.rollouts import (
     Candidates,
     EndLine,
     ErrorLine,
-    GroupLine,
     RolloutAnswer,
     RolloutGroup,
     RolloutRequest,
@@ -305,11 +304,11 @@ class RolloutClient:
                     case StartLine() if not started:
                         check.start(line.served)
                         started = True
-                    case GroupLine(group=group) if started and group.prompt_id in asked:
-                        check.group(group)
-                        asked.remove(group.prompt_id)
-                        received[group.prompt_id] = group
-                        on_group(group)
+                    case RolloutGroup() if started and line.prompt_id in asked:
+                        check.group(line)
+                        asked.remove(line.prompt_id)
+                        received[line.prompt_id] = line
+                        on_group(line)
                     case EndLine() if started and not asked:
                         return line.seconds
                     case _:

@@ -235,7 +235,7 @@ def rewards(
         options: win over those of the model.
         ask: returns the findings about a reward that a server computes; without it, no server is asked.
     """
-    from solrl_core.rewards.base import AT, REWARDS, check_named, check_reward
+    from solrl_core.rewards.reward import AT, REWARDS, check_named, check_reward
 
     try:
         check_named(options or {}, names)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_core.precision.policy import pattern_of
+from solrl_core.precision.layer_policy import pattern_of
 from solrl_proto.identifiers import Precision
 
 _MOST_KINDS = 4

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from scipy.stats import rankdata, spearmanr
 from scipy.stats import t as student
-from solrl_core.families.base import Backbone
+from solrl_core.families.backbone import Backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.precision import apply_policy, probe
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
@@ -203,9 +203,9 @@ class PrecisionCheck:
         """Scores of each group by reward; an image that is not finite has those of a black one."""
         found: dict[str, list[torch.Tensor]] = {name: [] for name in self.rewards.names}
         for prompt, group in zip(self.prompts, made, strict=True):
-            scored = self._scorer.score(self.rewards.names, _finite(group.images), [prompt] * len(group.images))
+            scored, _ = self._scorer.score(self.rewards.names, _finite(group.images), [prompt] * len(group.images))
             for name in found:
-                found[name].append(scored.rewards[name])
+                found[name].append(scored[name])
         return found
 
 

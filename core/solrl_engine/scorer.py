@@ -1,7 +1,6 @@
 """Scoring of generated images with loaded rewards, in batches that fit into memory."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from solrl_core.rewards import RewardSet
@@ -19,17 +18,10 @@ class NonFiniteImagesError(FloatingPointError):
         self.prompt = prompt
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Rewards of images.
-
-    Attributes:
-        rewards: name → float32 [N], on the CPU.
-        times: time of each reward, by name.
-    """
-
-    rewards: dict[str, torch.Tensor]
-    times: Mapping[str, RewardTime] = field(default_factory=dict)
+Scores = dict[str, torch.Tensor]
+"""Reward → float32 [N], on the CPU."""
+RewardTimes = dict[str, RewardTime]
+"""Reward → its time."""
 
 
 class Scorer:
@@ -44,8 +36,10 @@ class Scorer:
         self.rewards = rewards
         self.batch = batch or AdaptiveBatchSize(doing="scoring")
 
-    def score(self, names: Sequence[str], images: torch.Tensor, prompts: Sequence[PromptItem]) -> Scores:
-        """Score images with the named rewards.
+    def score(
+        self, names: Sequence[str], images: torch.Tensor, prompts: Sequence[PromptItem]
+    ) -> tuple[Scores, RewardTimes]:
+        """Score images with the named rewards; also returns the time of each.
 
         Args:
             names: rewards to apply.
@@ -58,7 +52,7 @@ class Scorer:
             DoesNotFitError: not even one image fits.
         """
 
-        def score(rows: slice) -> Scores:
+        def score(rows: slice) -> tuple[Scores, RewardTimes]:
             part = float_images(images[rows])
             finite = torch.isfinite(part).flatten(1).all(1)
             if not finite.all():
@@ -66,23 +60,21 @@ class Scorer:
             seconds: dict[str, float] = {}
             texts, metadata = [prompt.text for prompt in prompts[rows]], [prompt.metadata for prompt in prompts[rows]]
             scores = self.rewards.score(names, part, texts, metadata, seconds.__setitem__)
-            return Scores(scores, times_of(self.rewards, seconds))
+            return scores, times_of(self.rewards, seconds)
 
         parts = self.batch.run(len(images), score)
-        return Scores(
-            {name: torch.cat([part.rewards[name] for part in parts]) for name in names},
-            sum_times(part.times for part in parts),
-        )
+        joined = {name: torch.cat([scores[name] for scores, _ in parts]) for name in names}
+        return joined, sum_times(times for _, times in parts)
 
 
-def times_of(rewards: RewardSet, seconds: Mapping[str, float]) -> dict[str, RewardTime]:
+def times_of(rewards: RewardSet, seconds: Mapping[str, float]) -> RewardTimes:
     """The seconds of each reward, with its server."""
     return {name: RewardTime(seconds=spent, server=rewards.server(name)) for name, spent in seconds.items()}
 
 
-def sum_times(parts: Iterable[Mapping[str, RewardTime]]) -> dict[str, RewardTime]:
+def sum_times(parts: Iterable[Mapping[str, RewardTime]]) -> RewardTimes:
     """The time of each reward in all parts."""
-    total: dict[str, RewardTime] = {}
+    total: RewardTimes = {}
     for name, one in (item for part in parts for item in part.items()):
         before = total[name].seconds if name in total else 0.0
         total[name] = RewardTime(seconds=before + one.seconds, server=one.server)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors import torch as safetensors
 from solrl_core.fingerprint import combined_digest, module_digest, source_digest
-from solrl_core.rewards.base import checks_prompts
+from solrl_core.rewards.reward import checks_prompts
 from torch import nn
 
 from solrl_minis.catalog import WEIGHTS

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy import ndimage
-from solrl_core.rewards.base import checks_prompts
+from solrl_core.rewards.reward import checks_prompts
 
 from solrl_minis.scenes import PALETTE, signed_distance
 from solrl_minis.world import COLOURS, SHAPES, check_metadata

@@ -316,6 +316,7 @@ class RolloutGroup(Message):
     The score, rewards, image and latents of a pruned candidate are null.
     """
 
+    kind: Literal["group"] = "group"
     prompt_id: str
     seeds: tuple[Seed, ...]
     scores: tuple[float | None, ...]
@@ -396,13 +397,6 @@ class StartLine(Message):
     """Of all groups."""
 
 
-class GroupLine(Message):
-    """A finished group, as one line of an NDJSON answer. Groups arrive in the order in which they finish."""
-
-    kind: Literal["group"] = "group"
-    group: RolloutGroup
-
-
 class EndLine(Message):
     """The last line of a complete NDJSON answer. Without it the answer was cut short: ask again for missing groups."""
 
@@ -419,5 +413,5 @@ class ErrorLine(Message):
     problem: Problem
 
 
-StreamLine = Annotated[StartLine | GroupLine | EndLine | ErrorLine, Field(discriminator="kind")]
-"""One line of an NDJSON answer."""
+StreamLine = Annotated[StartLine | RolloutGroup | EndLine | ErrorLine, Field(discriminator="kind")]
+"""One line of an NDJSON answer. Groups arrive in the order in which they finish."""

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from solrl_core.rewards.aesthetic import Aesthetic
-from solrl_core.rewards.base import Reward
 from solrl_core.rewards.hpsv2 import HpsV2, clean_text
 from solrl_core.rewards.hpsv3 import HpsV3
 from solrl_core.rewards.imagereward import ImageReward
+from solrl_core.rewards.reward import Reward
 from transformers import AutoTokenizer
 
 LIMIT = 1e-4

@@ -20,7 +20,7 @@ import httpx
 import numpy as np
 import torch
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import PlainDefaults
+from solrl_core.rewards.reward import PlainDefaults
 from solrl_http.serving import bind
 from solrl_remote.remote_reward import connect_reward
 

@@ -12,11 +12,11 @@ from solrl_proto.problems import Problem
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan
 
-from solrl_http import problems
+from solrl_http import problem_responses
 from solrl_http.access import AccessControl, Rule, access, access_rules
 from solrl_http.limits.bodies import Bodies, InflightBytes
-from solrl_http.metrics import RequestMetrics
 from solrl_http.request_log import RequestLog
+from solrl_http.request_metrics import RequestMetrics
 from solrl_http.routes import docs, metrics
 from solrl_http.routes.common import refuse_unknown_parameters
 from solrl_http.settings import HttpSettings
@@ -77,7 +77,7 @@ def make_app(
         app.include_router(module.router, dependencies=[Depends(refuse_unknown_parameters)])
         found += module.router.routes
     rules = access_rules(found)
-    problems.install(app)
+    problem_responses.install(app)
     _add_middleware(app, rules, settings)
     app.openapi = lambda: _describe(app, rules, documented or {})  # type: ignore[method-assign]
     return app

@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from solrl_http.app import make_app
 
-from solrl_reward.metrics import Metrics
+from solrl_reward.reward_metrics import RewardMetrics
 from solrl_reward.routes import health, prompts, rewards, scores
 from solrl_reward.service import running_service
-from solrl_reward.settings import Settings
+from solrl_reward.settings import RewardSettings
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: RewardSettings) -> FastAPI:
     """The service as an ASGI application, whose lifespan loads the rewards.
 
     `app.state.service` is the running `RewardService`. The lifespan raises errors that prevent the service from
@@ -21,7 +21,7 @@ def create_app(settings: Settings) -> FastAPI:
     Raises:
         TokenFileError: the settings name a token file that cannot be used.
     """
-    service_metrics = Metrics()
+    service_metrics = RewardMetrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -23,12 +23,12 @@ from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_floats, scored_pixels
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_http.fair_share import FairShare
-from solrl_http.problems import internal_error
+from solrl_http.problem_responses import internal_error
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.scores import ScoreTimings
 
-from solrl_reward.metrics import Metrics
-from solrl_reward.problems import out_of_memory, reward_failed, reward_stalled, reward_unavailable
+from solrl_reward.reward_metrics import RewardMetrics
+from solrl_reward.reward_problems import out_of_memory, reward_failed, reward_stalled, reward_unavailable
 from solrl_reward.scoring_thread import ScoringThread
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,9 @@ class Batcher:
     Methods belong to the event loop's thread; `waiting` may be read from any.
     """
 
-    def __init__(self, rewards: RewardSet, device: torch.device, most: int, timeout: float, metrics: Metrics) -> None:
+    def __init__(
+        self, rewards: RewardSet, device: torch.device, most: int, timeout: float, metrics: RewardMetrics
+    ) -> None:
         """Prepare the batcher; `run` scores.
 
         Args:

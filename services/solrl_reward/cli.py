@@ -6,16 +6,16 @@ from typing import Annotated
 import tyro
 from solrl_http.command_line import from_environment, run_program
 
-from solrl_reward.settings import Settings
+from solrl_reward.settings import RewardSettings
 
 PROGRAM = "solrl-reward"
 
 
 @dataclass(frozen=True)
-class Serve:
+class ServeRewards:
     """Load rewards and serve them over HTTP. The environment may set every option: SOLRL_PORT is --port."""
 
-    settings: Annotated[Settings, tyro.conf.arg(name="")]
+    settings: Annotated[RewardSettings, tyro.conf.arg(name="")]
 
 
 def main() -> None:
@@ -23,20 +23,20 @@ def main() -> None:
     run_program(PROGRAM, _parse, _run)
 
 
-def _parse(words: list[str]) -> Serve:
+def _parse(words: list[str]) -> ServeRewards:
     """The command that the words give; exits with 2 where they are not understood."""
-    defaults = from_environment(PROGRAM, Settings)
+    defaults = from_environment(PROGRAM, RewardSettings)
     if words[:1] == ["serve"]:
-        return tyro.cli(Serve, default=Serve(defaults), prog=f"{PROGRAM} serve", args=words[1:])
+        return tyro.cli(ServeRewards, default=ServeRewards(defaults), prog=f"{PROGRAM} serve", args=words[1:])
     return tyro.extras.subcommand_cli_from_dict(
-        {"serve": Serve},
+        {"serve": ServeRewards},
         prog=PROGRAM,
         description="The reward service of solrl. `--version` prints the version.",
         args=words,
     )
 
 
-def _run(command: Serve) -> int:
+def _run(command: ServeRewards) -> int:
     from solrl_reward.serve import serve
 
     serve(command.settings)

@@ -11,7 +11,7 @@ from solrl_http import logs
 from solrl_http.serving import access_line, serve_app
 
 from solrl_reward.scoring_thread import still_scoring
-from solrl_reward.settings import Settings
+from solrl_reward.settings import RewardSettings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from solrl_reward.service import RewardService
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: RewardSettings) -> None:
     """Serve until a SIGTERM or SIGINT, then finish accepted work.
 
     Raises:
@@ -46,7 +46,7 @@ def _end_at_once() -> None:
     os._exit(0)
 
 
-def _print_start(settings: Settings, service: "RewardService", address: str) -> None:
+def _print_start(settings: RewardSettings, service: "RewardService", address: str) -> None:
     table = Table(title="solrl reward service", show_header=False, title_justify="left")
     for _ in ("name", "value"):
         table.add_column(overflow="fold")

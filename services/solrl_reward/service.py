@@ -10,15 +10,15 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from solrl_core.model_options import ModelOptions, read_options
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import REWARDS, PlainDefaults, check_reward
+from solrl_core.rewards.reward import REWARDS, PlainDefaults, check_reward
 from solrl_core.rewards.wire import decode_scoring
 from solrl_http.limits.drain import draining
 from solrl_proto.scores import PromptCheck, PromptVerdict, RewardInfo, RewardList, ScoreAnswer, ScoreRequest
 
 from solrl_reward.batcher import Batcher, Images
-from solrl_reward.metrics import Metrics
-from solrl_reward.problems import invalid_body, not_loaded, queue_full, reward_stalled
-from solrl_reward.settings import Settings
+from solrl_reward.reward_metrics import RewardMetrics
+from solrl_reward.reward_problems import invalid_body, not_loaded, queue_full, reward_stalled
+from solrl_reward.settings import RewardSettings
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 class RewardService:
     """A running service. Once `draining` is set, it refuses new work."""
 
-    def __init__(self, settings: Settings, rewards: RewardSet, batcher: Batcher, metrics: Metrics) -> None:
+    def __init__(self, settings: RewardSettings, rewards: RewardSet, batcher: Batcher, metrics: RewardMetrics) -> None:
         self.draining = False
         self.rewards = rewards
         digests = rewards.digests()
@@ -152,7 +152,7 @@ def _decode(body: bytes) -> tuple[torch.Tensor, ScoreRequest]:
 
 
 @asynccontextmanager
-async def running_service(settings: Settings, metrics: Metrics) -> AsyncIterator[RewardService]:
+async def running_service(settings: RewardSettings, metrics: RewardMetrics) -> AsyncIterator[RewardService]:
     """A service whose rewards are loaded; stopped at the end.
 
     Raises:
@@ -169,7 +169,7 @@ async def running_service(settings: Settings, metrics: Metrics) -> AsyncIterator
         await service.close()
 
 
-def _load(settings: Settings, device: torch.device) -> RewardSet:
+def _load(settings: RewardSettings, device: torch.device) -> RewardSet:
     for name, source in settings.sources.items():
         check_reward(source, settings.reward_options.get(name, {}), all_given=False)
     defaults = PlainDefaults(device, _options_of(settings.options_from))

@@ -61,7 +61,7 @@ class Scoring(BaseSettings):
     With a token file, one tenant may use half of it, or one request of the largest size."""
 
 
-class Settings(HttpSettings, Scoring):
+class RewardSettings(HttpSettings, Scoring):
     """Settings of one reward service; flags take precedence over the environment."""
 
     token_scopes: ClassVar[str] = "score"

@@ -13,23 +13,23 @@ from solrl_http.tokens import Scope, create_token, parse_lifetime, read_tokens, 
 from solrl_proto.identifiers import NAME_PATTERN, Precision
 from solrl_proto.rollouts import Solver
 
-from solrl_rollout.settings import Settings
+from solrl_rollout.settings import RolloutSettings
 
 TokenFile = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: SOLRL_TOKEN_FILE)")]
 
 
 @dataclass(frozen=True)
-class Serve:
+class ServeRollouts:
     """Load models and serve rollouts over HTTP. The environment may set every option: SOLRL_PORT is --port."""
 
-    settings: Annotated[Settings, tyro.conf.arg(name="")]
+    settings: Annotated[RolloutSettings, tyro.conf.arg(name="")]
 
 
 @dataclass(frozen=True)
-class Doctor:
+class RolloutDoctor:
     """Check what this machine can run with these settings, what is missing, and what to do about it."""
 
-    settings: Annotated[Settings, tyro.conf.arg(name="")]
+    settings: Annotated[RolloutSettings, tyro.conf.arg(name="")]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Memory:
+class ServingMemory:
     """Plan a model's memory on a GPU from its configurations alone: weights, activations, batch limits."""
 
     model: str = "mini-sana"
@@ -128,12 +128,12 @@ class Tokens:
     ]
 
 
-Command = Serve | Check | Doctor | Memory | Tokens
+Command = ServeRollouts | Check | RolloutDoctor | ServingMemory | Tokens
 COMMANDS: dict[str, type[Command]] = {
-    "serve": Serve,
+    "serve": ServeRollouts,
     "check": Check,
-    "doctor": Doctor,
-    "memory": Memory,
+    "doctor": RolloutDoctor,
+    "memory": ServingMemory,
     "token": Tokens,
 }
 PROGRAM = "solrl-rollout"
@@ -146,17 +146,17 @@ def main() -> None:
 
 def _parse(words: list[str]) -> Command:
     """The command that the words give; exits with 2 where they are not understood."""
-    defaults = from_environment(PROGRAM, Settings)
-    preset: dict[type[Command], Any] = {Serve: Serve(defaults), Doctor: Doctor(defaults)}
+    defaults = from_environment(PROGRAM, RolloutSettings)
+    preset: dict[type[Command], Any] = {ServeRollouts: ServeRollouts(defaults), RolloutDoctor: RolloutDoctor(defaults)}
     if words and (kind := COMMANDS.get(words[0])):
         # By the parser of this command alone, which suggests no options of others.
         found = tyro.cli(kind, default=preset.get(kind), prog=f"{PROGRAM} {words[0]}", args=words[1:])
         return cast(Command, found)
     return tyro.cli(
-        Annotated[Serve, tyro.conf.subcommand("serve")]
+        Annotated[ServeRollouts, tyro.conf.subcommand("serve")]
         | Annotated[Check, tyro.conf.subcommand("check")]
-        | Annotated[Doctor, tyro.conf.subcommand("doctor")]
-        | Annotated[Memory, tyro.conf.subcommand("memory")]
+        | Annotated[RolloutDoctor, tyro.conf.subcommand("doctor")]
+        | Annotated[ServingMemory, tyro.conf.subcommand("memory")]
         | Annotated[Tokens, tyro.conf.subcommand("token")],
         prog=PROGRAM,
         description="The rollout service of solrl. `--version` prints the version.",
@@ -167,11 +167,11 @@ def _parse(words: list[str]) -> Command:
 def _run(command: Command) -> int:
     """Run a command; returns the exit code."""
     match command:
-        case Serve():
+        case ServeRollouts():
             from solrl_rollout.serve import serve
 
             serve(command.settings)
-        case Doctor():
+        case RolloutDoctor():
             from solrl_rollout.doctor import doctor
 
             return doctor(command.settings)
@@ -192,8 +192,8 @@ def _run(command: Command) -> int:
                 revision=command.revision,
                 out=command.out,
             )
-        case Memory():
-            from solrl_rollout.memory import plan
+        case ServingMemory():
+            from solrl_rollout.memory_report import plan
 
             plan(
                 command.model,
@@ -204,7 +204,7 @@ def _run(command: Command) -> int:
                 out=command.out,
             )
         case Tokens():
-            _manage_tokens(command.action, from_environment(PROGRAM, Settings).token_file)
+            _manage_tokens(command.action, from_environment(PROGRAM, RolloutSettings).token_file)
     return 0
 
 

@@ -6,20 +6,20 @@ from typing import Any
 
 from solrl_core import diagnosis
 from solrl_core.diagnosis import Finding
-from solrl_core.rewards.base import AT
+from solrl_core.rewards.reward import AT
 from solrl_proto.problems import ProblemError
 
-from solrl_rollout.settings import Settings
+from solrl_rollout.settings import RolloutSettings
 
 _REDIS_SETTINGS = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync")
 
 
-def doctor(settings: Settings) -> int:
+def doctor(settings: RolloutSettings) -> int:
     """Print the findings; returns 1 if something is missing, else 0."""
     return diagnosis.show("solrl-rollout doctor", check(settings))
 
 
-def check(settings: Settings) -> Iterator[Finding]:
+def check(settings: RolloutSettings) -> Iterator[Finding]:
     """Findings about everything that a service with these settings needs."""
     # On Ray, the device is another machine's.
     yield from diagnosis.machine("auto" if settings.on_ray else settings.device, settings.precision)
@@ -33,7 +33,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield _port(settings)
 
 
-def _engine(settings: Settings) -> Iterator[Finding]:
+def _engine(settings: RolloutSettings) -> Iterator[Finding]:
     if settings.engine != "vllm-omni":
         return
     from solrl_rollout.engine.backends.vllm_omni.support import VERSIONS, require_packages
@@ -47,7 +47,7 @@ def _engine(settings: Settings) -> Iterator[Finding]:
         yield Finding("engine", "ok", " and ".join(f"{name} {version}" for name, version in VERSIONS.items()))
 
 
-def _rewards(settings: Settings) -> Iterator[Finding]:
+def _rewards(settings: RolloutSettings) -> Iterator[Finding]:
     options = settings.options_of_rewards
     ask = cache(lambda name: tuple(_of_server(name, options[name])))
     for spec in settings.models:
@@ -83,7 +83,7 @@ def _of_server(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding(f"{reward}'s timeout", "warn", found, action)
 
 
-def _workers(settings: Settings) -> Finding:
+def _workers(settings: RolloutSettings) -> Finding:
     if settings.on_ray:
         return _actors(settings)
     from solrl_rollout.engine.workers import worker_devices
@@ -97,7 +97,7 @@ def _workers(settings: Settings) -> Finding:
     return Finding("workers", "ok", f"{len(devices)} processes, on {', '.join(dict.fromkeys(devices))}")
 
 
-def _actors(settings: Settings) -> Finding:
+def _actors(settings: RolloutSettings) -> Finding:
     try:
         from solrl_rollout.engine.workers.ray_cluster import RayCluster
 
@@ -159,7 +159,7 @@ def _weaknesses(settings: Mapping[str, str | None]) -> Iterator[tuple[str, str]]
         yield found, "set it to everysec or always"
 
 
-def _access(settings: Settings) -> Iterator[Finding]:
+def _access(settings: RolloutSettings) -> Iterator[Finding]:
     from solrl_http.serving import check_exposure
     from solrl_http.tokens import TokenFileError, read_tokens
 
@@ -189,7 +189,7 @@ def _access(settings: Settings) -> Iterator[Finding]:
         yield Finding("token file", "warn", f"others may write {path}, and so let themselves in", f"chmod 600 {path}")
 
 
-def _port(settings: Settings) -> Finding:
+def _port(settings: RolloutSettings) -> Finding:
     from solrl_http.serving import bind
 
     try:

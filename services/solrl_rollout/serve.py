@@ -11,7 +11,7 @@ from rich.table import Table
 from solrl_http import logs
 from solrl_http.serving import access_line, serve_app
 
-from solrl_rollout.settings import Settings
+from solrl_rollout.settings import RolloutSettings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: RolloutSettings) -> None:
     """Serve until a SIGTERM or SIGINT, then finish accepted work.
 
     Raises:
@@ -39,13 +39,13 @@ def serve(settings: Settings) -> None:
     serve_app(settings, make_app, lambda app, address: _print_start(settings, app.state.service, address))
 
 
-def _warn_of_password(settings: Settings, arguments: Sequence[str]) -> None:
+def _warn_of_password(settings: RolloutSettings, arguments: Sequence[str]) -> None:
     given = any(one.partition("=")[0] == "--redis-url" for one in arguments)
     if given and settings.redis_url and urlsplit(settings.redis_url).password:
         logger.warning("others can read the password in --redis-url; use --redis-url-file or SOLRL_REDIS_URL instead")
 
 
-def _print_start(settings: Settings, service: "Service", address: str) -> None:
+def _print_start(settings: RolloutSettings, service: "Service", address: str) -> None:
     table = Table(title="solrl rollout service", show_header=False, title_justify="left")
     for _ in ("name", "value"):
         table.add_column(overflow="fold")

@@ -21,7 +21,7 @@ from solrl_rollout.admission import (
     latent_bytes,
 )
 from solrl_rollout.engine.adapters.adapter_memory import AdapterMemory
-from solrl_rollout.engine.adapters.adapters import Adapters
+from solrl_rollout.engine.adapters.adapter_versions import Adapters
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.external_rewards import digests_with
@@ -29,10 +29,10 @@ from solrl_rollout.engine.first_check import distrust
 from solrl_rollout.engine.rollout import RolloutHandle
 from solrl_rollout.engine.work import ExternalReward, HostedModel, Job, LeasedAdapter, release
 from solrl_rollout.engine.workers import make_workers
-from solrl_rollout.problems import as_problems
-from solrl_rollout.settings import Settings
+from solrl_rollout.rollout_problems import as_problems
+from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.curves import OverviewCurves
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from solrl_rollout.store import RunStore, open_store
 
 
@@ -41,11 +41,11 @@ class Service:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: RolloutSettings,
         store: RunStore,
         engine: Engine,
         hosted: Sequence[HostedModel],
-        metrics: Metrics,
+        metrics: RolloutMetrics,
     ) -> None:
         self.settings = settings
         self.metrics = metrics
@@ -161,7 +161,9 @@ class Service:
 
 
 @asynccontextmanager
-async def running_service(settings: Settings, metrics: Metrics, load_backend: BackendLoader) -> AsyncIterator[Service]:
+async def running_service(
+    settings: RolloutSettings, metrics: RolloutMetrics, load_backend: BackendLoader
+) -> AsyncIterator[Service]:
     """A service whose store answers and whose models are loaded and warm; stopped at the end.
 
     Raises:

@@ -15,7 +15,7 @@ from solrl_proto.identifiers import NAME_PATTERN, default_model_name
 from solrl_proto.rollouts import RequestedPrecision
 from solrl_proto.text_files import read_text
 
-from solrl_rollout.store.base import DEFAULT_RETAIN
+from solrl_rollout.store.run_store import DEFAULT_RETAIN
 
 
 class ModelSpec(NamedTuple):
@@ -130,7 +130,7 @@ class Hosting(BaseSettings):
     """File with the Redis URL, for a URL with a password, since others can read a command line. Overrides redis_url."""
 
 
-class Settings(HttpSettings, Hosting):
+class RolloutSettings(HttpSettings, Hosting):
     """Settings of one service process; flags take precedence over the environment."""
 
     queue_limit: Annotated[int, Field(ge=1)] = 65536

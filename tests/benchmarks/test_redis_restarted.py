@@ -7,7 +7,7 @@ import redis
 from fault_trials.findings import Findings
 from fault_trials.redis_killed import RUN, TENANT, version
 from fault_trials.redis_restarted import judge_older
-from solrl_rollout.store.redis import RedisRunStore
+from solrl_rollout.store.redis_store import RedisRunStore
 from support.redis_server import Keys, RedisServer, dump, running_redis
 
 pytestmark = pytest.mark.anyio

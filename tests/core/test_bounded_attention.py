@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers.models.attention import JointTransformerBlock
 from diffusers.models.attention_processor import Attention
-from solrl_core.families.sd3_fused import FusedBlock
+from solrl_core.families.sd3_fused import Sd3FusedBlock
 from solrl_core.kernels import are_bounded, attend, attention, bounded_attention
 from solrl_core.kernels.bounded_attention import LARGEST_LOGIT, logit_bound, plain_bounded_attention
 from torch import Tensor, nn
@@ -89,7 +89,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
 def test_a_block_of_small_norms_attends_without_a_maximum(dual: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = counted(monkeypatch)
     block = sd3_block(dual=dual).bfloat16()
-    fused = FusedBlock(copy.deepcopy(block))
+    fused = Sd3FusedBlock(copy.deepcopy(block))
     given = [torch.randn(2, *tokens, 48).bfloat16() for tokens in ((25,), (7,), ())]
     got, expected = fused(*given), block(*given)
     assert shapes == [(2, 32, HEADS, SIZE), *[(2, 25, HEADS, SIZE)] * dual]
@@ -109,7 +109,7 @@ def test_one_large_norm_of_image_or_text_keeps_the_maximum(norm: str, monkeypatc
     for largest, calls in ((LARGEST_LOGIT / 4.2, 1), (LARGEST_LOGIT / 4, 0), (torch.nan, 0)):
         shapes.clear()
         weight[3] = largest
-        FusedBlock(copy.deepcopy(block))(*given)
+        Sd3FusedBlock(copy.deepcopy(block))(*given)
         assert len(shapes) == calls, largest
 
 
@@ -120,14 +120,14 @@ def test_heads_without_rms_norms_keep_the_maximum(monkeypatch: pytest.MonkeyPatc
     for other in (None, layer, nn.RMSNorm(SIZE, elementwise_affine=False)):
         assert not are_bounded([rms, other], [rms])
         assert not are_bounded([rms], [rms, other])
-    assert not FusedBlock(sd3_block(qk_norm=None)).bounded
+    assert not Sd3FusedBlock(sd3_block(qk_norm=None)).bounded
 
 
 def test_a_device_without_the_kernel_keeps_the_maximum() -> None:
-    block = FusedBlock(sd3_block(dual=True))
+    block = Sd3FusedBlock(sd3_block(dual=True))
     assert (block.bounded, block.second_bounded) == (False, False)
     with torch.device("meta"):
-        assert not FusedBlock(JointTransformerBlock(HEADS * SIZE, HEADS, SIZE, False, "rms_norm")).bounded
+        assert not Sd3FusedBlock(JointTransformerBlock(HEADS * SIZE, HEADS, SIZE, False, "rms_norm")).bounded
 
 
 def test_a_mask_gradients_and_other_numbers_keep_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:

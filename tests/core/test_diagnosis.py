@@ -15,7 +15,7 @@ from solrl_core.diagnosis import Finding
 from solrl_core.families import load_backbone
 from solrl_core.families.load import locate
 from solrl_core.precision import PrecisionSupport
-from solrl_core.rewards.base import REWARDS
+from solrl_core.rewards.reward import REWARDS
 
 COMMIT = "0" * 40
 INDEX = b'{"_class_name": "KolorsPipeline"}'

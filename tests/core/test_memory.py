@@ -9,7 +9,7 @@ from lora_helpers import random_adapter
 from small_model import small_model
 from solrl_core.families import load_backbone
 from solrl_core.families.skeleton import load_skeleton
-from solrl_core.memory import PeakBytes, plan_memory, weight_bytes
+from solrl_core.memory_plan import PeakBytes, plan_memory, weight_bytes
 from solrl_core.sampling.generator import Generator
 
 MIB = 2**20

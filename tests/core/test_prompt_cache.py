@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from solrl_core.families import Backbone
-from solrl_core.families.base import Conditioning
+from solrl_core.families.backbone import Conditioning
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.prompt_cache import PromptCache
 

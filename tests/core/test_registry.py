@@ -12,7 +12,7 @@ import pytest
 from solrl_core.families.load import FAMILIES, MODELS, dtype_argument, locate
 from solrl_core.families.sd3 import StableDiffusion3
 from solrl_core.registry import FolderRegistry, Registry
-from solrl_core.rewards.base import REWARDS
+from solrl_core.rewards.reward import REWARDS
 from solrl_trainer.settings.prompts import PROMPTS
 
 GROUP = "solrl.test_things"

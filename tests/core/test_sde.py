@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 import torch
 from solrl_core.families import Backbone
-from solrl_core.families.base import stack
+from solrl_core.families.backbone import stack
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import initial_noise, step_noise
 from solrl_core.sampling.sampler import Recorder, Trajectory, advance, solve, unshifted_sigmas

@@ -191,7 +191,7 @@ def test_a_gpu_that_passes_is_native_and_the_fastest(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("stand_in")
 def test_a_policy_places_native_layers_where_the_device_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solrl_core.precision.policy.nvfp4_obstacle", lambda device: None)
+    monkeypatch.setattr("solrl_core.precision.layer_policy.nvfp4_obstacle", lambda device: None)
     model = nn.Sequential(nn.Linear(64, 32), nn.Conv2d(32, 32, 1))
     apply_policy(model, LayerPolicy((r"\d",)))
     assert [type(layer) for layer in model] == [TeLinear, TePointwiseConv]

@@ -17,8 +17,8 @@ from proof.compose import load
 from pydantic_settings import BaseSettings
 from solrl_http.settings import SECRETS
 from solrl_remote import chat
-from solrl_reward.settings import Settings as RewardSettings
-from solrl_rollout.settings import Settings
+from solrl_reward.settings import RewardSettings
+from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.commands.demo import DEMO_SETTINGS, PRESET
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,11 @@ DOCUMENT = load(FILE, {})
 SERVICES: dict[str, dict[str, Any]] = DOCUMENT["services"]
 WITH_GPUS: dict[str, dict[str, Any]] = load(FILE, GPU_SETTINGS)["services"]
 OURS = [name for name, body in SERVICES.items() if "build" in body]
-SETTINGS: dict[str, type[BaseSettings]] = {"rollout": Settings, "reward": RewardSettings, "imagereward": RewardSettings}
+SETTINGS: dict[str, type[BaseSettings]] = {
+    "rollout": RolloutSettings,
+    "reward": RewardSettings,
+    "imagereward": RewardSettings,
+}
 SERVING = list(SETTINGS)
 TRAINING = [name for name in OURS if name not in SERVING]
 
@@ -126,10 +130,10 @@ def test_health_checks_ask_a_route_that_the_service_has(name: str) -> None:
 
 @pytest.mark.parametrize("name", SERVING)
 def test_a_service_has_time_to_finish_accepted_work(name: str) -> None:
-    drain = Settings.model_fields["drain_timeout"].default
+    drain = RolloutSettings.model_fields["drain_timeout"].default
     assert (
         int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
-        >= drain + Settings.model_fields["live_timeout"].default
+        >= drain + RolloutSettings.model_fields["live_timeout"].default
     )
 
 
@@ -161,7 +165,9 @@ def test_the_service_understands_its_command_environment_and_secrets(
         if isinstance(entry, dict):
             (tmp_path / entry["target"]).write_text("redis://:word@there:6379\n")
     assert Path("/run/secrets") == SECRETS
-    monkeypatch.setitem(Settings.model_config, "secrets_dir", tmp_path)  # there is none of that name on every machine
+    monkeypatch.setitem(
+        RolloutSettings.model_config, "secrets_dir", tmp_path
+    )  # there is none of that name on every machine
     command = understood(["solrl-rollout", *body["command"]], monkeypatch)
     settings = command.settings
     assert settings.redis_url == "redis://:word@there:6379"

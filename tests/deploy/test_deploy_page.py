@@ -9,7 +9,7 @@ import pytest
 import solrl_rollout.cli
 import tyro
 from proof.compose import load
-from solrl_rollout.settings import Settings
+from solrl_rollout.settings import RolloutSettings
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
@@ -70,7 +70,7 @@ def test_token_commands_are_valid(line: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_variables_and_volumes_are_those_of_the_compose_file() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
-    fields = {f"SOLRL_{name.upper()}" for name in Settings.model_fields}
+    fields = {f"SOLRL_{name.upper()}" for name in RolloutSettings.model_fields}
     for name in re.findall(r"`(SOLRL_[A-Z_]+|BASE|TORCH|TORCH_INDEX|ROLLOUT_URL)`", PAGE):
         assert name in fields or f"${{{name}" in text, name
     for name in DOCUMENT["volumes"]:

@@ -31,3 +31,16 @@ def test_each_stop_is_an_existing_function(file: str, function: str) -> None:
 def test_the_files_on_the_page_exist() -> None:
     for name in re.findall(r"`((?:trainer|services|core|clients|tests|proto)/[\w/.]+)`", PAGE):
         assert (ROOT / name).exists() or "NAME" in name, name
+
+
+def test_the_records_on_the_path_exist() -> None:
+    table = PAGE[PAGE.index("| record | from stop |") :].partition("\n\n")[0]
+    records = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    classes = {
+        node.name
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    }
+    assert records <= classes

@@ -14,8 +14,8 @@ from fences import ROOT, blocks, commands, example
 from safetensors.torch import save_file
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import REWARDS, prompt_fault
 from solrl_core.rewards.loading import CONFIG, TOKENIZER
+from solrl_core.rewards.reward import REWARDS, prompt_fault
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import initial_noise
 from solrl_remote.vlm_judge import TEMPLATE, VlmJudge
@@ -143,7 +143,7 @@ def test_the_algorithm_has_a_short_name_too(examples: Path) -> None:
 
 def test_the_algorithm_prefers_the_better_sample(examples: Path) -> None:
     from my_algorithms import DiffusionIpo, IpoSettings
-    from solrl_trainer.algorithms.base import Velocities
+    from solrl_trainer.algorithms.algorithm import Velocities
 
     algorithm = DiffusionIpo(IpoSettings(tau=2))
     advantages = torch.tensor([0.5, -1.0, 2.0, 0.0, *(3.0, 1.0, 2.0, -4.0)])

@@ -2,8 +2,8 @@
 
 from fences import ROOT
 from settings_page import page, settings_of
-from solrl_reward.settings import Settings as RewardSettings
-from solrl_rollout.settings import Settings
+from solrl_reward.settings import RewardSettings
+from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.settings.config import RunConfig
 
 
@@ -13,6 +13,6 @@ def test_the_page_is_generated() -> None:
 
 
 def test_every_setting_is_described() -> None:
-    rows = [*settings_of(RunConfig), *settings_of(Settings), *settings_of(RewardSettings)]
+    rows = [*settings_of(RunConfig), *settings_of(RolloutSettings), *settings_of(RewardSettings)]
     assert {"explore.candidates", "optimizer.shard_base", "queue_limit", "batch"} <= {row.name for row in rows}
     assert all(row.meaning.endswith(".") for row in rows), [row.name for row in rows if not row.meaning.endswith(".")]

@@ -69,7 +69,8 @@ def run_all(folder: Path) -> dict[str, Any]:
         scores = _bf16_scores(client)
         runs = {}
         for recipe, settings in RUNS.items():
-            _train(recipe, settings, url, folder / recipe)
+            served = {"rollout_url": url} if recipe == "sol_rl" else {}
+            _train(recipe, settings | served, folder / recipe)
             runs[recipe] = _read(folder / recipe)
         runs["sol_rl"]["groups"] = _groups(client)
     return {"bf16_scores": scores, "runs": runs}
@@ -107,9 +108,9 @@ def _environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
 
 
-def _train(recipe: str, settings: dict[str, Any], url: str, output: Path) -> None:
+def _train(recipe: str, settings: dict[str, Any], output: Path) -> None:
     command = [sys.executable, "-m", "solrl_trainer", "run", "--preset", f"{MODEL}/{recipe}/{REWARD}"]
-    command += ["--rollout-url", url, "--output", str(output), "--run", recipe]
+    command += ["--output", str(output), "--run", recipe]
     for name, value in settings.items():
         command += ["--set", f"{name}={value}"]
     done = subprocess.run(command, capture_output=True, text=True, env=_environment())

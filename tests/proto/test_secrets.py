@@ -10,7 +10,7 @@ from solrl_http.logs import JsonFormatter, TextFormatter
 from solrl_proto.printable import printable
 from solrl_proto.problems import Problem, ProblemKind
 from solrl_proto.secrets import CUT, hold_secret, without_secrets
-from solrl_rollout.store.redis import RedisRunStore
+from solrl_rollout.store.redis_store import RedisRunStore
 
 JUDGE, REWARD, REDIS, HUB, FILE = "sk-judge-1", "reward-token-2", 'pass/"<word>', "hf_4444", "hf_in_a_file"
 SERVICE = "solrl_" + "aB3-_" * 8 + "abc"

@@ -20,8 +20,8 @@ from solrl_rollout.engine.backends import BackendLoader, load_backend
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import Chunk, Job
 from solrl_rollout.engine.workers.local import LocalWorker
-from solrl_rollout.settings import ModelSpec, Settings
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.settings import ModelSpec, RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 SHAPE = (3, 4, 4)
 REWARD = "fake_backend:brightness"
@@ -50,7 +50,7 @@ class FakeBackend:
         )
         self.identity = Identity("fake", 4, 4, SHAPE, {}, {"linear": (4, 4)}, {}, "nowhere")
 
-    def load(self, spec: ModelSpec, settings: Settings) -> "FakeBackend":
+    def load(self, spec: ModelSpec, settings: RolloutSettings) -> "FakeBackend":
         """Return this backend for any model."""
         return self
 
@@ -145,15 +145,17 @@ class Gate:
             assert self.opened.wait(600)
 
 
-def engine_of(settings: Settings, load_backend: BackendLoader = load_backend, overlap: bool | None = None) -> Engine:
+def engine_of(
+    settings: RolloutSettings, load_backend: BackendLoader = load_backend, overlap: bool | None = None
+) -> Engine:
     """An engine with one worker in this process, not started."""
-    metrics = Metrics()
+    metrics = RolloutMetrics()
     return Engine(settings, metrics, [LocalWorker(settings, metrics, load_backend, overlap=overlap)])
 
 
 def started_engine(backend: FakeBackend, *, overlap: bool = False, **settings: Any) -> Engine:
     """A running engine on a backend."""
-    chosen = Settings(**{"rewards": (REWARD,), **settings})
+    chosen = RolloutSettings(**{"rewards": (REWARD,), **settings})
     engine = engine_of(chosen, backend.load, overlap=overlap)
     engine.start().result(600)
     return engine

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from solrl_client.cancellation import current
 from solrl_core.errors import RewardUnavailableError
-from solrl_core.rewards.base import checks_prompts
+from solrl_core.rewards.reward import checks_prompts
 
 batches: list[int] = []
 """Sizes of the batches of `gated`, `greedy` and `away`, in order."""

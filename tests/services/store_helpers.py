@@ -5,7 +5,7 @@ from collections.abc import Awaitable
 import pytest
 from solrl_proto.adapters import AdapterInfo
 from solrl_proto.problems import Problem
-from solrl_rollout.problems import problem_of
+from solrl_rollout.rollout_problems import problem_of
 from solrl_rollout.store import RunStore
 from solrl_rollout.store.errors import StoreError
 from support.adapters import stored_version

@@ -9,11 +9,11 @@ import pytest
 import torch
 from solrl_core.families import load_backbone
 from solrl_core.families.skeleton import load_skeleton
-from solrl_core.memory import modules_of, plan_memory, weight_bytes
+from solrl_core.memory_plan import modules_of, plan_memory, weight_bytes
 from solrl_proto.identifiers import Precision
 from solrl_rollout.cli import main
 from solrl_rollout.engine.backends import load_backend
-from solrl_rollout.settings import Settings, parse_model
+from solrl_rollout.settings import RolloutSettings, parse_model
 from typed import typed
 
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -52,7 +52,7 @@ def test_several_precisions_share_the_clean_base() -> None:
 def test_the_plan_of_several_precisions_is_what_a_service_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """In BF16, as on a GPU."""
     monkeypatch.setattr("solrl_rollout.engine.backends.load_backbone", partial(load_backbone, dtype=torch.bfloat16))
-    backend = load_backend(parse_model("mini-sana"), Settings(device="cpu"))
+    backend = load_backend(parse_model("mini-sana"), RolloutSettings(device="cpu"))
     for precision in EXPLORED_AND_REGENERATED:
         backend.set_adapter(precision, None)
     served = {f"served, {name}": generator.transformer for name, generator in backend._generators.items()}

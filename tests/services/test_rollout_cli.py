@@ -16,7 +16,7 @@ from solrl_core.families.load import locate
 from solrl_rollout.cli import main
 from solrl_rollout.doctor import check, redis_findings
 from solrl_rollout.serve import _warn_of_password
-from solrl_rollout.settings import Settings
+from solrl_rollout.settings import RolloutSettings
 from support.ports import free_port
 from support.redis_server import RedisServer
 from typed import typed
@@ -68,7 +68,7 @@ def test_serve_does_not_start_without_its_redis() -> None:
 def test_the_redis_url_can_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "url"
     file.write_text("redis://:secret@127.0.0.1:6379/0\n")
-    settings = Settings(redis_url="redis://elsewhere", redis_url_file=file)
+    settings = RolloutSettings(redis_url="redis://elsewhere", redis_url_file=file)
     assert settings.store_url == "redis://:secret@127.0.0.1:6379/0"
 
 
@@ -79,7 +79,7 @@ def test_the_redis_url_can_come_from_a_file(tmp_path: Path) -> None:
 def test_a_password_on_the_command_line_causes_a_warning(
     arguments: list[str], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _warn_of_password(Settings(redis_url="redis://:secret@a"), arguments)
+    _warn_of_password(RolloutSettings(redis_url="redis://:secret@a"), arguments)
     assert ("--redis-url-file" in caplog.text) == warned
     assert "secret" not in caplog.text
 
@@ -265,7 +265,7 @@ def test_the_doctor_asks_reward_servers() -> None:
     app.max_latency_s = 30
     with serving(app) as address:
         away = f"http://127.0.0.1:{free_port()}"
-        settings = Settings(
+        settings = RolloutSettings(
             device="cpu",
             model=("mini-sana", "mini-sd3"),
             rewards=(f"{NAME}@{address}", f"hpsv2@{address}", f"clipscore@{away}", "pickscore@ftp://nowhere"),

@@ -23,7 +23,7 @@ from service_helpers import (
 )
 from solrl_http.serving import bind, run_server
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
-from solrl_rollout.store.redis import RedisRunStore
+from solrl_rollout.store.redis_store import RedisRunStore
 from store_helpers import adapter
 from support.redis_server import RedisServer, running_redis
 
@@ -87,7 +87,7 @@ def test_a_failing_group_ends_the_stream_after_the_groups_before_it(frail: Runni
     response = frail.client.post("/v1/rollouts", json=request, headers={"Accept": STREAM_MEDIA_TYPE})
     start, first, last = [json.loads(line) for line in response.text.splitlines()]
     assert start["kind"] == "start"
-    assert (first["kind"], first["group"]["prompt_id"]) == ("group", "p0")
+    assert (first["kind"], first["prompt_id"]) == ("group", "p0")
     assert (last["kind"], last["problem"]["type"]) == ("error", "urn:solrl:problem:reward-failed")
     assert last["problem"]["where"] == "prompts.p1"
 

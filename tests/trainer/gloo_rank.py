@@ -90,7 +90,7 @@ def main(url: str, folder: str) -> None:
         "files": sorted(str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()),
         "weights": {name: digest(session.models.policy.tensors(name)) for name in (CURRENT, OLD)},
         "average": digest(session.models.policy.averaged),
-        "groups": [group.selection.prompt.id for group in result.samples.groups],
+        "groups": [group.prompt.id for group in result.samples.groups],
         "prompts": [prompt.id for prompt in result.samples.prompts],
         "scores": result.samples.scores.tolist(),
         "before": {name: values.tolist() for name, values in result.before.scores.items()},

@@ -106,7 +106,7 @@ def honest_lines(request: RolloutRequest) -> list[dict[str, Any]]:
             sum(weights[name] * values[i] for name, values in rewards.items()) if i < kept else None
             for i in range(len(seeds))
         ]
-        group = {"prompt_id": prompt.id, "seeds": seeds, "scores": scores, "rewards": rewards}
+        group = {"kind": "group", "prompt_id": prompt.id, "seeds": seeds, "scores": scores, "rewards": rewards}
         if request.plan.prune is not None:
             group["pruned"] = [i >= kept for i in range(len(seeds))]
         if request.images == "png":
@@ -114,7 +114,7 @@ def honest_lines(request: RolloutRequest) -> list[dict[str, Any]]:
         if request.latents:
             group["latents"] = {"values": ["AACAPw=="] * kept + [None] * (len(seeds) - kept)}
             group["latents"] |= {"digest": DIGEST, "adapter": DIGEST}
-        lines.append({"kind": "group", "group": group})
+        lines.append(group)
     seconds = {"queued": 0.1, "switch": 0.2, "generate": 0.3, "reward": 0.4}
     return [*lines, {"kind": "end", "groups": len(request.prompts), "seconds": seconds}]
 

@@ -120,7 +120,7 @@ def samples(run: Run) -> IterationSamples:
 
 
 def selections(run: Run) -> list[CandidateGroup]:
-    return [group.selection for group in samples(run).groups]
+    return list(samples(run).groups)
 
 
 def selected(run: Run) -> list[list[int]]:

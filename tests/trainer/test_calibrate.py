@@ -21,7 +21,7 @@ from solrl_trainer.calibration.solver_fitting import fit_solvers, measured_promp
 from solrl_trainer.commands import calibrate as module
 from solrl_trainer.commands.calibrate import calibrate
 from solrl_trainer.report.frontier import PlanPoint, frontier
-from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.loading import check_bindings
 from solrl_trainer.rollouts.plans import exploration_plan
 from solrl_trainer.settings.presets import ConfigError, resolve
@@ -159,8 +159,8 @@ def test_it_measures_on_training_prompts_that_are_not_used_for_fitting(
     (prompts / "test.txt").write_text("a white star\n")
     config = small("explore.precision=bf16", f"prompts={prompts}")
     scored: list[str] = []
-    scores = CandidateMaker.scores
-    monkeypatch.setattr(CandidateMaker, "scores", lambda own, p, s: (scored.append(p[0].text), scores(own, p, s))[1])
+    scores = GroupSampler.scores
+    monkeypatch.setattr(GroupSampler, "scores", lambda own, p, s: (scored.append(p[0].text), scores(own, p, s))[1])
     calibrate(config, tmp_path, prompts=1, requirement=Requirement(0), limits=ONE_PLAN)
     assert set(scored) == {"a green triangle"}
     assert "the intervals are over 1 prompt and may be too narrow; use at least 8" in notes

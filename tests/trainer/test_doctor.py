@@ -5,7 +5,7 @@ import solrl_core.precision
 import solrl_rollout.cli
 import solrl_trainer.commands.cli
 from solrl_rollout.doctor import check as check_service
-from solrl_rollout.settings import Settings
+from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.commands.doctor import check
 from support.ports import free_port
 from typed import typed
@@ -38,7 +38,7 @@ def test_both_doctors_agree(model: str, monkeypatch: pytest.MonkeyPatch) -> None
     own = {"prompts"}
     there = {"adapter store", "access", "port", "workers"}
     ours = [finding for finding in check(model, None, "shapes") if finding.subject not in own]
-    theirs = [finding for finding in check_service(Settings(model=(model,))) if finding.subject not in there]
+    theirs = [finding for finding in check_service(RolloutSettings(model=(model,))) if finding.subject not in there]
     assert ours == theirs
     assert {f"reward {name}" for name in ("clipscore", "hpsv2")} <= {finding.subject for finding in ours}
     codes = {

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from solrl_core.families import Backbone, load_backbone
-from solrl_core.families.base import Conditioning
+from solrl_core.families.backbone import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.fingerprint import part_digests
 from solrl_core.lora import adapter_layout
-from solrl_core.memory import RESERVED, plan_memory
+from solrl_core.memory_plan import RESERVED, plan_memory
 from solrl_core.rewards.size import reward_bytes
 from solrl_minis import catalog
 from solrl_proto.identifiers import Precision

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from solrl_rollout.settings import Settings
+from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.commands.cli import main
 from solrl_trainer.rollouts.plans import exploration_plan
 from solrl_trainer.settings.config import RunConfig
@@ -256,7 +256,7 @@ def test_reward_weights_may_come_from_a_file_or_the_command_line() -> None:
 )
 def test_a_model_is_requested_by_the_services_name_for_it(model: str, served: str) -> None:
     config = resolve(PRESET, overrides=[f"model={model}"]).config
-    assert config.model_name == served == Settings(model=(model,)).models[0].name
+    assert config.model_name == served == RolloutSettings(model=(model,)).models[0].name
     assert resolve(PRESET, overrides=[f"model={model}", "served_as=other"]).config.model_name == "other"
 
 

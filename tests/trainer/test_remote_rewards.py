@@ -11,7 +11,7 @@ from solrl_core import diagnosis
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 from solrl_reward.app import create_app
-from solrl_reward.settings import Settings
+from solrl_reward.settings import RewardSettings
 from solrl_trainer.commands.doctor import check
 from solrl_trainer.commands.run import run
 from solrl_trainer.memory.run_memory import reward_sizes
@@ -49,7 +49,7 @@ FUSSY = "served_rewards:fussy"
 @pytest.fixture(scope="module")
 def fussy() -> Iterator[str]:
     """A server of a reward that demands something of prompts, under a name that only the server knows."""
-    with serving(create_app(Settings(rewards=(f"elsewhere:fussy={FUSSY}",), device="cpu"))) as address:
+    with serving(create_app(RewardSettings(rewards=(f"elsewhere:fussy={FUSSY}",), device="cpu"))) as address:
         yield address
 
 
@@ -124,7 +124,7 @@ def test_it_takes_no_memory_and_doctor_says_where_it_is() -> None:
 @pytest.mark.slow
 def test_a_run_with_a_reward_server_equals_a_local_one_up_to_the_rounding_to_bytes(tmp_path: Path) -> None:
     found = []
-    with serving(create_app(Settings(rewards=("clipscore",), options_from="mini-sana", device="cpu"))) as address:
+    with serving(create_app(RewardSettings(rewards=("clipscore",), options_from="mini-sana", device="cpu"))) as address:
         for folder, options in (("here", "{}"), ("there", f"{{clipscore: {{at: '{address}'}}}}")):
             overrides = [*SMALL, f"reward_options={options}"]
             arguments = {"output": tmp_path / folder}
@@ -144,7 +144,9 @@ BROUGHT = "served_rewards:brightness"
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """A reward server of a run."""
-    with serving(create_app(Settings(rewards=(BROUGHT, "clipscore"), options_from=MODEL, device="cpu"))) as address:
+    with serving(
+        create_app(RewardSettings(rewards=(BROUGHT, "clipscore"), options_from=MODEL, device="cpu"))
+    ) as address:
         yield address
 
 

@@ -15,7 +15,7 @@ from reward_servers import serving
 from service_helpers import rollout_request
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import PlainDefaults
+from solrl_core.rewards.reward import PlainDefaults
 from solrl_core.sampling.generator import GeneratorOutput
 from solrl_core.sampling.noise import initial_noise
 from solrl_core.sampling.sampler import Trajectory
@@ -26,9 +26,9 @@ from solrl_proto.problems import ProblemKind
 from solrl_proto.rollouts import PromptItem, RewardSpec
 from solrl_remote.remote_reward import connect_reward
 from solrl_reward.app import create_app
-from solrl_reward.settings import Settings
+from solrl_reward.settings import RewardSettings
 from solrl_rollout.http.app import create_app as create_rollout_app
-from solrl_rollout.settings import Settings as RolloutSettings
+from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 
 NAMES = ("picky", "twice", "few", "leave", "end", "listed", "complex_numbers", "evil")
@@ -91,7 +91,7 @@ def in_trainer(loaded: RewardSet, weights: Mapping[str, float], metadata: Mappin
 def places(names: tuple[str, ...]) -> Iterator[tuple[dict[str, Score], Callable[[], None]]]:
     """Each place's function, and one that ends the reward server."""
     with ExitStack() as stack, ExitStack() as server:
-        address = server.enter_context(serving(create_app(Settings(rewards=names, device="cpu"))))
+        address = server.enter_context(serving(create_app(RewardSettings(rewards=names, device="cpu"))))
         found: dict[str, Score] = {}
         for place, options in ((PLACES[0], {}), (PLACES[1], {name: {"at": address} for name in names})):
             settings = RolloutSettings(rewards=names, reward_options=options, device="cpu")

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from solrl_proto.rollouts import PromptItem
-from solrl_trainer.rollouts.groups import CandidateGroup, RegeneratedGroup, ScoredSamples
+from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples
 from solrl_trainer.selection import MODES, best_worst, extremes_random, mean_deviation, reselect, select, uniform
 from solrl_trainer.settings.rollout_sections import Explore, Regenerate, SelectionMode
 
@@ -131,7 +131,7 @@ def test_pruning_requires_a_selection_of_the_extremes() -> None:
         Explore.model_validate({"prune": {"after": 3, "keep": 48}, "selection": "mean_deviation"})
 
 
-def regenerated(*scores: float, images: bool = True, prompt: str = "p") -> RegeneratedGroup:
+def regenerated(*scores: float, images: bool = True, prompt: str = "p") -> CandidateGroup:
     count, values = len(scores), torch.tensor(scores)
     samples = ScoredSamples(
         latents=values.view(-1, 1) * 10,
@@ -141,22 +141,20 @@ def regenerated(*scores: float, images: bool = True, prompt: str = "p") -> Regen
         rewards={"clipscore": values + 1},
     )
     proxy = [float(place) for place in range(count, 0, -1)]
-    return RegeneratedGroup(
-        CandidateGroup(PromptItem(id=prompt, text="x"), list(range(20, 20 + count)), proxy), samples
-    )
+    return CandidateGroup(PromptItem(id=prompt, text="x"), list(range(20, 20 + count)), proxy, samples)
 
 
 @pytest.mark.parametrize("images", [True, False])
 def test_a_second_selection_goes_by_the_rewards_of_the_regenerated(images: bool) -> None:
     group = regenerated(0.25, 0.75, 0.5, 0.0, 1.0, 0.375, images=images)
     found = reselect(group, Regenerate(keep=4), 0)
-    assert found.selection.prompt == group.selection.prompt
-    assert found.selection.seeds == [24, 21, 20, 23]
-    assert found.selection.scores == [2, 5, 6, 3]
-    assert found.samples.scores.tolist() == [1.0, 0.75, 0.25, 0.0]
-    assert found.samples.latents.flatten().tolist() == [10.0, 7.5, 2.5, 0.0]
-    assert found.samples.rewards["clipscore"].tolist() == [2.0, 1.75, 1.25, 1.0]
-    assert torch.equal(found.samples.images, group.samples.images[[4, 1, 0, 3]] if images else torch.empty(0))
+    assert found.prompt == group.prompt
+    assert found.seeds == [24, 21, 20, 23]
+    assert found.scores == [2, 5, 6, 3]
+    assert found.trained.scores.tolist() == [1.0, 0.75, 0.25, 0.0]
+    assert found.trained.latents.flatten().tolist() == [10.0, 7.5, 2.5, 0.0]
+    assert found.trained.rewards["clipscore"].tolist() == [2.0, 1.75, 1.25, 1.0]
+    assert torch.equal(found.trained.images, group.trained.images[[4, 1, 0, 3]] if images else torch.empty(0))
 
 
 def test_without_a_number_all_regenerated_are_trained_on_in_their_order() -> None:
@@ -166,9 +164,9 @@ def test_without_a_number_all_regenerated_are_trained_on_in_their_order() -> Non
 
 def test_a_second_random_selection_depends_on_seed_and_prompt_and_not_on_the_first() -> None:
     settings, scores = Regenerate(keep=6, selection="random"), [float(index) for index in range(24)]
-    one = reselect(regenerated(*scores), settings, 7).selection.seeds
-    assert reselect(regenerated(*scores), settings, 7).selection.seeds == one
-    assert reselect(regenerated(*scores), settings, 8).selection.seeds != one
-    assert reselect(regenerated(*scores, prompt="q"), settings, 7).selection.seeds != one
+    one = reselect(regenerated(*scores), settings, 7).seeds
+    assert reselect(regenerated(*scores), settings, 7).seeds == one
+    assert reselect(regenerated(*scores), settings, 8).seeds != one
+    assert reselect(regenerated(*scores, prompt="q"), settings, 7).seeds != one
     first = select(group(*scores), Explore(keep=6, candidates=24, selection="random"), 7).seeds
     assert [seed - 10 for seed in first] != [seed - 20 for seed in one]

@@ -22,9 +22,9 @@ from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.trackers.base import Tracker
 from solrl_trainer.trackers.registry import TRACKERS
 from solrl_trainer.trackers.run_trackers import contact_sheet, figures, open_trackers
+from solrl_trainer.trackers.tracker import Tracker
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training_helpers import tiny_config
 from typed import typed

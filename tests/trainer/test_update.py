@@ -10,7 +10,7 @@ import torch
 from solrl_core.adapter import lora_b_key
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.sampling.generator import Generator
-from solrl_trainer.algorithms.base import Loss, Velocities
+from solrl_trainer.algorithms.algorithm import Loss, Velocities
 from solrl_trainer.algorithms.diffusionnft import DiffusionNft, DiffusionNftSettings
 from solrl_trainer.algorithms.training_data import ForwardBatch
 from solrl_trainer.policy.policy import CURRENT, OLD

@@ -7,13 +7,13 @@ from functools import partial
 
 import torch
 from solrl_core.adapter import encode_adapter
-from solrl_core.families.base import Conditioning, stack
+from solrl_core.families.backbone import Conditioning, stack
 from solrl_engine.side_stream import Pending, in_background
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 
-from solrl_trainer.algorithms.base import advantages_of, advantages_of_group
+from solrl_trainer.algorithms.algorithm import advantages_of, advantages_of_group
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.evaluation.held_out import (
     evaluate_along,
@@ -26,11 +26,11 @@ from solrl_trainer.policy.update import OneStep, UpdateFigures
 from solrl_trainer.ranks.communicator import Communicator, SingleProcess, require_equal, wait_for_rank_zero
 from solrl_trainer.records import checkpoints
 from solrl_trainer.records.evaluations import Evaluation
-from solrl_trainer.records.records import IterationRecord, Spread, share_without_spread
+from solrl_trainer.records.records import IterationRecord, RewardSpread, share_without_spread
 from solrl_trainer.records.reward_shares import log_shares, reward_shares
 from solrl_trainer.records.run_log import Reporter, RunLog, open_run_log
 from solrl_trainer.rollouts.exploration import Exploration, seed_root
-from solrl_trainer.rollouts.groups import CandidateGroup, RegeneratedGroup, ScoredSamples, parts_of
+from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, parts_of
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.rollouts.pairs import SHOWN_PROMPTS, CandidatePairs, candidate_pairs
 from solrl_trainer.selection import reselect, select
@@ -176,7 +176,7 @@ def collect_samples(session: Session, log: RunLog, iteration: int, step: OneStep
         groups.append(group)
         if step is not None:
             with log.phase(iteration, "train"):
-                place = prompts.index(group.selection.prompt)
+                place = prompts.index(group.prompt)
                 step.add(place, group_samples(session, group))
     clock.add("candidates", "service", exploration.summary.times)
     samples = IterationSamples.gather(prompts, groups, exploration.summary, session.world)
@@ -186,7 +186,7 @@ def collect_samples(session: Session, log: RunLog, iteration: int, step: OneStep
 
 def regenerated_groups(
     session: Session, log: RunLog, iteration: int, exploration: Exploration
-) -> Iterator[RegeneratedGroup]:
+) -> Iterator[CandidateGroup]:
     """Yield this rank's groups of an iteration, which were selected, regenerated and scored, in the prompts' order.
 
     Every group that has arrived is selected, and its regeneration begun, before the next one is yielded. A GPU
@@ -211,7 +211,7 @@ def regenerated_groups(
                 begun[selection.prompt.id] = selection, partial(_part, scored, len(selections), index)
         selection, samples = begun.pop(prompt.id)
         with log.phase(iteration, "regenerate"):
-            group = RegeneratedGroup(selection, samples())
+            group = replace(selection, samples=samples())
         yield reselect(group, config.regenerate, root)
     next(parts, None)  # the summary
 
@@ -304,13 +304,13 @@ def training_samples(session: Session, samples: IterationSamples, advantages: to
     )
 
 
-def group_samples(session: Session, group: RegeneratedGroup) -> TrainingSamples:
+def group_samples(session: Session, group: CandidateGroup) -> TrainingSamples:
     """The samples of one group with their advantages, before those of the iteration's other groups are known."""
-    samples = group.samples
+    samples = group.trained
     return TrainingSamples(
         latents=samples.latents,
         advantages=advantages_of_group(session.updater.algorithm, samples.scores, session.scores),
-        conditioning=_conditioning(session, [group.selection.prompt]),
+        conditioning=_conditioning(session, [group.prompt]),
         prompts=torch.zeros(len(samples.scores), dtype=torch.long),
         recording=samples.recording,
     )
@@ -334,9 +334,9 @@ def _record(
         numerics=exploration.numerics,
         proxy_mean=samples.proxy_mean,
         spearman=log.spearman.get(iteration),
-        score=Spread.of(samples.scores),
+        score=RewardSpread.of(samples.scores),
         without_spread=share_without_spread(samples.scores),
-        rewards={name: Spread.of(values) for name, values in samples.rewards.items()},
+        rewards={name: RewardSpread.of(values) for name, values in samples.rewards.items()},
         shares=reward_shares(samples.rewards, config.weights),
         digest=digest,
         update=update,

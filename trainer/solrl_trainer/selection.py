@@ -10,7 +10,7 @@ import torch
 from solrl_proto.noise import expand_seeds
 from solrl_proto.selection import best_worst, levelled, rounding
 
-from solrl_trainer.rollouts.groups import CandidateGroup, RegeneratedGroup
+from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.settings.rollout_sections import Explore, Regenerate, SelectionMode
 
 __all__ = ["MODES", "best_worst", "extremes_random", "mean_deviation", "reselect", "select", "uniform"]
@@ -61,15 +61,15 @@ def select(group: CandidateGroup, settings: Explore, seed_root: int) -> Candidat
     return group.rows([made[i] for i in chosen])
 
 
-def reselect(group: RegeneratedGroup, settings: Regenerate, seed_root: int) -> RegeneratedGroup:
+def reselect(group: CandidateGroup, settings: Regenerate, seed_root: int) -> CandidateGroup:
     """Select `settings.keep` of a group's regenerated samples by their rewards; without it, the group itself.
 
     `seed_root` as in `select`.
     """
     if settings.keep is None:
         return group
-    seed = expand_seeds(seed_root, f"reselect/{group.selection.prompt.id}", 1)[0]
-    return group.rows(choose(settings.selection, group.samples.scores.tolist(), settings.keep, seed))
+    seed = expand_seeds(seed_root, f"reselect/{group.prompt.id}", 1)[0]
+    return group.rows(choose(settings.selection, group.trained.scores.tolist(), settings.keep, seed))
 
 
 def choose(mode: SelectionMode, scores: Sequence[float], count: int, seed: int) -> list[int]:

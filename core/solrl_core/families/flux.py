@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from solrl_core.families.base import Conditioning
-from solrl_core.families.flux_fused import FusedBlock, FusedSingleBlock, PairAngles
+from solrl_core.families.backbone import Conditioning
+from solrl_core.families.flux_fused import FluxFusedBlock, FluxFusedSingleBlock, PairAngles
 from solrl_core.families.pipeline import PipelineBackbone, replace_children
 from solrl_core.precision import LayerPolicy
 
@@ -58,8 +58,8 @@ class Flux(PipelineBackbone):
         transformer.pos_embed = PairAngles(transformer.get_submodule("pos_embed"))
         double, single = (transformer.get_submodule(name) for name in self.blocks)
         *_, last = single.children()
-        replace_children(double, FusedBlock)
-        replace_children(single, lambda block: FusedSingleBlock(block, last=block is last))
+        replace_children(double, FluxFusedBlock)
+        replace_children(single, lambda block: FluxFusedSingleBlock(block, last=block is last))
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from solrl_core.families.base import Conditioning
+from solrl_core.families.backbone import Conditioning
 from solrl_core.families.flux import PATCH
-from solrl_core.families.flux2_klein_fused import FusedBlock, FusedSingleBlock
+from solrl_core.families.flux2_klein_fused import Flux2FusedBlock, Flux2FusedSingleBlock
 from solrl_core.families.flux_fused import PairAngles
 from solrl_core.families.pipeline import PipelineBackbone, classifier_free, replace_children, token_counts
 from solrl_core.precision import LayerPolicy
@@ -126,7 +126,7 @@ class Flux2Klein(PipelineBackbone):
         if not self._rotates_by_kernel:
             return
         transformer.pos_embed = PairAngles(transformer.get_submodule("pos_embed"))
-        for blocks, fused in zip(self.blocks, (FusedBlock, FusedSingleBlock), strict=True):
+        for blocks, fused in zip(self.blocks, (Flux2FusedBlock, Flux2FusedSingleBlock), strict=True):
             replace_children(transformer.get_submodule(blocks), fused)
 
     @torch.no_grad()

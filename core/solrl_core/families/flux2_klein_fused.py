@@ -14,7 +14,7 @@ from solrl_core.precision.fp8 import Fp8Linear
 from solrl_core.precision.fuse import add_and_feed_forward, image_layers, modulate, text_layers
 
 
-class FusedBlock(TwoStreamBlock):
+class Flux2FusedBlock(TwoStreamBlock):
     """Fused `Flux2TransformerBlock` of diffusers, built from that block's submodules."""
 
     def forward(
@@ -37,7 +37,7 @@ class FusedBlock(TwoStreamBlock):
         return add_and_feed_forward(text, text_out, text_gate, self.norm2_context, text_rest, self.ff_context), x
 
 
-class FusedSingleBlock(nn.Module):
+class Flux2FusedSingleBlock(nn.Module):
     """Fused `Flux2SingleTransformerBlock` of diffusers, built from that block's submodules."""
 
     def __init__(self, block: Any) -> None:

@@ -46,7 +46,7 @@ class TwoStreamBlock(nn.Module):
         self.ff_context = block.ff_context
 
 
-class FusedBlock(TwoStreamBlock):
+class FluxFusedBlock(TwoStreamBlock):
     """Fused `FluxTransformerBlock` of diffusers, built from that block's submodules."""
 
     def forward(
@@ -68,7 +68,7 @@ class FusedBlock(TwoStreamBlock):
         return add_and_feed_forward(text, text_out, text_gate, self.norm2_context, text_rest, self.ff_context), x
 
 
-class FusedSingleBlock(nn.Module):
+class FluxFusedSingleBlock(nn.Module):
     """Fused `FluxSingleTransformerBlock` of diffusers, built from that block's submodules.
 
     Until the `last` block, image tokens [B, T + S, C] follow those of the text, of which [B, T, 0] is left.

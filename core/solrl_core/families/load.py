@@ -15,7 +15,7 @@ from solrl_core.families.pipeline import PipelineBackbone, is_text_encoder
 from solrl_core.fingerprint import module_digest
 from solrl_core.layer_list import kept_layers
 from solrl_core.model_options import ModelOptions, read_options
-from solrl_core.precision.policy import pattern_of
+from solrl_core.precision.layer_policy import pattern_of
 from solrl_core.registry import FolderRegistry, Registry
 
 

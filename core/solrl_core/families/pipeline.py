@@ -11,7 +11,7 @@ import torch
 from solrl_proto.rollouts import DecoderPrecision
 from torch import nn
 
-from solrl_core.families.base import Backbone, Conditioning, raise_recompile_limit
+from solrl_core.families.backbone import Backbone, Conditioning, raise_recompile_limit
 from solrl_core.families.decoder_fp8 import decodes_images, fp8_decoder, has_decoder_kernels
 from solrl_core.families.decoder_fused import fused_decoder
 from solrl_core.model_options import ModelOptions

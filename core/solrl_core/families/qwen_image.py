@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from solrl_core.families.base import Conditioning
+from solrl_core.families.backbone import Conditioning
 from solrl_core.families.flux import PATCH, pack, unpack
 from solrl_core.families.pipeline import PipelineBackbone, both_predictions, replace_children, token_counts
-from solrl_core.families.qwen_image_fused import FusedBlock, RealPositions
+from solrl_core.families.qwen_image_fused import QwenFusedBlock, RealPositions
 from solrl_core.model_options import ModelOptions
 from solrl_core.precision import LayerPolicy
 
@@ -155,7 +155,7 @@ class QwenImage(PipelineBackbone):
         if not self._rotates_by_kernel:
             return
         transformer.pos_embed = RealPositions(transformer.get_submodule("pos_embed"))
-        replace_children(transformer.get_submodule("transformer_blocks"), FusedBlock)
+        replace_children(transformer.get_submodule("transformer_blocks"), QwenFusedBlock)
 
     @torch.no_grad()
     def _decoded(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ class RealPositions(nn.Module):
         return turns.real.contiguous(), turns.imag.contiguous()
 
 
-class FusedBlock(nn.Module):
+class QwenFusedBlock(nn.Module):
     """Fused `QwenImageTransformerBlock` of diffusers, built from that block's submodules; takes real angles."""
 
     def __init__(self, block: Any) -> None:

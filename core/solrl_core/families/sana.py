@@ -13,7 +13,7 @@ from safetensors import safe_open
 from solrl_proto.text_files import read_json
 from torch import nn
 
-from solrl_core.families.base import Conditioning
+from solrl_core.families.backbone import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone, classifier_free, token_counts
 from solrl_core.families.sana_fused import (
     FusedCrossAttention,

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from solrl_core.families.base import Conditioning
+from solrl_core.families.backbone import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone, classifier_free, replace_children
-from solrl_core.families.sd3_fused import FusedBlock
+from solrl_core.families.sd3_fused import Sd3FusedBlock
 from solrl_core.precision import LayerPolicy
 
 
@@ -43,7 +43,7 @@ class StableDiffusion3(PipelineBackbone):
     def fuse(self, transformer: nn.Module) -> None:
         """Swap in blocks that fuse norms with quantisation and quantise a shared input once."""
         super().fuse(transformer)
-        replace_children(transformer.get_submodule("transformer_blocks"), FusedBlock)
+        replace_children(transformer.get_submodule("transformer_blocks"), Sd3FusedBlock)
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:

@@ -15,7 +15,7 @@ from solrl_core.precision.fp8 import Quantized, project
 from solrl_core.precision.fuse import add_and_feed_forward, image_layers, modulate, modulations, text_layers
 
 
-class FusedBlock(TwoStreamBlock):
+class Sd3FusedBlock(TwoStreamBlock):
     """Fused `JointTransformerBlock` of diffusers, built from that block's submodules."""
 
     def __init__(self, block: Any) -> None:

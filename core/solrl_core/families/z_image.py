@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from solrl_core.families.base import Conditioning
+from solrl_core.families.backbone import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone, replace_children, token_counts
-from solrl_core.families.z_image_fused import FusedBlock, RealAngles
+from solrl_core.families.z_image_fused import RealAngles, ZImageFusedBlock
 from solrl_core.model_options import ModelOptions
 from solrl_core.precision import LayerPolicy
 
@@ -57,7 +57,7 @@ class ZImage(PipelineBackbone):
         """Swap in blocks that quantise a shared input once and rotate without complex numbers."""
         super().fuse(transformer)
         for blocks in self.blocks:
-            replace_children(transformer.get_submodule(blocks), FusedBlock)
+            replace_children(transformer.get_submodule(blocks), ZImageFusedBlock)
         whole: Any = transformer
         whole.rope_embedder = RealAngles(whole.rope_embedder)
 

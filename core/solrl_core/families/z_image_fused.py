@@ -30,7 +30,7 @@ class RealAngles:
         return torch.view_as_real(self._embedder(ids))
 
 
-class FusedBlock(nn.Module):
+class ZImageFusedBlock(nn.Module):
     """Fused `ZImageTransformerBlock` of diffusers, built from that block's submodules."""
 
     def __init__(self, block: Any) -> None:

@@ -1,9 +1,9 @@
 """Low-precision layers (NVFP4 native and emulated, FP8), the policy that selects them, and device support."""
 
 from solrl_core.precision.fp8 import fp8_product
+from solrl_core.precision.layer_policy import LayerPolicy, apply_policy, linear_flops, share_of_flops
 from solrl_core.precision.layers import LowRank, QuantLinear, QuantPointwiseConv, refresh_weight_
 from solrl_core.precision.nvfp4 import quantize_dequantize, quantize_dequantize_per_candidate
-from solrl_core.precision.policy import LayerPolicy, apply_policy, linear_flops, share_of_flops
 from solrl_core.precision.support import (
     PRECISIONS,
     PrecisionSupport,

@@ -7,7 +7,6 @@ import torch
 from PIL import Image
 
 from solrl_core.fingerprint import combined_digest, source_digest
-from solrl_core.rewards.base import checks_prompts
 from solrl_core.rewards.detector import ColourNames, Detector
 from solrl_core.rewards.geneval_rules import (
     COUNTING_THRESHOLD,
@@ -19,6 +18,7 @@ from solrl_core.rewards.geneval_rules import (
 )
 from solrl_core.rewards.images import as_pil
 from solrl_core.rewards.loading import CONFIG, TOKENIZER, RewardFile
+from solrl_core.rewards.reward import checks_prompts
 
 DEFAULT_MODEL = "PekingU/rtdetr_r50vd"
 DEFAULT_CLIP = "openai/clip-vit-large-patch14"

@@ -8,9 +8,9 @@ import torch
 from solrl_proto.text_files import read_text
 
 from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
-from solrl_core.rewards.base import checks_prompts
 from solrl_core.rewards.images import as_pil
 from solrl_core.rewards.loading import TOKENIZER, RewardFile, batches, dtype_named, hub_file, tokenizer_at
+from solrl_core.rewards.reward import checks_prompts
 
 REPOSITORY, CHECKPOINT = "MizzenAI/HPSv3", "HPSv3.safetensors"
 DEFAULT_PROCESSOR = "Qwen/Qwen2-VL-7B-Instruct"

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 
 from solrl_core.fingerprint import combined_digest, source_digest
-from solrl_core.rewards.base import checks_prompts
 from solrl_core.rewards.images import as_bytes
+from solrl_core.rewards.reward import checks_prompts
 
 _DIRECTED = ("“”", "””", "„“”", "«»", "»«", "‹›", "「」", "『』")
 """Each opening quotation mark with those that close it. Single ones are missing: they may be apostrophes."""

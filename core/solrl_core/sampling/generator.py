@@ -15,7 +15,7 @@ from solrl_proto.rollouts import AdapterUse, DecoderPrecision
 from torch import nn
 
 from solrl_core.adapter import Adapter
-from solrl_core.families.base import Backbone
+from solrl_core.families.backbone import Backbone
 from solrl_core.lora import Merger, target_modules
 from solrl_core.precision import PRECISIONS, apply_policy, numerics
 from solrl_core.rewards.images import as_pil

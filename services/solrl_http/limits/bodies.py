@@ -10,7 +10,7 @@ from solrl_proto.problems import ProblemKind
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from solrl_http.problems import Refusal, body_too_large
+from solrl_http.problem_responses import Refusal, body_too_large
 
 RATE = 16 * 1024
 """Bytes of a body that a client must send per second, on average over every `slow_client_timeout` seconds."""

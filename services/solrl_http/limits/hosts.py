@@ -7,7 +7,7 @@ from collections.abc import Collection
 from solrl_proto.problems import Problem, ProblemKind
 from starlette.types import Scope
 
-from solrl_http.problems import Refusal
+from solrl_http.problem_responses import Refusal
 
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from solrl_http.access import access
-from solrl_http.metrics import RequestMetrics
+from solrl_http.request_metrics import RequestMetrics
 from solrl_http.routes.common import PROBLEMS
 
 router = APIRouter(tags=["metrics"], responses=PROBLEMS)

@@ -34,12 +34,12 @@ class ChunkScorer(Scorer):
         here = [name for name in chunk.job.rewards if name not in served]
         generated.finished.wait()
         began = time.monotonic()
-        scores = self.score(here, output.images, [chunk.prompt] * chunk.candidates)
+        rewards, times = self.score(here, output.images, [chunk.prompt] * chunk.candidates)
         images = None
         if served or chunk.answers_images:
             images = torch.cat([as_bytes(float_images(part)) for part in torch.split(output.images, self.batch.size)])
         return ScoredChunk(
-            rewards=scores.rewards,
+            rewards=rewards,
             images=images,
             trajectory=None if chunk.until is None else output.trajectory.to(torch.device("cpu")),
             truncated_tokens=generated.truncated_tokens,
@@ -48,7 +48,7 @@ class ChunkScorer(Scorer):
             switch=generated.merged.since(generated.began),
             generate=generated.finished.since(generated.merged),
             reward=time.monotonic() - began,
-            times=scores.times,
+            times=times,
         )
 
     async def ask_servers(self, chunk: Chunk, scored: ScoredChunk) -> ScoredChunk:

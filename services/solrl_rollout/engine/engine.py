@@ -17,9 +17,9 @@ from solrl_rollout.engine.hosting import describe, require_equal_models
 from solrl_rollout.engine.queue.scheduler import Scheduler
 from solrl_rollout.engine.queue.worker_handle import WorkerHandle
 from solrl_rollout.engine.work import Chunk, HostedModel, Job
-from solrl_rollout.engine.workers.base import Worker, WorkerDiedError
-from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.engine.workers.worker import Worker, WorkerDiedError
+from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Engine:
         scheduler: the queue to which requests submit their chunks.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics, workers: Sequence[Worker]) -> None:
+    def __init__(self, settings: RolloutSettings, metrics: RolloutMetrics, workers: Sequence[Worker]) -> None:
         """Prepare the threads.
 
         Args:

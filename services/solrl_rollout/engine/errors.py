@@ -1,4 +1,4 @@
-"""Errors of the engine, independent of HTTP; `solrl_rollout.problems` translates them at the edge.
+"""Errors of the engine, independent of HTTP; `solrl_rollout.rollout_problems` translates them at the edge.
 
 A worker process sends them by name and facts, so their facts are JSON.
 """

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from solrl_core.errors import RewardUnavailableError
-from solrl_core.rewards.base import Reward
+from solrl_core.rewards.reward import Reward
 from solrl_remote.remote_reward import RemoteReward
 
 from solrl_rollout.engine.work import ExternalReward

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import REWARDS
+from solrl_core.rewards.reward import REWARDS
 from solrl_engine.backend import Backend
 from solrl_engine.local_backend import LocalBackend
 from solrl_engine.precision_check import FLOOR, PROMPTS, SHORTFALL, PrecisionCheck, RankCorrelation

@@ -7,7 +7,7 @@ import torch
 from solrl_core.families.load import locate
 from solrl_core.model_options import ModelOptions
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import PlainDefaults, Reward, check_named, check_reward
+from solrl_core.rewards.reward import PlainDefaults, Reward, check_named, check_reward
 from solrl_engine.backend import Backend
 from solrl_remote.remote_reward import connect_reward
 
@@ -15,13 +15,13 @@ from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.chunk_scorer import ChunkScorer
 from solrl_rollout.engine.first_check import checked_default
 from solrl_rollout.engine.model_runner import ModelRunner
-from solrl_rollout.settings import ModelSpec, Settings
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.settings import ModelSpec, RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 
 def load_models(
-    settings: Settings,
-    metrics: Metrics,
+    settings: RolloutSettings,
+    metrics: RolloutMetrics,
     load_backend: BackendLoader,
     weights_read: Callable[[], None] = lambda: None,
 ) -> dict[str, ModelRunner]:
@@ -56,7 +56,7 @@ def load_models(
 
 
 @contextmanager
-def _fitting(spec: ModelSpec, settings: Settings, runners: Mapping[str, ModelRunner]) -> Iterator[None]:
+def _fitting(spec: ModelSpec, settings: RolloutSettings, runners: Mapping[str, ModelRunner]) -> Iterator[None]:
     """Say which model does not fit beside which others, if memory runs out within the block."""
     others = [name for name in runners if name != spec.name]
     try:
@@ -70,7 +70,11 @@ def _fitting(spec: ModelSpec, settings: Settings, runners: Mapping[str, ModelRun
 
 
 def _load_model(
-    spec: ModelSpec, settings: Settings, metrics: Metrics, load_backend: BackendLoader, rewards: dict[str, Reward]
+    spec: ModelSpec,
+    settings: RolloutSettings,
+    metrics: RolloutMetrics,
+    load_backend: BackendLoader,
+    rewards: dict[str, Reward],
 ) -> ModelRunner:
     backend = load_backend(spec, settings)
     try:
@@ -85,7 +89,7 @@ def _load_model(
         raise
 
 
-def _load_rewards(settings: Settings, backend: Backend, loaded: dict[str, Reward]) -> RewardSet:
+def _load_rewards(settings: RolloutSettings, backend: Backend, loaded: dict[str, Reward]) -> RewardSet:
     """The rewards of the settings for a model; those with equal options are shared among models."""
     options = ModelOptions(rewards=backend.identity.reward_options)
     return RewardSet.load(
@@ -98,7 +102,7 @@ def _load_rewards(settings: Settings, backend: Backend, loaded: dict[str, Reward
     )
 
 
-def _check_names(settings: Settings) -> None:
+def _check_names(settings: RolloutSettings) -> None:
     """Raise ValueError for a mistyped name or option before loading a large model."""
     for spec in settings.models:
         locate(spec.location)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from solrl_core.rewards.base import REWARDS
+from solrl_core.rewards.reward import REWARDS
 from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_core.sampling.generator import GeneratorOutput
 from solrl_engine.backend import AdapterMergeError, Backend, LayerPrecisionError
@@ -16,7 +16,7 @@ from solrl_proto.rollouts import AdapterUse, Plan, PromptItem
 
 from solrl_rollout.engine.chunk_scorer import ChunkScorer
 from solrl_rollout.engine.work import Chunk, GeneratedChunk, HostedModel, Job
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class ModelRunner:
         scorer: ChunkScorer,
         default_precision: Precision,
         reward_dtype: str | None,
-        metrics: Metrics,
+        metrics: RolloutMetrics,
         fidelity: RankFidelity | None = None,
     ) -> None:
         """Describe a loaded model.

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 from PIL import Image
-from solrl_core.rewards.base import weighted_sum
+from solrl_core.rewards.reward import weighted_sum
 from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_core.sampling.sampler import Trajectory
 from solrl_engine.sampler import survivors

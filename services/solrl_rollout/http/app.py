@@ -5,19 +5,19 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 from solrl_http.app import make_app
-from solrl_http.problems import respond_to
+from solrl_http.problem_responses import respond_to
 from solrl_proto.rollouts import StreamLine
 from solrl_proto.status import Activity, IterationReport
 
 from solrl_rollout.engine.backends import BackendLoader, load_backend
 from solrl_rollout.http.routes import adapters, health, models, page, rollouts, runs, status
-from solrl_rollout.problems import TRANSLATED, as_problems, problem_of
+from solrl_rollout.rollout_problems import TRANSLATED, as_problems, problem_of
 from solrl_rollout.service import running_service
-from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 
-def create_app(settings: Settings, *, load_backend: BackendLoader = load_backend) -> FastAPI:
+def create_app(settings: RolloutSettings, *, load_backend: BackendLoader = load_backend) -> FastAPI:
     """The service as an ASGI application, whose lifespan loads the models and stops the engine.
 
     `app.state.service` is the running `Service`, `app.state.metrics` its metrics. The lifespan raises errors that
@@ -26,7 +26,7 @@ def create_app(settings: Settings, *, load_backend: BackendLoader = load_backend
     Raises:
         TokenFileError: the settings name a token file that cannot be used.
     """
-    service_metrics = Metrics()
+    service_metrics = RolloutMetrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -20,8 +20,8 @@ from solrl_proto.status import (
 
 from solrl_rollout.engine.work import Chunk
 from solrl_rollout.service import Service
-from solrl_rollout.store.base import Progress
 from solrl_rollout.store.errors import CorruptError, RunNotFoundError
+from solrl_rollout.store.run_store import Progress
 
 
 async def status(service: Service, tenant: str, since: int) -> StatusAnswer:

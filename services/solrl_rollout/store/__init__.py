@@ -1,8 +1,8 @@
 """Stores of runs: their adapter versions, curves and samples, in this process or in Redis for all replicas."""
 
-from solrl_rollout.store.base import DEFAULT_RETAIN, RunStore
 from solrl_rollout.store.errors import StoreUrlError
-from solrl_rollout.store.memory import MemoryRunStore
+from solrl_rollout.store.memory_store import MemoryRunStore
+from solrl_rollout.store.run_store import DEFAULT_RETAIN, RunStore
 
 __all__ = ["DEFAULT_RETAIN", "MemoryRunStore", "RunStore", "open_store"]
 
@@ -19,7 +19,7 @@ def open_store(url: str | None, retain: int = DEFAULT_RETAIN, quota: int | None 
         return MemoryRunStore(retain, quota)
     scheme, separator, _ = url.partition("://")
     if separator and scheme in ("redis", "rediss", "unix"):
-        from solrl_rollout.store.redis import RedisRunStore
+        from solrl_rollout.store.redis_store import RedisRunStore
 
         return RedisRunStore(url, retain, quota)
     found = f"the scheme {scheme}://" if separator else "no scheme"

@@ -1,4 +1,4 @@
-"""Errors of run stores, independent of HTTP; `solrl_rollout.problems` translates them at the edge."""
+"""Errors of run stores, independent of HTTP; `solrl_rollout.rollout_problems` translates them at the edge."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

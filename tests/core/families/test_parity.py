@@ -1,7 +1,7 @@
 """Every family compared with its diffusers pipeline."""
 
 import pytest
-from solrl_core.families.base import stack
+from solrl_core.families.backbone import stack
 from tiny_models import Tiny, by_diffusers, sized
 from tiny_pipelines import HEIGHT, PROMPTS, QWEN_TOKENS, T5_TOKENS, WIDTH, difference
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from diffusers.models.transformers.transformer_z_image import ZImageTransformerBlock
 from solrl_core.families.z_image import ZImage
-from solrl_core.families.z_image_fused import FusedBlock
+from solrl_core.families.z_image_fused import ZImageFusedBlock
 from solrl_core.precision import LayerPolicy, apply_policy
 from tiny_models import Tiny, variants
 from tiny_pipelines import PROMPTS, QWEN_TOKENS, difference
@@ -30,7 +30,7 @@ def test_tokens_beyond_the_limit_are_not_read(tiny: Tiny) -> None:
 @pytest.mark.usefixtures("fp8_in_float32")
 def test_blocks_compile_for_any_number_of_tokens() -> None:
     """The first number of tokens has its own graph; all others share one."""
-    block = FusedBlock(ZImageTransformerBlock(0, 48, 3, 3, 1e-5, qk_norm=True, modulation=False))
+    block = ZImageFusedBlock(ZImageTransformerBlock(0, 48, 3, 3, 1e-5, qk_norm=True, modulation=False))
     apply_policy(block, LayerPolicy(quantize=("",)), "fp8")
     torch._dynamo.reset()
     graphs = CompileCounterWithBackend("aot_eager")

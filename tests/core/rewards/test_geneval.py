@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image
 from reward_helpers import CLIP, on_bytes
-from solrl_core.rewards.base import REWARDS, RewardSet, prompt_fault
 from solrl_core.rewards.detector import ColourNames, Detector
 from solrl_core.rewards.geneval import GenEval
 from solrl_core.rewards.geneval_rules import COLOURS, DetectedObject
+from solrl_core.rewards.reward import REWARDS, RewardSet, prompt_fault
 from transformers import YolosConfig, YolosForObjectDetection, YolosImageProcessorPil
 
 NAMES = ("person", "aeroplane", "tvmonitor", "dog")

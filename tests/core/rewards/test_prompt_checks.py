@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import checks_prompts, first_fault, prompt_fault
 from solrl_core.rewards.hpsv3 import HpsV3
 from solrl_core.rewards.ocr import Ocr
+from solrl_core.rewards.reward import checks_prompts, first_fault, prompt_fault
 
 
 def needs_place(text: str, metadata: Mapping[str, Any]) -> None:

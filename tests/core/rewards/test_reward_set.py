@@ -14,8 +14,8 @@ from reward_helpers import CLIP, HPSV2, IMAGEREWARD
 from solrl_core.errors import RewardError
 from solrl_core.families import Backbone
 from solrl_core.rewards import Reward, RewardSet, load_reward
-from solrl_core.rewards.base import REWARDS, weighted_sum
 from solrl_core.rewards.clipscore import ClipScore
+from solrl_core.rewards.reward import REWARDS, weighted_sum
 from solrl_minis.verifier import verifier_graded_reward, verifier_reward
 
 

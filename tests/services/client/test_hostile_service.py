@@ -99,7 +99,7 @@ def change(**fields: Callable[[Any], Any]) -> Callable[[Line], None]:
 
     def apply(line: Line) -> None:
         for name, new in fields.items():
-            line["group"][name] = new(line["group"].get(name))
+            line[name] = new(line.get(name))
 
     return apply
 
@@ -108,10 +108,9 @@ def resized(count: int) -> Callable[[Line], None]:
     """Change the group's size, consistently in all fields."""
 
     def apply(line: Line) -> None:
-        group = line["group"]
-        group["seeds"] = list(range(count))
-        group["rewards"] = {name: [0.5] * count for name in group["rewards"]}
-        group["scores"] = [0.25] * count
+        line["seeds"] = list(range(count))
+        line["rewards"] = {name: [0.5] * count for name in line["rewards"]}
+        line["scores"] = [0.25] * count
 
     return apply
 
@@ -136,7 +135,7 @@ GROUPS: dict[str, tuple[Callable[[Line], None], str]] = {
     "scores negated": (change(scores=lambda scores: [-score for score in scores]), "scores[0]"),
     "scores of other candidates": (change(scores=lambda scores: scores[1:] + scores[:1]), "scores[0]"),
     "scores without a weight": (
-        lambda line: line["group"].update(scores=line["group"]["rewards"]["clipscore"]),
+        lambda line: line.update(scores=line["rewards"]["clipscore"]),
         "scores[0]",
     ),
     "a score that is no number": (change(scores=lambda scores: [float("nan"), *scores[1:]]), "scores[0]"),

@@ -11,10 +11,10 @@ from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
 from solrl_proto.adapters import AdapterInfo, adapter_digest
 from solrl_proto.rollouts import AdapterRef
 from solrl_rollout.engine.adapters.adapter_memory import AdapterMemory
-from solrl_rollout.engine.adapters.adapters import Adapters
+from solrl_rollout.engine.adapters.adapter_versions import Adapters
 from solrl_rollout.engine.errors import AdapterMemoryError
 from solrl_rollout.engine.work import VersionedAdapter
-from solrl_rollout.problems import TRANSLATED, problem_of
+from solrl_rollout.rollout_problems import TRANSLATED, problem_of
 from solrl_rollout.store import MemoryRunStore
 
 pytestmark = pytest.mark.anyio
@@ -164,7 +164,7 @@ async def test_the_cache_of_decoded_adapters_is_bounded(limit: str, most: int, m
     store.opened.set()
     for version in range(3):
         await pushed(store, 1.0 + version, version)
-    monkeypatch.setattr(f"solrl_rollout.engine.adapters.adapters.{limit}", most)
+    monkeypatch.setattr(f"solrl_rollout.engine.adapters.adapter_versions.{limit}", most)
     adapters = adapters_of(store)
     for version in (0, 1, 0, 2, 0):
         await adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED)
@@ -180,7 +180,7 @@ async def test_an_adapter_that_is_held_is_not_decoded_again(monkeypatch: pytest.
     store.opened.set()
     for version in range(3):
         await pushed(store, 1.0 + version, version)
-    monkeypatch.setattr("solrl_rollout.engine.adapters.adapters._CACHED_BYTES", 1)
+    monkeypatch.setattr("solrl_rollout.engine.adapters.adapter_versions._CACHED_BYTES", 1)
     adapters = adapters_of(store)
     held = [await adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED) for version in (0, 1, 2)]
     again = [await adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED) for version in (0, 1, 2)]
@@ -204,9 +204,9 @@ async def test_adapters_that_requests_hold_are_bounded() -> None:
     assert (refused.value.held, refused.value.limit) == (2 * size, 2 * size)
     held.pop()  # as a job that ends
     third = await fetch(2)
-    assert third.hold is not None
-    third.hold.release()
-    third.hold.release()
+    assert third.lease is not None
+    third.lease.release()
+    third.lease.release()
     held = held[:1]
     assert await fetch(1)
     held.append(await fetch(0))

@@ -55,7 +55,7 @@ class AtServer:
 
 def test_a_server_gets_bytes_and_its_seconds_count(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    for module in ("solrl_rollout.engine.chunk_scorer", "solrl_core.rewards.base"):
+    for module in ("solrl_rollout.engine.chunk_scorer", "solrl_core.rewards.reward"):
         monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: clock[0]))
     server = AtServer(clock)
     rewards = RewardSet({"there": server, REWARD: brightness})

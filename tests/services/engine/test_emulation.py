@@ -5,7 +5,7 @@ from solrl_core.families import load_backbone
 from solrl_engine.local_backend import LocalBackend
 from solrl_rollout.engine import backends
 from solrl_rollout.engine.backends import load_backend
-from solrl_rollout.settings import ModelSpec, Settings
+from solrl_rollout.settings import ModelSpec, RolloutSettings
 
 
 def test_a_gpu_without_units_refuses_nvfp4_before_it_loads_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,16 +20,16 @@ def test_a_gpu_without_units_refuses_nvfp4_before_it_loads_a_model(monkeypatch: 
     spec = ModelSpec("flux", "mini-flux", None)
     given = {"models": ["mini-flux"], "device": "cuda:0"}
     with pytest.raises(ValueError, match=r"needs 10.0. Emulated, it is slower than BF16: .* --emulate"):
-        load_backend(spec, Settings(**given, precision="nvfp4"))
+        load_backend(spec, RolloutSettings(**given, precision="nvfp4"))
     assert not loads
     served = [
-        [one.precision for one in load_backend(spec, Settings(**given, **more)).capabilities.precisions]
+        [one.precision for one in load_backend(spec, RolloutSettings(**given, **more)).capabilities.precisions]
         for more in ({}, {"emulate": True, "precision": "nvfp4"})
     ]
     assert served == [["bf16"], ["nvfp4", "bf16"]]
 
 
 def test_a_cpu_emulates_nvfp4_without_being_asked() -> None:
-    backend = load_backend(ModelSpec("flux", "mini-flux", None), Settings(models=["mini-flux"], device="cpu"))
+    backend = load_backend(ModelSpec("flux", "mini-flux", None), RolloutSettings(models=["mini-flux"], device="cpu"))
     assert isinstance(backend, LocalBackend)
     assert [one.precision for one in backend.capabilities.precisions] == ["nvfp4", "bf16"]

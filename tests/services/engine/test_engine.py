@@ -20,7 +20,7 @@ from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.errors import ChunkError, EngineDeadError, EngineError, QueueFullError
 from solrl_rollout.http.app import create_app
-from solrl_rollout.settings import Settings
+from solrl_rollout.settings import RolloutSettings
 from support.adapters import content_digest
 
 FATAL = "faulty_rewards:fatal"
@@ -186,7 +186,7 @@ def test_a_failed_start_reports_the_model_that_cannot_be_loaded() -> None:
     def load(*_: object) -> FakeBackend:
         raise OSError("no such folder")
 
-    engine = engine_of(Settings(rewards=(REWARD,)), load)
+    engine = engine_of(RolloutSettings(rewards=(REWARD,)), load)
     with pytest.raises(OSError, match="no such folder"):
         engine.start().result(600)
     engine.close()
@@ -195,7 +195,7 @@ def test_a_failed_start_reports_the_model_that_cannot_be_loaded() -> None:
 
 @pytest.fixture
 async def app() -> AsyncIterator[FastAPI]:
-    app = create_app(Settings(rewards=(REWARD, FATAL)), load_backend=FakeBackend)
+    app = create_app(RolloutSettings(rewards=(REWARD, FATAL)), load_backend=FakeBackend)
     async with app.router.lifespan_context(app):
         yield app
 
@@ -231,7 +231,7 @@ async def test_requests_beyond_a_backend_s_capabilities_are_refused() -> None:
     def load(*_: object) -> FakeBackend:
         return FakeBackend().without(prunes=False)
 
-    app = create_app(Settings(rewards=(REWARD,)), load_backend=load)
+    app = create_app(RolloutSettings(rewards=(REWARD,)), load_backend=load)
     body = rollout_request(count=4, steps=2, rewards=(REWARD,))
     body["plan"]["prune"] = {"after": 1, "keep": 2}
     async with (
@@ -248,7 +248,7 @@ async def test_requests_beyond_a_backend_s_capabilities_are_refused() -> None:
 @pytest.mark.anyio
 async def test_the_use_of_an_adapter_is_the_plans_and_named_in_the_answer() -> None:
     backend = FakeBackend()
-    app = create_app(Settings(rewards=(REWARD,)), load_backend=backend.load)
+    app = create_app(RolloutSettings(rewards=(REWARD,)), load_backend=backend.load)
     adapter = adapter_file({"linear": (4, 4)}, seed=0)
     headers = {"Content-Digest": content_digest(adapter), "Content-Type": ADAPTER_MEDIA_TYPE}
     async with (

@@ -7,7 +7,7 @@ import pytest
 from service_helpers import rollout_request, running_service
 from solrl_core.families import load_backbone
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import PlainDefaults
+from solrl_core.rewards.reward import PlainDefaults
 from solrl_engine.local_backend import LocalBackend
 from solrl_rollout.engine.first_check import checked_default
 from support.outliers import save_with_outliers

@@ -13,7 +13,7 @@ from solrl_core.sampling.generator import Generator
 from solrl_engine.backend import GenerationRequest
 from solrl_proto.rollouts import Plan, RolloutAnswer
 from solrl_rollout.engine.errors import ChunkError
-from solrl_rollout.problems import problem_of
+from solrl_rollout.rollout_problems import problem_of
 
 COUNT, STEPS = 30, 2
 TEXT = "a red circle and a blue square"

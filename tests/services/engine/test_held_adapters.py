@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from service_helpers import MODEL, adapter_file, problem, rollout_request
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_rollout.http.app import create_app
-from solrl_rollout.settings import Settings
+from solrl_rollout.settings import RolloutSettings
 from support.adapters import content_digest
 
 pytestmark = pytest.mark.anyio
@@ -44,7 +44,7 @@ def work(run: str, text: str = "free", **more: Any) -> dict[str, Any]:
 async def test_requests_beyond_the_bound_are_told_to_come_again() -> None:
     gate = Gate()
     backend = FakeBackend(on_step=gate)
-    settings = Settings(rewards=(REWARD,), max_adapter_bytes=SIZE, max_queued_adapter_bytes=SIZE)
+    settings = RolloutSettings(rewards=(REWARD,), max_adapter_bytes=SIZE, max_queued_adapter_bytes=SIZE)
     app = create_app(settings, load_backend=backend.load)
     async with client_of(app) as client:
         held = [asyncio.create_task(client.post("/v1/rollouts", json=work("a", "held"))) for _ in range(5)]
@@ -62,7 +62,7 @@ async def test_requests_beyond_the_bound_are_told_to_come_again() -> None:
 async def test_a_request_that_the_queue_refuses_holds_nothing() -> None:
     gate = Gate()
     backend = FakeBackend(on_step=gate)
-    settings = Settings(rewards=(REWARD,), queue_limit=4)
+    settings = RolloutSettings(rewards=(REWARD,), queue_limit=4)
     app = create_app(settings, load_backend=backend.load)
     async with client_of(app) as client:
         running = asyncio.create_task(client.post("/v1/rollouts", json=work("a", "held", count=4)))

@@ -17,8 +17,8 @@ from solrl_proto import Plan, PromptItem
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.errors import ChunkError, ChunkFault
 from solrl_rollout.engine.work import Chunk, Job
-from solrl_rollout.problems import problem_of
-from solrl_rollout.settings import Settings
+from solrl_rollout.rollout_problems import problem_of
+from solrl_rollout.settings import RolloutSettings
 
 TO_MAKE, TO_SCORE = 12, 9
 ONE_LANE = {"OMP_NUM_THREADS": "1"}  # see `small_memory.whole_chunks`
@@ -108,7 +108,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Engine]]:
     engines = []
 
     def start() -> Engine:
-        engines.append(engine_of(Settings(precision="nvfp4")))
+        engines.append(engine_of(RolloutSettings(precision="nvfp4")))
         engines[-1].start().result()
         return engines[-1]
 

@@ -24,8 +24,8 @@ from solrl_rollout.doctor import check
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.engine.workers.ray_cluster import AdapterObjects, RayCluster, RayConnection
-from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from support.adapters import random_adapter
 from support.ray_nodes import ray_nodes
 from unfit_backends import paced, stopped
@@ -72,7 +72,10 @@ def actors(service: RunningService) -> list[int]:
 
 @contextlib.contextmanager
 def engine_of(load_backend: Any) -> Iterator[Engine]:
-    settings, metrics = Settings(rewards=(REWARD,), device="cpu", workers="ray:1", live_timeout=5.0), Metrics()
+    settings, metrics = (
+        RolloutSettings(rewards=(REWARD,), device="cpu", workers="ray:1", live_timeout=5.0),
+        RolloutMetrics(),
+    )
     engine = Engine(settings, metrics, make_workers(settings, metrics, load_backend))
     try:
         yield engine
@@ -157,14 +160,14 @@ def test_an_adapter_is_stored_once_and_freed_with_its_last_reference() -> None:
 )
 def test_more_workers_than_the_cluster_has_places_are_refused(workers: str, device: str, said: str) -> None:
     with pytest.raises(RuntimeError, match=said):
-        make_workers(Settings(rewards=(REWARD,), device=device, workers=workers), Metrics(), FakeBackend)
+        make_workers(RolloutSettings(rewards=(REWARD,), device=device, workers=workers), RolloutMetrics(), FakeBackend)
 
 
 def test_the_doctor_says_how_many_actors_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    finding = next(one for one in check(Settings(workers="ray:3", device="cpu")) if one.subject == "workers")
+    finding = next(one for one in check(RolloutSettings(workers="ray:3", device="cpu")) if one.subject == "workers")
     assert (finding.state, finding.found) == ("ok", "3 Ray actors, on cpu, in a cluster of 2 nodes")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    finding = next(one for one in check(Settings(workers="ray:3", device="cpu")) if one.subject == "workers")
+    finding = next(one for one in check(RolloutSettings(workers="ray:3", device="cpu")) if one.subject == "workers")
     assert finding.state == "missing"
     assert finding.found.endswith("have place for 2 workers, with 2 CPUs each")
 
@@ -175,7 +178,7 @@ def test_a_worker_does_not_wait_for_a_place_once_its_service_has_left_the_cluste
     def too_late(*_: Any, **__: Any) -> None:
         raise GetTimeoutError
 
-    cluster = RayCluster(Settings(workers="ray:1", device="cpu"))
+    cluster = RayCluster(RolloutSettings(workers="ray:1", device="cpu"))
     assert cluster.joined
     monkeypatch.setattr(ray, "nodes", lambda: [])
     monkeypatch.setattr(ray, "get", too_late)
@@ -213,7 +216,7 @@ def test_without_a_cluster_the_error_says_how_to_start_one(monkeypatch: pytest.M
     ray.shutdown()
     monkeypatch.setattr(ray, "init", nowhere)
     with pytest.raises(RuntimeError, match=r"no Ray cluster to join: no node answers; expected .*`ray start --head`"):
-        make_workers(Settings(rewards=(REWARD,), workers="ray:1"), Metrics(), FakeBackend)
+        make_workers(RolloutSettings(rewards=(REWARD,), workers="ray:1"), RolloutMetrics(), FakeBackend)
 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,4 +224,4 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.Monke
     for module in ("ray_actor", "ray_cluster"):
         monkeypatch.delitem(sys.modules, f"solrl_rollout.engine.workers.{module}")
     with pytest.raises(RuntimeError, match=r"needs the package ray: pip install '\.\[ray\]'"):
-        make_workers(Settings(rewards=(REWARD,), workers="ray"), Metrics(), FakeBackend)
+        make_workers(RolloutSettings(rewards=(REWARD,), workers="ray"), RolloutMetrics(), FakeBackend)

@@ -10,7 +10,7 @@ from solrl_engine.backend import Backend, GenerationRequest
 from solrl_proto import Plan
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.engine.work import VersionedAdapter
-from solrl_rollout.settings import Settings, parse_model
+from solrl_rollout.settings import RolloutSettings, parse_model
 from support.adapters import random_adapter
 
 MODEL = "mini-flux"
@@ -36,12 +36,12 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def local() -> Backend:
-    return load_backend(parse_model(MODEL), Settings(device="cuda", precision="bf16"))
+    return load_backend(parse_model(MODEL), RolloutSettings(device="cuda", precision="bf16"))
 
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[Backend]:
-    backend = load_backend(parse_model(MODEL), Settings(engine="vllm-omni", device="cuda", engine_options=SDPA))
+    backend = load_backend(parse_model(MODEL), RolloutSettings(engine="vllm-omni", device="cuda", engine_options=SDPA))
     yield backend
     backend.close()
 

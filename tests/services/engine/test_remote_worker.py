@@ -25,11 +25,11 @@ from solrl_rollout.engine.workers.encoding import Header, encode_hosted, encode_
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.engine.workers.remote import RemoteWorker
 from solrl_rollout.serve import serve
-from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from support.adapters import random_adapter
 
-SETTINGS = Settings(rewards=(REWARD,), device="cpu")
+SETTINGS = RolloutSettings(rewards=(REWARD,), device="cpu")
 STATE: dict[str, Any] = {"limits": {}, "memory": {}}
 FINISHED = encode_scored(ScoredChunk({REWARD: torch.ones(4)}, None, None, 0, 0.0, False, 0.0, 1.0, 0.0))
 
@@ -46,7 +46,7 @@ class Process:
         self.ended = False
         self._held: list[int] = []
         self._arrived: queue.SimpleQueue[tuple[Header, bytes] | None] = queue.SimpleQueue()
-        self._hosted = [encode_hosted(one) for one in LocalWorker(SETTINGS, Metrics(), FakeBackend).load()]
+        self._hosted = [encode_hosted(one) for one in LocalWorker(SETTINGS, RolloutMetrics(), FakeBackend).load()]
 
     def reading(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
@@ -107,7 +107,7 @@ def engine_on(*processes: Process) -> Iterator[Engine]:
 @contextlib.contextmanager
 def engine_of_workers(*processes: Iterable[Process]) -> Iterator[Engine]:
     """A running engine; its workers each have some processes, one after another."""
-    metrics = Metrics()
+    metrics = RolloutMetrics()
     starts = {f"w{i}": iter(own).__next__ for i, own in enumerate(processes)}
     workers = [RemoteWorker(SETTINGS, metrics, FakeBackend, name=name, connect=starts[name]) for name in starts]
     engine = Engine(SETTINGS, metrics, workers)
@@ -123,7 +123,7 @@ def adapted(seed: int) -> Any:
 
 
 def test_an_adapter_without_room_fails_its_chunk_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics = Metrics()
+    metrics = RolloutMetrics()
     engine = Engine(SETTINGS, metrics, process_workers(SETTINGS, ["cpu"], metrics, FakeBackend))
     try:
         engine.start().result(600)
@@ -170,7 +170,7 @@ def test_a_service_may_open_as_many_files_as_its_user() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
     try:
         with pytest.raises(ProblemError, match="there is no token file"):
-            serve(Settings(host="0.0.0.0"))
+            serve(RolloutSettings(host="0.0.0.0"))
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -257,7 +257,7 @@ def test_a_worker_that_is_closed_while_its_process_starts_does_not_load() -> Non
         assert go_on.wait(600)
         return process
 
-    worker = RemoteWorker(SETTINGS, Metrics(), FakeBackend, name="w", connect=connect)
+    worker = RemoteWorker(SETTINGS, RolloutMetrics(), FakeBackend, name="w", connect=connect)
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(worker.load)
         assert starting.wait(600)

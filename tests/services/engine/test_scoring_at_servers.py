@@ -20,8 +20,8 @@ from solrl_rollout.engine.errors import ChunkError, EngineError
 from solrl_rollout.engine.work import Chunk, ExternalReward, Job
 from solrl_rollout.engine.workers import make_workers, process_workers
 from solrl_rollout.engine.workers.local import LocalWorker
-from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from unfit_backends import patient
 
 HELD = "served_rewards:held"
@@ -241,8 +241,8 @@ def test_a_worker_process_is_sent_as_many_chunks_as_servers_may_score() -> None:
     app = Misbehaving()
     with serving(app) as address:
         rewards, options = (REWARD, f"{NAME}@{address}"), {NAME: PATIENT}
-        settings = Settings(rewards=rewards, reward_options=options, device="cpu", scoring_in_flight=BOUND)
-        metrics = Metrics()
+        settings = RolloutSettings(rewards=rewards, reward_options=options, device="cpu", scoring_in_flight=BOUND)
+        metrics = RolloutMetrics()
         engine = Engine(settings, metrics, process_workers(settings, ["cpu"], metrics, FakeBackend))
         try:
             engine.start().result(600)
@@ -291,8 +291,10 @@ def test_a_server_that_a_run_brings_delays_no_others(
 
 
 def test_worker_processes_connect_to_a_server_that_a_run_brings(server: RewardProcess, tmp_path: Path) -> None:
-    settings = Settings(rewards=(REWARD,), device="cpu", workers=2, reward_hosts=(server.address,), scoring_in_flight=1)
-    metrics = Metrics()
+    settings = RolloutSettings(
+        rewards=(REWARD,), device="cpu", workers=2, reward_hosts=(server.address,), scoring_in_flight=1
+    )
+    metrics = RolloutMetrics()
     engine = Engine(settings, metrics, make_workers(settings, metrics, patient))
     try:
         engine.start().result(600)
@@ -362,8 +364,8 @@ def at_bound(request: pytest.FixtureRequest) -> Iterator[tuple[Misbehaving, Engi
     app = Misbehaving()
     with serving(app) as address:
         rewards, options = (REWARD, f"{NAME}@{address}"), {NAME: PATIENT}
-        settings = Settings(rewards=rewards, reward_options=options, device="cpu", scoring_in_flight=2)
-        metrics = Metrics()
+        settings = RolloutSettings(rewards=rewards, reward_options=options, device="cpu", scoring_in_flight=2)
+        metrics = RolloutMetrics()
         workers = process_workers(settings, ["cpu"], metrics, FakeBackend)
         engine = (
             engine_of(settings, FakeBackend().load) if request.param == "here" else Engine(settings, metrics, workers)

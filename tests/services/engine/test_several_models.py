@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service
 from solrl_proto import ModelList
-from solrl_rollout.settings import ModelSpec, Settings, parse_model
+from solrl_rollout.settings import ModelSpec, RolloutSettings, parse_model
 
 
 @pytest.fixture(scope="module")
@@ -59,4 +59,4 @@ def test_an_invalid_model_is_refused(text: str) -> None:
 
 def test_two_models_with_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="one name"):
-        Settings(model=("mini-sana", "a/mini-sana"))
+        RolloutSettings(model=("mini-sana", "a/mini-sana"))

@@ -17,16 +17,16 @@ from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.errors import ChunkError, EngineDeadError, EngineError, QueueFullError
 from solrl_rollout.engine.queue.scheduler import Scheduler
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
-from solrl_rollout.engine.workers.base import ChunkQueue, WorkerDiedError
 from solrl_rollout.engine.workers.local import LocalWorker
-from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.engine.workers.worker import ChunkQueue, WorkerDiedError
+from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 
 class MortalWorker(LocalWorker):
     """Dies of a fault of its backend, and can be loaded again."""
 
-    def __init__(self, settings: Settings, metrics: Metrics, backend: FakeBackend, name: str) -> None:
+    def __init__(self, settings: RolloutSettings, metrics: RolloutMetrics, backend: FakeBackend, name: str) -> None:
         super().__init__(settings, metrics, backend.load, name=name)
         self.loads = 0
 
@@ -74,7 +74,7 @@ class MortalBackend(FakeBackend):
 
 class Workers(SimpleNamespace):
     engine: Engine
-    metrics: Metrics
+    metrics: RolloutMetrics
     workers: list[MortalWorker]
 
     def counted(self, name: str) -> float:
@@ -83,7 +83,7 @@ class Workers(SimpleNamespace):
 
 @contextmanager
 def workers_on(*backends: FakeBackend, **limits: int) -> Iterator[Workers]:
-    settings, metrics = Settings(rewards=(REWARD,), **limits), Metrics()
+    settings, metrics = RolloutSettings(rewards=(REWARD,), **limits), RolloutMetrics()
     made = [MortalWorker(settings, metrics, backend, f"fake:{i}") for i, backend in enumerate(backends)]
     engine = Engine(settings, metrics, made)
     try:
@@ -231,7 +231,7 @@ def test_another_run_waits_for_the_running_chunk_alone_when_a_worker_dies() -> N
 @pytest.mark.parametrize(("serving", "seconds"), [(1, 20), (2, 10), (4, 5)])
 def test_retry_after_counts_the_workers_that_serve(monkeypatch: pytest.MonkeyPatch, serving: int, seconds: int) -> None:
     monkeypatch.setattr("solrl_rollout.engine.queue.scheduler.time", SimpleNamespace(monotonic=lambda: 100.0))
-    dispatch = Scheduler(Settings(rewards=(REWARD,), queue_limit=20), Metrics())
+    dispatch = Scheduler(RolloutSettings(rewards=(REWARD,), queue_limit=20), RolloutMetrics())
     dispatch.serving = serving
     scored = ScoredChunk({}, None, None, 0, 96.0, False, 0.0, 4.0, 0.0)
     dispatch.record("fake:0", chunk(job()), scored, 0.0)  # 4 seconds for 4 candidates
@@ -243,7 +243,7 @@ def test_retry_after_counts_the_workers_that_serve(monkeypatch: pytest.MonkeyPat
 
 def test_the_time_at_reward_servers_is_no_worker_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("solrl_rollout.engine.queue.scheduler.time", SimpleNamespace(monotonic=lambda: 100.0))
-    dispatch = Scheduler(Settings(rewards=(REWARD,), queue_limit=20), Metrics())
+    dispatch = Scheduler(RolloutSettings(rewards=(REWARD,), queue_limit=20), RolloutMetrics())
     dispatch.serving = 1
     # Begun 60 s ago, it took the worker 4 s and a server 50 s, in which the worker finished others, the last at 99.5.
     asked = ScoredChunk({}, None, None, 0, 40.0, False, 0.0, 3.0, 51.0, 50.0)

@@ -7,7 +7,7 @@ import pytest
 from fake_backend import engine_of
 from solrl_proto import Plan, PromptItem
 from solrl_rollout.engine.work import Chunk, Job
-from solrl_rollout.settings import Settings
+from solrl_rollout.settings import RolloutSettings
 from transformers import CLIPModel
 
 REWARDS = ("clipscore", "pickscore")
@@ -29,7 +29,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_models_and_experiments_share_one_loaded_reward(loads: list[str]) -> None:
     models = ("mini-sd3", "flux=mini-flux")
-    engine = engine_of(Settings(model=models, rewards=REWARDS, precision="bf16"))
+    engine = engine_of(RolloutSettings(model=models, rewards=REWARDS, precision="bf16"))
     hosted = engine.start().result()
     try:
         assert [model.info.rewards for model in hosted] == [REWARDS] * 2

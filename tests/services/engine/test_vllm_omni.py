@@ -24,10 +24,10 @@ from solrl_proto.rollouts import FittedSolver, StochasticSteps
 from solrl_rollout.doctor import check
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.engine.backends.vllm_omni import VllmOmniBackend, support
-from solrl_rollout.engine.backends.vllm_omni.adapters import adapter_number, bound_modules, peft_folder
 from solrl_rollout.engine.backends.vllm_omni.backend import checkpoint_digest
+from solrl_rollout.engine.backends.vllm_omni.peft_adapters import adapter_number, bound_modules, peft_folder
 from solrl_rollout.engine.work import VersionedAdapter
-from solrl_rollout.settings import ModelSpec, Settings, parse_model
+from solrl_rollout.settings import ModelSpec, RolloutSettings, parse_model
 from support.adapters import random_adapter
 
 MODEL = "mini-flux"
@@ -50,7 +50,7 @@ def patched() -> Iterator[pytest.MonkeyPatch]:
 
 
 def load(engine: str, model: str = MODEL, **settings: Any) -> Backend:
-    return load_backend(parse_model(model), Settings(engine=engine, device="cpu", **settings))  # type: ignore[arg-type]
+    return load_backend(parse_model(model), RolloutSettings(engine=engine, device="cpu", **settings))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -284,7 +284,7 @@ def test_other_packages_are_refused(found: dict[str, str], said: str, monkeypatc
 
     monkeypatch.setattr(metadata, "version", version)
     with pytest.raises(RuntimeError, match=said) as refused:
-        VllmOmniBackend(ModelSpec("m", "no-such-model", None), Settings(engine="vllm-omni"))
+        VllmOmniBackend(ModelSpec("m", "no-such-model", None), RolloutSettings(engine="vllm-omni"))
     assert "needs vllm 0.26.0 and vllm-omni 0.26.0" in str(refused.value)
     assert support.LOCK in str(refused.value)
 
@@ -308,7 +308,7 @@ def test_the_doctor_checks_the_packages(installed: bool, monkeypatch: pytest.Mon
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", version)
-    found = next(one for one in check(Settings(engine="vllm-omni", device="cpu")) if one.subject == "engine")
+    found = next(one for one in check(RolloutSettings(engine="vllm-omni", device="cpu")) if one.subject == "engine")
     assert (found.state, support.LOCK in found.action) == (("ok", False) if installed else ("missing", True))
 
 

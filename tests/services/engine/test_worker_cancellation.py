@@ -9,12 +9,12 @@ from fake_backend import FakeBackend, chunk, job
 from solrl_client import background
 from solrl_rollout.engine.work import Chunk
 from solrl_rollout.engine.workers.local import LocalWorker
-from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 
 def test_a_waiting_chunk_that_several_threads_cancel_fails_once() -> None:
-    worker = LocalWorker(Settings(device="cpu"), Metrics(), FakeBackend().load)
+    worker = LocalWorker(RolloutSettings(device="cpu"), RolloutMetrics(), FakeBackend().load)
     waits, failed, asked = chunk(job()), list[Chunk](), threading.Event()
     worker._feed = SimpleNamespace(fail=lambda one, error: failed.append(one))  # type: ignore[assignment]
 

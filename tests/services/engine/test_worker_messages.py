@@ -33,8 +33,8 @@ from solrl_rollout.engine.workers.encoding import (
 from solrl_rollout.engine.workers.messages import Messages
 from solrl_rollout.engine.workers.remote import importable
 from solrl_rollout.engine.workers.shared_adapters import AdapterFiles, MappedAdapters
-from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from support.adapters import random_adapter
 from torch import nn
 
@@ -209,7 +209,7 @@ def test_a_loader_that_other_processes_cannot_import_is_refused(loader: Any) -> 
 )
 def test_contradictory_devices_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Settings(**settings)
+        RolloutSettings(**settings)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_each_gpu_is_the_only_one_of_its_process(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    workers: Any = make_workers(Settings(gpus=gpus), Metrics(), FakeBackend)
+    workers: Any = make_workers(RolloutSettings(gpus=gpus), RolloutMetrics(), FakeBackend)
     assert [(one.name, one._connect.args[0]["CUDA_VISIBLE_DEVICES"]) for one in workers] == expected
     assert {one._settings.device for one in workers} == {"cuda"}
 
@@ -233,12 +233,12 @@ def test_each_gpu_is_the_only_one_of_its_process(
 def test_gpus_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match="PyTorch finds 2 GPUs; expected numbers below 2"):
-        make_workers(Settings(gpus="0,2"), Metrics(), FakeBackend)
+        make_workers(RolloutSettings(gpus="0,2"), RolloutMetrics(), FakeBackend)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match="PyTorch finds no GPU"):
-        make_workers(Settings(gpus="all"), Metrics(), FakeBackend)
+        make_workers(RolloutSettings(gpus="all"), RolloutMetrics(), FakeBackend)
     with pytest.raises(ValueError, match="expected --gpus all"):
-        make_workers(Settings(device="cuda", workers=2), Metrics(), FakeBackend)
+        make_workers(RolloutSettings(device="cuda", workers=2), RolloutMetrics(), FakeBackend)
 
 
 def test_threads_are_shared_by_the_workers_unless_the_environment_says_how_many(
@@ -249,7 +249,7 @@ def test_threads_are_shared_by_the_workers_unless_the_environment_says_how_many(
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         if given is not None:
             monkeypatch.setenv("OMP_NUM_THREADS", given)
-        workers: Any = make_workers(Settings(device="cpu", workers=3), Metrics(), FakeBackend)
+        workers: Any = make_workers(RolloutSettings(device="cpu", workers=3), RolloutMetrics(), FakeBackend)
         assert [one._connect.args[0]["OMP_NUM_THREADS"] for one in workers] == [expected] * 3
         assert [one.name for one in workers] == ["cpu:0", "cpu:1", "cpu:2"]
 
@@ -262,5 +262,5 @@ def test_workers_are_a_number_of_processes_or_of_actors(
 ) -> None:
     if given is not None:
         monkeypatch.setenv("SOLRL_WORKERS", given)
-    settings = Settings()
+    settings = RolloutSettings()
     assert (settings.workers, settings.worker_number, settings.on_ray) == (workers, number, isinstance(workers, str))

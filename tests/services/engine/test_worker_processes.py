@@ -16,8 +16,8 @@ from service_helpers import Layout, RunningService, adapter_file, problem, rollo
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.workers import make_workers
-from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from unfit_backends import lethal, missing, noted, paced, sleepy, stopped, uneven
 from worker_helpers import (
     LETHAL,
@@ -103,7 +103,7 @@ def test_health_is_answered_between_steps_and_a_disconnect_stops_both_workers(tw
 
 
 def test_a_cancelled_chunk_takes_no_step_after_its_worker_has_answered(tmp_path: Path) -> None:
-    settings, metrics = Settings(rewards=(REWARD,), device="cpu", workers=2), Metrics()
+    settings, metrics = RolloutSettings(rewards=(REWARD,), device="cpu", workers=2), RolloutMetrics()
     engine = Engine(settings, metrics, make_workers(settings, metrics, paced))
     try:
         assert_cancelled_within_a_step(engine, tmp_path / "steps")
@@ -112,7 +112,7 @@ def test_a_cancelled_chunk_takes_no_step_after_its_worker_has_answered(tmp_path:
 
 
 def test_a_stopped_worker_is_replaced_and_its_chunk_is_made_again(tmp_path: Path) -> None:
-    settings, metrics = Settings(rewards=(REWARD,), device="cpu", workers=2, live_timeout=5.0), Metrics()
+    settings, metrics = RolloutSettings(rewards=(REWARD,), device="cpu", workers=2, live_timeout=5.0), RolloutMetrics()
     engine = Engine(settings, metrics, make_workers(settings, metrics, stopped))
     try:
         assert_replaced_once_stopped(engine, tmp_path / "stopped")
@@ -183,7 +183,7 @@ def test_workers_end_when_the_service_is_killed() -> None:
     ],
 )
 def test_workers_that_cannot_serve_together_do_not_start(load_backend: Any, error: type[Exception], said: str) -> None:
-    settings, metrics = Settings(rewards=(REWARD,), device="cpu", workers=2), Metrics()
+    settings, metrics = RolloutSettings(rewards=(REWARD,), device="cpu", workers=2), RolloutMetrics()
     engine = Engine(settings, metrics, make_workers(settings, metrics, load_backend))
     try:
         with pytest.raises(error, match=said):
@@ -194,7 +194,7 @@ def test_workers_that_cannot_serve_together_do_not_start(load_backend: Any, erro
 
 
 def test_an_engine_that_closes_does_not_wait_for_its_workers_to_load() -> None:
-    settings, metrics = Settings(rewards=(REWARD,), device="cpu", workers=2), Metrics()
+    settings, metrics = RolloutSettings(rewards=(REWARD,), device="cpu", workers=2), RolloutMetrics()
     workers: Any = make_workers(settings, metrics, sleepy)
     engine = Engine(settings, metrics, workers)
     loading = engine.start()
@@ -212,7 +212,7 @@ def test_workers_read_weights_one_after_another_but_warm_up_together(
 ) -> None:
     notes = tmp_path / "notes"
     monkeypatch.setenv("BACKENDS_NOTED", str(notes))
-    settings, metrics = Settings(rewards=(REWARD,), device="cpu", workers=2, log_format="json"), Metrics()
+    settings, metrics = RolloutSettings(rewards=(REWARD,), device="cpu", workers=2, log_format="json"), RolloutMetrics()
     engine = Engine(settings, metrics, make_workers(settings, metrics, noted))
     try:
         engine.start().result(600)

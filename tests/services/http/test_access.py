@@ -14,7 +14,7 @@ from solrl_http.limits.hosts import is_loopback
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_rollout.cli import main
 from solrl_rollout.http.app import create_app
-from solrl_rollout.settings import Settings
+from solrl_rollout.settings import RolloutSettings
 from typed import typed
 
 CONTRACT = json.loads((Path(__file__).parents[3] / "proto" / "openapi.json").read_text())
@@ -92,7 +92,7 @@ def test_the_service_does_not_start_with_a_route_without_declared_access() -> No
 
 @pytest.mark.anyio
 async def test_a_route_that_bypasses_the_declaration_is_404() -> None:
-    app = create_app(Settings())
+    app = create_app(RolloutSettings())
 
     @app.get("/v1/surprise")
     async def surprise() -> str:

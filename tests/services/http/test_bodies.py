@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from security_helpers import raw
 from service_helpers import MODEL, RunningService, read_response, running_service
 from solrl_http.limits.bodies import RATE, Bodies, InflightBytes, Pace
-from solrl_http.problems import Refusal
-from solrl_rollout.settings import Settings
+from solrl_http.problem_responses import Refusal
+from solrl_rollout.settings import RolloutSettings
 from starlette.types import Message, Receive, Scope, Send
 
 MIB = 2**20
@@ -173,4 +173,4 @@ async def test_a_body_counts_until_its_request_is_answered(declared: int | None)
 
 def test_a_budget_below_the_largest_body_is_refused() -> None:
     with pytest.raises(ValidationError, match="max_adapter_bytes is 2 and max_inflight_bytes 1"):
-        Settings(max_inflight_bytes=1, max_adapter_bytes=2, max_body_bytes=1)
+        RolloutSettings(max_inflight_bytes=1, max_adapter_bytes=2, max_body_bytes=1)

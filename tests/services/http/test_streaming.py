@@ -6,7 +6,7 @@ from typing import Any, BinaryIO
 import pytest
 from pydantic import TypeAdapter
 from service_helpers import RunningService, problem, rollout_request
-from solrl_proto.rollouts import STREAM_MEDIA_TYPE, EndLine, GroupLine, RolloutAnswer, StartLine, StreamLine
+from solrl_proto.rollouts import STREAM_MEDIA_TYPE, EndLine, RolloutAnswer, RolloutGroup, StartLine, StreamLine
 
 PROMPTS = ["a red circle", "two blue squares", "a green triangle"]
 LINE: TypeAdapter[StreamLine] = TypeAdapter(StreamLine)
@@ -18,7 +18,7 @@ def test_the_lines_have_the_content_of_the_document(service: RunningService) -> 
     start, *groups, end = [LINE.validate_python(line) for line in service.lines(**request)]
     assert isinstance(end, EndLine)
     assert end.groups == len(groups) == 3
-    made = {line.group.prompt_id: line.group for line in groups if isinstance(line, GroupLine)}
+    made = {line.prompt_id: line for line in groups if isinstance(line, RolloutGroup)}
     assert tuple(made[group.prompt_id] for group in whole.groups) == whole.groups
     assert isinstance(start, StartLine)
     assert dict(start.served).items() <= dict(whole).items()
@@ -36,7 +36,7 @@ def test_the_first_group_arrives_before_the_last_is_begun(
             pass
         start, first = next_chunk(stream), next_chunk(stream)
         assert (start["kind"], start["served"]["model"]) == ("start", request["model"])
-        assert (first["kind"], first["group"]["prompt_id"]) == ("group", "p0")
+        assert (first["kind"], first["prompt_id"]) == ("group", "p0")
         refused = service.client.post("/v1/rollouts", json=rollout_request(count=3000))
         assert problem(refused)["kind"] == "queue-full"
     streaming.leave()

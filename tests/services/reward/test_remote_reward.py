@@ -18,16 +18,16 @@ from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.families import Backbone
 from solrl_core.model_options import ModelOptions
 from solrl_core.rewards import RewardSet, load_reward
-from solrl_core.rewards.base import PlainDefaults
 from solrl_core.rewards.images import as_floats
+from solrl_core.rewards.reward import PlainDefaults
 from solrl_core.rewards.size import reward_bytes
 from solrl_http.tokens import create_token
 from solrl_remote.remote_reward import TOKEN, RemoteReward, connect_reward
 from solrl_reward.app import create_app
-from solrl_reward.settings import Settings
+from solrl_reward.settings import RewardSettings
 from solrl_rollout.engine.errors import ChunkError
 from solrl_rollout.http.app import create_app as create_rollout_app
-from solrl_rollout.settings import Settings as RolloutSettings
+from solrl_rollout.settings import RolloutSettings
 from support.ports import free_port
 
 PROMPTS = ["a red circle", "a blue square"]
@@ -52,7 +52,7 @@ def test_scores_equal_local_ones_bit_for_bit(backbone: Backbone) -> None:
     texts, metadata = [f"a red circle, {i}" for i in range(7)], [{"at": i} for i in range(7)]
     images = as_floats(pictures(7))
     local = RewardSet.load(names, backbone)
-    with serving(create_app(Settings(rewards=tuple(names), options_from="mini-sana", device="cpu"))) as address:
+    with serving(create_app(RewardSettings(rewards=tuple(names), options_from="mini-sana", device="cpu"))) as address:
         options = {name: {"at": address} for name in names}
         remote = RewardSet.load(names, backbone, options, connect=connect_reward)
         assert remote.digests() == local.digests()
@@ -66,7 +66,7 @@ def test_scores_equal_local_ones_bit_for_bit(backbone: Backbone) -> None:
 def test_floats_are_sent_rounded_to_bytes(backbone: Backbone) -> None:
     images = 1.4 * torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)) - 0.2
     rounded = (images * 255).round().clamp(0, 255) / 255
-    with serving(create_app(Settings(rewards=("served_rewards:brightness",), device="cpu"))) as address:
+    with serving(create_app(RewardSettings(rewards=("served_rewards:brightness",), device="cpu"))) as address:
         found = RemoteReward("served_rewards:brightness", address)(images, ["a"] * 4, [{}] * 4)
     assert torch.equal(found, rounded.mean((1, 2, 3)))
     assert not torch.equal(found, images.mean((1, 2, 3)))
@@ -220,7 +220,7 @@ def test_a_server_must_be_there_and_have_the_reward(server: tuple[Misbehaving, s
 def test_the_token_comes_from_the_environment(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "tokens.json"
     secret, _ = create_token(file, "a", ("score",), None)
-    app = create_app(Settings(rewards=("served_rewards:brightness",), device="cpu", token_file=file))
+    app = create_app(RewardSettings(rewards=("served_rewards:brightness",), device="cpu", token_file=file))
     with serving(app) as address:
         with pytest.raises(RewardUnavailableError, match=f"answered 401 .*{TOKEN}"):
             RemoteReward("served_rewards:brightness", address)

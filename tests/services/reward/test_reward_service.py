@@ -29,9 +29,9 @@ from solrl_proto.scores import (
     SCORES_MEDIA_TYPE,
 )
 from solrl_reward.app import create_app
-from solrl_reward.metrics import Metrics
+from solrl_reward.reward_metrics import RewardMetrics
 from solrl_reward.service import RewardService
-from solrl_reward.settings import Settings
+from solrl_reward.settings import RewardSettings
 
 ROOT = Path(__file__).parents[3]
 BRIGHT, GATED, GREEDY = (f"served_rewards:{name}" for name in ("brightness", "gated", "greedy"))
@@ -44,7 +44,7 @@ RENAMED = "imagereward"
 @pytest.fixture(scope="module")
 def app() -> Any:
     return create_app(
-        Settings(
+        RewardSettings(
             rewards=(*REWARDS, f"{RENAMED}={BRIGHT}"),
             options_from="mini-sana",
             device="cpu",
@@ -169,7 +169,7 @@ def test_requests_for_other_rewards_are_not_in_one_batch(app: Any, client: httpx
 def test_a_request_cannot_fail_another_one_of_its_batch(
     app: Any, client: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.CRITICAL, "solrl_core.rewards.base")  # pytest keeps records, and so their images
+    caplog.set_level(logging.CRITICAL, "solrl_core.rewards.reward")  # pytest keeps records, and so their images
     with calling(4) as callers:
         first = callers.submit(scores, client, wanted(1))
         assert served_rewards.reached.wait(600)
@@ -237,7 +237,7 @@ def test_a_batch_with_a_caller_waits_for_other_services(app: Any, client: httpx.
 
 
 def test_a_full_queue_refuses_work_by_its_head(client: httpx.Client) -> None:
-    app = create_app(Settings(rewards=(GATED,), device="cpu", queue_limit=MAX_SCORED_IMAGES))
+    app = create_app(RewardSettings(rewards=(GATED,), device="cpu", queue_limit=MAX_SCORED_IMAGES))
     with serving(app) as address, httpx.Client(base_url=address, timeout=600) as full, calling(2) as callers:
         first = callers.submit(scores, full, wanted(1))
         assert served_rewards.reached.wait(600)
@@ -252,7 +252,7 @@ def test_a_full_queue_refuses_work_by_its_head(client: httpx.Client) -> None:
 
 
 def test_a_full_queue_refuses_a_request_that_does_not_fit() -> None:
-    app = create_app(Settings(rewards=(GATED,), device="cpu", queue_limit=MAX_SCORED_IMAGES))
+    app = create_app(RewardSettings(rewards=(GATED,), device="cpu", queue_limit=MAX_SCORED_IMAGES))
     with serving(app) as address, httpx.Client(base_url=address, timeout=600) as full, calling(3) as callers:
         first = callers.submit(scores, full, wanted(1))
         assert served_rewards.reached.wait(600)
@@ -270,7 +270,7 @@ def test_a_full_queue_refuses_a_request_that_does_not_fit() -> None:
 def test_tenants_have_shares_of_the_queue_and_take_turns(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     ann, bob = ({"Authorization": f"Bearer {create_token(file, who, ('score',), None)[0]}"} for who in ("ann", "bob"))
-    app = create_app(Settings(rewards=(GATED,), device="cpu", queue_limit=2 * MAX_SCORED_IMAGES, token_file=file))
+    app = create_app(RewardSettings(rewards=(GATED,), device="cpu", queue_limit=2 * MAX_SCORED_IMAGES, token_file=file))
     with serving(app) as address, httpx.Client(base_url=address, timeout=600) as both, calling(6) as callers:
         first = callers.submit(ask, both, wanted(1), **ann)
         assert served_rewards.reached.wait(600)
@@ -324,7 +324,7 @@ def test_a_reward_that_ends_the_program_fails_its_own_requests_only(client: http
 @pytest.mark.parametrize("name", ["end", "interrupt", "evil"])
 def test_a_reward_cannot_end_the_service(name: str) -> None:
     failing = f"faulty_rewards:{name}"
-    there = create_app(Settings(rewards=(BRIGHT, failing), device="cpu"))
+    there = create_app(RewardSettings(rewards=(BRIGHT, failing), device="cpu"))
     with serving(there) as address, httpx.Client(base_url=address, timeout=600) as client:
         for _ in range(2):
             found = problem(ask(client, body(pictures(1), failing)))
@@ -336,7 +336,7 @@ def test_a_reward_cannot_end_the_service(name: str) -> None:
 
 
 def test_images_that_wait_are_in_memory_once() -> None:
-    big = create_app(Settings(rewards=(GATED,), device="cpu"))
+    big = create_app(RewardSettings(rewards=(GATED,), device="cpu"))
     image = pictures(1, side=2048)
     content = body(image, GATED, metadata=[{"want": 2}])
     with (
@@ -460,7 +460,7 @@ def test_health_metrics_and_documents(client: httpx.Client) -> None:
 def test_callers_need_a_token_with_the_scope(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     scorer, other = (create_token(file, "a", scopes, None)[0] for scopes in (("score",), ("rollout", "push")))
-    app = create_app(Settings(rewards=(BRIGHT,), device="cpu", token_file=file))
+    app = create_app(RewardSettings(rewards=(BRIGHT,), device="cpu", token_file=file))
     content = body(pictures(1), BRIGHT)
     with serving(app) as address, httpx.Client(base_url=address, timeout=600) as guarded:
         assert problem(ask(guarded, content))["status"] == 401
@@ -505,7 +505,7 @@ class EndingBatcher:
 @pytest.mark.anyio
 async def test_a_service_whose_scoring_ended_is_dead_and_logs_why(caplog: pytest.LogCaptureFixture) -> None:
     batcher: Any = EndingBatcher()
-    service = RewardService(Settings(), RewardSet({}), batcher, Metrics())
+    service = RewardService(RewardSettings(), RewardSet({}), batcher, RewardMetrics())
     while not service.dead:
         await asyncio.sleep(0)
     await service.close()

@@ -19,12 +19,12 @@ from solrl_core.sampling.noise import initial_noise
 from solrl_http.tokens import create_token
 from solrl_remote.remote_reward import TOKEN
 from solrl_reward.app import create_app as create_reward_app
-from solrl_reward.settings import Settings as RewardSettings
+from solrl_reward.settings import RewardSettings
 from solrl_rollout.engine import external_rewards
 from solrl_rollout.engine.external_rewards import ExternalRewards
 from solrl_rollout.engine.work import ExternalReward
 from solrl_rollout.http.app import create_app
-from solrl_rollout.settings import Settings
+from solrl_rollout.settings import RolloutSettings
 from support.ports import free_port
 
 DEAD = f"http://127.0.0.1:{free_port()}"
@@ -74,7 +74,7 @@ def client(brought: tuple[Misbehaving, str], real: str) -> Iterator[httpx.Client
 @contextmanager
 def client_of(*hosts: str) -> Iterator[httpx.Client]:
     """A client of a rollout service that allows these servers."""
-    settings = Settings(rewards=(REWARD,), device="cpu", reward_hosts=hosts)
+    settings = RolloutSettings(rewards=(REWARD,), device="cpu", reward_hosts=hosts)
     with (
         serving(create_app(settings, load_backend=FakeBackend().load)) as address,
         httpx.Client(base_url=address, timeout=600) as client,
@@ -217,10 +217,10 @@ def test_an_odd_request_is_refused(client: httpx.Client, rewards: list[dict[str,
 
 def test_hosts_must_be_addresses() -> None:
     listed = ("https://Rewards.Lab:8443", "http://10.0.0.7:9000/", "https://rewards.lab:8443")
-    assert Settings(reward_hosts=listed).reward_hosts == ("https://rewards.lab:8443", "http://10.0.0.7:9000")
+    assert RolloutSettings(reward_hosts=listed).reward_hosts == ("https://rewards.lab:8443", "http://10.0.0.7:9000")
     for wrong in ("rewards.lab", "https://rewards.lab/path", "ftp://a", "http://u:p@a", "*"):
         with pytest.raises(ValueError, match="address in reward_hosts"):
-            Settings(reward_hosts=(wrong,))
+            RolloutSettings(reward_hosts=(wrong,))
 
 
 MODES = ("slow", "nan", "short", "digest", "elsewhere", "cut", "locked", "broken")

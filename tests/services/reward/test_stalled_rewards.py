@@ -12,7 +12,7 @@ import served_rewards
 from reward_servers import ask, body, pictures, scores, serving, until
 from service_helpers import problem
 from solrl_reward.app import create_app
-from solrl_reward.settings import Settings
+from solrl_reward.settings import RewardSettings
 from support.ports import free_port
 
 BRIGHT, STUCK = "served_rewards:brightness", "served_rewards:stuck"
@@ -21,7 +21,7 @@ BRIGHT, STUCK = "served_rewards:brightness", "served_rewards:stuck"
 @pytest.fixture
 def client() -> Iterator[httpx.Client]:
     served_rewards.reset()
-    app = create_app(Settings(rewards=(BRIGHT, STUCK), device="cpu", score_timeout=2))
+    app = create_app(RewardSettings(rewards=(BRIGHT, STUCK), device="cpu", score_timeout=2))
     with serving(app) as address, httpx.Client(base_url=address, timeout=600) as found:
         yield found
         served_rewards.opened.set()
@@ -51,7 +51,7 @@ def test_a_reward_that_returns_late_is_computed_again(client: httpx.Client) -> N
 
 def test_a_service_is_not_ready_without_a_reward_that_returns() -> None:
     served_rewards.reset()
-    app = create_app(Settings(rewards=(STUCK,), device="cpu", score_timeout=0.5))
+    app = create_app(RewardSettings(rewards=(STUCK,), device="cpu", score_timeout=0.5))
     with serving(app) as address, httpx.Client(base_url=address, timeout=600) as alone:
         assert ask(alone, body(pictures(1), STUCK)).status_code == 503
         assert problem(alone.get("/health/ready"))["kind"] == "reward-stalled"

@@ -21,8 +21,8 @@ from solrl_client.cancellation import Cancellation
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.model_options import ModelOptions
 from solrl_core.rewards import RewardSet, load_reward
-from solrl_core.rewards.base import PlainDefaults
 from solrl_core.rewards.images import as_floats
+from solrl_core.rewards.reward import PlainDefaults
 from solrl_core.rewards.size import reward_bytes
 from solrl_core.rewards.wire import encode_scoring
 from solrl_http.logs import TextFormatter
@@ -31,7 +31,7 @@ from solrl_remote.chat import TOKEN
 from solrl_remote.remote_reward import RemoteReward, connect_reward
 from solrl_remote.vlm_judge import VlmJudge
 from solrl_reward.app import create_app
-from solrl_reward.settings import Settings
+from solrl_reward.settings import RewardSettings
 from solrl_rollout.engine.errors import ChunkError
 from support.ports import free_port
 
@@ -336,7 +336,7 @@ def test_no_error_or_log_repeats_the_key(
     key = "sk-" + "k3y" * 20
     monkeypatch.setenv(TOKEN, key)
     options = {JUDGE: {"endpoint": address, "model": MODEL, "patience": 0}}
-    app = create_app(Settings(rewards=(JUDGE,), reward_options=options, device="cpu"))
+    app = create_app(RewardSettings(rewards=(JUDGE,), reward_options=options, device="cpu"))
     caplog.handler.setFormatter(TextFormatter())
     caplog.set_level(logging.DEBUG)
     with serving(app) as service, httpx.Client(base_url=service, timeout=600) as client:
@@ -374,8 +374,8 @@ def test_a_judge_takes_no_memory_here() -> None:
     assert reward_bytes(JUDGE, {"endpoint": "http://127.0.0.1:9/v1", "model": MODEL}) == 0
 
 
-def settings(address: str, **options: Any) -> Settings:
-    return Settings(
+def settings(address: str, **options: Any) -> RewardSettings:
+    return RewardSettings(
         rewards=(JUDGE,), reward_options={JUDGE: {"endpoint": address, "model": MODEL, **options}}, device="cpu"
     )
 

@@ -11,8 +11,8 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 from security_helpers import Guarded, push
 from service_helpers import MODEL, Layout, adapter_file, problem, rollout_request
-from solrl_reward.metrics import Metrics as RewardMetrics
-from solrl_rollout.status.metrics import SHOWN_RUNS, Metrics, QueueState
+from solrl_reward.reward_metrics import RewardMetrics
+from solrl_rollout.status.rollout_metrics import SHOWN_RUNS, QueueState, RolloutMetrics
 
 DASHBOARD = json.loads((Path(__file__).parents[3] / "docs" / "grafana" / "solrl.json").read_text())
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -32,9 +32,9 @@ def labelled(samples: Samples, name: str) -> dict[tuple[str, ...], float]:
 
 
 @pytest.fixture
-def metrics() -> Metrics:
-    """Metrics with a value of every kind."""
-    made = Metrics()
+def metrics() -> RolloutMetrics:
+    """RolloutMetrics with a value of every kind."""
+    made = RolloutMetrics()
     made.watch_queue(lambda: QueueState({"a": 48, "b": 24}, 1.5))
     made.chunk_finished("a", "demo", "mini", "nvfp4", candidates=24, steps=6, generate=3.0, reward=0.5)
     made.adapter_switched("mini", "nvfp4", 0.25)
@@ -51,12 +51,12 @@ def metrics() -> Metrics:
     return made
 
 
-def test_a_batch_out_of_memory_is_counted_whatever_follows(metrics: Metrics) -> None:
+def test_a_batch_out_of_memory_is_counted_whatever_follows(metrics: RolloutMetrics) -> None:
     (told,) = re.findall(r"# HELP solrl_out_of_memory_total (.*)", metrics.exposition().decode())
     assert told == "Batches that ran out of memory; each is tried again, alone or in halves, or fails."
 
 
-def test_recorded_numbers_become_metrics(metrics: Metrics) -> None:
+def test_recorded_numbers_become_metrics(metrics: RolloutMetrics) -> None:
     samples = read(metrics.exposition().decode())
     labels = {"model": "mini", "precision": "nvfp4"}
     assert value(samples, "solrl_candidates_total", tenant="a", **labels) == 24
@@ -80,7 +80,7 @@ def test_recorded_numbers_become_metrics(metrics: Metrics) -> None:
 
 
 def test_only_the_busiest_runs_have_metrics() -> None:
-    metrics = Metrics()
+    metrics = RolloutMetrics()
     for i in range(1000):
         metrics.adapter_pushed("a", f"run-{i}", 0, 1)
         metrics.chunk_finished("a", f"run-{i}", "m", "bf16", candidates=1, steps=1, generate=float(i), reward=0.0)
@@ -93,7 +93,7 @@ def test_only_the_busiest_runs_have_metrics() -> None:
 
 
 def test_work_without_a_run_has_a_share_and_no_lag() -> None:
-    metrics = Metrics()
+    metrics = RolloutMetrics()
     metrics.chunk_finished("a", None, "m", "bf16", candidates=1, steps=1, generate=1.0, reward=0.0)
     samples = read(metrics.exposition().decode())
     assert labelled(samples, "solrl_run_share") == {("-", "a"): 1.0}
@@ -104,7 +104,7 @@ def test_the_lag_follows_new_versions_and_rewinds() -> None:
     def lag() -> dict[tuple[str, ...], float]:
         return labelled(read(metrics.exposition().decode()), "solrl_adapter_lag_versions")
 
-    metrics = Metrics()
+    metrics = RolloutMetrics()
     metrics.adapter_served("a", "demo", 3, head=9)
     assert lag() == {("demo", "a"): 6.0}
     metrics.adapter_served("a", "demo", 3, head=4)
@@ -170,7 +170,7 @@ def panels(of: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_a_gpu_s_memory_is_reported(metrics: Metrics) -> None:
+def test_a_gpu_s_memory_is_reported(metrics: RolloutMetrics) -> None:
     held = torch.ones(64 * 2**20, dtype=torch.uint8, device="cuda")
     device = f"cuda:{held.device.index}"
     samples = read(metrics.exposition().decode())
@@ -181,7 +181,7 @@ def test_a_gpu_s_memory_is_reported(metrics: Metrics) -> None:
     assert held.nbytes <= allocated <= reserved <= total - free < total
 
 
-def test_the_dashboard_queries_only_existing_metrics(metrics: Metrics) -> None:
+def test_the_dashboard_queries_only_existing_metrics(metrics: RolloutMetrics) -> None:
     names = {name for name, _ in read(metrics.exposition().decode())} | {"solrl_gpu_memory_bytes"}
     asked: set[str] = set()
     for panel in panels(DASHBOARD):
@@ -193,7 +193,7 @@ def test_the_dashboard_queries_only_existing_metrics(metrics: Metrics) -> None:
     assert ours - shown <= {"solrl_build", "solrl_chunks"}
 
 
-def test_the_documentation_lists_exactly_the_metrics(metrics: Metrics) -> None:
+def test_the_documentation_lists_exactly_the_metrics(metrics: RolloutMetrics) -> None:
     text = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
     told = set(re.findall(r"`(solrl_[a-z_]+)\{|`(solrl_[a-z_]+)`", text))
     told_names = {first or second for first, second in told} - {"solrl_"}

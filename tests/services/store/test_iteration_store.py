@@ -7,7 +7,7 @@ import redis
 from iteration_helpers import report, samples
 from solrl_proto.status import Point
 from solrl_rollout.store import RunStore, open_store
-from solrl_rollout.store.base import KEPT_POINTS, encode_point
+from solrl_rollout.store.run_store import KEPT_POINTS, encode_point
 from store_helpers import TENANT, fill, refusal
 
 pytestmark = pytest.mark.anyio

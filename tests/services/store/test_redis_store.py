@@ -11,7 +11,7 @@ import redis
 from iteration_helpers import report
 from redis.asyncio import Redis
 from solrl_proto.adapters import AdapterInfo
-from solrl_rollout.store.redis import RedisRunStore
+from solrl_rollout.store.redis_store import RedisRunStore
 from store_helpers import TENANT, adapter, fill, kept, refusal
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ import pytest
 from solrl_proto.adapters import AdapterInfo
 from solrl_rollout.store import MemoryRunStore, RunStore, open_store
 from solrl_rollout.store.errors import ParentConflictError, StoreUrlError, VersionConflictError
-from solrl_rollout.store.redis import RedisRunStore
+from solrl_rollout.store.redis_store import RedisRunStore
 from store_helpers import TENANT, adapter, fill, kept, refusal
 
 pytestmark = pytest.mark.anyio

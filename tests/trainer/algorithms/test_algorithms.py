@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from solrl_core.families import Backbone
 from solrl_proto.noise import expand_seeds
-from solrl_trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Velocities
+from solrl_trainer.algorithms.algorithm import Algorithm, AlgorithmSettings, Loss, Velocities
 from solrl_trainer.algorithms.diffusionnft import DiffusionNft, DiffusionNftSettings, nft_loss
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import ForwardBatch, ForwardProcess, TrainingSamples

@@ -10,8 +10,8 @@ import torch
 from parity.awm import CASES, REPOSITORY, ours
 from pydantic import ValidationError
 from solrl_core.families import Backbone
+from solrl_trainer.algorithms.algorithm import Loss, Velocities, group_advantages
 from solrl_trainer.algorithms.awm import Awm, AwmSettings, HighNoise, awm_loss
-from solrl_trainer.algorithms.base import Loss, Velocities, group_advantages
 from solrl_trainer.algorithms.training_data import ForwardBatch
 from training_helpers import make_policy, make_samples, tiny_config, train_on
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from solrl_trainer.algorithms.base import Velocities, group_advantages
+from solrl_trainer.algorithms.algorithm import Velocities, group_advantages
 from solrl_trainer.algorithms.diffusionnft import (
     AdvantageMode,
     DiffusionNft,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from parity.dpo import BETAS, REPOSITORY, ours
 from solrl_core.families import Backbone
-from solrl_trainer.algorithms.base import Loss, Velocities
+from solrl_trainer.algorithms.algorithm import Loss, Velocities
 from solrl_trainer.algorithms.dpo import DiffusionDpo, best_with_worst, dpo_loss
 from solrl_trainer.algorithms.training_data import ForwardBatch
 from training_helpers import PROMPTS, make_policy, make_samples, tiny_config, train_on

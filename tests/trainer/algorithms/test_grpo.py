@@ -7,7 +7,7 @@ from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.sde import FlowSde
 from solrl_engine.sampler import Sampler
 from solrl_proto.rollouts import Plan, PromptItem
-from solrl_trainer.algorithms.base import Velocities
+from solrl_trainer.algorithms.algorithm import Velocities
 from solrl_trainer.algorithms.dancegrpo import DanceGrpo, DanceGrpoSettings
 from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings, kl_divergence, released_kl
 from solrl_trainer.algorithms.grpo import clipped_objective

@@ -6,10 +6,10 @@ import pytest
 import torch
 from solrl_core.model_options import read_options
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.base import PlainDefaults
+from solrl_core.rewards.reward import PlainDefaults
 from solrl_minis import catalog
 from solrl_proto.selection import ROUNDING, levelled, rounding
-from solrl_trainer.algorithms.base import advantages_of
+from solrl_trainer.algorithms.algorithm import advantages_of
 from solrl_trainer.algorithms.diffusionnft import AdvantageMode, trained_advantages
 from solrl_trainer.algorithms.dpo import DiffusionDpo, DpoSettings, dpo_loss
 from solrl_trainer.algorithms.registry import ALGORITHMS

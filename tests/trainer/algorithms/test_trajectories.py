@@ -12,7 +12,7 @@ from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.sde import FlowSde
 from solrl_engine.sampler import Sampler
 from solrl_proto.rollouts import Plan, PromptItem
-from solrl_trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Velocities
+from solrl_trainer.algorithms.algorithm import Algorithm, AlgorithmSettings, Loss, Velocities
 from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrainingData, TrainingSamples, TrajectoryBatch
 from solrl_trainer.loop import train
 from solrl_trainer.policy.policy import CURRENT

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from solrl_proto.rollouts import Plan
-from solrl_trainer.calibration.deciding import Measured, Requirement, as_cheap, assess, cheapest, verdict
+from solrl_trainer.calibration.deciding import MeasuredPlan, Requirement, as_cheap, assess, cheapest, verdict
 from solrl_trainer.calibration.measuring import Observed
 from solrl_trainer.records.evaluations import mean_interval, mean_intervals_together
 
@@ -23,7 +23,7 @@ def observed(steps: int, seconds: float, noise: float, jitter: float = 0.01) -> 
     return Observed(Plan(steps=steps, precision="nvfp4"), scores, torch.full_like(scores, torch.nan), times)
 
 
-def measured(*plans: Observed) -> dict[int, Measured]:
+def measured(*plans: Observed) -> dict[int, MeasuredPlan]:
     """The assessed plans by their steps; the last is the reference."""
     return {one.plan.steps: one for one in assess(plans, TRUE, KEEP, plans[-1].plan)}
 

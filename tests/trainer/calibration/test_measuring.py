@@ -11,7 +11,7 @@ from solrl_engine.side_stream import SideStream
 from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
 from solrl_trainer.calibration.measuring import Bench
 from solrl_trainer.ranks.communicator import SingleProcess
-from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 
 SEEDS = list(range(8))
@@ -37,9 +37,9 @@ def test_every_plan_has_its_turn_on_each_prompt(scorer: tuple[Generator, SampleS
     generator, scores = scorer
     asked: list[Plan] = []
 
-    def maker(plan: Plan) -> CandidateMaker:
+    def maker(plan: Plan) -> GroupSampler:
         asked.append(plan)
-        return CandidateMaker(Sampler(generator, lambda: plan), scores)
+        return GroupSampler(Sampler(generator, lambda: plan), scores)
 
     finished: list[float] = []
     bench = Bench(maker, PROMPTS, {prompt.id: SEEDS for prompt in PROMPTS}, SingleProcess(), finished.append)
@@ -57,8 +57,8 @@ def test_every_plan_has_its_turn_on_each_prompt(scorer: tuple[Generator, SampleS
 def test_sharing_steps_changes_no_score(scorer: tuple[Generator, SampleScorer]) -> None:
     generator, scores = scorer
 
-    def maker(plan: Plan) -> CandidateMaker:
-        return CandidateMaker(Sampler(generator, lambda: plan), scores)
+    def maker(plan: Plan) -> GroupSampler:
+        return GroupSampler(Sampler(generator, lambda: plan), scores)
 
     bench = Bench(maker, PROMPTS, {prompt.id: SEEDS for prompt in PROMPTS}, SingleProcess(), lambda part: None)
     for one in bench.measure(PLANS):

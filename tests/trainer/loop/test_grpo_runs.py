@@ -116,9 +116,9 @@ def test_a_service_finds_the_seeds_of_recorded_trajectories(
     assert samples is not None
     assert samples.recording is not None
     for ours, theirs in zip(alone.groups, samples.groups, strict=True):
-        assert ours.selection.seeds == theirs.selection.seeds
-        assert ours.selection.scores == theirs.selection.scores
-    seeds = [seed for group in samples.groups for seed in group.selection.seeds]
+        assert ours.seeds == theirs.seeds
+        assert ours.scores == theirs.scores
+    seeds = [seed for group in samples.groups for seed in group.seeds]
     assert torch.equal(samples.recording.states[0], initial_noise(seeds, samples.recording.states.shape[2:]))
     assert same(state(served), state(local))
 
@@ -130,7 +130,7 @@ def test_candidates_by_the_trained_steps_score_as_their_samples(tmp_path: Path) 
         output = tmp_path / sampler
         samples = go("flowgrpo_fast_two_stage", output, *settings, f"explore.sampler={sampler}").samples
         assert samples is not None
-        proxy = torch.tensor([group.selection.scores for group in samples.groups])
+        proxy = torch.tensor([group.scores for group in samples.groups])
         assert torch.allclose(proxy, samples.scores, atol=1e-5) == (sampler == "training")
         (measured,) = (line for line in read_metrics(output / "metrics.jsonl") if line["event"] == "fidelity")
         assert (measured["spearman"] > 0.999) == (sampler == "training")

@@ -62,7 +62,7 @@ def test_only_the_second_selection_is_trained_on(whole_result: Result, folder: P
     samples = whole_result.samples
     assert samples is not None
     assert samples.scores.shape == (3, 4)
-    assert all(len(group.selection.seeds) == 4 == len(group.samples.images) for group in samples.groups)
+    assert all(len(group.seeds) == 4 == len(group.samples.images) for group in samples.groups)
     for scores in samples.scores:
         assert scores.tolist() == sorted(scores.tolist(), reverse=True)
     # Three prompts, four samples each at two of four timesteps, in two epochs: four steps an iteration.

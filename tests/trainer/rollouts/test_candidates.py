@@ -16,7 +16,7 @@ from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
 from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
 from solrl_proto.selection import best_worst
-from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.settings.config import RunConfig
 
@@ -27,11 +27,9 @@ EACH, OTHERS = [PROMPT] * len(SEEDS), [OTHER] * len(SEEDS)
 PRUNED = Plan(steps=4, prune=Prune(after=2, keep=8))
 
 
-def maker_of(
-    generator: Any, plan: Plan, scorer: SampleScorer, batch: AdaptiveBatchSize | None = None
-) -> CandidateMaker:
+def maker_of(generator: Any, plan: Plan, scorer: SampleScorer, batch: AdaptiveBatchSize | None = None) -> GroupSampler:
     sampler = Sampler(generator, lambda: plan, batch=batch or AdaptiveBatchSize())
-    return CandidateMaker(sampler, scorer)
+    return GroupSampler(sampler, scorer)
 
 
 @pytest.fixture(scope="module")

@@ -58,8 +58,8 @@ def test_scoring_is_repeated_with_fewer_images() -> None:
     small, large = Brightness(5), Brightness(24)
     frugal = scorer(small, AdaptiveBatchSize(doing="scoring", on_exhausted=notes.append))
     prompts = [PROMPTS[2]] * 12
-    expected = scorer(large).score(["brightness"], images, prompts).rewards["brightness"]
-    assert torch.equal(frugal.score(["brightness"], images, prompts).rewards["brightness"], expected)
+    (expected, _), (found, _) = (one.score(["brightness"], images, prompts) for one in (scorer(large), frugal))
+    assert torch.equal(found["brightness"], expected["brightness"])
     assert (small.batches, large.batches) == ([12, 6, 3, 3, 3, 3], [12])
     assert [note.partition(":")[0] for note in notes] == [
         "memory ran out scoring 12 images at once; the limit is now 6",

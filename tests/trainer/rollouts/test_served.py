@@ -98,8 +98,8 @@ def require_equal(one: Run, other: Run) -> None:
     assert one.metrics == other.metrics
     assert sum("digest" in line for line in one.metrics) == 3
     for ours, theirs in zip(one.samples.groups, other.samples.groups, strict=True):
-        assert ours.selection.prompt == theirs.selection.prompt
-        assert ours.selection.seeds == theirs.selection.seeds
+        assert ours.prompt == theirs.prompt
+        assert ours.seeds == theirs.seeds
         assert torch.equal(ours.samples.latents, theirs.samples.latents)
         assert torch.equal(ours.samples.scores, theirs.samples.scores)
         assert torch.equal(ours.samples.images, theirs.samples.images)
@@ -338,40 +338,40 @@ def set_values(group: Line, values: list[bytearray]) -> None:
 
 
 def change_a_bit(line: Line, service: httpx.Client) -> None:
-    values = values_of(line["group"])
+    values = values_of(line)
     for value in values:
         value[0] ^= 1
-    set_values(line["group"], values)
+    set_values(line, values)
 
 
 def put_a_tenth_off(line: Line, service: httpx.Client) -> None:
     """Scale the latents, so that they differ by a tenth of their root mean square."""
-    values = values_of(line["group"])
+    values = values_of(line)
     for value in values:
         torch.frombuffer(value, dtype=torch.float32).mul_(1.1)
-    set_values(line["group"], values)
+    set_values(line, values)
 
 
 def rotate_values(line: Line, service: httpx.Client) -> None:
-    values = values_of(line["group"])
-    set_values(line["group"], values[1:] + values[:1])
+    values = values_of(line)
+    set_values(line, values[1:] + values[:1])
 
 
 def reverse_seeds(line: Line, service: httpx.Client) -> None:
-    line["group"]["seeds"].reverse()
+    line["seeds"].reverse()
 
 
 def use_another_version(line: Line, service: httpx.Client) -> None:
     """Replace version 1 by version 0."""
-    served, group = line["served"], line["group"]
+    served = line["served"]
     if served["adapter"]["version"] != 1:
         return
-    (prompt,) = (p for p in PROMPTS if p.id == group["prompt_id"])
+    (prompt,) = (p for p in PROMPTS if p.id == line["prompt_id"])
     request = {
         "model": served["model"],
         "adapter": served["adapter"] | {"version": 0},
         "prompts": [prompt.model_dump(mode="json")],
-        "candidates": {"seeds": [group["seeds"]]},
+        "candidates": {"seeds": [line["seeds"]]},
         "plan": served["plan"],
         "rewards": [{"name": "clipscore"}],
         "latents": "float32",
@@ -379,21 +379,21 @@ def use_another_version(line: Line, service: httpx.Client) -> None:
     response = service.post("/v1/rollouts", json=request)
     assert response.status_code == 200, response.text
     (other,) = response.json()["groups"]
-    set_values(group, values_of(other))
+    set_values(line, values_of(other))
 
 
 def name_another_version(line: Line, service: httpx.Client) -> None:
-    line["group"]["latents"]["adapter"] = adapter_digest(b"")
+    line["latents"]["adapter"] = adapter_digest(b"")
 
 
 def keep_the_digest(line: Line, service: httpx.Client) -> None:
-    before = line["group"]["latents"]["digest"]
+    before = line["latents"]["digest"]
     change_a_bit(line, service)
-    line["group"]["latents"]["digest"] = before
+    line["latents"]["digest"] = before
 
 
 def answer_none(line: Line, service: httpx.Client) -> None:
-    del line["group"]["latents"]
+    del line["latents"]
 
 
 def telling(lie: Lie, service: RunningService) -> Callable[[httpx.Response, int], Iterator[bytes]]:
@@ -404,8 +404,10 @@ def telling(lie: Lie, service: RunningService) -> Callable[[httpx.Response, int]
         for text in stream_lines(answer, limit):
             line = json.loads(text)
             served = line.get("served", served)
-            if "latents" in line.get("group", ()):
-                lie(line | {"served": served}, service.client)
+            if "latents" in line:
+                line["served"] = served
+                lie(line, service.client)
+                del line["served"]
             yield json.dumps(line).encode()
 
     return lines

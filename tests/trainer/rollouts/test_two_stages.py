@@ -117,9 +117,9 @@ def test_a_local_run_equals_the_run_with_a_service_bit_for_bit(both: tuple[Run, 
     assert theirs is not None
     assert ours is not None
     for one, other in zip(theirs.groups, ours.groups, strict=True):
-        assert one.selection.prompt == other.selection.prompt
-        assert one.selection.seeds == other.selection.seeds
-        assert one.selection.scores == other.selection.scores
+        assert one.prompt == other.prompt
+        assert one.seeds == other.seeds
+        assert one.scores == other.scores
         assert torch.equal(one.samples.latents, other.samples.latents)
     assert torch.equal(theirs.scores, ours.scores)
     assert theirs.exploration.score_sum == ours.exploration.score_sum

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from solrl_trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Velocities
+from solrl_trainer.algorithms.algorithm import Algorithm, AlgorithmSettings, Loss, Velocities
 from solrl_trainer.algorithms.grpo import clipped_objective
 from solrl_trainer.algorithms.training_data import ForwardBatch, ForwardProcess, TrainingData, TrainingSamples
 

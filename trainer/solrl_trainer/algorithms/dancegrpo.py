@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 from solrl_proto.rollouts import Eta, StochasticSteps
 
-from solrl_trainer.algorithms.base import Algorithm, Loss, Velocities
+from solrl_trainer.algorithms.algorithm import Algorithm, Loss, Velocities
 from solrl_trainer.algorithms.grpo import GrpoSettings, clipped_policy_loss
 from solrl_trainer.algorithms.rounding import centred
 from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrajectoryBatch

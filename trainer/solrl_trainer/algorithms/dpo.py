@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from solrl_trainer.algorithms.base import Algorithm, AlgorithmSettings, Loss, Velocities
+from solrl_trainer.algorithms.algorithm import Algorithm, AlgorithmSettings, Loss, Velocities
 from solrl_trainer.algorithms.training_data import ForwardBatch, ForwardProcess
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from solrl_trainer.algorithms.base import AlgorithmSettings, FixedPolicy, Velocities
+from solrl_trainer.algorithms.algorithm import AlgorithmSettings, FixedPolicy, Velocities
 from solrl_trainer.algorithms.training_data import TrajectoryBatch
 from solrl_trainer.algorithms.windows import Window, WindowOrder
 from solrl_trainer.settings.section import Positive

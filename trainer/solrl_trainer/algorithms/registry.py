@@ -4,7 +4,7 @@ from typing import Any
 
 from solrl_core.registry import Registry
 
-from solrl_trainer.algorithms.base import Algorithm, AlgorithmSettings
+from solrl_trainer.algorithms.algorithm import Algorithm, AlgorithmSettings
 
 
 def _wrong(found: Any) -> str | None:

@@ -37,7 +37,7 @@ class IntervalEstimate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredPlan:
     """Cost and fidelity of a plan.
 
     Attributes:
@@ -67,7 +67,7 @@ class Measured:
         return float(low), float(high)
 
 
-def assess(observed: Sequence[Observed], true: torch.Tensor, keep: int, reference: Plan) -> list[Measured]:
+def assess(observed: Sequence[Observed], true: torch.Tensor, keep: int, reference: Plan) -> list[MeasuredPlan]:
     """Cost and fidelity of each plan.
 
     Args:
@@ -82,7 +82,7 @@ def assess(observed: Sequence[Observed], true: torch.Tensor, keep: int, referenc
     estimates = [IntervalEstimate(*one) for one in mean_intervals_together(np.concatenate([apart, lost]))]
     of_plans = zip(observed, estimates[: len(observed)], estimates[len(observed) :], strict=True)
     return [
-        Measured(
+        MeasuredPlan(
             one.plan,
             one.seconds,
             cost=times_as_long(one.seconds, base.seconds),
@@ -111,20 +111,20 @@ class Requirement:
     wanted: float
     loss: float | None = None
 
-    def met(self, one: Measured) -> bool:
+    def met(self, one: MeasuredPlan) -> bool:
         """Whether the plan surely is good enough."""
         return all(margin >= doubt for margin, doubt in self._margins(one))
 
-    def missed(self, one: Measured) -> bool:
+    def missed(self, one: MeasuredPlan) -> bool:
         """Whether the plan surely is not good enough."""
         return any(margin < -doubt for margin, doubt in self._margins(one))
 
-    def prompts_to_decide(self, one: Measured) -> float:
+    def prompts_to_decide(self, one: MeasuredPlan) -> float:
         """Number of prompts at which the intervals would decide, if the means stay and intervals narrow as 1 / √n."""
         doubts = [math.inf if margin == 0 else doubt / abs(margin) for margin, doubt in self._margins(one)]
         return len(one.times) * max(1.0, *doubts) ** 2
 
-    def _margins(self, one: Measured) -> list[tuple[float, float]]:
+    def _margins(self, one: MeasuredPlan) -> list[tuple[float, float]]:
         """For each limit: how far inside it the plan is, and the width of the interval towards the limit."""
         found = [_margin(one.separation, self.wanted)]
         if self.loss is not None:
@@ -143,13 +143,13 @@ def _margin(found: IntervalEstimate, least: float) -> tuple[float, float]:
     return margin, found.value - found.low if margin >= 0 else found.high - found.value
 
 
-def cheapest(measured: Sequence[Measured], requirement: Requirement) -> Measured | None:
+def cheapest(measured: Sequence[MeasuredPlan], requirement: Requirement) -> MeasuredPlan | None:
     """The cheapest plan that meets the requirement; None if there is none."""
     good = [one for one in measured if requirement.met(one)]
     return min(good, key=lambda one: one.seconds) if good else None
 
 
-def as_cheap(measured: Sequence[Measured], chosen: Measured, requirement: Requirement) -> list[Measured]:
+def as_cheap(measured: Sequence[MeasuredPlan], chosen: MeasuredPlan, requirement: Requirement) -> list[MeasuredPlan]:
     """Other good plans whose time differs from the chosen plan's by less than the interval, the cheapest first."""
     good = [one for one in measured if one is not chosen and requirement.met(one)]
     equal = [one for one in good if times_as_long(one.times, chosen.times).low <= 1]
@@ -157,7 +157,7 @@ def as_cheap(measured: Sequence[Measured], chosen: Measured, requirement: Requir
 
 
 def verdict(
-    measured: Sequence[Measured], chosen: Measured | None, reference: Plan, requirement: Requirement
+    measured: Sequence[MeasuredPlan], chosen: MeasuredPlan | None, reference: Plan, requirement: Requirement
 ) -> list[str]:
     """How sure the decision is, in sentences."""
     prompts = len(measured[0].times)
@@ -166,7 +166,9 @@ def verdict(
     return [*lines, *([few] if few else [])]
 
 
-def _chosen(measured: Sequence[Measured], chosen: Measured, reference: Plan, requirement: Requirement) -> list[str]:
+def _chosen(
+    measured: Sequence[MeasuredPlan], chosen: MeasuredPlan, reference: Plan, requirement: Requirement
+) -> list[str]:
     lines = [
         f"{name(chosen.plan)} has a separation of {chosen.separation.text('.3f')}, {chosen.loss.text('.3f')} less than "
         f"{name(reference)}, and takes {chosen.cost.text('.2f')} of its time"
@@ -187,12 +189,12 @@ def _chosen(measured: Sequence[Measured], chosen: Measured, reference: Plan, req
     return lines
 
 
-def _compared(one: Measured, chosen: Measured) -> str:
+def _compared(one: MeasuredPlan, chosen: MeasuredPlan) -> str:
     ratio = times_as_long(one.times, chosen.times)
     return f"{name(one.plan)} ({ratio.text('.2f')} of the time, separation {one.separation.text('.3f')})"
 
 
-def _none_chosen(measured: Sequence[Measured], requirement: Requirement) -> list[str]:
+def _none_chosen(measured: Sequence[MeasuredPlan], requirement: Requirement) -> list[str]:
     if open_ones := [one for one in measured if not requirement.missed(one)]:
         return [_undecided(open_ones, requirement, "not sure to be good enough")]
     best = max(measured, key=lambda one: one.separation.value)
@@ -202,7 +204,7 @@ def _none_chosen(measured: Sequence[Measured], requirement: Requirement) -> list
     ]
 
 
-def _undecided(plans: Sequence[Measured], requirement: Requirement, what: str) -> str:
+def _undecided(plans: Sequence[MeasuredPlan], requirement: Requirement, what: str) -> str:
     """Plans between met and missed, and the prompts that would decide about the one decided first."""
     first = min(plans, key=requirement.prompts_to_decide)
     needed = requirement.prompts_to_decide(first)

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from solrl_proto.rollouts import ModelBinding, Plan
 
-from solrl_trainer.calibration.deciding import Measured, Requirement
+from solrl_trainer.calibration.deciding import MeasuredPlan, Requirement
 from solrl_trainer.calibration.group_sizes import GroupSize
 from solrl_trainer.calibration.plans import name
 from solrl_trainer.records.output_files import write_file
@@ -18,9 +18,9 @@ from solrl_trainer.settings.config import RunConfig
 
 def content(
     config: RunConfig,
-    measured: Sequence[Measured],
+    measured: Sequence[MeasuredPlan],
     requirement: Requirement,
-    chosen: Measured | None,
+    chosen: MeasuredPlan | None,
     reference: Plan,
     verdict: Sequence[str],
     sizes: tuple[Plan, Sequence[GroupSize]],
@@ -53,7 +53,7 @@ def content(
     }
 
 
-def _row(one: Measured) -> dict[str, Any]:
+def _row(one: MeasuredPlan) -> dict[str, Any]:
     return {
         "name": name(one.plan),
         "plan": one.plan.model_dump(mode="json"),
@@ -83,7 +83,7 @@ def _size_row(one: GroupSize) -> dict[str, Any]:
 def write(
     folder: Path,
     summary: Mapping[str, Any],
-    chosen: Measured | None,
+    chosen: MeasuredPlan | None,
     binding: ModelBinding,
     layers: Path | None,
     about: str,

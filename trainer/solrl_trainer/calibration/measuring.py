@@ -15,9 +15,9 @@ from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_trainer.calibration.plans import solver_steps
 from solrl_trainer.ranks.communicator import Communicator, gather_rows, share
-from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.candidates import GroupSampler
 
-Maker = Callable[[Plan], CandidateMaker]
+Maker = Callable[[Plan], GroupSampler]
 """Returns the generation and scoring of candidates by a plan, at its precision."""
 
 

@@ -40,7 +40,7 @@ from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
 from solrl_trainer.records.figures import few_prompts_text, sum_text
 from solrl_trainer.records.time_left import OnProgress, ProgressCounter
 from solrl_trainer.records.waits import Waits
-from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.loading import check_decoder_precision, warn_of_decoder_emulation
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.settings.config import RunConfig
@@ -141,9 +141,9 @@ def _maker(config: RunConfig, backbone: PipelineBackbone, generators: dict[str, 
     scorer = SampleScorer(images, names, config.trained, SideStream(backbone.device))
     batches: dict[str, AdaptiveBatchSize] = {}
 
-    def maker(plan: Plan) -> CandidateMaker:
+    def maker(plan: Plan) -> GroupSampler:
         batch = batches.setdefault(plan.precision, AdaptiveBatchSize(config.batch, on_exhausted=logger.warning))
-        return CandidateMaker(Sampler(generators[plan.precision], lambda: plan, batch=batch), scorer)
+        return GroupSampler(Sampler(generators[plan.precision], lambda: plan, batch=batch), scorer)
 
     return maker
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from solrl_trainer.layouts.layouts import Layout, layouts
+from solrl_trainer.layouts.layouts import GpuLayout, layouts
 from solrl_trainer.layouts.rates import MeasuredRates, Rates, shipped_rates, stages
 from solrl_trainer.settings.config import RunConfig
 
@@ -24,7 +24,7 @@ def layout(
     speed: float,
     measure: bool,
     file: Path | None,
-) -> list[Layout]:
+) -> list[GpuLayout]:
     """Print every layout, the fastest first, and the command of the first; returns them.
 
     Args:
@@ -86,7 +86,7 @@ def _rates(config: RunConfig, measure: bool, file: Path | None) -> Rates:
     return measured.rates
 
 
-def _table(config: RunConfig, found: Sequence[Layout], prices: tuple[float | None, float | None]) -> Table:
+def _table(config: RunConfig, found: Sequence[GpuLayout], prices: tuple[float | None, float | None]) -> Table:
     title = f"{config.preset}: {config.explore.prompts} prompts per iteration, {config.iterations} iterations"
     table = Table(title=title, title_justify="left")
     table.add_column("GPUs", no_wrap=True)
@@ -101,13 +101,13 @@ def _table(config: RunConfig, found: Sequence[Layout], prices: tuple[float | Non
     return table
 
 
-def cost(one: Layout, hours: float, prices: tuple[float | None, float | None]) -> float:
+def cost(one: GpuLayout, hours: float, prices: tuple[float | None, float | None]) -> float:
     """Price of one run that takes these hours; of a shared service, its part."""
     training, serving = prices[0] or 0.0, prices[1] if prices[1] is not None else prices[0] or 0.0
     return hours * (one.training * training + one.serving / one.runs * serving)
 
 
-def layout_text(one: Layout) -> str:
+def layout_text(one: GpuLayout) -> str:
     """A layout in words."""
     if not one.serving:
         return f"{one.training} colocated"
@@ -115,7 +115,7 @@ def layout_text(one: Layout) -> str:
     return f"{one.serving} serving + {training}"
 
 
-def _advice(config: RunConfig, best: Layout) -> str:
+def _advice(config: RunConfig, best: GpuLayout) -> str:
     run = ["run", "--preset", config.preset]
     program = (
         ["solrl-train"]

@@ -47,7 +47,7 @@ def evaluate(
             encode([prompt.text for prompt, _ in pairs[start : start + _AHEAD * size]], sampler.plan().guidance)
         own, own_seeds = zip(*pairs[start : start + size], strict=True)
         made = sampler.sample(own, own_seeds).images
-        for name, values in score_policy_images(scorer, names, made, own).rewards.items():
+        for name, values in score_policy_images(scorer, names, made, own)[0].items():
             scores[name].append(values)
         images.append(made.cpu())
         progress(start + len(own), len(pairs))

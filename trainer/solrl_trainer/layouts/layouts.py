@@ -7,7 +7,7 @@ from solrl_trainer.layouts.rates import Stages
 
 
 @dataclass(frozen=True)
-class Layout:
+class GpuLayout:
     """Use of some GPUs.
 
     Attributes:
@@ -34,7 +34,7 @@ class Layout:
         return self.serving + self.runs * self.training
 
 
-def colocated(stages: Stages, prompts: int, gpus: int) -> Layout:
+def colocated(stages: Stages, prompts: int, gpus: int) -> GpuLayout:
     """Every GPU takes its prompts through all stages.
 
     Args:
@@ -44,10 +44,12 @@ def colocated(stages: Stages, prompts: int, gpus: int) -> Layout:
     """
     most = -(-prompts // gpus)
     seconds = most * stages.total / prompts
-    return Layout(0, gpus, 1, 0.0, 0.0, seconds, 1 - stages.total / (gpus * seconds))
+    return GpuLayout(0, gpus, 1, 0.0, 0.0, seconds, 1 - stages.total / (gpus * seconds))
 
 
-def served(stages: Stages, prompts: int, serving: int, training: int, *, runs: int = 1, speed: float = 1.0) -> Layout:
+def served(
+    stages: Stages, prompts: int, serving: int, training: int, *, runs: int = 1, speed: float = 1.0
+) -> GpuLayout:
     """A service explores ahead and regenerates a share of the prompts, while the runs' GPUs train on what has arrived.
 
     The shares are the best of those that whole prompts of a rank allow. A run's GPUs explore only if the service
@@ -62,7 +64,7 @@ def served(stages: Stages, prompts: int, serving: int, training: int, *, runs: i
         speed: of a serving GPU, relative to a training one.
     """
     own = -(-prompts // training)
-    best: Layout | None = None
+    best: GpuLayout | None = None
     for count in range(1, 2 * own + 1):
         explored, regenerated = min(count, own), max(count - own, 0)
         there = (explored * stages.explore + regenerated * stages.regenerate) / own
@@ -73,7 +75,7 @@ def served(stages: Stages, prompts: int, serving: int, training: int, *, runs: i
         iteration = max(service, local + first + own * stages.train)
         work = runs * prompts * (stages.total - (1 - 1 / speed) * there)
         idle = 1 - work / (iteration * (serving + runs * training))
-        layout = Layout(serving, training, runs, regenerated / own, explored / own, iteration / prompts, idle)
+        layout = GpuLayout(serving, training, runs, regenerated / own, explored / own, iteration / prompts, idle)
         if best is None or layout.seconds < best.seconds:
             best = layout
     assert best is not None
@@ -82,7 +84,7 @@ def served(stages: Stages, prompts: int, serving: int, training: int, *, runs: i
 
 def layouts(
     stages: Stages, prompts: int, gpus: int, *, serving: int | None = None, runs: int = 1, speed: float = 1.0
-) -> Iterator[Layout]:
+) -> Iterator[GpuLayout]:
     """All layouts of `runs` equal runs on `gpus` GPUs, the fastest first.
 
     Args:

@@ -7,7 +7,7 @@ import torch
 from solrl_client.retries import ignore
 from solrl_core.adapter import encode_adapter
 
-from solrl_trainer.algorithms.base import advantages_of
+from solrl_trainer.algorithms.algorithm import advantages_of
 from solrl_trainer.layouts.rates import MeasuredRates, fit_rates
 from solrl_trainer.loop import collect_samples, training_samples
 from solrl_trainer.policy.update import trained_steps

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import load_skeleton
-from solrl_core.memory import GPUS, RESERVED
+from solrl_core.memory_plan import GPUS, RESERVED
 from solrl_core.precision import fastest_precision
 from solrl_proto.identifiers import Precision
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_core.memory import RESERVED, modules_of, weight_bytes
+from solrl_core.memory_plan import RESERVED, modules_of, weight_bytes
 from solrl_core.precision import fastest_precision
 
 from solrl_trainer.memory.run_memory import MemoryLayout, RunMemory, Wanted, plan_run

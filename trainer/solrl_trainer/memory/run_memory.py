@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import Meta
-from solrl_core.memory import RESERVED, generation_peaks, keep_unmerged, modules_of, weight_bytes
+from solrl_core.memory_plan import RESERVED, generation_peaks, keep_unmerged, modules_of, weight_bytes
 from solrl_core.rewards.size import reward_bytes
 from solrl_core.sampling.generator import Generator
 from solrl_proto.identifiers import Precision

@@ -13,7 +13,7 @@ from solrl_proto.noise import expand_seeds
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from solrl_trainer.algorithms.base import Algorithm, FixedPolicy, Velocities
+from solrl_trainer.algorithms.algorithm import Algorithm, FixedPolicy, Velocities
 from solrl_trainer.algorithms.training_data import TrainingData, TrainingSamples
 from solrl_trainer.policy.gradient_buckets import GradientBuckets
 from solrl_trainer.policy.policy import Policy, require_finite

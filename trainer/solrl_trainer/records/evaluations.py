@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from solrl_core.rewards.base import weighted_sum
+from solrl_core.rewards.reward import weighted_sum
 
 from solrl_trainer.records.figures import TRAINED_SUM
 

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from solrl_proto.status import Estimate as EstimateMessage
-from solrl_proto.status import HeldOut, IterationReport, RunSettings, Samples, ScoringTime
-from solrl_proto.status import Spread as SpreadMessage
+from solrl_proto.status import Estimate, HeldOut, IterationReport, RunSettings, Samples, ScoringTime, Spread
 
 from solrl_trainer.algorithms.rounding import without_spread
 from solrl_trainer.policy.update import UpdateFigures
@@ -16,7 +14,7 @@ from solrl_trainer.records.figures import TRAINED_SUM
 
 
 @dataclass(frozen=True)
-class Spread:
+class RewardSpread:
     """Mean reward of an iteration's samples, of the best half of each group, and of the worst half."""
 
     mean: float
@@ -24,14 +22,14 @@ class Spread:
     worst: float
 
     @classmethod
-    def of(cls, rewards: torch.Tensor) -> "Spread":
+    def of(cls, rewards: torch.Tensor) -> "RewardSpread":
         """Spread of rewards [groups, kept], with each group's best half first."""
         half = rewards.shape[1] // 2
         return cls(float(rewards.mean()), float(rewards[:, :half].mean()), float(rewards[:, half:].mean()))
 
-    def message(self) -> SpreadMessage:
+    def message(self) -> Spread:
         """Wire message."""
-        return SpreadMessage(mean=self.mean, best=self.best, worst=self.worst)
+        return Spread(mean=self.mean, best=self.best, worst=self.worst)
 
 
 def share_without_spread(scores: torch.Tensor) -> float:
@@ -40,7 +38,7 @@ def share_without_spread(scores: torch.Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RewardEstimate:
     """Mean of a held-out reward, and the means at both ends of the 95 % interval of its gain over the base."""
 
     mean: float
@@ -60,7 +58,7 @@ class HeldOutRecord:
 
     version: int
     images: int
-    rewards: dict[str, Estimate]
+    rewards: dict[str, RewardEstimate]
 
     @classmethod
     def of(
@@ -73,7 +71,7 @@ class HeldOutRecord:
         rewards = {}
         for name in dict.fromkeys((*first, *rows)):
             row = rows[name]
-            rewards[name] = Estimate(row["after"], row["before"] + row["low"], row["before"] + row["high"])
+            rewards[name] = RewardEstimate(row["after"], row["before"] + row["low"], row["before"] + row["high"])
         return cls(version, images, rewards)
 
     def line(self) -> dict[str, Any]:
@@ -87,7 +85,7 @@ class HeldOutRecord:
 
     def message(self) -> HeldOut:
         """Wire message."""
-        rewards = {name: EstimateMessage(**vars(one)) for name, one in self.rewards.items()}
+        rewards = {name: Estimate(**vars(one)) for name, one in self.rewards.items()}
         return HeldOut(version=self.version, images=self.images, rewards=rewards)
 
 
@@ -122,9 +120,9 @@ class IterationRecord:
     numerics: str
     proxy_mean: float
     spearman: float | None
-    score: Spread
+    score: RewardSpread
     without_spread: float
-    rewards: dict[str, Spread]
+    rewards: dict[str, RewardSpread]
     shares: dict[str, float]
     digest: str
     update: UpdateFigures

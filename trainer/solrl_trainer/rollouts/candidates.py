@@ -13,8 +13,8 @@ from solrl_trainer.rollouts.sample_scorer import SampleScorer
 
 
 @dataclass(frozen=True)
-class CandidateMaker:
-    """Generates and scores the candidates of prompts under the behaviour policy.
+class GroupSampler:
+    """Samples groups of candidates under the behaviour policy: generates, prunes and scores them.
 
     Equal devices give the scores of a rollout service if the batch is the service's, `CHUNK_SIZE`.
 

@@ -23,7 +23,7 @@ from solrl_proto.rollouts import Plan, PromptItem
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.policy.sharding import LockstepCommunicator
 from solrl_trainer.ranks.communicator import Communicator, pick_device, share
-from solrl_trainer.rollouts.candidates import CandidateMaker
+from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.exploration import Exploration, ExplorationSummary, scored, seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, flattened, parts_of
 from solrl_trainer.rollouts.loading import Loaded, load, warn_of_decoder_emulation, warn_of_emulation
@@ -109,7 +109,7 @@ class DeviceSource:
         self.sampler = self._training_sampler(models.generator, config.sample_steps)
         self._planned = 0
         """Iteration whose plan the candidates follow."""
-        self._maker = self._candidate_maker()
+        self._group_sampler = self._make_group_sampler()
 
     @property
     def device(self) -> "DeviceSource":
@@ -150,7 +150,7 @@ class DeviceSource:
             score_sum += sum(scores) if group.samples is None else float(group.samples.scores.sum())
             score_count += len(scores)
             yield group
-        generator = self._maker.sampler.generator
+        generator = self._group_sampler.sampler.generator
         # Without lag, the version has the number of the iteration.
         yield ExplorationSummary(
             iteration, iteration, generator.precision, generator.numerics, score_sum, score_count, seconds
@@ -184,27 +184,27 @@ class DeviceSource:
     ) -> tuple[torch.Tensor, float]:
         """Images of the given candidates of each prompt, float32 [N, 3, H, W] in [0, 1], and the seconds they took."""
         self._planned, started = iteration, time.perf_counter()
-        parts = [self._maker.images(prompt, own) for prompt, own in zip(prompts, seeds, strict=True)]
+        parts = [self._group_sampler.images(prompt, own) for prompt, own in zip(prompts, seeds, strict=True)]
         return torch.cat(parts), time.perf_counter() - started
 
     def _groups(
         self, prompts: Sequence[PromptItem], iteration: int, root: int, *, unpruned: bool = False
     ) -> Iterator[CandidateGroup]:
         candidates = self._config.explore.candidates
-        per_batch = self._maker.sampler.batch.groups(candidates, self.models.backbone.device)
+        per_batch = self._group_sampler.sampler.batch.groups(candidates, self.models.backbone.device)
         for part in parts_of(prompts, per_batch):
             seeds = [expand_seeds(root, prompt.id, candidates) for prompt in part]
             self._planned = iteration
-            yield from self._maker.groups(part, seeds, unpruned=unpruned)
+            yield from self._group_sampler.groups(part, seeds, unpruned=unpruned)
 
-    def _candidate_maker(self) -> CandidateMaker:
+    def _make_group_sampler(self) -> GroupSampler:
         """Explores by the plan; without a second stage, the candidates are the training samples."""
         config, models = self._config, self.models
         if not config.two_stage:
-            return CandidateMaker(self._training_sampler(models.explorer, config.sample_steps), self.scorer, keep=True)
+            return GroupSampler(self._training_sampler(models.explorer, config.sample_steps), self.scorer, keep=True)
         batch = self._batch(models.explorer)
         sampler = Sampler(models.explorer, lambda: exploration_plan(config, self._planned), batch=batch)
-        return CandidateMaker(sampler, self._scorer("candidates", [spec.name for spec in config.trained]))
+        return GroupSampler(sampler, self._scorer("candidates", [spec.name for spec in config.trained]))
 
     def _scorer(self, of: Images, names: Sequence[str]) -> SampleScorer:
         on_times = partial(self.clock.add, of, "trainer")

@@ -84,7 +84,8 @@ class CandidateGroup:
         prompt: the prompt.
         seeds: one seed per candidate.
         scores: one score per candidate; NaN for a pruned one, which is never selected.
-        samples: the candidates themselves, latents [N, ...] with rewards, if they were generated here for training.
+        samples: latents [N, ...] with rewards, to train on: the candidates themselves if they were generated for that,
+            otherwise regenerated ones, None until then.
     """
 
     prompt: PromptItem
@@ -92,19 +93,13 @@ class CandidateGroup:
     scores: Sequence[float]
     samples: ScoredSamples | None = None
 
+    @property
+    def trained(self) -> ScoredSamples:
+        """Its samples, which have been made."""
+        assert self.samples is not None
+        return self.samples
+
     def rows(self, index: Sequence[int]) -> Self:
         """The candidates with these indices."""
         samples = None if self.samples is None else self.samples.rows(index)
         return type(self)(self.prompt, [self.seeds[i] for i in index], [self.scores[i] for i in index], samples)
-
-
-@dataclass(frozen=True)
-class RegeneratedGroup:
-    """Selected candidates [kept], and their samples, latents [kept, ...], in the same order."""
-
-    selection: CandidateGroup
-    samples: ScoredSamples
-
-    def rows(self, index: Sequence[int]) -> Self:
-        """The candidates and samples with these indices."""
-        return type(self)(self.selection.rows(index), self.samples.rows(index))

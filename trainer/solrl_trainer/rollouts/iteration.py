@@ -9,7 +9,7 @@ from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.ranks.communicator import Communicator, gather_rows, gather_values
 from solrl_trainer.rollouts.exploration import ExplorationSummary
-from solrl_trainer.rollouts.groups import RegeneratedGroup
+from solrl_trainer.rollouts.groups import CandidateGroup
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class IterationSamples:
     """
 
     prompts: Sequence[PromptItem]
-    groups: Sequence[RegeneratedGroup]
+    groups: Sequence[CandidateGroup]
     exploration: ExplorationSummary
     proxy_mean: float
     latents: torch.Tensor
@@ -40,7 +40,7 @@ class IterationSamples:
     def gather(
         cls,
         prompts: Sequence[PromptItem],
-        groups: Sequence[RegeneratedGroup],
+        groups: Sequence[CandidateGroup],
         exploration: ExplorationSummary,
         world: Communicator,
     ) -> "IterationSamples":
@@ -53,8 +53,8 @@ class IterationSamples:
             world: the ranks.
         """
         place = {prompt.id: index for index, prompt in enumerate(prompts)}
-        groups = sorted(groups, key=lambda group: place[group.selection.prompt.id])
-        own = [group.samples for group in groups]
+        groups = sorted(groups, key=lambda group: place[group.prompt.id])
+        own = [group.trained for group in groups]
         sums, counts = zip(*gather_values([exploration.score_sum, exploration.score_count], world), strict=True)
         return cls(
             prompts=prompts,

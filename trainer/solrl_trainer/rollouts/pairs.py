@@ -61,26 +61,25 @@ def candidate_pairs(samples: IterationSamples, source: ImageSource, *, prompts: 
     half = kept // 2
     each = min(each, half)
     places = [*range(each), *range(kept - each, kept)]
-    selections = [group.selection for group in groups]
     explored, seconds = source.images_of(
-        [selection.prompt for selection in selections],
-        [[selection.seeds[i] for i in places] for selection in selections],
+        [group.prompt for group in groups],
+        [[group.seeds[i] for i in places] for group in groups],
         samples.exploration.version,
         samples.exploration.iteration,
     )
     return CandidatePairs(
         pairs=[
             Pair(
-                prompt=group.selection.prompt.text,
-                seed=group.selection.seeds[i],
+                prompt=group.prompt.text,
+                seed=group.seeds[i],
                 place="best" if i < half else "worst",
-                proxy=group.selection.scores[i],
-                true=float(group.samples.scores[i]),
+                proxy=group.scores[i],
+                true=float(group.trained.scores[i]),
             )
             for group in groups
             for i in places
         ],
         explored=explored,
-        regenerated=torch.cat([group.samples.images[places] for group in groups]),
+        regenerated=torch.cat([group.trained.images[places] for group in groups]),
         seconds=seconds,
     )

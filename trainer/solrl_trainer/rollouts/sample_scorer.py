@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from solrl_core.rewards.base import weighted_sum
+from solrl_core.rewards.reward import weighted_sum
 from solrl_core.sampling.generator import GeneratorOutput
-from solrl_engine.scorer import NonFiniteImagesError, Scorer, Scores
+from solrl_engine.scorer import NonFiniteImagesError, RewardTimes, Scorer, Scores
 from solrl_engine.side_stream import Pending, SideStream
 from solrl_proto.rollouts import PromptItem, RewardSpec, RewardTime
 
@@ -59,18 +59,16 @@ class SampleScorer:
         """Begin to compute the scores [N] of images [N, 3, H, W], one prompt for each."""
         return self._side.start(lambda: self._rate(prompts, images)[0])
 
-    def _rate(
-        self, prompts: Sequence[PromptItem], images: torch.Tensor
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        scores = score_policy_images(self._scorer, self._names, images, prompts)
-        self._on_times(scores.times)
-        return weighted_sum(scores.rewards, self._weights), scores.rewards
+    def _rate(self, prompts: Sequence[PromptItem], images: torch.Tensor) -> tuple[torch.Tensor, Scores]:
+        rewards, times = score_policy_images(self._scorer, self._names, images, prompts)
+        self._on_times(times)
+        return weighted_sum(rewards, self._weights), rewards
 
 
 def score_policy_images(
     scorer: Scorer, names: Sequence[str], images: torch.Tensor, prompts: Sequence[PromptItem]
-) -> Scores:
-    """Scores of a policy's images; raises as `Scorer.score`."""
+) -> tuple[Scores, RewardTimes]:
+    """Rewards of a policy's images and their times; raises as `Scorer.score`."""
     try:
         return scorer.score(names, images, prompts)
     except NonFiniteImagesError as error:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from solrl_core.rewards.base import weighted_sum
+from solrl_core.rewards.reward import weighted_sum
 from solrl_engine.side_stream import Pending, in_background
 from solrl_proto.noise import expand_seeds
 from solrl_proto.problems import ProblemError, ProblemKind

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from solrl_core.rewards.base import AT
+from solrl_core.rewards.reward import AT
 from solrl_proto.models import ModelInfo
 from solrl_proto.rollouts import RewardSpec
 

@@ -17,7 +17,7 @@ from solrl_client.addresses import check_rollout_url
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
 from solrl_proto.rollouts import ModelBinding, RewardSpec, Solver, StochasticSteps
 
-from solrl_trainer.algorithms.base import AlgorithmSettings
+from solrl_trainer.algorithms.algorithm import AlgorithmSettings
 from solrl_trainer.algorithms.diffusionnft import DiffusionNftSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingData
@@ -98,7 +98,7 @@ class PolicySettings(Section):
     averaged after each of them, with i = s. iterations: both happen once per iteration."""
 
 
-class Evaluate(Section):
+class EvaluateSettings(Section):
     """Settings of evaluation, on held-out prompts with fixed seeds and the averaged weights."""
 
     prompts: Positive = 128
@@ -186,7 +186,7 @@ class RunConfig(Section):
     optimizer: Optimizer = Optimizer()
     algorithm: SerializeAsAny[AlgorithmSettings] = DiffusionNftSettings()
     policy: PolicySettings = PolicySettings()
-    evaluate: Evaluate = Evaluate()
+    evaluate: EvaluateSettings = EvaluateSettings()
     checkpoint_every: Positive = 1
     """Iterations between checkpoints; the last iteration always has one."""
     keep_checkpoints: Positive = 2

@@ -108,7 +108,7 @@ def require_judges(
 def unsuitable_prompt(name: str, prompts: Sequence[PromptItem], options: RewardOptions) -> str | None:
     """Why a reward cannot judge images of one of the prompts; a server that does not answer is a warning."""
     from solrl_core.errors import RewardUnavailableError
-    from solrl_core.rewards.base import AT, REWARDS, first_fault
+    from solrl_core.rewards.reward import AT, REWARDS, first_fault
 
     asked = [(prompt.text, prompt.metadata) for prompt in prompts]
     given = options.get(name, {})
@@ -137,7 +137,7 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
             f"explore.prompts is {config.explore.prompts}, but {folder} has {most} train prompts; "
             f"expected at most {most}: --set explore.prompts={most}"
         )
-    from solrl_core.rewards.base import check_named, check_reward  # imports torch, so it follows the fast checks
+    from solrl_core.rewards.reward import check_named, check_reward  # imports torch, so it follows the fast checks
 
     named = sorted({*config.rewards, *config.evaluate.rewards})
     check_named(config.reward_options, named)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from solrl_core.suggestions import did_you_mean
 from solrl_proto.text_files import read_text
 
-from solrl_trainer.algorithms.base import AlgorithmSettings
+from solrl_trainer.algorithms.algorithm import AlgorithmSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.defaults import DEFAULT_PRESET

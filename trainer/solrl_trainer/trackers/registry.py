@@ -6,7 +6,7 @@ from typing import Any
 
 from solrl_core.registry import Registry
 
-from solrl_trainer.trackers.base import Tracker
+from solrl_trainer.trackers.tracker import Tracker
 
 
 def _wrong(found: Any) -> str | None:

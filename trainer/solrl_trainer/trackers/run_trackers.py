@@ -17,8 +17,8 @@ from torch.nn.functional import interpolate
 
 from solrl_trainer.records.output_files import write_file
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.trackers.base import TrackedRun, Tracker
 from solrl_trainer.trackers.registry import TRACKERS
+from solrl_trainer.trackers.tracker import TrackedRun, Tracker
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from solrl_trainer.trackers.base import TrackedRun, Tracker
+from solrl_trainer.trackers.tracker import TrackedRun, Tracker
 
 
 class Trackio(Tracker):

@@ -9,15 +9,15 @@ from solrl_core.precision.te import nvfp4_obstacle
 from solrl_engine.backend import Backend
 from solrl_engine.local_backend import LocalBackend
 
-from solrl_rollout.settings import ModelSpec, Settings
+from solrl_rollout.settings import ModelSpec, RolloutSettings
 
 __all__ = ["BackendLoader", "load_backend"]
 
-BackendLoader = Callable[[ModelSpec, Settings], Backend]
+BackendLoader = Callable[[ModelSpec, RolloutSettings], Backend]
 """Loads the backend of one model. Raises ValueError, OSError or RuntimeError if it cannot be loaded."""
 
 
-def load_backend(spec: ModelSpec, settings: Settings) -> Backend:
+def load_backend(spec: ModelSpec, settings: RolloutSettings) -> Backend:
     """Load the backend of one model.
 
     Raises:

@@ -11,8 +11,8 @@ from solrl_rollout.engine.errors import EngineDeadError, QueueFullError
 from solrl_rollout.engine.queue.costs import StepCosts
 from solrl_rollout.engine.queue.fair_queue import FairQueue, Quantum
 from solrl_rollout.engine.work import Chunk, Job, ScoredChunk
-from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics, QueueState
+from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.status.rollout_metrics import QueueState, RolloutMetrics
 from solrl_rollout.status.throughput import FinishedChunk, RecentThroughput
 
 _TURN = 4
@@ -35,7 +35,7 @@ class Scheduler:
         throughput: of the last minute.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, settings: RolloutSettings, metrics: RolloutMetrics) -> None:
         self.changed = threading.Condition()
         self.serving = 0
         self.closing = False

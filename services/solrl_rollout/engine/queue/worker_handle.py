@@ -9,7 +9,7 @@ from solrl_rollout.engine.errors import EngineError
 from solrl_rollout.engine.queue.fair_queue import Quantum
 from solrl_rollout.engine.queue.scheduler import BUILTIN_SERVERS, Scheduler
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
-from solrl_rollout.engine.workers.base import BlockingChunkQueue, Worker
+from solrl_rollout.engine.workers.worker import BlockingChunkQueue, Worker
 
 
 class WorkerHandle(BlockingChunkQueue):

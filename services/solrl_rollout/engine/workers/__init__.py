@@ -8,18 +8,18 @@ from functools import partial
 import torch
 
 from solrl_rollout.engine.backends import BackendLoader
-from solrl_rollout.engine.workers.base import Worker
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.engine.workers.process import ProcessConnection
 from solrl_rollout.engine.workers.remote import RemoteWorker
 from solrl_rollout.engine.workers.shared_adapters import AdapterFiles
-from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.engine.workers.worker import Worker
+from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 __all__ = ["Worker", "make_workers", "process_workers", "worker_devices"]
 
 
-def make_workers(settings: Settings, metrics: Metrics, load_backend: BackendLoader) -> list[Worker]:
+def make_workers(settings: RolloutSettings, metrics: RolloutMetrics, load_backend: BackendLoader) -> list[Worker]:
     """The workers of the settings, not loaded yet: a single one in this process, several in processes of their own.
 
     Raises:
@@ -37,7 +37,7 @@ def make_workers(settings: Settings, metrics: Metrics, load_backend: BackendLoad
 
 
 def process_workers(
-    settings: Settings, devices: Sequence[str], metrics: Metrics, load_backend: BackendLoader
+    settings: RolloutSettings, devices: Sequence[str], metrics: RolloutMetrics, load_backend: BackendLoader
 ) -> list[Worker]:
     """A worker process for each device, `cpu` or `cuda:N`. They share the cores, unless OMP_NUM_THREADS is set.
 
@@ -58,7 +58,7 @@ def process_workers(
     return workers
 
 
-def worker_devices(settings: Settings) -> list[str]:
+def worker_devices(settings: RolloutSettings) -> list[str]:
     """The device of each worker on this machine; raises as `make_workers` does."""
     if settings.gpus is not None:
         present = torch.cuda.device_count()

@@ -23,13 +23,13 @@ from solrl_http import logs
 
 from solrl_rollout.engine.errors import EngineError
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
-from solrl_rollout.engine.workers.base import BlockingChunkQueue
 from solrl_rollout.engine.workers.encoding import Header, decode_chunk, encode_error, encode_hosted, encode_scored
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.engine.workers.messages import Messages
 from solrl_rollout.engine.workers.shared_adapters import MappedAdapters
-from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics, gpu_memory
+from solrl_rollout.engine.workers.worker import BlockingChunkQueue
+from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics, gpu_memory
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ _LAST_SECONDS = 10.0
 """Seconds in which a process whose front has gone stops its work."""
 
 
-class ForwardedMetrics(Metrics):
+class ForwardedMetrics(RolloutMetrics):
     """Sends the front what only the worker knows."""
 
     def __init__(self, send: Send) -> None:
@@ -117,7 +117,7 @@ class Child(BlockingChunkQueue):
         self._sender.submit(self._send_result, self._ids.pop(chunk), error)
 
     def _load(self, body: bytes, source: Any, settings: dict[str, Any], loader: str, name: str) -> None:
-        chosen = Settings(**settings)
+        chosen = RolloutSettings(**settings)
         logs.install(chosen.log_format, worker=name)
         metrics = ForwardedMetrics(self._send)
         module, _, attribute = loader.partition(":")

@@ -26,9 +26,9 @@ from solrl_rollout.engine.errors import ChunkFault, EngineDeadError
 from solrl_rollout.engine.model_loading import load_models
 from solrl_rollout.engine.model_runner import ModelRunner
 from solrl_rollout.engine.work import Chunk, GeneratedChunk, HostedModel, Job, ScoredChunk
-from solrl_rollout.engine.workers.base import ChunkQueue
-from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.engine.workers.worker import ChunkQueue
+from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,8 @@ class LocalWorker:
 
     def __init__(
         self,
-        settings: Settings,
-        metrics: Metrics,
+        settings: RolloutSettings,
+        metrics: RolloutMetrics,
         load_backend: BackendLoader,
         *,
         name: str | None = None,

@@ -11,11 +11,11 @@ from weakref import WeakKeyDictionary
 from solrl_core.adapter import Adapter, encode_adapter
 
 from solrl_rollout.engine.backends import BackendLoader
-from solrl_rollout.engine.workers.base import Worker
 from solrl_rollout.engine.workers.encoding import Header
 from solrl_rollout.engine.workers.remote import RemoteWorker
-from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.engine.workers.worker import Worker
+from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 try:
     import ray
@@ -33,7 +33,7 @@ _PLACE_SECONDS = 30.0
 """Seconds after which the log says that an actor still has no place."""
 
 
-def ray_workers(settings: Settings, metrics: Metrics, load_backend: BackendLoader) -> list[Worker]:
+def ray_workers(settings: RolloutSettings, metrics: RolloutMetrics, load_backend: BackendLoader) -> list[Worker]:
     """The workers of the settings in a Ray cluster, which this process joins.
 
     Raises:
@@ -58,7 +58,7 @@ class RayCluster:
         adapters: adapters in its object store.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RolloutSettings) -> None:
         """Join the cluster and check that it has a place for each worker.
 
         Raises:
@@ -204,7 +204,7 @@ class AdapterObjects:
             return reference
 
 
-def _join(settings: Settings) -> None:
+def _join(settings: RolloutSettings) -> None:
     if ray.is_initialized():
         return
     try:

@@ -14,10 +14,10 @@ from solrl_core.adapter import Adapter
 
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.work import Chunk, HostedModel, Job
-from solrl_rollout.engine.workers.base import ChunkQueue, WorkerDiedError
 from solrl_rollout.engine.workers.encoding import Header, decode_error, decode_hosted, decode_scored, encode_chunk
-from solrl_rollout.settings import Settings
-from solrl_rollout.status.metrics import Metrics
+from solrl_rollout.engine.workers.worker import ChunkQueue, WorkerDiedError
+from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +78,8 @@ class RemoteWorker:
 
     def __init__(
         self,
-        settings: Settings,
-        metrics: Metrics,
+        settings: RolloutSettings,
+        metrics: RolloutMetrics,
         load_backend: BackendLoader,
         *,
         name: str,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request, Response
 from solrl_http.access import access
 from solrl_http.limits.bodies import read_body
-from solrl_http.problems import body_too_large
+from solrl_http.problem_responses import body_too_large
 from solrl_http.routes.common import PROBLEMS, CallerDep
 from solrl_proto.adapters import (
     ADAPTER_MEDIA_TYPE,

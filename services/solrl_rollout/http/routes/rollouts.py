@@ -6,13 +6,12 @@ from fastapi import APIRouter, Request, Response
 from solrl_http.access import access
 from solrl_http.connected import while_connected
 from solrl_http.limits.drain import draining
-from solrl_http.problems import internal_error
+from solrl_http.problem_responses import internal_error
 from solrl_http.routes.common import PROBLEMS, CallerDep
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import (
     STREAM_MEDIA_TYPE,
     ErrorLine,
-    GroupLine,
     RolloutAnswer,
     RolloutRequest,
     StartLine,
@@ -23,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from solrl_rollout.engine.rollout import RolloutHandle
 from solrl_rollout.http.routes.common import ServiceDep
-from solrl_rollout.problems import as_problems
+from solrl_rollout.rollout_problems import as_problems
 
 router = APIRouter(prefix="/v1", tags=["rollouts"], responses=PROBLEMS)
 
@@ -81,7 +80,7 @@ class RolloutLines(Response):
             await write(StartLine(served=self._rollout.served))
             with as_problems():
                 async for group in self._rollout.groups():
-                    await write(GroupLine(group=group))
+                    await write(group)
             await write(self._rollout.end())
         except ProblemError as error:
             await write(ErrorLine(problem=error.problem))

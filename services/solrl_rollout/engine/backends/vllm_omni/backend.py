@@ -24,15 +24,15 @@ from solrl_proto.identifiers import Precision
 from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import AdapterUse
 
-from solrl_rollout.engine.backends.vllm_omni.adapters import adapter_number, peft_folder
 from solrl_rollout.engine.backends.vllm_omni.orders import Order, as_packed
+from solrl_rollout.engine.backends.vllm_omni.peft_adapters import adapter_number, peft_folder
 from solrl_rollout.engine.backends.vllm_omni.support import (
     VERSIONS,
     naming_missing_packages,
     pipeline_class,
     require_packages,
 )
-from solrl_rollout.settings import ModelSpec, Settings
+from solrl_rollout.settings import ModelSpec, RolloutSettings
 
 _FULL_SHARE = 0.9
 """Share of the blocks' linear FLOPs from which on a precision needs no label."""
@@ -41,7 +41,7 @@ _FULL_SHARE = 0.9
 class VllmOmniBackend:
     """A model whose transformer runs in vLLM-Omni, at one precision, with adapters beside the weights, not merged."""
 
-    def __init__(self, spec: ModelSpec, settings: Settings) -> None:
+    def __init__(self, spec: ModelSpec, settings: RolloutSettings) -> None:
         """Load the model.
 
         Raises:

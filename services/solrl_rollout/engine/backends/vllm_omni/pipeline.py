@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_core.families.base import Backbone, Conditioning
+from solrl_core.families.backbone import Backbone, Conditioning
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.sampling.device_events import upload
 from solrl_core.sampling.noise import initial_noise, step_noise
@@ -26,8 +26,8 @@ from vllm_omni.diffusion.model_loader.diffusers_loader import DiffusersPipelineL
 from vllm_omni.diffusion.utils.tf_utils import get_transformer_config_kwargs
 from vllm_omni.diffusion.worker.diffusion_worker import CustomPipelineWorkerExtension
 
-from solrl_rollout.engine.backends.vllm_omni.adapters import PACKED, bound_modules
 from solrl_rollout.engine.backends.vllm_omni.orders import ORDER, Order, as_packed, from_packed
+from solrl_rollout.engine.backends.vllm_omni.peft_adapters import PACKED, bound_modules
 
 _EXTRA = "solrl_progress"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client import Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
-from solrl_http.metrics import RequestMetrics
+from solrl_http.request_metrics import RequestMetrics
 
 SHOWN_RUNS = 10
 """Runs in `solrl_run_share` and `solrl_adapter_lag_versions`: those with the most recent engine time."""
@@ -40,7 +40,7 @@ class _Run:
         return self.seconds * math.exp2(-(now - self.at) / _HALF_LIFE)
 
 
-class Metrics(RequestMetrics):
+class RolloutMetrics(RequestMetrics):
     """Counters and gauges of one service process. Every method may be called from any thread."""
 
     def __init__(self) -> None:

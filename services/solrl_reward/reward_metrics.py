@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client import Gauge
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
-from solrl_http.metrics import RequestMetrics
+from solrl_http.request_metrics import RequestMetrics
 
 _IMAGES = (1, 2, 4, 8, 16, 24, 32, 64, 128, 256)
 
 
-class Metrics(RequestMetrics):
+class RewardMetrics(RequestMetrics):
     """Counters of scores. The values of all labels are bounded: rewards come from the settings, tenants from tokens."""
 
     def __init__(self) -> None:

@@ -29,7 +29,16 @@ from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.secrets import hold_secret
 from solrl_proto.status import Activity, IterationReport, Point, Samples
 
-from solrl_rollout.store.base import (
+from solrl_rollout.store.errors import (
+    CorruptError,
+    HeadConflictError,
+    QuotaExceededError,
+    RunNotFoundError,
+    StoreUnavailableError,
+    StoreUrlError,
+)
+from solrl_rollout.store.readable import head_of, info_of, log_damage, numbers, points_of, readable, versions_of
+from solrl_rollout.store.run_store import (
     DEFAULT_RETAIN,
     KEPT_ACTIVITY_S,
     KEPT_POINT_BYTES,
@@ -40,15 +49,6 @@ from solrl_rollout.store.base import (
     encode_point,
     not_found,
 )
-from solrl_rollout.store.errors import (
-    CorruptError,
-    HeadConflictError,
-    QuotaExceededError,
-    RunNotFoundError,
-    StoreUnavailableError,
-    StoreUrlError,
-)
-from solrl_rollout.store.readable import head_of, info_of, log_damage, numbers, points_of, readable, versions_of
 from solrl_rollout.store.scripts import COMMIT, DELETE, PIN, REWIND, TELL
 
 CONNECTIONS = 64

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 from solrl_core.families.skeleton import load_skeleton
-from solrl_core.memory import GPUS, RESERVED, MemoryPlan, plan_memory
+from solrl_core.memory_plan import GPUS, RESERVED, MemoryPlan, plan_memory
 from solrl_proto.identifiers import Precision
 
 

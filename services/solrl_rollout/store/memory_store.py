@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.status import Activity, IterationReport, Point, Samples
 
-from solrl_rollout.store.base import (
+from solrl_rollout.store.errors import HeadConflictError, QuotaExceededError, RunNotFoundError
+from solrl_rollout.store.run_store import (
     DEFAULT_RETAIN,
     KEPT_ACTIVITY_S,
     KEPT_POINT_BYTES,
@@ -20,7 +21,6 @@ from solrl_rollout.store.base import (
     evicted,
     not_found,
 )
-from solrl_rollout.store.errors import HeadConflictError, QuotaExceededError, RunNotFoundError
 
 
 @dataclass
