@@ -317,3 +317,28 @@ def test_a_reference_with_weight_zero_is_not_computed(backbone: Backbone) -> Non
         train_on(make_samples(mine), policy, mine, optimizer, config, 0)
         passes[weight] = len(count)
     assert passes["1e-4"] * 2 == passes["0"] * 3
+
+
+@pytest.mark.parametrize(("updates", "epochs"), [(1, 1), (2, 1)])
+def test_learning_rates_follow_warm_up_and_half_a_cosine(backbone: Backbone, updates: int, epochs: int) -> None:
+    words = (
+        f"optimizer.updates={updates}",
+        f"optimizer.epochs={epochs}",
+        "optimizer.learning_rate=0.01",
+        "iterations=6",
+    )
+    config = tiny_config(*words, "optimizer.warmup_iterations=2", "optimizer.cosine_iterations=6")
+    policy, optimizer = make_policy(backbone, config)
+    samples, rates = make_samples(backbone), []
+    for iteration in range(6):
+        train_on(samples, policy, backbone, optimizer, config, iteration)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.005, 0.01, 0.01, 0.01 * (1 + 0.5**0.5) / 2, 0.005, 0.01 * (1 - 0.5**0.5) / 2])
+
+
+@pytest.mark.parametrize("words", [("iterations=7",), ("iterations=3", "optimizer.warmup_iterations=6")])
+def test_a_rate_that_would_be_zero_is_refused(words: tuple[str, ...]) -> None:
+    with pytest.raises(
+        ValueError, match=r"cosine_iterations is 6; expected at least 7, because the learning rate is 0"
+    ):
+        tiny_config(*words, "optimizer.cosine_iterations=6")

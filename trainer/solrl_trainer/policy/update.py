@@ -62,7 +62,7 @@ class Updater:
         policy: the weights to train.
         optimizer: optimiser of `policy.parameters`.
         algorithm: defines units, micro-batches and loss.
-        settings: epochs, optimiser steps, micro-batch size and gradient clipping.
+        settings: learning rates, epochs, optimiser steps, micro-batch size and gradient clipping.
         sigmas: schedule of the regenerated samples, steps + 1 values.
         guidance: guidance of the velocities.
         seed: seed of the run.
@@ -138,6 +138,8 @@ class Updater:
         require_finite(loss, "the loss", where)
         norm = self.policy.gradient_norm(self.settings.max_grad_norm)
         require_finite(norm, "the gradient norm", where)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.rate((number - 1) // self.settings.steps)
         self.optimizer.step()
         self.after_step(number)
         return norm

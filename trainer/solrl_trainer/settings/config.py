@@ -1,5 +1,6 @@
 """Settings of a run, validated when read. Defaults are Sol-RL's released settings; presets adapt them to a model."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -40,7 +41,13 @@ class Optimizer(Section):
     """AdamW, and the size of its steps."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
-    """Constant learning rate."""
+    """Learning rate, after warm-up and before decay."""
+    warmup_iterations: Annotated[int, Field(ge=0)] = 0
+    """Iterations over which the learning rate rises linearly: that of iteration i, from 0, is multiplied by
+    (i + 1) / warmup_iterations."""
+    cosine_iterations: Positive | None = None
+    """Iterations until the learning rate has fallen to 0, along half a cosine from the end of warm-up; null: it is
+    constant."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of AdamW's two moments."""
     weight_decay: Annotated[float, Field(ge=0)] = 1e-4
@@ -79,6 +86,15 @@ class Optimizer(Section):
     def steps(self) -> int:
         """Optimiser steps per iteration."""
         return self.updates * self.epochs
+
+    def rate(self, iteration: int) -> float:
+        """Learning rate of an iteration, from 0."""
+        warmup, end = self.warmup_iterations, self.cosine_iterations
+        if iteration < warmup:
+            return self.learning_rate * (iteration + 1) / warmup
+        if end is None:
+            return self.learning_rate
+        return self.learning_rate * (1 + math.cos(math.pi * (iteration - warmup) / (end - warmup))) / 2
 
 
 class PolicySettings(Section):
@@ -335,6 +351,17 @@ class RunConfig(Section):
                         f"explore.{name} generates cheap candidates, and with at=none they are trained on; "
                         f"expected at=trainer, or explore.{name}=null"
                     )
+        return value
+
+    @field_validator("optimizer")
+    @classmethod
+    def _decays_after_the_run(cls, value: Optimizer, given: ValidationInfo) -> Optimizer:
+        end, iterations = value.cosine_iterations, given.data.get("iterations", 1)
+        if end is not None and not value.warmup_iterations < end >= iterations:
+            raise ValueError(
+                f"cosine_iterations is {end}; expected at least {max(iterations, value.warmup_iterations + 1)}, "
+                "because the learning rate is 0 from then on; see iterations and optimizer.warmup_iterations"
+            )
         return value
 
     @field_validator("track", mode="before")
