@@ -78,6 +78,7 @@ TRIALS = (
         "--models mini-sana --rewards clipscore --prompts 2 --candidates 24 --precisions nvfp4",
         "rank_fidelity.json rank_fidelity.md",
     ),
+    Trial("contrast", "--prompts 2 --candidates 24", "contrast.json contrast.md contrast.png"),
     Trial(
         "outliers",
         "--models mini-sana --cases 1 --prompts 2 --candidates 8 --rewards clipscore",
