@@ -96,7 +96,7 @@ def _table(config: RunConfig, found: Sequence[GpuLayout], prices: tuple[float | 
     for one in found:
         iteration = one.seconds * config.explore.prompts
         hours = iteration * config.iterations / _HOUR
-        cells = [f"{one.seconds:.2f}", f"{iteration / 60:.1f}", f"{hours:.1f}", f"{one.idle:.0%}"]
+        cells = [f"{one.seconds:.2f}", f"{iteration / 60:.1f}", f"{hours:.1f}", f"{max(one.idle, 0):.0%}"]
         table.add_row(layout_text(one), *cells, *([f"{cost(one, hours, prices):.0f}"] if priced else []))
     return table
 
