@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 AdapterFault = Literal["malformed", "metadata", "keys", "dtype", "shape", "nonfinite"]
-Mismatch = Literal["noise", "digests"]
+Mismatch = Literal["noise", "digests", "size"]
 
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 """Folders of Python and of installed packages, whose places say less than the line that called them."""
@@ -83,12 +83,13 @@ class FidelityError(SolrlError, ValueError):
 
 
 class MismatchError(SolrlError, ValueError):
-    """Service and trainer differ in their noise contracts or their digests; `fault` says which."""
+    """Service and trainer differ in their noise contracts, digests or sizes of images; `fault` says which."""
 
     def __init__(self, fault: Mismatch, detail: str, **fields: Any) -> None:
         super().__init__(detail, **fields)
         self.fault = fault
-        self.title = {"noise": "Noise contracts differ", "digests": "Digests differ"}[fault]
+        titles = {"noise": "Noise contracts differ", "digests": "Digests differ", "size": "Sizes of images differ"}
+        self.title = titles[fault]
 
 
 class RewardError(SolrlError, RuntimeError):

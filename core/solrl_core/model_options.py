@@ -1,11 +1,21 @@
 """Settings of a model, from the `solrl.json` in its folder. Imports no model library."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from solrl_proto.text_files import read_json
+
+
+class ImageSize(NamedTuple):
+    """Height and width of an image in pixels; None for the model's own."""
+
+    height: int | None = None
+    width: int | None = None
+
+
+MODELS_OWN = ImageSize()
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,10 @@ class ModelOptions:
     keep: tuple[str, ...] | None = None
     keep_max_dim: int | None = None
     rewards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def sized(self, size: ImageSize) -> "ModelOptions":
+        """The same with another height and width of images, where they are given."""
+        return replace(self, height=size.height or self.height, width=size.width or self.width)
 
 
 def read_options(folder: str) -> ModelOptions:

@@ -15,6 +15,7 @@ from solrl_core.families.own_pipeline import by_own_pipeline
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import module_digest
 from solrl_core.layer_list import Kept, write_layer_list
+from solrl_core.model_options import MODELS_OWN, ImageSize
 from solrl_core.precision import supported_precisions
 from solrl_core.precision.layer_policy import pattern_of
 from solrl_core.registry import FolderRegistry
@@ -66,6 +67,7 @@ def check(
     solver: Solver,
     device: str,
     revision: str | None,
+    size: ImageSize = MODELS_OWN,
     out: Path | None,
 ) -> int:
     """Print how each precision ranks; with `out`, write check.json, layers.json and images into that folder.
@@ -82,6 +84,7 @@ def check(
         solver: solver of both.
         device: "auto", "cpu", "cuda", "cuda:1", ….
         revision: hub commit or tag.
+        size: of images.
         out: folder of the results.
 
     Returns:
@@ -98,7 +101,7 @@ def check(
     console = Console()
     print(f"loading {model} and {', '.join(rewards)}", file=sys.stderr)
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    backbone = load_backbone(model, device=chosen, revision=revision)
+    backbone = load_backbone(model, device=chosen, revision=revision, size=size)
     judges = RewardSet.load(rewards, backbone, reward_options, connect=connect_reward)
     parity = pipeline_difference(backbone, prompts[0], true_steps)
     console.print(_parity(parity))

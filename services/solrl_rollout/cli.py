@@ -8,6 +8,7 @@ from typing import Annotated, Any, cast
 
 import tyro
 from pydantic import ValidationError
+from solrl_core.model_options import ImageSize
 from solrl_http.command_line import from_environment, run_program
 from solrl_http.tokens import Scope, create_token, parse_lifetime, read_tokens, revoke_token
 from solrl_proto.identifiers import NAME_PATTERN, Precision
@@ -58,6 +59,10 @@ class Check:
     """Solver steps of the reference in BF16."""
     solver: Solver = "euler"
     """Solver of both."""
+    height: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
+    """Height of images in pixels."""
+    width: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
+    """Width of images in pixels."""
     device: str = "auto"
     """The device: auto, cpu, cuda or cuda:1, for example."""
     revision: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: main)")] = None
@@ -76,6 +81,10 @@ class ServingMemory:
     """One precision, or several if requests ask for several; nvfp4 is planned as emulated."""
     batch: int = 24
     """Candidates in one batch."""
+    height: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
+    """Height of images in pixels."""
+    width: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
+    """Width of images in pixels."""
     unmerged_rank: int = 0
     """Rank of adapters that requests keep unmerged at nvfp4; 0: none."""
     revision: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: main)")] = None
@@ -190,6 +199,7 @@ def _run(command: Command) -> int:
                 solver=command.solver,
                 device=command.device,
                 revision=command.revision,
+                size=ImageSize(command.height, command.width),
                 out=command.out,
             )
         case ServingMemory():
@@ -200,6 +210,7 @@ def _run(command: Command) -> int:
                 command.precision,
                 command.batch,
                 unmerged_rank=command.unmerged_rank,
+                size=ImageSize(command.height, command.width),
                 revision=command.revision,
                 out=command.out,
             )

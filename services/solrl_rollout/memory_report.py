@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.memory_plan import GPUS, RESERVED, MemoryPlan, plan_memory
+from solrl_core.model_options import MODELS_OWN, ImageSize
 from solrl_proto.identifiers import Precision
 
 
@@ -19,6 +20,7 @@ def plan(
     *,
     unmerged_rank: int = 0,
     revision: str | None = None,
+    size: ImageSize = MODELS_OWN,
     out: Path | None,
 ) -> None:
     """Print the plan of a service at these precisions; with `out`, also write it as JSON.
@@ -35,7 +37,7 @@ def plan(
         given = " ".join(precisions)
         raise ValueError(f"got --unmerged-rank {unmerged_rank} for {given}; expected a rank, with --precision nvfp4")
     print(f"reading the configurations of {model}", file=sys.stderr)
-    backbone = load_skeleton(model, revision=revision)
+    backbone = load_skeleton(model, revision=revision, size=size)
     planned = plan_memory(backbone, precisions, batch, unmerged_rank)
     console = Console()
     served = " and ".join(precisions)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import tyro
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 from solrl_client.addresses import origin
 from solrl_http.settings import CONFIG, MIB, HttpSettings, require_within, resolve_device, split
@@ -93,6 +93,16 @@ class Hosting(BaseSettings):
 
     emulate: bool = False
     """Also serve NVFP4 on a GPU without NVFP4 units, emulated and slower than BF16. A CPU emulates it anyway."""
+
+    height: Annotated[
+        PositiveInt | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")
+    ] = None
+    """Height of images in pixels, as a run's generate.height."""
+
+    width: Annotated[
+        PositiveInt | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")
+    ] = None
+    """Width of images in pixels."""
 
     layers: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: the family's)")] = None
     """Layers that stay in BF16 at a precision, as `solrl-rollout check --out FOLDER` found them: FOLDER/layers.json.

@@ -79,7 +79,10 @@ def test_the_command_scores_with_other_rewards(finished: Path) -> None:
         (["RUN", "--prompts", "0"], "got --prompts 0; expected at least 1"),
         (["RUN", "--checkpoint", "7"], "has no checkpoint of version 7; expected one of [1]"),
         (["RUN", "--rewards", "beauty"], "got reward 'beauty'; expected one of"),
-        (["RUN", "--set", "solver=dpm2"], "got --set solver=…; an evaluation can only set reward_options and device"),
+        (
+            ["RUN", "--set", "solver=dpm2"],
+            "got --set solver=…; an evaluation can only set reward_options, device, generate",
+        ),
         (["RUN", "--set", "reward_options=3"], "setting reward_options (from --set): got 3"),
         (["RUN", "--set", "reward_options={hpsv2: {}}"], "got options for reward 'hpsv2'; expected some of"),
     ],

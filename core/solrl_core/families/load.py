@@ -14,7 +14,7 @@ from solrl_proto.text_files import read_json
 from solrl_core.families.pipeline import PipelineBackbone, is_text_encoder
 from solrl_core.fingerprint import module_digest
 from solrl_core.layer_list import kept_layers
-from solrl_core.model_options import ModelOptions, read_options
+from solrl_core.model_options import MODELS_OWN, ImageSize, ModelOptions, read_options
 from solrl_core.precision.layer_policy import pattern_of
 from solrl_core.registry import FolderRegistry, Registry
 
@@ -187,6 +187,7 @@ def load_backbone(
     waiting: bool = False,
     transformer: torch.nn.Module | None = None,
     layers: Path | None = None,
+    size: ImageSize = MODELS_OWN,
 ) -> PipelineBackbone:
     """Load a model's pipeline and wrap it in its family.
 
@@ -201,9 +202,10 @@ def load_backbone(
         waiting: leave transformer and text encoders in host memory, for a caller that decides what the device holds.
         transformer: used as it is, on whichever device it is, instead of loading the model's own.
         layers: file of layers that stay in BF16, see `layer_list`.
+        size: of images.
 
     Raises:
-        ValueError: unknown model or family, or a layer list of another model.
+        ValueError: unknown model or family, a layer list of another model, or a size that the model does not make.
         OSError: files are missing, the hub cannot be reached, or access was not granted.
     """
     import diffusers
@@ -235,7 +237,7 @@ def load_backbone(
                     if tensor.is_floating_point():
                         tensor.copy_(tensor.bfloat16())
     name = model if where != model else Path(model).name.lower()
-    backbone = family(pipeline, name, read_options(str(folder)))
+    backbone = family(pipeline, name, read_options(str(folder)).sized(size))
     backbone.device = next(pipeline.vae.parameters()).device
     if layers is not None:
         digest = module_digest(backbone.transformer, backbone.device)

@@ -65,8 +65,8 @@ class PipelineBackbone(Backbone):
         multiple = self._scale * self._patch_size
         if self.height % multiple or self.width % multiple:
             raise ValueError(
-                f"got images of {self.width}×{self.height} px; {name} needs multiples of {multiple} px: "
-                "set height and width in its solrl.json"
+                f"got images of {self.width}×{self.height} px; {name} needs multiples of {multiple} px: set another "
+                "height and width"
             )
         self.policy = LayerPolicy(
             quantize=self.quantize if options.quantize is None else options.quantize,

@@ -9,21 +9,22 @@ from torch.overrides import TorchFunctionMode
 
 from solrl_core.families.load import explained, family_of, locate
 from solrl_core.families.pipeline import PipelineBackbone, pipeline_settings
-from solrl_core.model_options import read_options
+from solrl_core.model_options import MODELS_OWN, ImageSize, read_options
 
 # Files to download from the hub: configurations and tokenizers, no weights.
 _PATTERNS = ["*.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.jinja"]
 
 
-def load_skeleton(model: str, *, revision: str | None = None) -> PipelineBackbone:
+def load_skeleton(model: str, *, revision: str | None = None, size: ImageSize = MODELS_OWN) -> PipelineBackbone:
     """Build a model's pipeline from its configurations alone, in bfloat16 on the meta device.
 
     Args:
         model: registered name, local folder (weights may be missing), or hub id.
         revision: hub commit or tag.
+        size: of images.
 
     Raises:
-        ValueError: unknown model or family.
+        ValueError: unknown model or family, or a size that the model does not make.
         OSError: configurations are missing, the hub cannot be reached, or access was not granted.
     """
     from diffusers.utils import logging
@@ -45,7 +46,7 @@ def load_skeleton(model: str, *, revision: str | None = None) -> PipelineBackbon
 
         pipeline_kind = getattr(diffusers, kind)
         pipeline = pipeline_kind(**parts, **pipeline_settings(pipeline_kind, index))
-    return family(pipeline, folder.name.lower(), read_options(str(folder)))
+    return family(pipeline, folder.name.lower(), read_options(str(folder)).sized(size))
 
 
 def _is_part(value: Any) -> bool:

@@ -87,7 +87,8 @@ def calibrate(
     precisions = explored_precisions(config.explore.precision, torch.device(device))
     plans(config, precisions, [], limits)  # refuses limits that no plan can meet, before the model is loaded
     logger.info(f"loading {config.model}")
-    backbone = load_backbone(config.model, device=device, revision=config.revision, layers=config.layers)
+    size = config.generate.size
+    backbone = load_backbone(config.model, device=device, revision=config.revision, layers=config.layers, size=size)
     check_decoder_precision(config.explore.decoder_precision, backbone)
     warn_of_decoder_emulation(config.explore.decoder_precision, backbone)
     expected = plans(config, precisions, list(map(identity_solver, limits.schedules)), limits)

@@ -37,7 +37,7 @@ from solrl_trainer.settings.prompts import find_prompts, read_prompts
 
 logger = logging.getLogger(__name__)
 
-CHANGEABLE = ("reward_options", "device")
+CHANGEABLE = ("reward_options", "device", "generate.height", "generate.width")
 """Settings of the run that an evaluation may change."""
 
 
@@ -96,7 +96,8 @@ def evaluate_run(
     found = checkpoints.broadcast(newest, world)
     assert found is not None
     logger.info(f"loading {config.model}")
-    backbone = load_backbone(config.model, device=pick_device(config.device, world), revision=config.revision)
+    device = pick_device(config.device, world)
+    backbone = load_backbone(config.model, device=device, revision=config.revision, size=config.generate.size)
     warn_of_long_prompts(backbone, {"held-out": held_out})
     # Drop the run's options for other rewards; options given here must belong to a requested reward.
     options = {name: value for name, value in options.items() if name in names or name in chosen}
@@ -166,8 +167,12 @@ def _write(
 
 def _changed(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
     if unknown := sorted(given.keys() - set(CHANGEABLE)):
-        raise ConfigError(f"got --set {unknown[0]}=…; an evaluation can only set {' and '.join(CHANGEABLE)}")
+        raise ConfigError(f"got --set {unknown[0]}=…; an evaluation can only set {', '.join(CHANGEABLE)}")
+    changed = config.model_dump(mode="json")
+    for name, value in given.items():
+        section, _, field = name.rpartition(".")
+        (changed[section] if section else changed)[field] = value
     try:
-        return RunConfig.model_validate({**config.model_dump(mode="json"), **given})
+        return RunConfig.model_validate(changed)
     except ValidationError as error:
         raise refused(error, dict.fromkeys(given, "--set")) from error

@@ -58,7 +58,7 @@ def plan(config: RunConfig, *, gpu: float | None, gpus: int, out: Path | None) -
     if gpus == 1 and config.optimizer.shard_base is True:
         raise ValueError("optimizer.shard_base is true for one GPU; expected several: --gpus 4")
     print(f"reading the configurations of {config.model}", file=sys.stderr)
-    backbone = load_skeleton(config.model, revision=config.revision)
+    backbone = load_skeleton(config.model, revision=config.revision, size=config.generate.size)
     size, fastest = _gpu(gpu)
     planned = plan_run(config, backbone, fastest, gpus)
     layout = planned.layout(size)

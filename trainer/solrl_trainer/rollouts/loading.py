@@ -49,7 +49,14 @@ def load(config: RunConfig, world: Communicator, on_wait: OnWait) -> Loaded:
         ValueError, OSError: model or rewards cannot be loaded, or the layer list is of another model.
     """
     device = pick_device(config.device, world)
-    backbone = load_backbone(config.model, device=device, revision=config.revision, waiting=True, layers=config.layers)
+    backbone = load_backbone(
+        config.model,
+        device=device,
+        revision=config.revision,
+        waiting=True,
+        layers=config.layers,
+        size=config.generate.size,
+    )
     check_decoder_precision(config.explore.decoder_precision, backbone)
     rewards = RewardSet.load(
         [*config.rewards, *config.evaluate.rewards],

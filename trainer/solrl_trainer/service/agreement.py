@@ -4,12 +4,32 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from solrl_core.arithmetic import differences
+from solrl_core.errors import MismatchError
+from solrl_core.families import Backbone
 from solrl_core.fingerprint import check_digests
 from solrl_proto.models import ModelInfo
 from solrl_proto.printable import printable
 from solrl_proto.rollouts import RewardSpec
 
 logger = logging.getLogger(__name__)
+
+
+def check_size(hosted: ModelInfo, backbone: Backbone) -> None:
+    """Refuse a service whose model makes images of another size.
+
+    Raises:
+        MismatchError: the size differs; names both.
+    """
+    theirs, ours = (f"{one.width}×{one.height}" for one in (hosted, backbone))
+    if theirs != ours:
+        raise MismatchError(
+            "size",
+            "the service makes images of another size: it would rank images that are never trained on",
+            where="generate",
+            got=theirs,
+            expected=ours,
+            action=f"serve with --height {backbone.height} --width {backbone.width}, or change the section generate",
+        )
 
 
 def check_hosted(hosted: ModelInfo, rewards: Sequence[RewardSpec], digests: Mapping[str, str]) -> None:

@@ -33,7 +33,7 @@ from solrl_trainer.rollouts.loading import load, warn_of_emulation
 from solrl_trainer.rollouts.models import Models
 from solrl_trainer.rollouts.plans import training_plan
 from solrl_trainer.service.adapter_supply import LOST, AdapterSupply
-from solrl_trainer.service.agreement import check_hosted, note_arithmetic
+from solrl_trainer.service.agreement import check_hosted, check_size, note_arithmetic
 from solrl_trainer.service.balance import Balance, Share
 from solrl_trainer.service.regenerator import ServiceRegenerator
 from solrl_trainer.service.reward_specs import reward_specs
@@ -76,6 +76,7 @@ def open_service_source(
         served = first.model(config.model_name)
         loaded = load(config, world, on_wait)
         digests = loaded.digests
+        check_size(served, loaded.backbone)
         check_hosted(served, reward_specs(config.service_rewards, config, served, digests), digests)
         emulated = [info.precision for info in served.precisions if info.numerics == "emulated"]
         warn_of_emulation(emulated, config.explore.precision)

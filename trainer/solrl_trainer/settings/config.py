@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 from solrl_client.addresses import check_rollout_url
+from solrl_core.model_options import ImageSize
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
 from solrl_proto.rollouts import ModelBinding, RewardSpec, Solver, StochasticSteps
 
@@ -114,6 +115,21 @@ class PolicySettings(Section):
     averaged after each of them, with i = s. iterations: both happen once per iteration."""
 
 
+class GenerateSettings(Section):
+    """Size of every image of a run."""
+
+    height: Positive | None = None
+    """Height of every image in pixels; null: the model's own. The service is started with the same, `serve --height`.
+    Calibrate at this size, because a plan does not name it."""
+    width: Positive | None = None
+    """Width of every image in pixels; null: the model's own."""
+
+    @property
+    def size(self) -> ImageSize:
+        """Both."""
+        return ImageSize(self.height, self.width)
+
+
 class EvaluateSettings(Section):
     """Settings of evaluation, on held-out prompts with fixed seeds and the averaged weights."""
 
@@ -196,6 +212,7 @@ class RunConfig(Section):
     """Guidance scale of every phase: classifier-free, or an input of a guidance-distilled model; 1 is none."""
     solver: Solver = "euler"
     """Solver of every phase: Euler, or DPM-Solver++ of second order."""
+    generate: GenerateSettings = GenerateSettings()
     explore: Explore = Field(default=Explore(), validate_default=True)
     regenerate: Regenerate = Regenerate()
     lora: Lora = Lora()

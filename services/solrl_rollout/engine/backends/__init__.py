@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from solrl_core.families import load_backbone
+from solrl_core.model_options import ImageSize
 from solrl_core.precision.fp8 import require_fp8
 from solrl_core.precision.te import nvfp4_obstacle
 from solrl_engine.backend import Backend
@@ -38,5 +39,11 @@ def load_backend(spec: ModelSpec, settings: RolloutSettings) -> Backend:
             f"precision nvfp4: {obstacle}. Emulated, it is slower than BF16: use auto or another precision, or serve "
             "with --emulate to study its ranks"
         )
-    backbone = load_backbone(spec.location, device=str(device), revision=spec.revision, layers=settings.layers)
+    backbone = load_backbone(
+        spec.location,
+        device=str(device),
+        revision=spec.revision,
+        layers=settings.layers,
+        size=ImageSize(settings.height, settings.width),
+    )
     return LocalBackend(backbone, emulates=emulates)

@@ -50,6 +50,8 @@ class VllmOmniBackend:
             RuntimeError: the packages are missing or untested, or the engine does not start.
         """
         require_packages()
+        if settings.height or settings.width:
+            raise ValueError("vllm-omni makes images of the model's own size; expected no --height or --width")
         skeleton = load_skeleton(spec.location, revision=spec.revision)
         pipeline = pipeline_class(skeleton.family, settings.precision)
         folder = model_folder(spec.location, revision=spec.revision)
