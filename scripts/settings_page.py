@@ -28,7 +28,8 @@ comes from the preset or the command line. What a dry run prints is such a file;
 `solrl-train run --config runs/OLD/settings.yaml --run NEW` repeats a run. Completion in bash (or zsh, or tcsh):
 `eval "$(solrl-train --tyro-print-completion bash)"`. Variables of the environment: `HF_TOKEN` for gated models, and
 `SOLRL_TOKEN` or `SOLRL_TOKEN_PATH` (a file) for the bearer token at a service; `SOLRL_REWARD_TOKEN` or
-`SOLRL_REWARD_TOKEN_PATH` for that at reward servers.
+`SOLRL_REWARD_TOKEN_PATH` for that at reward servers; `SOLRL_TRACEBACK=1` shows the traceback of an error that ends
+`solrl-train`.
 """
 _RESUMING = """\
 ### When a run is resumed
