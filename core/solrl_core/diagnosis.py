@@ -128,6 +128,9 @@ def _precisions(device: str, precision: str) -> Iterator[Finding]:
     elif precision not in supported_precisions(used):
         action = f"use one of {', '.join(supported_precisions(used))}"
         yield Finding("precision", "missing", f"this device does not support {precision}", action)
+    elif used.type == "cuda" and probe(precision, used).numerics == "emulated":
+        action = "use fp8 or auto; `solrl-rollout serve --emulate` serves it all the same"
+        yield Finding("precision", "warn", f"{precision} is emulated on this GPU, slower than bf16", action)
     else:
         yield Finding("precision", "ok", precision)
 

@@ -239,6 +239,15 @@ def test_a_device_or_a_precision_that_is_not_there_is_missing(monkeypatch: pytes
     assert "missing" not in {finding.state for finding in rows.values()}
 
 
+def test_an_emulation_on_a_gpu_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulated = PrecisionSupport("emulated", "rounded to NVFP4, multiplied in float32")
+    monkeypatch.setattr("solrl_core.precision.probe", lambda precision, device: emulated)
+    monkeypatch.setattr("solrl_core.precision.supported_precisions", lambda device: ("nvfp4",))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    row = {finding.subject: finding for finding in diagnosis.machine("auto", "nvfp4")}["precision"]
+    assert (row.state, row.found) == ("warn", "nvfp4 is emulated on this GPU, slower than bf16")
+
+
 def test_a_native_precision_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     native = PrecisionSupport("native", "on tensor cores")
     monkeypatch.setattr("solrl_core.precision.probe", lambda precision, device: native)
