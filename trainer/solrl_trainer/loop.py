@@ -22,6 +22,7 @@ from solrl_trainer.evaluation.held_out import (
     log_better_checkpoint,
     measure_fidelity,
 )
+from solrl_trainer.policy.start_lora import read_start
 from solrl_trainer.policy.update import OneStep, UpdateFigures
 from solrl_trainer.ranks.communicator import Communicator, SingleProcess, require_equal, wait_for_rank_zero
 from solrl_trainer.records import checkpoints
@@ -112,6 +113,9 @@ def train(
             session.scores = found.scores
             version = found.version
             logger.info(f"continuing after {version} iterations")
+        elif config.start_lora is not None:
+            policy = models.policy
+            policy.start_from(read_start(config.start_lora, type(models.backbone.pipeline), policy.behaviour()))
         adapters = found.adapters if found else {0: encode_adapter(models.policy.behaviour())}
         # The digests in metrics.jsonl identify this run's versions at the service. Read them before dropping lines
         # beyond the checkpoint; a run that stopped before its first checkpoint leaves lines, too.

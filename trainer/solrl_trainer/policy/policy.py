@@ -98,6 +98,12 @@ class Policy:
         for key, weight in self._weights[name].items():
             weight.copy_(tensors[key])
 
+    def start_from(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Set the weights of all policies before the first step."""
+        for name in (CURRENT, OLD):
+            self.restore(name, tensors)
+        self.averaged = self.tensors(CURRENT)
+
     def decay_and_average(self, iteration: int, settings: PolicySettings, steps: int) -> None:
         """Move the behaviour policy and the evaluation weights towards the policy that the iteration trained.
 

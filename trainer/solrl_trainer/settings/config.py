@@ -163,7 +163,17 @@ class EvaluateSettings(Section):
         return (value,) if isinstance(value, str) else value
 
 
-OF_A_MACHINE = ("layers", "output", "rollout_url", "served_as", "device", "patience", "reward_options", "track")
+OF_A_MACHINE = (
+    "layers",
+    "start_lora",
+    "output",
+    "rollout_url",
+    "served_as",
+    "device",
+    "patience",
+    "reward_options",
+    "track",
+)
 """Settings that are not shown to others: addresses and paths, which may be private."""
 
 
@@ -182,6 +192,9 @@ class RunConfig(Section):
     layers: Path | None = None
     """Layers that stay in BF16 at a precision on this device, as `solrl-rollout check --out FOLDER` found them:
     FOLDER/layers.json. A service has its own, `serve --layers`. null: the family's."""
+    start_lora: Path | None = None
+    """LoRA from which the run starts, a file or folder in the layout of diffusers, PEFT or kohya, of at most rank
+    lora.rank. Gains and the pull to the reference stay relative to the model without it. null: none."""
     served_as: ModelName | None = None
     """The model's name at the service, if it was started with --model name=…."""
     rewards: Annotated[dict[str, float], Field(min_length=1)]

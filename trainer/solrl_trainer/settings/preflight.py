@@ -130,6 +130,10 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
     require_trackers(config.track)
     if config.layers is not None:
         read_layer_lists(config.layers)
+    if config.start_lora is not None:
+        from solrl_trainer.policy.start_lora import find_start
+
+        find_start(config.start_lora)
     folder = find_prompts(config.prompts)
     train, test = read_split(folder, "train"), read_split(folder, "test")
     if config.explore.prompts > (most := len(train.prompts)):

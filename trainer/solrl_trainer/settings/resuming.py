@@ -36,7 +36,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
         "free",
         (
             *("iterations", "checkpoint_every", "keep_checkpoints", "evaluate.*", "track", "output", "device"),
-            *("rollout_url", "patience", "served_as", "reward_options.*.at"),
+            *("rollout_url", "patience", "served_as", "reward_options.*.at", "start_lora"),
             *("optimizer.activation_checkpointing", "optimizer.shard_base", "optimizer.encoders"),
         ),
     ),
