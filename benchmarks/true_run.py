@@ -1,6 +1,6 @@
-"""Service and trainer at FLUX.1's true size on one GPU each: `python benchmarks/true_run.py --weights FOLDER`.
+"""Service and trainer at true size on one GPU each: `python benchmarks/true_run.py --weights FOLDER [--model sana]`.
 
-Writes FLUX.1 and a reward of HPSv2's size with random weights (38 GB) to FOLDER. `solrl-rollout serve` and
+Writes the model and a reward of HPSv2's size with random weights (FLUX.1: 38 GB) to FOLDER. `solrl-rollout serve` and
 `solrl-train run` load them like published ones. Measures how much of the exploration is hidden behind training at a
 lag of one, and how long an iteration takes if trainer, service or both regenerate. Writes
 docs/results/true_run.{json,md}, which keep the newest run of each.
@@ -25,6 +25,7 @@ from solrl_trainer.records.folder import saved_settings
 from solrl_trainer.records.metrics_file import read_metrics
 from support.results import Results, device_name, options, table
 from support.true_size import written
+from training_phase import PRESETS
 
 OUTPUT = Path("runs/true_run")
 CANDIDATES, STEPS = 96, 6
@@ -39,7 +40,7 @@ SETTINGS = (
     "evaluate.steps=2",
     "evaluate.fidelity_prompts=0",
 )
-"""Changes to the preset flux1/sol_rl/hpsv2: small evaluations and one prompt per iteration."""
+"""Changes to the preset …/sol_rl/hpsv2: small evaluations and one prompt per iteration."""
 BOTH = ("regenerate.at=service", "explore.prompts=4")
 FITTED = f"explore.fitted={json.dumps(identity_solver(SCHEDULES[-1]).model_dump())}"
 """Time does not depend on the coefficients."""
@@ -51,6 +52,7 @@ PARTS = ("wait", "regenerate", "train", "push")
 def main() -> None:
     """Start the service, time exploration alone, train in each way, and write the results."""
     parser = options(__doc__)
+    parser.add_argument("--model", default="flux", choices=["flux", "sd3", "sana"])
     parser.add_argument("--weights", type=Path, default=Path("runs/true_size"), help="folder of the random weights")
     parser.add_argument("--iterations", type=int, default=5, help="at least 3")
     parser.add_argument("--devices", nargs=2, default=["cuda:0", "cuda:1"], help="devices of service and trainer")
@@ -67,7 +69,7 @@ def main() -> None:
     if args.render:
         return results.show()
     serving, training = args.devices
-    model, reward = written(args.weights, serving)
+    model, reward = written(args.weights, serving, args.model)
     subprocess.run(["rm", "-rf", str(OUTPUT)], check=True)
     OUTPUT.mkdir(parents=True)
     # Random weights do not rank.
@@ -86,17 +88,23 @@ def main() -> None:
         )
         for way in args.regenerate:
             folder = OUTPUT / way.replace(" ", "-").replace(",", "")
-            trained(url, folder, args.iterations, (*settings, *WAYS[way], *args.set))
+            preset = f"{PRESETS[args.model]}/sol_rl/hpsv2"
+            trained(url, folder, preset, args.iterations, (*settings, *WAYS[way], *args.set))
             result = {"model": served, "devices": where, "ready": ready, **compared(explore, folder)}
-            results.found.setdefault("runs", {})[way] = result
+            results.found.setdefault("runs", {})[of_model(args.model, way)] = result
             results.write()
     return results.show()
 
 
-def trained(url: str, folder: Path, iterations: int, settings: tuple[str, ...]) -> None:
+def of_model(model: str, text: str) -> str:
+    """The key of a result: `text`, after the model's name unless it is FLUX.1."""
+    return text if model == "flux" else f"{model}: {text}"
+
+
+def trained(url: str, folder: Path, preset: str, iterations: int, settings: tuple[str, ...]) -> None:
     """Train into `folder`, with the trainer's output in its train.log."""
     folder.mkdir()
-    command = [sys.executable, "-m", "solrl_trainer", "run", "--preset", "flux1/sol_rl/hpsv2"]
+    command = [sys.executable, "-m", "solrl_trainer", "run", "--preset", preset]
     command += ["--rollout-url", url, "--output", str(folder), "--iterations", str(iterations)]
     command += [part for setting in (*settings, f"run=true-{folder.name}") for part in ("--set", setting)]
     with (folder / "train.log").open("w+") as log:
@@ -143,28 +151,33 @@ def compared(explore: list[float], folder: Path) -> dict[str, Any]:
 
 
 def naive(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Kind of GPU → seconds per prompt of naive scaling of FLUX.1 on two of them, or by one if two were not measured.
+    """Kind of GPU, of a model → seconds per prompt of naive scaling on two, or by one if two were not measured.
 
     Raises:
         KeyError: a part of naive scaling was not measured.
     """
-    flux = [row for row in rows if row["model"] == "flux"]
-    seconds = {(row["part"], row["gpus"]): row["s"] for row in flux}
-    parts = [seconds.get((part, 2), seconds[part, 1]) for part in ("naive", "training")]
-    return {flux[0]["device"]: sum(parts) / 2}
+    found = {}
+    for model in {row["model"] for row in rows}:
+        own = [row for row in rows if row["model"] == model]
+        seconds = {(row["part"], row["gpus"]): row["s"] for row in own}
+        parts = [seconds.get((part, 2), seconds[part, 1]) for part in ("naive", "training")]
+        found[of_model(model, own[0]["device"])] = sum(parts) / 2
+    return found
 
 
 def page(found: Mapping[str, Any]) -> str:
     """Markdown page of all ways."""
-    names = [way for way in WAYS if way in found["runs"]]
+    names = [of_model(model, way) for model in PRESETS for way in WAYS if of_model(model, way) in found["runs"]]
     chosen = [found["runs"][name] for name in names]
-    about, repeated = chosen[0], max(run["repeated"] for run in chosen)
+    models = [run["model"] for run in chosen]
+    repeated = max(run["repeated"] for run in chosen)
     parts = {part: [run["medians"][part] / run["prompts"] for run in chosen] for part in PARTS}
     by_clock = [f"{run['wall'] / run['prompts']:.2f}" if "wall" in run else "not kept" for run in chosen]
     kinds = [run["devices"][0].partition(" (")[0] for run in chosen]
     compare = []
-    if set(kinds) <= set(found.get("naive", ())) and all("wall" in run for run in chosen):
-        theirs = [found["naive"][kind] for kind in kinds]
+    keys = [of_model(model.partition(",")[0], kind) for model, kind in zip(models, kinds, strict=True)]
+    if set(keys) <= set(found.get("naive", ())) and all("wall" in run for run in chosen):
+        theirs = [found["naive"][key] for key in keys]
         by_phases = [seconds / sum(values) for seconds, *values in zip(theirs, *parts.values(), strict=True)]
         walls = [seconds * run["prompts"] / run["wall"] for seconds, run in zip(theirs, chosen, strict=True)]
         compare = [
@@ -173,6 +186,7 @@ def page(found: Mapping[str, Any]) -> str:
             ("× naive scaling, by the clock", ".2f", walls),
         ]
     rows = [
+        ("model", "", models),
         ("two of", "", kinds),
         ("prompts per iteration", "d", [run["prompts"] for run in chosen]),
         ("service ready, including reading weights from disk", ".1f", [run["ready"] for run in chosen]),
@@ -193,9 +207,9 @@ def page(found: Mapping[str, Any]) -> str:
     ]
     cells = [(title, *(format(value, form) for value in values)) for title, form, values in rows]
     lines = [
-        "# Service and trainer with FLUX.1 at true size, random weights",
+        "# Service and trainer at true size, random weights",
         "",
-        f"By `python benchmarks/true_run.py`: {about['model']}; the service on one GPU, the trainer on one.",
+        "By `python benchmarks/true_run.py`: the service on one GPU, the trainer on one.",
         "Seconds per prompt, medians of the iterations after the first two.",
         "",
         *table(("regenerated by", *names), cells),

@@ -58,29 +58,29 @@ def stand_in(model: str, folder: Path) -> Path | None:
     return Path(locate(MINIATURES[model])) if model in MINIATURES else None
 
 
-def written(folder: Path, device: str) -> tuple[Path, dict[str, Any]]:
-    """Write FLUX.1 and a reward of HPSv2's size as model folders (38 GB); existing ones are reused.
+def written(folder: Path, device: str, model: str = "flux") -> tuple[Path, dict[str, Any]]:
+    """Write a model and a reward of HPSv2's size as model folders (FLUX.1: 38 GB); existing ones are reused.
 
     A separate process writes them, so that the device memory it uses is free afterwards.
 
     Returns:
         The model's folder and the options of the reward `hpsv2`.
     """
-    folder = folder / ("miniature" if device == "cpu" else "flux1")
+    folder = folder / f"{'miniature' if device == 'cpu' else 'true'}-{model}"
     if not folder.is_dir():
-        list(rows_of(write, folder, device, device=device))
+        list(rows_of(write, folder, device, model, device=device))
     options = {"hpsv2": {"model": str(folder / "hps"), "processor": str(WEIGHTS / "mini-hpsv2")}}
-    return folder / "flux", options
+    return folder / model, options
 
 
-def write(folder: Path, device: str) -> Iterator[Row]:
+def write(folder: Path, device: str, name: str) -> Iterator[Row]:
     """Write both; yields no row."""
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    model = partial / "flux"
-    backbone = skeleton("flux", partial, device)
+    model = partial / name
+    backbone = skeleton(name, partial, device)
     if device == "cpu":
-        shutil.copytree(locate(MINIATURES["flux"]), model, ignore=shutil.ignore_patterns("*.safetensors"))
+        shutil.copytree(locate(MINIATURES[name]), model, ignore=shutil.ignore_patterns("*.safetensors"))
         own = json.loads((model / "solrl.json").read_text())
         (model / "solrl.json").write_text(json.dumps(own | {"rewards": {}}))
     with ThreadPoolExecutor() as pool:
