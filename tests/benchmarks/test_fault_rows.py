@@ -18,9 +18,9 @@ from fault_trials.findings import Findings, Row
 
 MODULES = (
     *(two_fronts, redis_killed, redis_restarted, corrupted, abandoned),
-    *(service_killed, trainer_killed, streamed_killed),
+    *(service_killed, trainer_killed),
 )
-ROWS = [module.ROW for module in MODULES]
+ROWS = [module.ROW for module in MODULES] + [pytest.param(streamed_killed.ROW, marks=pytest.mark.release)]
 
 
 @pytest.mark.slow

@@ -295,6 +295,7 @@ def test_show_writes_page_and_plots_without_running(
     assert "46 runs of families are missing" in capsys.readouterr().err
 
 
+@pytest.mark.release
 def test_tables_are_written_again_from_the_stored_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = finish_trials(Programme(), tmp_path / "runs")
     finish(tuned.experiment("sol_rl", 1), tmp_path / "runs", 0.5)

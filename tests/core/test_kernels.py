@@ -118,10 +118,10 @@ def block_cases() -> dict[str, Case]:
         for last in (False, True)
     }
     cases: dict[str, Case] = {
-        "flux": (flux[0], flux_fused.FusedBlock(copy.deepcopy(flux[0])), turned),
-        "flux single": (flux[1], flux_fused.FusedSingleBlock(copy.deepcopy(flux[1]), last=True), turned),
+        "flux": (flux[0], flux_fused.FluxFusedBlock(copy.deepcopy(flux[0])), turned),
+        "flux single": (flux[1], flux_fused.FluxFusedSingleBlock(copy.deepcopy(flux[1]), last=True), turned),
     }
-    return cases | {name: (block, sd3_fused.FusedBlock(copy.deepcopy(block)), given) for name, block in sd3.items()}
+    return cases | {name: (block, sd3_fused.Sd3FusedBlock(copy.deepcopy(block)), given) for name, block in sd3.items()}
 
 
 def for_fused(given: dict[str, object]) -> dict[str, object]:

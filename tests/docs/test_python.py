@@ -160,7 +160,8 @@ def trained(client: RolloutClient, run: str) -> None:
     assert len({version.digest for version in stored.versions}) == 2
 
 
-@pytest.mark.parametrize("name", [EXAMPLES[0], pytest.param(EXAMPLES[1], marks=pytest.mark.release)])
+@pytest.mark.release
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_twice_and_refuses_a_run_that_exists_in_one_line(
     name: str, service: RunningService, client: RolloutClient
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_sound_model_passes(tmp_path: Path) -> None:
     assert {folder.name for folder in tmp_path.iterdir() if folder.is_dir()} == {"bf16", "fp8", "nvfp4"}
 
 
+@pytest.mark.release
 def test_outliers_are_noticed_found_and_served_around(with_outliers: Path, tmp_path: Path) -> None:
     words = ("check", str(with_outliers), "--precision", "fp8", "--groups", "4", "--out", str(tmp_path))
     done = typed(main, *words, COLUMNS="200")

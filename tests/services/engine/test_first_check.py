@@ -62,6 +62,7 @@ def test_auto_takes_the_next_precision_when_one_does_not_rank(
     assert "the next precision is tried" in caplog.text
 
 
+@pytest.mark.release
 def test_each_answer_of_an_asked_precision_that_does_not_rank_warns(with_outliers: Path, tmp_path: Path) -> None:
     flags = ("--precision", "nvfp4", "--checks", str(tmp_path))
     with running_service(*flags, model=f"flux={with_outliers}") as service:

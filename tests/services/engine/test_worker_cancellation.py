@@ -16,7 +16,7 @@ from solrl_rollout.status.rollout_metrics import RolloutMetrics
 def test_a_waiting_chunk_that_several_threads_cancel_fails_once() -> None:
     worker = LocalWorker(RolloutSettings(device="cpu"), RolloutMetrics(), FakeBackend().load)
     waits, failed, asked = chunk(job()), list[Chunk](), threading.Event()
-    worker._feed = SimpleNamespace(fail=lambda one, error: failed.append(one))  # type: ignore[assignment]
+    worker._queue = SimpleNamespace(fail=lambda one, error: failed.append(one))  # type: ignore[assignment]
 
     async def ask_servers(*_: Any) -> None:
         asked.set()

@@ -111,6 +111,7 @@ def test_a_cancelled_chunk_takes_no_step_after_its_worker_has_answered(tmp_path:
         engine.close()
 
 
+@pytest.mark.release
 def test_a_stopped_worker_is_replaced_and_its_chunk_is_made_again(tmp_path: Path) -> None:
     settings, metrics = RolloutSettings(rewards=(REWARD,), device="cpu", workers=2, live_timeout=5.0), RolloutMetrics()
     engine = Engine(settings, metrics, make_workers(settings, metrics, stopped))

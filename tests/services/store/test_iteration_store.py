@@ -70,7 +70,7 @@ async def test_revisions_grow_over_all_runs(store: RunStore) -> None:
 
 async def test_only_the_newest_points_are_kept(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     assert KEPT_POINTS == 10_000
-    for name in ("memory", "redis"):
+    for name in ("memory_store", "redis_store"):
         monkeypatch.setattr(f"solrl_rollout.store.{name}.KEPT_POINTS", 4)
     for i in range(7):
         await store.add_iteration(TENANT, "run-a", report(i))
@@ -79,7 +79,7 @@ async def test_only_the_newest_points_are_kept(store: RunStore, monkeypatch: pyt
 
 async def test_kept_reports_are_bounded_in_bytes(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(encode_point(report(0)))
-    for name in ("memory", "redis"):
+    for name in ("memory_store", "redis_store"):
         monkeypatch.setattr(f"solrl_rollout.store.{name}.KEPT_POINT_BYTES", 4 * size + 3)
     for i in range(7):
         await store.add_iteration(TENANT, "run-a", report(i))

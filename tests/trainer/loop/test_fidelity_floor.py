@@ -44,7 +44,7 @@ def measured(folder: Path) -> list[int]:
     return [line["version"] for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "fidelity"]
 
 
-@pytest.mark.parametrize("recipe", ["sol_rl", "naive_quant"])
+@pytest.mark.parametrize("recipe", ["sol_rl", pytest.param("naive_quant", marks=pytest.mark.release)])
 def test_a_model_with_outliers_stops_before_it_trains(with_outliers: Path, tmp_path: Path, recipe: str) -> None:
     config = config_of(with_outliers, tmp_path, recipe=recipe)
     with pytest.raises(FidelityError) as stopped:
@@ -57,6 +57,7 @@ def test_a_model_with_outliers_stops_before_it_trains(with_outliers: Path, tmp_p
     assert not list((tmp_path / "checkpoints").glob("*"))
 
 
+@pytest.mark.release
 def test_a_layer_list_mends_it_and_is_bound_to_the_model(with_outliers: Path, tmp_path: Path) -> None:
     file = tmp_path / "layers.json"
     layers = tuple(f"{ATTENTION}.{name}" for name in ("to_out.0", "to_add_out"))
@@ -70,13 +71,14 @@ def test_a_layer_list_mends_it_and_is_bound_to_the_model(with_outliers: Path, tm
         check_run(config_of("mini-flux", tmp_path / "another", f"layers={file}"), resume=False)
 
 
-@pytest.mark.parametrize("recipe", ["sol_rl", "naive_quant"])
+@pytest.mark.parametrize("recipe", ["sol_rl", pytest.param("naive_quant", marks=pytest.mark.release)])
 def test_a_sound_model_trains(tmp_path: Path, recipe: str) -> None:
     result = train(config_of("mini-flux", tmp_path, "iterations=1", recipe=recipe), Watcher())
     assert measured(tmp_path) == [0]
     assert result.spearman[0] > 0.5
 
 
+@pytest.mark.release
 def test_a_resumed_run_stops_again_until_something_is_changed(with_outliers: Path, tmp_path: Path) -> None:
     train(config_of(with_outliers, tmp_path, "iterations=1", "evaluate.fidelity_floor=0"), Watcher())
     checkpoint = (tmp_path / "checkpoints" / "000001" / "state.safetensors").read_bytes()

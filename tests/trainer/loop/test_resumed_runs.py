@@ -108,6 +108,7 @@ def test_a_failed_push_loses_no_line_and_is_repeated_by_the_resumed_run(service:
     assert resumed.held.versions[1].digest == resumed.adapter_digest(1) == resumed.metrics[2]["digest"]
 
 
+@pytest.mark.release
 def test_exploration_moves_to_the_trainer_and_back(service: Service, folder: Path) -> None:
     output = folder / "moving"
     go(service, output, "iterations=1")

@@ -59,6 +59,7 @@ def test_an_error_of_all_ranks_is_printed_once(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoints").exists()
 
 
+@pytest.mark.release
 def test_ranks_on_different_kinds_of_device_are_refused(tmp_path: Path) -> None:
     assert run(2, arguments(tmp_path), tmp_path / "log", with_another_device) == 1
     (line,) = messages(tmp_path / "log")
