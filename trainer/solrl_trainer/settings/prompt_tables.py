@@ -10,9 +10,9 @@ from typing import Any
 from solrl_proto.text_files import parse_json, read_json, read_lines, read_text
 
 Row = tuple[str, dict[str, Any]]
-"""Where a row is, `FILE:LINE` or `FILE, row N`, and its fields."""
+"""Place of a row, `FILE:LINE` or `FILE, row N`, and its fields."""
 PromptRow = tuple[str, Any, dict[str, Any]]
-"""Where a row is, its prompt, and its other fields."""
+"""Place of a row, its prompt, and its other fields."""
 
 KEYS = ("prompt", "prompts", "caption", "captions", "text", "input")
 """Fields with the text of a prompt, in any case of letters; the first that a data set has."""
