@@ -144,6 +144,14 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, erro
     assert not (tmp_path / "set").exists()
 
 
+@pytest.mark.parametrize("name", ["train.txt", "test.txt", "train.jsonl", "test_metadata.jsonl"])
+def test_a_folder_that_has_prompts_is_left_alone(tmp_path: Path, name: str) -> None:
+    there = written(tmp_path / "set" / name, "mine")
+    with pytest.raises(ValueError, match=f"{name} is there already; choose another --output"):
+        imported(tmp_path, written(tmp_path / "a.txt", "one\ntwo\n"))
+    assert [path.name for path in there.parent.iterdir()] == [name]
+
+
 def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("prompt\nein Käfer\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"a\.csv:2: this is not UTF-8"):

@@ -10,7 +10,7 @@ from typing import Any
 
 from solrl_trainer.records.output_files import write_file
 from solrl_trainer.settings.prompt_tables import prompts_of, rows_of
-from solrl_trainer.settings.prompts import LONGEST, NEGATIVE, metadata_file
+from solrl_trainer.settings.prompts import LONGEST, NEGATIVE, metadata_file, split_files
 
 HELD_OUT = 128
 """Most held-out prompts, if their number is not given."""
@@ -71,7 +71,7 @@ def import_prompts(
         OSError: a file cannot be read or written.
     """
     targets = {split: metadata_file(output, split) for split in ("train", "test")}
-    if there := [path for path in (*targets.values(), *output.glob("t*t.txt")) if path.exists()]:
+    if there := [path for split in targets for path in split_files(output, split) if path.exists()]:
         raise ValueError(f"{there[0]} is there already; choose another --output, or remove it")
     if test is not None and test_file is not None:
         raise ValueError("got --test and --test-file; expected one of them")

@@ -66,7 +66,7 @@ def read_split(folder: Path, split: str) -> Split:
             invalid (the error names it).
         OSError: the file cannot be read.
     """
-    names = (metadata_file(folder, split), folder / f"{split}.jsonl", folder / f"{split}.txt")
+    names = split_files(folder, split)
     files = [path for path in names if path.is_file()]
     if not files:
         raise ValueError(
@@ -85,6 +85,11 @@ def read_split(folder: Path, split: str) -> Split:
         item if texts[item.text] == 1 else item.model_copy(update={"id": _digest(_content(item))}) for item in unique
     ]
     return Split(path, tuple(prompts), len(rows))
+
+
+def split_files(folder: Path, split: str) -> tuple[Path, ...]:
+    """Files that may have a split's prompts, the first that exists being read."""
+    return metadata_file(folder, split), folder / f"{split}.jsonl", folder / f"{split}.txt"
 
 
 def metadata_file(folder: Path, split: str) -> Path:
