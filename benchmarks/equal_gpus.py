@@ -57,8 +57,7 @@ presets' settings (24 of 96 candidates, 10 steps in BF16, 6 in FP8), and a rewar
 generate with the same compiled BF16 or FP8 transformer. Each part was timed once. 4 fitted steps are a plan that
 [plan_fidelity.md](plan_fidelity.md) judges on the miniatures; how FP8 ranks at this size is not known.
 The baseline trainer has diffusers' uncompiled blocks and PEFT's layers, and recomputes the activations of FLUX.1 and
-SD3.5. Every GPU does all stages for its share of the prompts. Layouts with a service: `solrl-train layout`, and
-[runs that share a service](shared_service.md)."""
+SD3.5. Every GPU does all stages for its share of the prompts. Layouts with a service: `solrl-train layout`."""
 OLD_MICRO_BATCHES = 8
 """Micro-batches of the baseline trainer that are timed, at least; the time of all is computed from them."""
 NAIVE = {"explore.steps": 10, "explore.precision": "bf16", "regenerate.at": "none"}

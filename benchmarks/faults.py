@@ -37,23 +37,20 @@ _NOTES = """
 def rows() -> dict[str, Row]:
     """All rows, cheap ones first."""
     from fault_trials import (
-        abandoned,
         corrupted,
         rank_killed,
         ray_worker_killed,
         redis_killed,
         redis_restarted,
         service_killed,
-        streamed_killed,
         trainer_killed,
         two_fronts,
         worker_killed,
-        worker_stopped,
     )
 
     modules = (
-        *(two_fronts, redis_killed, redis_restarted, corrupted, abandoned, service_killed),
-        *(worker_killed, worker_stopped, ray_worker_killed, trainer_killed, streamed_killed, rank_killed),
+        *(two_fronts, redis_killed, redis_restarted, corrupted, service_killed),
+        *(worker_killed, ray_worker_killed, trainer_killed, rank_killed),
     )
     return {module.ROW.name: module.ROW for module in modules}
 

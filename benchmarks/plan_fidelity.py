@@ -6,8 +6,8 @@ model, with and without pruning; those without pruning are also decoded in FP8. 
 chosen on training prompts. One pass over all candidates, also scored after some of its steps, evaluates every plan. On
 a GPU this is an approximation, because a value near a rounding boundary may round differently in a batch of another
 size. A few groups are therefore really pruned, and the largest difference is printed. Without FP8 units, FP8 is
-emulated. Scores are kept in runs/plan_fidelity, from which the same command resumes. A miniature leaves most of a GPU
-idle: `--jobs` processes share its prompts, best under NVIDIA's MPS. Writes docs/results/plan_fidelity.{json,md,png}.
+emulated. Scores are kept in runs/plan_fidelity, from which the same command resumes.
+Writes docs/results/plan_fidelity.{json,md,png}.
 """
 
 import argparse
@@ -49,7 +49,6 @@ from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
 from support.plan_page import ALLOWED, CHECKED, FITTED, FP8, STEPS, TRUE_STEPS, WHOLE, page, plot
-from support.plan_parts import measure_in_parts
 from support.precisions import MODELS, OF_PRESET, PRECISIONS, REWARDS, solver_of
 from support.results import Results, command
 
@@ -96,7 +95,6 @@ def options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--solver", choices=(OF_PRESET, *sorted(SOLVERS)), default=OF_PRESET)
     parser.add_argument("--chosen-on", type=int, default=16, help="training prompts for choosing the fitted steps")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--jobs", type=int, default=1, help="processes that share the prompts of a model")
     parser.add_argument("--scores", type=Path, default=Path("runs/plan_fidelity"))
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     return parser
@@ -113,19 +111,14 @@ def main() -> None:
     """Measure the missing scores, print the table and write it."""
     parser = options(__doc__)
     parser.add_argument("--render", action="store_true", help="measure nothing: page and plot from the JSON alone")
-    parser.add_argument("--stretch", type=int, nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     prompts = held_out(args.prompts)
-    if args.stretch is not None:
-        first, last = args.stretch
-        measure(args.models[0], prompts[first:last], args, before=first, said=True)
-        return
     results = Results(NAME, args.out, page, {NAME: plot})
     if args.render:
         return results.show()
     rows, off, solvers, used, numerics = [], {}, {}, {}, {}
     for model in args.models:
-        scores, solvers[model], used[model], numerics = measure_all(model, prompts, args)
+        scores, solvers[model], used[model], numerics = measure(model, prompts, args)
         rows += [row for precision in args.precisions for row in judge(model, precision, scores)]
         off[model] = {precision: float(scores[f"{precision}/off"].max()) for precision in args.precisions}
     names = ("models", "prompts", "candidates", "precisions", "chosen_on", "device")
@@ -155,26 +148,8 @@ Measured = tuple[Scores, FittedSolver, str, dict[str, str]]
 """The scores, the fitted solver, the solver of the six steps, and precision → numerics."""
 
 
-def measure_all(model: str, prompts: Sequence[PromptItem], args: argparse.Namespace) -> Measured:
-    """Score the groups of one model, by `args.jobs` processes."""
-    if args.jobs > 1:
-        _, _, solver, _ = measure(model, [], args)  # fits, once for all
-        measure_in_parts(model, len(prompts), args, *files(model, solver, args))
-    return measure(model, prompts, args)
-
-
-def measure(
-    model: str, prompts: Sequence[PromptItem], args: argparse.Namespace, *, before: int = 0, said: bool = False
-) -> Measured:
-    """Score the groups of one model, resuming from the stored scores and storing them.
-
-    Args:
-        model: its name.
-        prompts: the groups' prompts.
-        args: see `options`.
-        before: groups before these, of which other processes score the others.
-        said: whether to print a line for each group, instead of a progress bar.
-    """
+def measure(model: str, prompts: Sequence[PromptItem], args: argparse.Namespace) -> Measured:
+    """Score the groups of one model, resuming from the stored scores and storing them."""
     backbone = load_backbone(model, device=args.device)
     solver = solver_of(args.solver, backbone.family)
     config = resolve(f"{model}/sol_rl/{REWARDS[0]}", overrides=[f"solver={solver}"]).config
@@ -188,12 +163,12 @@ def measure(
     fitted = FittedSolver.model_validate_json(solver_file.read_text())
     scores: Scores = load_file(file) if file.is_file() else {}
     begun = len(scores["true"]) if scores else 0
-    bar = track(prompts[begun:], f"{model}, groups", console=Console(stderr=True), disable=said)
+    bar = track(prompts[begun:], f"{model}, groups", console=Console(stderr=True))
     for index, prompt in enumerate(bar, begun + 1):
         seeds = expand_seeds(0, prompt.id, args.candidates)
         new = {"true": true_scores(prompt, seeds, models)}
         new |= proxy_scores(prompt, seeds, models, {STEPS: solver, FITTED: fitted}, fp8=True)
-        if before + index <= CHECKED:
+        if index <= CHECKED:
             for precision in proxies:
                 off = really_pruned(precision, prompt, seeds, new, models, fitted)
                 new[f"{precision}/off"] = torch.tensor(off)
@@ -203,8 +178,6 @@ def measure(
             partial = file.with_suffix(".partial")
             save_file(scores, partial)
             partial.replace(file)
-        if said:
-            print(model, before + index, flush=True)
     return scores, fitted, solver, numerics
 
 

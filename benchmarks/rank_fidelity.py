@@ -24,13 +24,10 @@ from solrl_engine.precision_check import generator_at
 from solrl_proto.noise import expand_seeds
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
 from support.caveats import PREPARED_FOR_NVFP4
-from support.four_over_six import four_over_six
 from support.precisions import LISTS, MODELS, OF_PRESET, PRECISIONS, REWARDS, named, solver_of, use_layers
 from support.results import Results, Row, command, options, table
 
 NAME = "rank_fidelity"
-FOUR_OVER_SIX = "nvfp4-4over6"
-"""NVFP4 whose blocks take the better of two scales, which the product does not have."""
 TRUE = ("bf16", 10)
 STEPS = 6
 HEAD = (
@@ -59,7 +56,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--candidates", type=int, default=96)
     parser.add_argument("--prompt-set", default="shapes")
-    parser.add_argument("--precisions", nargs="+", choices=(*PRECISIONS, FOUR_OVER_SIX), default=list(PRECISIONS))
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--layers", choices=LISTS, default=LISTS[0], help="quantised at NVFP4")
     parser.add_argument("--solver", choices=(OF_PRESET, *sorted(SOLVERS)), default=OF_PRESET)
     return parser
@@ -70,9 +67,8 @@ def measure(model: str, args: argparse.Namespace) -> list[Row]:
     backbone = load_backbone(model, device=args.device)
     use_layers(backbone, args.layers)
     rewards = RewardSet.load(args.rewards, backbone)
-    made = {FOUR_OVER_SIX: four_over_six}
     names = ("bf16", *args.precisions)
-    generators = {one: made[one](backbone) if one in made else generator_at(backbone, one) for one in names}
+    generators = {one: generator_at(backbone, one) for one in names}
     solver = solver_of(args.solver, backbone.family)
     proxies = [(precision, STEPS) for precision in generators]
     plans = (TRUE, *proxies)

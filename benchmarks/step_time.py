@@ -2,7 +2,7 @@
 
 Each model runs in its own process, which builds the transformer with random weights at each precision, compiles it for
 both batch sizes, and then measures all precisions interleaved, so that all run at the same clocks. Rows are written as
-they are measured. Writes docs/results/step_time.{json,md,png} and step_time_where.png.
+they are measured. Writes docs/results/step_time.{json,md}.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from solrl_core.sampling.batches import gpu_batch_sizes
 from solrl_core.sampling.device_events import record_event
 from support.own_process import ProcessEndedError, rows_of
 from support.random_weights import randomize
-from support.results import Results, Row, device_name, figure_of, options, table
+from support.results import Results, Row, device_name, options, table
 from support.true_size import skeleton
 
 Run = Callable[[], Any]
@@ -86,7 +85,7 @@ def main() -> None:
         print(f"without {ENGINE}: it is not installed", file=sys.stderr)
     if not args.tiers:
         parser.error(f"got --tiers {ENGINE!r}, which is not installed; expected any of {', '.join(ALL_TIERS)}")
-    results = Results("step_time", args.out, page, {"step_time": plot_steps, "step_time_where": plot_where})
+    results = Results("step_time", args.out, page)
     for model in [] if args.render else args.models:
         # All rows of a model come from one run.
         results.keep(lambda row, model=model: row["model"] != model)  # type: ignore[misc]
@@ -259,13 +258,9 @@ def page(found: Mapping[str, Any]) -> str:
         "",
         *table(head, (_cells(row, base) for row in rows)),
         "",
-        "![Step time by precision](step_time.png)",
-        "",
         "Milliseconds of a pass by kind of kernel, classified by the kernels' names:",
         "",
         *table(("model", "precision", *kinds), where),
-        "",
-        "![Step time by kind of kernel](step_time_where.png)",
     ]
     return "\n".join(lines) + "\n"
 
@@ -286,48 +281,6 @@ def _cells(row: Row, base: Mapping[str, float]) -> Sequence[str]:
     shape = f"{model} {row['size']}², batch {row['batch']}"
     finite = "" if row["finite"] else " (not finite)"
     return (shape, tier + finite, f"{row['ms']:.1f}", ratio, *goals, quarter, compiling, f"{row['launch_ms']:.1f}")
-
-
-def plot_steps(found: Mapping[str, Any], path: Path) -> None:
-    """Bar plot of milliseconds per pass, one panel per model; a line marks the required speed-up."""
-    with _panels(found, path) as panels:
-        for model, axes, rows in panels:
-            base = next((row["ms"] for row in rows if row["tier"] == BASELINE), None)
-            bars = axes.barh([row["tier"] for row in rows], [row["ms"] for row in rows], color="C0")
-            labels = [f"{row['ms']:.0f} ms" + (f", {base / row['ms']:.2f}×" if base else "") for row in rows]
-            # Within the bars, where the line does not cross them.
-            axes.bar_label(bars, labels, label_type="center", color="white")
-            if base:
-                axes.axvline(base / GOALS[model][1], color="0.5", linestyle="--", label="required of FP8")
-
-
-def plot_where(found: Mapping[str, Any], path: Path) -> None:
-    """Stacked bars of milliseconds per pass by kind of kernel, one panel per model."""
-    with _panels(found, path) as panels:
-        for _, axes, rows in panels:
-            left = [0.0] * len(rows)
-            for name, _ in CATEGORIES:
-                part = [spent(row)[name] for row in rows]
-                axes.barh([row["tier"] for row in rows], part, left=left, label=name)
-                left = [a + b for a, b in zip(left, part, strict=True)]
-
-
-@contextmanager
-def _panels(found: Mapping[str, Any], path: Path) -> Iterator[list[tuple[str, Any, list[Row]]]]:
-    """A panel for each model, with its rows."""
-    rows = [row for row in found["rows"] if "ms" in row]
-    rows.sort(key=lambda row: (list(GOALS).index(row["model"]), ORDER.get(row["tier"], len(ORDER))))
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    with figure_of(path, nrows=max(1, len(models)), figsize=(8, 2.3 * max(1, len(models)))) as (figure, grid):
-        own = [[row for row in rows if row["model"] == model] for model in models]
-        for axes, (first, *_) in zip(grid[:, 0], own, strict=False):
-            title = f"{NAMES[first['model']]}, {first['size']}², batch {first['batch']}"
-            axes.set(title=title, xlabel="ms per forward pass")
-            axes.invert_yaxis()
-        yield list(zip(models, grid[:, 0], own, strict=False))
-        handles = grid[-1, 0].get_legend_handles_labels()
-        if handles[0]:
-            figure.legend(*handles, loc="outside lower center", ncols=3, frameon=False)
 
 
 if __name__ == "__main__":

@@ -58,16 +58,15 @@ def _as_rank(target: Callable[..., None], *arguments: Any) -> None:
 
 
 def serve(argv: Sequence[str], event_log: str, environment: Mapping[str, str]) -> None:
-    """`solrl-rollout serve`; notes each chunk that is queued, begun or lost, its steps, its end, and cancelled jobs."""
+    """`solrl-rollout serve`; notes each chunk that is queued, begun or lost, its steps, and its end."""
     os.environ.update(environment)
     from solrl_rollout.cli import main
-    from solrl_rollout.engine.engine import Engine
     from solrl_rollout.engine.queue.scheduler import Scheduler
     from solrl_rollout.engine.queue.worker_handle import WorkerHandle
-    from solrl_rollout.engine.work import Chunk, Job
+    from solrl_rollout.engine.work import Chunk
     from solrl_rollout.engine.workers import remote
 
-    log, cancel, submit, put_back = EventLog(Path(event_log)), Engine.cancel, Scheduler.submit, WorkerHandle.put_back
+    log, submit, put_back = EventLog(Path(event_log)), Scheduler.submit, WorkerHandle.put_back
 
     def watched_submit(self: Scheduler, chunks: list[Chunk], *, reserved: bool = False) -> None:
         for chunk in chunks:
@@ -79,12 +78,7 @@ def serve(argv: Sequence[str], event_log: str, environment: Mapping[str, str]) -
             log.add("lost", run=chunk.job.run, prompt=chunk.prompt.id)
         put_back(self, begun)
 
-    def watched_cancel(self: Engine, job: Job) -> None:
-        cancel(self, job)
-        log.add("cancelled", job=f"{os.getpid()}/{id(job)}", run=job.run)
-
     watch_chunks(log)
-    replace(Engine, "cancel", watched_cancel)
     replace(Scheduler, "submit", watched_submit)
     replace(WorkerHandle, "put_back", watched_put_back)
     # Worker processes load their backend by this name.

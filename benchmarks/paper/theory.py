@@ -35,12 +35,6 @@ def signal(spearman: float, candidates: int, side: int) -> float:
     return float(_selected(spearman, candidates, side).std(1).mean())
 
 
-def contrast(spearman: float, candidates: int, side: int) -> float:
-    """Expected mean of the selected best less that of the selected worst, in standard deviations of all rewards."""
-    selected = _selected(spearman, candidates, side).mean(0)
-    return float(selected[side:].mean() - selected[:side].mean())
-
-
 def _selected(spearman: float, candidates: int, side: int) -> Values:
     """True rewards [groups, 2 · side] of the selected samples, in ascending order of the proxy."""
     true, proxy = _groups(spearman, candidates)

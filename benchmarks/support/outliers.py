@@ -1,8 +1,7 @@
 """Outliers that change nothing in exact arithmetic, for models whose attention has biases.
 
 Attention mixes values with weights that sum to one. So a constant that is added to channels of all values comes out of
-the mixing as it is, and the next layer's bias takes it out again. A channel of the values, or of a gated feed-forward,
-that is multiplied by a power of two is divided again by the next layer's weights, without any rounding.
+the mixing as it is, and the next layer's bias takes it out again.
 """
 
 import json
@@ -30,31 +29,6 @@ def add_value_outliers(attention: nn.Module, size: float, channels: Sequence[int
         for out in outs.values():
             out.bias -= size * out.weight[:, list(channels)].sum(1)
     return list(outs)
-
-
-def scale_values(attention: nn.Module, size: float, channels: Sequence[int] = CHANNELS) -> list[str]:
-    """Multiply channels of the values of an attention; returns the layers that see these as inputs."""
-    values, outs = _layers(attention, _VALUES), _layers(attention, _OUTS)
-    for value in values.values():
-        _scale(value, size, channels)
-    with torch.no_grad():
-        for out in outs.values():
-            out.weight[:, list(channels)] /= size
-    return list(outs)
-
-
-def scale_gated(feed_forward: nn.Module, size: float, channels: Sequence[int] = CHANNELS) -> list[str]:
-    """Multiply channels of SANA's feed-forward before they are gated; returns the layer that sees these as inputs."""
-    _scale(feed_forward.get_submodule("conv_depth"), size, channels)
-    with torch.no_grad():
-        feed_forward.get_submodule("conv_point").get_parameter("weight")[:, list(channels)] /= size
-    return ["conv_point"]
-
-
-def _scale(layer: nn.Module, size: float, channels: Sequence[int]) -> None:
-    with torch.no_grad():
-        for weight in layer.parameters():
-            weight[list(channels)] *= size
 
 
 def _layers(attention: nn.Module, names: Sequence[str]) -> dict[str, Any]:

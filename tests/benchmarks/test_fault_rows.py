@@ -5,22 +5,17 @@ Killed workers and ranks have tests of their own: test_worker_processes.py, test
 
 import pytest
 from fault_trials import (
-    abandoned,
     corrupted,
     redis_killed,
     redis_restarted,
     service_killed,
-    streamed_killed,
     trainer_killed,
     two_fronts,
 )
 from fault_trials.findings import Findings, Row
 
-MODULES = (
-    *(two_fronts, redis_killed, redis_restarted, corrupted, abandoned),
-    *(service_killed, trainer_killed),
-)
-ROWS = [module.ROW for module in MODULES] + [pytest.param(streamed_killed.ROW, marks=pytest.mark.release)]
+MODULES = (two_fronts, redis_killed, redis_restarted, corrupted, service_killed, trainer_killed)
+ROWS = [module.ROW for module in MODULES]
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ TRIALS = (
     Trial(
         "step_time",
         "--device cpu --models sana --tiers 'diffusers bf16 compiled' bf16 'nvfp4 emulated'",
-        "step_time.json step_time.md step_time.png step_time_where.png",
+        "step_time.json step_time.md",
         {"step_time.ROUNDS": 1, "step_time.BATCH": {"sana": 4}},
     ),
     Trial(
@@ -77,13 +77,6 @@ TRIALS = (
         "rank_fidelity",
         "--models mini-sana --rewards clipscore --prompts 2 --candidates 24 --precisions nvfp4",
         "rank_fidelity.json rank_fidelity.md",
-    ),
-    Trial("contrast", "--prompts 2 --candidates 24", "contrast.json contrast.md contrast.png"),
-    Trial(
-        "outliers",
-        "--models mini-sana --cases 1 --prompts 2 --candidates 8 --rewards clipscore",
-        "outliers.json outliers.md",
-        release=True,
     ),
     Trial(
         "plan_fidelity",
