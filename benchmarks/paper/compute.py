@@ -55,7 +55,7 @@ def passes_of_iteration(config: RunConfig, fraction: float | None = None) -> Pas
     if config.two_stage:
         passes["generate bf16"] += prompts * explore.keep * config.regenerate.steps
     algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)
-    trained = algorithm.units(torch.zeros(config.kept), config.kept).numel() * prompts
+    trained = algorithm.units(torch.zeros(config.explore.keep), config.explore.keep).numel() * prompts
     levels = trained_steps(_steps(config), fraction or config.algorithm.timestep_fraction)
     points = trained * levels * config.optimizer.epochs
     for policy in ("current", *algorithm.fixed):

@@ -15,8 +15,8 @@ from paper.intervals import Values
 FINISHED = "finished"
 DIGITS = 7
 
-PLACEMENT = ("optimizer.checkpointing", "regenerate.share")
-"""Settings of stored runs that said how or where a run computed, not what; presets have other ones now."""
+PLACEMENT = ("optimizer.checkpointing", "regenerate.share", "regenerate.selection")
+"""Settings of stored runs that did not say what a run computed; presets lack them now, or have other ones."""
 
 
 class MixedRunsError(ValueError):

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from solrl_proto.rollouts import PromptItem
-from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples
-from solrl_trainer.selection import MODES, best_worst, extremes_random, mean_deviation, reselect, select, uniform
-from solrl_trainer.settings.rollout_sections import Explore, Regenerate, SelectionMode
+from solrl_trainer.rollouts.groups import CandidateGroup
+from solrl_trainer.selection import best_worst, select, uniform
+from solrl_trainer.settings.rollout_sections import Explore
 
 
 def test_the_best_come_before_the_worst() -> None:
@@ -71,19 +71,6 @@ def test_a_non_finite_reward_is_refused_with_its_index(bad: float) -> None:
 SCORES = [0.1, 0.9, 0.5, 0.3, 0.7, 0.2]
 
 
-def test_the_furthest_from_the_mean_are_kept() -> None:
-    assert mean_deviation([0.0, 0.1, 0.2, 0.3, 9.0, 5.0], 3) == [4, 5, 0]
-    assert mean_deviation([1.0, 1.0, 1.0, 1.0], 2) == [0, 1]
-
-
-def test_the_best_and_worst_are_kept_with_random_others() -> None:
-    found = {tuple(extremes_random(SCORES, 4, seed)) for seed in range(40)}
-    assert all({1, 0} <= set(kept) for kept in found)
-    assert {index for kept in found for index in kept} == set(range(6))
-    assert len(found) > 3
-    assert extremes_random(SCORES, 2, 0) == [1, 0]
-
-
 def test_random_candidates_are_kept_regardless_of_scores() -> None:
     found = [uniform(SCORES, 3, seed) for seed in range(60)]
     assert {index for kept in found for index in kept} == set(range(6))
@@ -91,20 +78,17 @@ def test_random_candidates_are_kept_regardless_of_scores() -> None:
 
 
 @given(
-    mode=st.sampled_from(sorted(MODES)),
     rewards=st.lists(st.floats(-10, 10), min_size=2, max_size=30),
     share=st.floats(0, 1),
     seed=st.integers(0, 2**53 - 1),
 )
-def test_every_mode_keeps_the_requested_number_in_order_of_score(
-    mode: SelectionMode, rewards: list[float], share: float, seed: int
-) -> None:
+def test_random_candidates_come_in_order_of_score(rewards: list[float], share: float, seed: int) -> None:
     count = 2 + round(share * (len(rewards) - 2))
-    kept = MODES[mode](rewards, count, seed)
+    kept = uniform(rewards, count, seed)
     assert len(kept) == len(set(kept)) == count
     values = [rewards[index] for index in kept]
     assert values == sorted(values, reverse=True)
-    assert MODES[mode](rewards, count, seed) == kept
+    assert uniform(rewards, count, seed) == kept
 
 
 def group(*scores: float, prompt: str = "p") -> CandidateGroup:
@@ -127,46 +111,5 @@ def test_a_random_selection_depends_only_on_seed_and_prompt() -> None:
 
 
 def test_pruning_requires_a_selection_of_the_extremes() -> None:
-    with pytest.raises(ValueError, match="selection mean_deviation needs all candidates"):
-        Explore.model_validate({"prune": {"after": 3, "keep": 48}, "selection": "mean_deviation"})
-
-
-def regenerated(*scores: float, images: bool = True, prompt: str = "p") -> CandidateGroup:
-    count, values = len(scores), torch.tensor(scores)
-    samples = ScoredSamples(
-        latents=values.view(-1, 1) * 10,
-        images=torch.rand(count, 3, 4, 4) if images else torch.empty(0),
-        recording=None,
-        scores=values,
-        rewards={"clipscore": values + 1},
-    )
-    proxy = [float(place) for place in range(count, 0, -1)]
-    return CandidateGroup(PromptItem(id=prompt, text="x"), list(range(20, 20 + count)), proxy, samples)
-
-
-@pytest.mark.parametrize("images", [True, False])
-def test_a_second_selection_goes_by_the_rewards_of_the_regenerated(images: bool) -> None:
-    group = regenerated(0.25, 0.75, 0.5, 0.0, 1.0, 0.375, images=images)
-    found = reselect(group, Regenerate(keep=4), 0)
-    assert found.prompt == group.prompt
-    assert found.seeds == [24, 21, 20, 23]
-    assert found.scores == [2, 5, 6, 3]
-    assert found.trained.scores.tolist() == [1.0, 0.75, 0.25, 0.0]
-    assert found.trained.latents.flatten().tolist() == [10.0, 7.5, 2.5, 0.0]
-    assert found.trained.rewards["clipscore"].tolist() == [2.0, 1.75, 1.25, 1.0]
-    assert torch.equal(found.trained.images, group.trained.images[[4, 1, 0, 3]] if images else torch.empty(0))
-
-
-def test_without_a_number_all_regenerated_are_trained_on_in_their_order() -> None:
-    group = regenerated(0.25, 0.75, 0.5)
-    assert reselect(group, Regenerate(), 0) is group
-
-
-def test_a_second_random_selection_depends_on_seed_and_prompt_and_not_on_the_first() -> None:
-    settings, scores = Regenerate(keep=6, selection="random"), [float(index) for index in range(24)]
-    one = reselect(regenerated(*scores), settings, 7).seeds
-    assert reselect(regenerated(*scores), settings, 7).seeds == one
-    assert reselect(regenerated(*scores), settings, 8).seeds != one
-    assert reselect(regenerated(*scores, prompt="q"), settings, 7).seeds != one
-    first = select(group(*scores), Explore(keep=6, candidates=24, selection="random"), 7).seeds
-    assert [seed - 10 for seed in first] != [seed - 20 for seed in one]
+    with pytest.raises(ValueError, match="selection random needs all candidates"):
+        Explore.model_validate({"prune": {"after": 3, "keep": 48}, "selection": "random"})

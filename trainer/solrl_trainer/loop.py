@@ -34,7 +34,7 @@ from solrl_trainer.rollouts.exploration import Exploration, seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, parts_of
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.rollouts.pairs import SHOWN_PROMPTS, CandidatePairs, candidate_pairs
-from solrl_trainer.selection import reselect, select
+from solrl_trainer.selection import select
 from solrl_trainer.session import Session, open_session
 from solrl_trainer.settings import resuming
 from solrl_trainer.settings.config import RunConfig
@@ -157,7 +157,7 @@ def begin_step(session: Session, log: RunLog, iteration: int) -> OneStep | None:
     """The optimiser step of an iteration that trains on samples as they arrive; None if it waits for all."""
     if not session.streams:
         return None
-    total = session.config.explore.prompts * session.config.kept
+    total = session.config.explore.prompts * session.config.explore.keep
 
     def trained(done: float, own: float) -> None:
         log.counted(iteration, "trained", int(total * done / own), total)
@@ -216,7 +216,7 @@ def regenerated_groups(
         selection, samples = begun.pop(prompt.id)
         with log.phase(iteration, "regenerate"):
             group = replace(selection, samples=samples())
-        yield reselect(group, config.regenerate, root)
+        yield group
     next(parts, None)  # the summary
 
 

@@ -170,7 +170,7 @@ def predicted(context: Context) -> dict[str, float]:
     sizes = {}
     for name in (BASELINE, OURS):
         config = programme.experiment(FAMILIES[name], programme.seeds[0]).config
-        sizes[name] = (config.explore.candidates, config.kept // 2)
+        sizes[name] = (config.explore.candidates, config.explore.keep // 2)
     base = signal(1.0, *sizes[BASELINE])
     return {name: signal(float(np.mean(one)), *sizes[OURS]) / base for name, one in ranks.items() if one}
 

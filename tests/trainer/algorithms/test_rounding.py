@@ -15,7 +15,8 @@ from solrl_trainer.algorithms.dpo import DiffusionDpo, DpoSettings, dpo_loss
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.rounding import without_spread
 from solrl_trainer.records.records import share_without_spread
-from solrl_trainer.selection import MODES, choose
+from solrl_trainer.selection import choose
+from solrl_trainer.settings.rollout_sections import SelectionMode
 
 PROMPT = "a red circle"
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
@@ -87,8 +88,8 @@ def test_groups_that_differ_by_rounding_are_counted_as_without_spread() -> None:
     assert not without_spread(scores * 1e-9)[1], "relative to the rewards' magnitude"
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_selection_does_not_depend_on_rounding(mode: Any) -> None:
+@pytest.mark.parametrize("mode", get_args(SelectionMode))
+def test_a_selection_does_not_depend_on_rounding(mode: SelectionMode) -> None:
     exact = [0.5, 0.7, 0.5, 0.3, 0.7, 0.5, 0.3, 0.5]
     noise = torch.randn(8, generator=torch.Generator().manual_seed(1)) * 1e-7
     rounded = (torch.tensor(exact) + noise).tolist()

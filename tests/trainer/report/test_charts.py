@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from solrl_trainer.report import style
-from solrl_trainer.report.charts import COUNTS, TIMES, Chart, Series, line_chart, running_mean, stacked_chart, unit_of
+from solrl_trainer.report.charts import Chart, Series, line_chart, running_mean, stacked_chart
 
 VALUES = st.floats(-1e6, 1e6, allow_nan=False).map(lambda value: round(value, 6))
 
@@ -67,19 +67,14 @@ def test_stacked_steps_have_each_layers_values() -> None:
     assert labels(chart)[-1] == "5"
 
 
-def test_units_suit_the_largest_position() -> None:
-    assert [unit_of(seconds, TIMES).name for seconds in (100, 200, 9000, 11000)] == ["s", "min", "min", "h"]
-    assert [unit_of(count, COUNTS).name for count in (30, 5000, 2_000_000, 6_000_000)] == ["", "k", "k", "M"]
-
-
 def test_one_value_is_a_dot_and_long_curves_are_smoothed() -> None:
     curves = [Series("a", 0, [3.0], [1.0]), Series("b", 1, list(range(1, 31)), [0.0, 1.0] * 15)]
-    chart = line_chart("a chart", curves, start=0.0, smooth=True)
+    chart = line_chart("a chart", curves, smooth=True)
     svg = chart.drawings["small"]
     assert chart.smoothed
     assert svg.count("<use ") == 1
     assert len(re.findall("stroke: var\\(--c1\\)", svg)) == 2
-    assert labels(chart)[:4] == ["0", "10", "20", "30"]
+    assert labels(chart)[:3] == ["10", "20", "30"]
     assert tips(chart)[2] == "3: a 1, b 0"
     assert not line_chart("a chart", curves).smoothed
 

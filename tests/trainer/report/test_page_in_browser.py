@@ -1,4 +1,4 @@
-"""Report and comparison in a real browser."""
+"""The report in a real browser."""
 
 import html
 import json
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 from run_folders import LONG_REWARD, PROMPTS, SUM, finished_run, result_of_sum
-from solrl_trainer.report.compare import write_comparison
 from solrl_trainer.report.page import write_report
 from support.browser import FLAGS
 
@@ -103,41 +102,6 @@ def test_the_page_fits_and_shows_everything(browse, report, tmp_path, width):
     assert seen["smallest"] >= 11
     for part in ("48.2 %", "67.3 %", "Before and after", "<script>alert", "Adapter lineage", "learning_rate"):
         assert part in seen["text"]
-
-
-COMPARISON_PROBE = """<!doctype html><iframe width="360" height="900" srcdoc="{page}"></iframe><pre id="out"></pre>
-<script>
-document.querySelector("iframe").onload = event => {{
-  const page = event.target.contentDocument, seen = {{}};
-  for (const axis of ["iterations", "seconds", "candidates"]) {{
-    page.getElementById("axis-" + axis).click();
-    seen[axis] = [...page.querySelectorAll(".chart")].filter(chart => chart.offsetWidth).map(
-      chart => chart.parentElement.querySelector("figcaption").textContent.trim());
-  }}
-  seen.reach = page.documentElement.scrollWidth;
-  seen.strokes = [...page.querySelectorAll(".chart path")].map(
-    path => page.defaultView.getComputedStyle(path).stroke);
-  document.getElementById("out").textContent = JSON.stringify(seen);
-}};
-</script>"""
-
-
-def test_a_comparison_fits_a_phone_and_changes_its_axis(browse, tmp_path):
-    folders = [tmp_path / name for name in ("one", "a" * 64)]
-    for folder in folders:
-        folder.mkdir()
-        finished_run(folder)
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"prompts": "/data/" + folder.name * 3}))
-    page, probe = write_comparison(folders, tmp_path / "comparison.html"), tmp_path / "probe.html"
-    probe.write_text(COMPARISON_PROBE.format(page=html.escape(page.read_text())))
-    dom = browse(probe, "--dump-dom", "--virtual-time-budget=5000", "--window-size=1400,1000")
-    seen = json.loads(html.unescape(re.search(r'<pre id="out">(.*?)</pre>', dom, re.S).group(1)))
-    assert seen["reach"] <= 360, "the page scrolls sideways"
-    assert seen["iterations"] == ["iteration"] * 8
-    assert seen["seconds"] == ["time of the trainer, without evaluations"] * 8
-    assert seen["candidates"] == ["candidates explored so far"] * 8
-    assert len(set(seen["strokes"]) - {"none"}) == 3, "two curves and the grid"
 
 
 @pytest.mark.parametrize("width", [1100, 390, 360])

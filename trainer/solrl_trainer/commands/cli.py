@@ -16,7 +16,6 @@ from solrl_core.interrupts import INTERRUPTED, interrupt_message, unwinding
 from solrl_trainer.commands.options import (
     Calibrate,
     Command,
-    Compare,
     Demo,
     Doctor,
     Evaluate,
@@ -132,11 +131,7 @@ def _dispatch(command: Command, rank_info: RankInfo) -> int:
 
             print_presets()
         case Report():
-            _report(command.folders, command.output)
-        case Compare():
-            from solrl_trainer.report.compare import write_comparison
-
-            print(write_comparison(command.folders, command.output))
+            _report(command.folder)
         case Runs():
             from solrl_trainer.commands.runs import delete_run, list_runs
 
@@ -274,13 +269,7 @@ def _export(command: Export) -> None:
         print(f"pushed: {push(files, repository, f'LoRA of {config.run}')}")
 
 
-def _report(folders: tuple[Path, ...], output: Path) -> None:
-    if len(folders) != 1:
-        from solrl_trainer.report.compare import write_comparison
-
-        print(write_comparison(folders, output))
-        return
-    (folder,) = folders
+def _report(folder: Path) -> None:
     from solrl_trainer.commands.run import gallery_grid
     from solrl_trainer.report.page import write_report
 

@@ -12,7 +12,6 @@ _URL = "http://127.0.0.1:8100"
 
 Overrides = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="KEY=VALUE")]
 Files = Annotated[tuple[Path, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FILE")]
-Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 
 
@@ -191,22 +190,10 @@ class Presets:
 
 @dataclass
 class Report:
-    """Recreate report.html and grid.png from a run's folder. Of several runs, write a page that compares them."""
+    """Recreate report.html and grid.png from a run's folder."""
 
-    folders: Folders
-    """A run's folder, or those of two to eight runs to compare, finished or not."""
-    output: Path = Path("comparison.html")
-    """The page that compares several runs."""
-
-
-@dataclass
-class Compare:
-    """Compare runs on one page: curves, held-out figures with intervals, and settings that differ."""
-
-    folders: Folders
-    """Folders of two to eight runs, finished or not."""
-    output: Path = Path("comparison.html")
-    """The page, one self-contained HTML file."""
+    folder: Folder
+    """A run's folder, finished or not."""
 
 
 @dataclass
@@ -251,9 +238,7 @@ class Doctor:
     """Rewards that must be there, by name or package.module:attribute, each with @http://… if a server computes it."""
 
 
-Command = (
-    Run | Demo | Evaluate | Export | Calibrate | Memory | Layout | Prompts | Presets | Report | Compare | Runs | Doctor
-)
+Command = Run | Demo | Evaluate | Export | Calibrate | Memory | Layout | Prompts | Presets | Report | Runs | Doctor
 COMMANDS: dict[str, type[Command]] = {one.__name__.lower(): one for one in get_args(Command)}
 
 

@@ -77,13 +77,7 @@ def _small(config: RunConfig, steps: int, regenerated_steps: int) -> RunConfig:
         "sampler": "ode",
         "calibrated_for": None,
     }
-    raw["regenerate"] |= {
-        "steps": regenerated_steps,
-        "at": "trainer",
-        "share": "auto",
-        "keep": None,
-        "selection": "best_worst",
-    }
+    raw["regenerate"] |= {"steps": regenerated_steps, "at": "trainer", "share": "auto"}
     return RunConfig.model_validate(raw)
 
 

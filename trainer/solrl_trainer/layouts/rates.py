@@ -119,5 +119,5 @@ def stages(config: RunConfig, rates: Rates) -> Stages:
     return Stages(
         explore=steps * step + images * rates.image,
         regenerate=regenerated * (samples.steps * rates.bf16 + rates.image),
-        train=(samples.keep or explore.keep) * points * rates.point,
+        train=explore.keep * points * rates.point,
     )

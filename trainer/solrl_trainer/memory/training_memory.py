@@ -131,9 +131,8 @@ def iteration_bytes(config: RunConfig, backbone: Backbone, row: Conditioning) ->
     latents = 4 * math.prod(backbone.latent_shape)
     steps = config.regenerate.steps if config.two_stage else explore.steps
     recorded = ALGORITHMS.find(config.algorithm.name)(config.algorithm).trains_on.recorded
-    # Samples are held once by group, and once in the order of all prompts; before a second selection all of them.
-    held = 2 * config.kept + (explore.keep if config.regenerate.keep else 0)
-    samples = held * latents * (1 + (steps + 1) * recorded) * explore.prompts
+    # Samples are held once by group, and once in the order of all prompts.
+    samples = 2 * explore.keep * latents * (1 + (steps + 1) * recorded) * explore.prompts
     prompts = explore.prompts * sum(tensor.nbytes for tensor in row.values())
     return {"samples": samples, "prompts": prompts, "cached prompts": max(PROMPT_CACHE_BYTES, prompts)}
 

@@ -141,7 +141,7 @@ class StatusReporter:
             self._counted_at = iteration, self._clock()
             prompts, keep = self._config.explore.prompts, self._config.explore.keep
             regenerated = Work(done=0, total=prompts * keep) if self._config.two_stage else None
-            trained = Work(done=0, total=prompts * self._config.kept)
+            trained = Work(done=0, total=prompts * keep)
             counts = {"regenerated": regenerated, "trained": trained} | self._counts
             if "explored" in counts and self._work.empty():
                 activity = Activity(iteration=iteration, **counts)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Charts of the report and of comparisons: figures in, SVG with a tooltip per position out."""
+"""Charts of the report: figures in, SVG with a tooltip per position out."""
 
 import html
 import math
@@ -44,22 +44,6 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Unit:
-    """A unit of the x axis: one of it is `size`, and `name` follows its numbers."""
-
-    size: float
-    name: str
-
-    def text(self, position: float) -> str:
-        """Format a position."""
-        return f"{position / self.size:.4g} {self.name}".strip()
-
-
-COUNTS = (Unit(1.0, ""), Unit(1e3, "k"), Unit(1e6, "M"))
-TIMES = (Unit(1.0, "s"), Unit(60.0, "min"), Unit(3600.0, "h"))
-
-
-@dataclass(frozen=True)
 class Chart:
     """A drawn chart.
 
@@ -78,17 +62,10 @@ class Chart:
     banded: bool = False
 
 
-def unit_of(largest: float, units: Sequence[Unit]) -> Unit:
-    """Unit for positions up to `largest`."""
-    return next((unit for unit in reversed(units) if largest >= 3 * unit.size), units[0])
-
-
 def line_chart(
     label: str,
     series: Sequence[Series],
     *,
-    units: Sequence[Unit] = COUNTS,
-    start: float | None = None,
     smooth: bool = False,
     band: bool = False,
     large: bool = False,
@@ -98,28 +75,25 @@ def line_chart(
     Args:
         label: description of the chart, for screen readers.
         series: at least one, none of them empty.
-        units: choice of units of the x axis.
-        start: of the x axis; by default the first position.
         smooth: draw long series as a running mean, with the values faintly behind.
         band: fill the area between the first two lines.
         large: also draw it across the page.
     """
-    unit = unit_of(max(one.xs[-1] for one in series), units)
     places = sorted({x for one in series for x in one.xs})
-    tooltips = _tooltips(places, lambda place: f"{unit.text(place)}: {_values_at(series, place)}")
+    tooltips = _tooltips(places, lambda place: f"{place:.4g}: {_values_at(series, place)}")
 
     def draw(axes: Any) -> None:
-        drawn = [_draw_line(axes, one, unit, smooth) for one in series]
+        drawn = [_draw_line(axes, one, smooth) for one in series]
         if band:
-            xs, (high, low) = [x / unit.size for x in series[0].xs], drawn[:2]
-            axes.fill_between(xs, low, high, color=f"C{series[0].colour}", alpha=0.1, linewidth=0, clip_on=False)
-        if start is not None:
-            axes.set_xlim(left=start / unit.size)
+            high, low = drawn[:2]
+            axes.fill_between(
+                series[0].xs, low, high, color=f"C{series[0].colour}", alpha=0.1, linewidth=0, clip_on=False
+            )
 
     return Chart(
         label=label,
         legend=[(one.name, one.colour) for one in series],
-        drawings=_drawings(label, draw, tooltips, unit, large=large),
+        drawings=_drawings(label, draw, tooltips, large=large),
         smoothed=any(_smoothed(one, smooth) for one in series),
         banded=any(one.interval is not None for one in series),
     )
@@ -141,7 +115,7 @@ def stacked_chart(label: str, xs: Sequence[int], layers: Mapping[str, tuple[int,
     return Chart(
         label=label,
         legend=[(name, colour) for name, (colour, _) in layers.items()],
-        drawings=_drawings(label, draw, _tooltips(xs, told), COUNTS[0], large=True),
+        drawings=_drawings(label, draw, _tooltips(xs, told), large=True),
     )
 
 
@@ -154,11 +128,11 @@ def _smoothed(one: Series, smooth: bool) -> bool:
     return smooth and len(one.xs) >= SMOOTHED_FROM
 
 
-def _draw_line(axes: Any, one: Series, unit: Unit, smooth: bool) -> Sequence[float]:
+def _draw_line(axes: Any, one: Series, smooth: bool) -> Sequence[float]:
     """Draw a series; returns the values of its line."""
     # Not clipped: a clipping path would be lost with the drawing that defines it, if a page hides that one.
     look: dict[str, Any] = {"color": f"C{one.colour}", "clip_on": False}
-    xs, ys = [x / unit.size for x in one.xs], one.values
+    xs, ys = one.xs, one.values
     if _smoothed(one, smooth):
         axes.plot(xs, ys, linewidth=1, alpha=0.35, **look)
         ys = running_mean(ys)
@@ -187,16 +161,12 @@ def _tooltips(places: Sequence[float], told: Callable[[float], str]) -> list[Too
     return [(a, b, told(place)) for (a, b), place in zip(pairwise(edges), places, strict=True)]
 
 
-def _drawings(
-    label: str, draw: Callable[[Any], None], tooltips: Sequence[Tooltip], unit: Unit, *, large: bool
-) -> dict[str, str]:
+def _drawings(label: str, draw: Callable[[Any], None], tooltips: Sequence[Tooltip], *, large: bool) -> dict[str, str]:
     sizes = {"large": _LARGE, "small": _SMALL} if large else {"small": _SMALL}
-    return {name: _svg(label, size, draw, tooltips, unit) for name, size in sizes.items()}
+    return {name: _svg(label, size, draw, tooltips) for name, size in sizes.items()}
 
 
-def _svg(
-    label: str, size: tuple[int, int], draw: Callable[[Any], None], tooltips: Sequence[Tooltip], unit: Unit
-) -> str:
+def _svg(label: str, size: tuple[int, int], draw: Callable[[Any], None], tooltips: Sequence[Tooltip]) -> str:
     from matplotlib.ticker import MaxNLocator
 
     width, height = size
@@ -209,13 +179,12 @@ def _svg(
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.tick_params(length=0, pad=7, labelsize=12)
         axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-        axes.xaxis.set_major_locator(MaxNLocator(width // 60, steps=[1, 2, 5, 10], integer=unit == COUNTS[0]))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g} {unit.name}".strip())
+        axes.xaxis.set_major_locator(MaxNLocator(width // 60, steps=[1, 2, 5, 10], integer=True))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         text = style.svg(figure)
         box = axes.get_window_extent()
         pixels = [
-            axes.transData.transform([(end / unit.size, 0) for end in column])[:, 0].clip(box.x0, box.x1)
-            for *column, _ in tooltips
+            axes.transData.transform([(end, 0) for end in column])[:, 0].clip(box.x0, box.x1) for *column, _ in tooltips
         ]
     columns = "".join(
         f'<rect class="tip" x="{a:.1f}" y="{height - box.y1:.1f}" width="{b - a:.1f}" height="{box.height:.1f}">'

@@ -140,7 +140,7 @@ def _rows(measured: HeldOutFigures, config: RunConfig) -> list[tuple[str, ...]]:
 
 
 def _facts(config: RunConfig) -> dict[str, str]:
-    explore, kept = config.explore, f"{config.kept} kept"
+    explore, kept = config.explore, f"{config.explore.keep} kept"
     if config.two_stage:
         kept += f" and regenerated in BF16 with {config.regenerate.steps} steps"
     explored = f"{explore.candidates} candidates each in {explore.steps} steps"

@@ -93,7 +93,7 @@ def _content(run: RunFiles) -> dict[str, Any]:
         "done": iterations[-1]["version"] if iterations else 0,
         "planned": facts.get("iterations"),
         "served": served_text(iterations),
-        "rewards": [reward_card(name, row, weights) for name, row in (result or {}).get("rewards", {}).items()],
+        "rewards": [_reward_card(name, row, weights) for name, row in (result or {}).get("rewards", {}).items()],
         "shares": shares_text(shares),
         "small": ", ".join(name for name, share in shares.items() if share < SMALL),
         "reward_chart": reward_chart(iterations) if iterations else None,
@@ -122,20 +122,12 @@ def _content(run: RunFiles) -> dict[str, Any]:
     }
 
 
-def reward_card(
-    name: str, row: dict[str, float], weights: dict[str, float], reach: float | None = None
-) -> dict[str, Any]:
-    """Texts and whisker of a reward of a result.
-
-    Args:
-        name: of the reward.
-        row: its figures.
-        weights: of the trained rewards.
-        reach: gain at either end of the whisker, with zero in the middle; by default a little beyond its interval.
-    """
+def _reward_card(name: str, row: dict[str, float], weights: dict[str, float]) -> dict[str, Any]:
+    """Texts and whisker of a reward of a result, from its figures and the weights of the trained rewards."""
     low, high, gain = row["low"], row["high"], row["gain"]
     verdict = "up" if low > 0 else "down" if high < 0 else "unclear"
-    reach = reach or max(abs(low), abs(high)) * 1.1 or 1.0
+    # Of the whisker's either end, with zero in the middle: a little beyond the interval.
+    reach = max(abs(low), abs(high)) * 1.1 or 1.0
     return {
         "label": figures.reward_label(name),
         "role": figures.role_text(name, weights) if weights else "",

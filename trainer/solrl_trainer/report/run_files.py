@@ -1,4 +1,4 @@
-"""The files of a run's folder, as report and comparison read them. A run in progress, or an older one, lacks some."""
+"""The files of a run's folder, as the report reads them. A run in progress, or an older one, lacks some."""
 
 import json
 from collections.abc import Sequence

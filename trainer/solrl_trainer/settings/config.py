@@ -268,11 +268,6 @@ class RunConfig(Section):
         return min(judge.curve_seeds, judge.seeds) if 0 < judge.every < self.iterations else judge.seeds
 
     @property
-    def kept(self) -> int:
-        """Samples per prompt that are trained on."""
-        return self.regenerate.keep or self.explore.keep
-
-    @property
     def lag(self) -> int:
         """Versions by which exploration is behind training."""
         assert self.explore.lag is not None, "validated"
@@ -355,12 +350,6 @@ class RunConfig(Section):
     def _suits_exploration(cls, value: Regenerate, given: ValidationInfo) -> Regenerate:
         served = given.data.get("rollout_url") is not None
         explore = given.data.get("explore")  # missing if it is invalid itself
-        if value.keep is None and value.selection != "best_worst":
-            raise ValueError(f"selection is {value.selection}, but all samples are kept; expected a number as keep")
-        if value.keep is not None and value.at == "none":
-            raise ValueError("keep selects among regenerated samples; with at=none, expected explore.keep alone")
-        if value.keep is not None and explore is not None and value.keep > explore.keep:
-            raise ValueError(f"keep is {value.keep}, but only {explore.keep} are regenerated; see explore.keep")
         if value.share not in ("auto", 1) and value.at != "service":
             raise ValueError(f"share is {value.share}, but at={value.at}; expected at=service, or share=auto")
         if value.at == "service" and not served:

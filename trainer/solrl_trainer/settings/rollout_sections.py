@@ -7,7 +7,7 @@ from solrl_proto.rollouts import AdapterUse, DecoderPrecision, FittedSolver, Mod
 
 from solrl_trainer.settings.section import Positive, Section, Steps
 
-SelectionMode = Literal["best_worst", "random", "mean_deviation", "extremes_random"]
+SelectionMode = Literal["best_worst", "random"]
 ExplorationSampler = Literal["ode", "training"]
 
 
@@ -21,8 +21,7 @@ class Explore(Section):
     keep: Annotated[int, Field(ge=2)] = 24
     """Number of candidates to select from a group."""
     selection: SelectionMode = "best_worst"
-    """best_worst: the best and the worst, half of each. random: drawn at random. mean_deviation: those furthest from
-    the group's mean. extremes_random: the best one, the worst one, and others drawn at random."""
+    """best_worst: the best and the worst, half of each. random: drawn at random."""
     steps: Steps = 6
     """Solver steps of a candidate."""
     precision: RequestedPrecision = "auto"
@@ -94,7 +93,3 @@ class Regenerate(Section):
     waits."""
     steps: Steps = 10
     """Solver steps of a sample."""
-    keep: Annotated[int, Field(ge=2)] | None = None
-    """Number of a prompt's regenerated samples to train on, selected by their rewards; null: all of them."""
-    selection: SelectionMode = "best_worst"
-    """Mode of this second selection; see explore.selection."""
