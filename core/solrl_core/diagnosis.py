@@ -3,7 +3,7 @@
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,8 +25,6 @@ _STYLES = {"ok": "green", "n/a": "dim", "warn": "yellow", "missing": "red"}
 _UNLIMITED = 100_000
 """Columns of a file or a pipe."""
 _PACKAGES = ("torch", "diffusers", "transformers", "peft", "safetensors", "huggingface_hub")
-_WEIGHTS = (".safetensors", ".bin")
-_SHARDS = ("diffusion_pytorch_model.safetensors.index.json", "model.safetensors.index.json")
 _HUB_SECONDS = 10.0
 _INDEX = "model_index.json"
 _CACHED = "in the hub's cache on this machine"
@@ -139,24 +137,26 @@ def model(name: str, *, revision: str | None = None) -> Finding:
     """Findings about a model: complete on this machine, or available from the hub.
 
     Args:
-        name: registered name, local folder in diffusers format, or hub id.
+        name: registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these.
         revision: hub commit or tag.
     """
-    from solrl_core.families.load import locate
+    from solrl_core.families.load import describe_model, locate, split_model
+    from solrl_core.families.single_file import parts_in
 
     try:
-        where = locate(name)
-    except ValueError as error:
+        where, file, described = locate(name), split_model(name)[0], describe_model(name, revision)
+        given = parts_in(file, described.family.file_encoders if described else ()) if file else ()
+    except (ValueError, OSError) as error:
         return Finding("model", "missing", str(error))
     if Path(where).is_dir():
-        fault = _fault_of_folder(Path(where))
+        fault = _fault_of_folder(Path(where), given)
         if fault:
             return Finding("model", "missing", f"{name} in {where}: {fault}", "give a complete diffusers folder")
         return Finding("model", "ok", f"{name} in {where}")
-    return _on_hub(where, revision)
+    return _on_hub(where, revision, given)
 
 
-def _on_hub(where: str, revision: str | None) -> Finding:
+def _on_hub(where: str, revision: str | None, given: Collection[str]) -> Finding:
     from huggingface_hub import errors, try_to_load_from_cache
 
     try:
@@ -165,10 +165,10 @@ def _on_hub(where: str, revision: str | None) -> Finding:
         return Finding("model", "missing", str(error), "expected a hub id such as owner/name")
     fault = _NOT_CACHED
     if isinstance(cached, str):
-        fault = _fault_of_folder(Path(cached).parent)
+        fault = _fault_of_folder(Path(cached).parent, given)
         if not fault:
             return Finding("model", "ok", f"{where}, {_CACHED}")
-        fault = f"{_CACHED} {fault}"
+        fault = f"{_CACHED}, {fault}"
     return Finding("model", *_to_download(where, _INDEX, fault, revision))
 
 
@@ -193,30 +193,17 @@ def _to_download(
     return "warn", found, f"the start downloads it; `{command or f'hf download {where}'}` does so now"
 
 
-def _fault_of_folder(folder: Path) -> str:
-    """The fault of a folder that is not a complete model in diffusers format; empty if it is."""
+def _fault_of_folder(folder: Path, given: Collection[str]) -> str:
+    """The fault of a folder that is not a complete model in diffusers format but for `given` parts; empty if it is."""
     from solrl_core.families.load import family_of
+    from solrl_core.families.part_files import missing_files
 
     try:
-        index = read_json(folder / _INDEX)
-        parts = [name for name, value in index.items() if _is_part(value)]
-        family_of(index.get("_class_name"), _INDEX)
+        family_of(read_json(folder / _INDEX).get("_class_name"), _INDEX)
+        lacking = missing_files(folder, given)
     except (OSError, ValueError, AttributeError) as error:
         return str(error)
-    lacking = [part for part in parts if not _is_whole(folder / part)]
-    return f"missing or incomplete: {', '.join(lacking)}" if lacking else ""
-
-
-def _is_part(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and value[0] is not None
-
-
-def _is_whole(part: Path) -> bool:
-    """Whether the folder of a part has files; a model's, also its weights."""
-    files = {path.name for path in part.glob("*") if path.exists()}
-    weighed = "config.json" not in files or any(name.endswith(_WEIGHTS) for name in files)
-    shards = {shard for name in files & set(_SHARDS) for shard in read_json(part / name)["weight_map"].values()}
-    return bool(files) and weighed and shards <= files
+    return f"it lacks {', '.join(lacking)}" if lacking else ""
 
 
 def rewards(
@@ -304,13 +291,14 @@ def _fault_of_source(source: "RewardFile") -> tuple[str, bool]:
     """The fault of something that a reward loads, empty if it is on this machine; and whether the hub may have it."""
     from huggingface_hub import errors, try_to_load_from_cache
 
+    from solrl_core.families.part_files import missing_in
     from solrl_core.rewards.loading import CONFIG
 
     place = Path(source.where)
     if not source.file:
         return ("" if place.is_file() else "not a file"), False
     if place.is_dir():
-        whole = _is_whole(place) if source.file == CONFIG else True
+        whole = not missing_in(place) if source.file == CONFIG else True
         return ("" if whole and (place / source.file).is_file() else "incomplete"), False
     try:
         cached = try_to_load_from_cache(source.where, source.file)
@@ -318,5 +306,5 @@ def _fault_of_source(source: "RewardFile") -> tuple[str, bool]:
         return "neither a folder nor a hub id", False
     if not isinstance(cached, str):
         return _NOT_CACHED, True
-    whole = source.file != CONFIG or _is_whole(Path(cached).parent)
+    whole = source.file != CONFIG or not missing_in(Path(cached).parent)
     return ("" if whole else f"{_CACHED} its weights are missing or incomplete"), not whole

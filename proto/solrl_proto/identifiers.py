@@ -23,6 +23,9 @@ TenantName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Precision = Literal["nvfp4", "fp8", "bf16"]
 """A precision that a backbone computes in."""
 
+CHECKPOINT = ".safetensors"
+"""End of a single-file checkpoint's name."""
+
 _MOST_UNKNOWN = 64
 """Unknown fields that are named one by one."""
 
@@ -62,7 +65,13 @@ def _counted(value: Any, most: int) -> Any:
     return value
 
 
+def split_checkpoint(model: str) -> tuple[str | None, str]:
+    """The file and the rest of `FILE.safetensors+MODEL`; None and the text itself without a file."""
+    file, plus, rest = model.partition(f"{CHECKPOINT}+")
+    return (f"{file}{CHECKPOINT}", rest) if plus else (None, model)
+
+
 def default_model_name(model: str) -> str:
-    """The default name of a model at a service: the last part of its name, folder or hub id."""
-    last = model.rstrip("/").rpartition("/")[2].lower()
+    """The default name of a model at a service: the last part of its name, checkpoint, folder or hub id."""
+    last = (split_checkpoint(model)[0] or model).rstrip("/").rpartition("/")[2].lower().removesuffix(CHECKPOINT)
     return re.sub(r"[^a-z0-9._-]", "-", last)[:64].strip("._-") or "model"

@@ -38,7 +38,7 @@ class Check:
     """Check that a model ranks candidates at a precision as in BF16, and find the layers that must stay in BF16."""
 
     model: tyro.conf.Positional[str]
-    """Registered name, local folder in diffusers format, or hub id."""
+    """Registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these."""
     precision: tuple[Precision, ...] = ()
     """Precisions to check; by default all but BF16 that the device supports."""
     rewards: tuple[str, ...] = ("clipscore",)
@@ -76,7 +76,7 @@ class ServingMemory:
     """Plan a model's memory on a GPU from its configurations alone: weights, activations, batch limits."""
 
     model: str = "mini-sana"
-    """Registered name, local folder in diffusers format, or hub id; no weights are needed."""
+    """Registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these."""
     precision: tuple[Precision, ...] = ("nvfp4",)
     """One precision, or several if requests ask for several; nvfp4 is planned as emulated."""
     batch: int = 24

@@ -64,7 +64,7 @@ class Hosting(BaseSettings):
 
     model: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("mini-sana",)
     """Models to host side by side, each [name=]location[@revision].
-    location: a registered name, local folder in diffusers format, or hub id.
+    location: a registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these.
     name: its name in requests; revision: hub commit or tag."""
 
     device: str = "auto"

@@ -18,6 +18,7 @@ from solrl_core.precision import PrecisionSupport
 from solrl_core.rewards.reward import REWARDS
 
 COMMIT = "0" * 40
+WEIGHTS = ("text_encoder/model", "transformer/diffusion_pytorch_model", "vae/diffusion_pytorch_model")
 INDEX = b'{"_class_name": "KolorsPipeline"}'
 MINI_SANA = Path(locate("mini-sana"))
 MINI_CLIP = MINI_SANA.parent / "mini-clip"
@@ -108,15 +109,15 @@ def test_a_model_in_the_hubs_cache_is_ok_when_it_is_whole(cache: Path) -> None:
         weights.unlink()
     finding = diagnosis.model("some/model")
     assert finding.state == "missing"
-    assert "missing or incomplete: text_encoder, transformer, vae" in finding.found
+    assert all(f"{part}.safetensors" in finding.found for part in WEIGHTS)
 
 
 @pytest.mark.parametrize(
     ("lost", "fault"),
     [
         ("model_index.json", "No such file"),
-        ("tokenizer", "missing or incomplete: tokenizer"),
-        ("vae/diffusion_pytorch_model.safetensors", "missing or incomplete: vae"),
+        ("tokenizer", "it lacks tokenizer/"),
+        ("vae/diffusion_pytorch_model.safetensors", "it lacks vae/diffusion_pytorch_model.safetensors"),
     ],
 )
 def test_a_folder_that_is_not_whole_is_not_ok(tmp_path: Path, lost: str, fault: str) -> None:
@@ -136,7 +137,7 @@ def test_a_missing_shard_is_found(tmp_path: Path) -> None:
     whole.rename(part / "diffusion_pytorch_model-00001-of-00002.safetensors")
     shards = {str(i): f"diffusion_pytorch_model-0000{i}-of-00002.safetensors" for i in (1, 2)}
     (part / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
-    assert "missing or incomplete: transformer" in diagnosis.model(str(folder)).found
+    assert f"it lacks transformer/{shards['2']}" in diagnosis.model(str(folder)).found
     (part / shards["2"]).write_bytes(b"")
     assert diagnosis.model(str(folder)).state == "ok"
 

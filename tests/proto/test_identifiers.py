@@ -53,6 +53,8 @@ def test_messages_are_immutable_and_know_all_their_fields() -> None:
         ("/models/My Model/", "my-model"),
         ("./runs/_best_", "best"),
         ("///", "model"),
+        ("/files/FLUX1-dev.safetensors+/models/FLUX.1-dev", "flux1-dev"),
+        ("FLUX.1-dev/flux1-dev.safetensors", "flux1-dev"),
         ("x" * 99, "x" * 64),
     ],
 )

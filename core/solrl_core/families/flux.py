@@ -30,6 +30,7 @@ class Flux(PipelineBackbone):
     family = "flux"
     blocks = ("transformer_blocks", "single_transformer_blocks")
     max_sequence_length = 128
+    file_encoders = ("clip_l", "t5xxl")
     lora_targets = r"(single_)?transformer_blocks\.\d+\.attn\.(to_[qkv]|to_out\.0)"
     # The paper's list quantises the modulation, too, which has one row per candidate, and the last projection.
     quantize = (r"^(single_)?transformer_blocks\.",)

@@ -1,17 +1,20 @@
 """Loads a model by name, folder or hub id, through diffusers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import errors, try_to_load_from_cache
+from huggingface_hub import errors, hf_hub_download, try_to_load_from_cache
 from packaging.version import Version
+from solrl_proto.identifiers import CHECKPOINT, split_checkpoint
 from solrl_proto.text_files import read_json
 
+from solrl_core.families.part_files import missing_files, variant_of
 from solrl_core.families.pipeline import PipelineBackbone, is_text_encoder
+from solrl_core.families.single_file import parts_by_content, parts_in, parts_of_file
 from solrl_core.fingerprint import module_digest
 from solrl_core.layer_list import kept_layers
 from solrl_core.model_options import MODELS_OWN, ImageSize, ModelOptions, read_options
@@ -48,6 +51,7 @@ MODELS = FolderRegistry(
         "package.module:attribute",
         "a folder with a model_index.json",
         "a hub id such as Efficient-Large-Model/Sana_1600M_1024px_diffusers",
+        "FILE.safetensors+FOLDER, a checkpoint and the folder or hub id of everything else",
     ),
 )
 
@@ -71,6 +75,8 @@ _ADVICE: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
         "the folder",
     ),
 )
+_OTHER_FILES = (".ckpt", ".gguf", ".pt", ".pth")
+
 _ADVICE_ELSE = (
     "expected a folder in diffusers format (model_index.json, one folder per part, weights as safetensors), "
     "or a hub id that this machine can reach; for gated models set HF_TOKEN to a token whose account was granted access"
@@ -78,13 +84,35 @@ _ADVICE_ELSE = (
 
 
 def locate(model: str) -> str:
-    """Resolve a registered name to its folder or hub id; a folder or hub id is returned as is.
+    """Resolve a model to its folder or hub id, which are returned as they are; for a checkpoint, those of the rest.
 
     Raises:
-        ValueError: not a registered name, not a folder, and not shaped like a hub id.
+        ValueError: not a registered name, not a folder, and not shaped like a hub id; or a file that does not exist.
     """
+    file, rest = split_model(model)
+    if file is not None and not file.is_file():
+        raise ValueError(f"there is no file {file}; expected a single-file checkpoint")
     return MODELS.locate(
-        model, lambda name: Path(name).is_dir() or (name.count("/") == 1 and not name.startswith((".", "/")))
+        rest, lambda name: Path(name).is_dir() or (name.count("/") == 1 and not name.startswith((".", "/")))
+    )
+
+
+def split_model(model: str) -> tuple[Path | None, str]:
+    """The single-file checkpoint of a model, None in diffusers format; and the name, folder or hub id of the rest.
+
+    Raises:
+        ValueError: it is not a safetensors file, or nothing says where the rest is.
+    """
+    file, rest = split_checkpoint(model)
+    if file is not None or not rest.endswith((CHECKPOINT, *_OTHER_FILES)) or Path(rest).is_dir():
+        return (None if file is None else Path(file)), rest
+    if not rest.endswith(CHECKPOINT):
+        raise ValueError(f"got the file {rest}; expected a checkpoint as safetensors: convert it")
+    if (Path(rest).parent / "model_index.json").is_file():
+        return Path(rest), str(Path(rest).parent)
+    raise ValueError(
+        f"got the checkpoint {rest} alone; expected {rest}+FOLDER, where FOLDER is the model's folder in diffusers "
+        "format or its hub id, from which text encoders, tokenizers, autoencoder and configurations come"
     )
 
 
@@ -157,20 +185,50 @@ def explained(where: str) -> Iterator[None]:
         raise OSError(f"cannot load {where!r}: {advice(error, where)}; original error: {error}") from error
 
 
-def model_folder(model: str, *, revision: str | None = None) -> Path:
+def model_folder(model: str, *, revision: str | None = None, given: Collection[str] = ()) -> Path:
     """The local folder of a model with all of its files, which are downloaded if it is on the hub.
+
+    Args:
+        model: registered name, folder or hub id.
+        revision: hub commit or tag.
+        given: parts whose weights come from elsewhere.
 
     Raises:
         ValueError: unknown model.
-        OSError: the hub cannot be reached, or access was not granted.
+        OSError: files are missing, the hub cannot be reached, or access was not granted.
     """
+    where = locate(model)
+    local = Path(where).is_dir()
+    folder = Path(where) if local else _snapshot(where, revision, given)
+    with explained(where):
+        lacking = missing_files(folder, given)
+    if lacking:
+        remedy = "copy them there" if local else f"with network access, run `{_download(where, lacking, revision)}`"
+        raise OSError(f"cannot load {where!r}: {folder} lacks {', '.join(lacking)}; {remedy}")
+    return folder
+
+
+def _download(where: str, files: Sequence[str], revision: str | None) -> str:
+    """The command that fetches files of a hub model into the local cache."""
+    names = () if any(name.endswith("/") for name in files) else files
+    return " ".join(("hf download", where, *(("--revision", revision) if revision else ()), *names))
+
+
+def _snapshot(where: str, revision: str | None, given: Collection[str]) -> Path:
+    """The snapshot of a hub model in the local cache, downloaded as far as that is possible."""
     from diffusers import DiffusionPipeline
 
-    where = locate(model)
-    if Path(where).is_dir():
-        return Path(where)
-    with explained(where):
-        return Path(DiffusionPipeline.download(where, revision=revision))
+    try:
+        with explained(where):
+            folder = Path(DiffusionPipeline.download(where, revision=revision, **dict.fromkeys(given)))
+            for part in given:
+                hf_hub_download(where, f"{part}/config.json", revision=revision)
+            return folder
+    except OSError:
+        index = try_to_load_from_cache(where, "model_index.json", revision=revision)
+        if not isinstance(index, str) or not missing_files(Path(index).parent, given):
+            raise
+        return Path(index).parent
 
 
 def dtype_argument(version: str) -> str:
@@ -195,7 +253,7 @@ def load_backbone(
     in float32, because few processors multiply bfloat16 fast.
 
     Args:
-        model: registered name, local folder in diffusers format, or hub id.
+        model: registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these.
         device: "cpu", "cuda", "cuda:1", …
         revision: hub commit or tag.
         dtype: dtype of all weights, without rounding to bfloat16; None for the default above.
@@ -220,10 +278,19 @@ def load_backbone(
     with explained(where):
         config = DiffusionPipeline.load_config(where, revision=revision)
     family = family_of(config.get("_class_name"), where)
-    folder = model_folder(model, revision=revision)
+    file, _ = split_model(model)
+    in_file = () if file is None else parts_in(file, family.file_encoders)
+    folder = model_folder(where, revision=revision, given=in_file)
+    parts: dict[str, torch.nn.Module] = {} if transformer is None else {"transformer": transformer}
+    if file is not None:
+        parts |= parts_of_file(file, folder, config, family.file_encoders, held)
+    if "transformer" not in parts:
+        with explained(where):
+            parts |= family.components(folder, held)
+    parts |= parts_by_content(folder, config, parts, held)
+    options = {dtype_argument(diffusers.__version__): held, "variant": variant_of(folder, config, parts)}
     with explained(where):
-        parts = family.components(folder, held) if transformer is None else {"transformer": transformer}
-        pipeline = DiffusionPipeline.from_pretrained(folder, **{dtype_argument(diffusers.__version__): held}, **parts)
+        pipeline = DiffusionPipeline.from_pretrained(folder, **options, **parts)
     if device.startswith("cuda"):
         # Triton launches kernels on the thread's current device, whichever device the tensors are on.
         torch.cuda.set_device(torch.device(device).index or 0)
@@ -236,7 +303,7 @@ def load_backbone(
                 for tensor in part.state_dict().values():
                     if tensor.is_floating_point():
                         tensor.copy_(tensor.bfloat16())
-    name = model if where != model else Path(model).name.lower()
+    name = file.stem.lower() if file else model if where != model else Path(model).name.lower()
     backbone = family(pipeline, name, read_options(str(folder)).sized(size))
     backbone.device = next(pipeline.vae.parameters()).device
     if layers is not None:

@@ -37,6 +37,7 @@ class PipelineBackbone(Backbone):
         keep_max_dim: of the same policy.
         max_sequence_length: the family's number of text tokens; the model's options override it.
         own_schedule: the noise levels are those of the pipeline's scheduler; otherwise evenly spaced.
+        file_encoders: names of the text encoders in single-file checkpoints, in the pipeline's order.
     """
 
     quantize: tuple[str, ...]
@@ -44,6 +45,7 @@ class PipelineBackbone(Backbone):
     keep_max_dim: int = 0
     max_sequence_length: int
     own_schedule: bool = True
+    file_encoders: tuple[str, ...] = ()
 
     def __init__(self, pipeline: Any, name: str, options: ModelOptions) -> None:
         self.name = name

@@ -23,6 +23,7 @@ class StableDiffusion3(PipelineBackbone):
 
     family = "sd3"
     max_sequence_length = 128
+    file_encoders = ("clip_l", "clip_g", "t5xxl")
     lora_targets = r"transformer_blocks\.\d+\.attn\.(add_[qkv]_proj|to_add_out|to_[qkv]|to_out\.0)"
     # The paper's list also has pos_embed, which is a convolution over 2×2 patches here and never quantised. It is for
     # SD3.5-Large, whose attention is 2432 wide; of SD3.5-Medium, 1536 wide, it keeps attention likewise.

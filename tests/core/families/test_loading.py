@@ -97,11 +97,18 @@ def test_weights_are_rounded_to_bfloat16_unless_a_dtype_is_given(own: Path) -> N
         assert velocity.dtype == backbone.decode(velocity).dtype == torch.float32
 
 
-@pytest.mark.parametrize("lost", ["model_index.json", "transformer", "text_encoder_2/model.safetensors"])
-def test_missing_files_are_an_oserror_that_says_what_to_do(own: Path, lost: str) -> None:
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        ("model_index.json", "expected a folder in diffusers format"),
+        ("transformer", ".*flux lacks transformer/; copy them there"),
+        ("text_encoder_2/model.safetensors", ".*flux lacks text_encoder_2/model.safetensors; copy them there"),
+    ],
+)
+def test_missing_files_are_an_oserror_that_says_what_to_do(own: Path, lost: str, said: str) -> None:
     path = own / lost
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises(OSError, match=r"cannot load '.*flux': expected a folder in diffusers format"):
+    with pytest.raises(OSError, match=rf"cannot load '.*flux': {said}"):
         load_backbone(str(own))
 
 

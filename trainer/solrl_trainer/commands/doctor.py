@@ -24,7 +24,7 @@ def check(
     """Findings about everything that a training needs.
 
     Args:
-        model: registered name, local folder in diffusers format, or hub id.
+        model: registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these.
         rollout_url: base URL of a rollout service, or None for none.
         prompts: a registered set, or a folder.
         rewards: names of the rewards to train on, each with @http://… if a reward server computes it.

@@ -229,7 +229,7 @@ class Doctor:
     """Check what this machine can run, what is missing, and what to do about it."""
 
     model: str = "mini-sana"
-    """Registered name, local folder in diffusers format, or hub id."""
+    """Registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these."""
     rollout_url: Annotated[str | None, _shown("URL", "none")] = None
     """Base URL of a rollout service to check, too."""
     prompts: str = "shapes"

@@ -16,6 +16,7 @@ from typing import Self
 import torch
 from PIL import Image
 from solrl_client.rollouts import RolloutClient
+from solrl_proto.identifiers import split_checkpoint
 from solrl_proto.problems import ProblemError
 from solrl_proto.status import THUMBNAIL_SIDE, Activity, HeldOut, RunSettings, SamplePair, Samples, Work
 from torch.nn.functional import interpolate
@@ -222,7 +223,8 @@ class StatusReporter:
 
 def run_settings(config: RunConfig) -> RunSettings:
     """Settings of a run for the page, without addresses and paths of a machine; dotted names."""
-    folders = {name: Path(value).name for name in ("model", "prompts") if Path(value := getattr(config, name)).is_dir()}
+    places = {"model": split_checkpoint(config.model)[0] or config.model, "prompts": config.prompts}
+    folders = {name: Path(place).name for name, place in places.items() if Path(place).exists()}
     values: dict[str, str] = {}
     for name, value in config.model_copy(update=folders).model_dump(mode="json", exclude=set(OF_A_MACHINE)).items():
         inner = {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from solrl_core.families.load import MODELS, describe_model
+from solrl_core.families.load import MODELS, describe_model, split_model
 from solrl_core.sampling.sampler import unshifted_sigmas
 from solrl_proto.text_files import read_json, read_text
 
@@ -79,9 +79,12 @@ def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None,
         source: first argument of `load_lora_weights`: a repository of the hub, or a folder.
     """
     environment = rendering.environment(keep_trailing_newline=True)
-    registered = config.model in MODELS
-    on_hub = not registered and not Path(config.model).is_dir()
-    base = config.model if registered or on_hub else Path(config.model).name
+    file, rest = split_model(config.model)
+    registered = rest in MODELS
+    on_hub = not registered and not Path(rest).is_dir()
+    base = rest if registered or on_hub else Path(rest).name
+    place = f"locate({base!r})" if registered else repr(base if on_hub else f"path/to/{base}")
+    name = base if file is None else file.name
     found = describe_model(config.model, config.revision)
     call = None if found is None else found.family.pipeline_call(found.options, found.config, config.guidance)
     arguments = {"num_inference_steps": config.evaluate.steps} | (call or {"guidance_scale": config.guidance})
@@ -89,17 +92,18 @@ def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None,
     if even:
         arguments["sigmas"] = unshifted_sigmas(config.evaluate.steps)[:-1]
     revision = f", revision={config.revision!r}" if config.revision else ""
-    shown = config.model_copy(update={"model": base, "prompts": Path(config.prompts).name})
+    shown = config.model_copy(update={"model": name, "prompts": Path(config.prompts).name})
     page: str = environment.get_template("model_card.md.j2").render(
-        front=yaml.safe_dump(_front(config, on_hub), sort_keys=False).strip(),
+        front=yaml.safe_dump(_front(config, on_hub and file is None), sort_keys=False).strip(),
         mark=MARK,
         run=config.run,
-        base=f"[{base}](https://huggingface.co/{base})" if on_hub else f"`{base}`",
+        base=f"[{base}](https://huggingface.co/{base})" if on_hub and file is None else f"`{name}`",
         score=figures.sum_text(config.weights),
         version=version,
         iterations=config.iterations,
         registered=registered,
-        pipeline=(f"locate({base!r})" if registered else repr(base if on_hub else f"path/to/{base}")) + revision,
+        pipeline=place + revision + ("" if file is None else ", transformer=transformer"),
+        transformer="" if file is None or found is None else _from_file(found.config["_class_name"], file.name, place),
         source=source,
         lora=LORA,
         scale=f"{config.lora.alpha / config.lora.rank:g}",
@@ -114,6 +118,12 @@ def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None,
         settings=settings_yaml(shown, omitted=("run", *OF_A_MACHINE)).strip(),
     )
     return page
+
+
+def _from_file(kind: str, file: str, place: str) -> str:
+    """The line that loads the transformer of a single-file checkpoint."""
+    options = f"config={place}, subfolder='transformer', torch_dtype=torch.bfloat16"
+    return f"transformer = {kind}.from_single_file('path/to/{file}', {options})"
 
 
 def _front(config: RunConfig, on_hub: bool) -> dict[str, Any]:

@@ -186,7 +186,7 @@ class RunConfig(Section):
     preset: str
     """Preset that the run began with, `<model>/<recipe>/<reward>`; the option `--preset` sets it."""
     model: str
-    """Registered name, local folder in diffusers format, or hub id."""
+    """Registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these."""
     revision: str | None = None
     """Hub commit or tag of the model."""
     layers: Path | None = None

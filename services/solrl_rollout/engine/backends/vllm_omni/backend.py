@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from solrl_core.arithmetic import arithmetic
-from solrl_core.families.load import load_backbone, model_folder
+from solrl_core.families.load import load_backbone, model_folder, split_model
 from solrl_core.families.skeleton import Meta, load_skeleton
 from solrl_core.fingerprint import SCHEDULE, checkpoint_digest, part_digests, schedule_digest
 from solrl_core.lora import adapter_layout
@@ -52,6 +52,8 @@ class VllmOmniBackend:
         require_packages()
         if settings.height or settings.width:
             raise ValueError("vllm-omni makes images of the model's own size; expected no --height or --width")
+        if split_model(spec.location)[0] is not None:
+            raise ValueError("vllm-omni reads models in diffusers format; serve single files with --engine solrl")
         skeleton = load_skeleton(spec.location, revision=spec.revision)
         pipeline = pipeline_class(skeleton.family, settings.precision)
         folder = model_folder(spec.location, revision=spec.revision)

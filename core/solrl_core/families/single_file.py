@@ -1,0 +1,206 @@
+"""Parts of a model from safetensors files that are not in diffusers format, read by diffusers' own conversions.
+
+These are the original files of a model's authors, ComfyUI's, with their prefixes, and files with FP8 weights.
+"""
+
+import importlib
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from solrl_core.families.part_files import parts_of, weights_of
+
+logger = logging.getLogger(__name__)
+
+Tensors = dict[str, torch.Tensor]
+
+_PREFIXES = {"model.diffusion_model.": "transformer", "first_stage_model.": "vae", "vae.": "vae"}
+_ENCODER = "text_encoders."
+_LIBRARIES = ("diffusers", "transformers")
+_FLOAT8 = "F8_"
+_SCALES = (".scale_weight", ".weight_scale")
+# Of FP8 arithmetic, and of CLIP's training: nothing here uses them.
+_SPARE = (".scale_input", ".input_scale", ".comfy_quant", "scaled_fp8", "logit_scale", "position_ids")
+_SHOWN = 3
+
+
+def split_names(names: Iterable[str], encoders: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Part of the pipeline → name there → name in the file, of all names in a file.
+
+    Args:
+        names: of the file's tensors. Those without a known prefix are the transformer's.
+        encoders: ComfyUI's names of the text encoders, in the pipeline's order.
+    """
+    parts = [f"text_encoder_{at}" if at > 1 else "text_encoder" for at in range(1, len(encoders) + 1)]
+    prefixes = _PREFIXES | {f"{_ENCODER}{name}.transformer.": part for name, part in zip(encoders, parts, strict=True)}
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
+        found.setdefault(prefixes.get(prefix, "transformer"), {})[name.removeprefix(prefix)] = name
+    return found
+
+
+def parts_in(file: Path, encoders: Sequence[str]) -> dict[str, dict[str, str]]:
+    """`split_names` of a file.
+
+    Raises:
+        OSError: it cannot be read, or has no transformer.
+    """
+    found = split_names(_types(file), encoders)
+    if "transformer" not in found:
+        raise OSError(f"{file} has weights of {', '.join(found) or 'nothing'}; expected a file with a transformer")
+    return found
+
+
+def parts_of_file(
+    file: Path, folder: Path, index: Mapping[str, Any], encoders: Sequence[str], dtype: torch.dtype
+) -> dict[str, nn.Module]:
+    """The parts that a checkpoint has, by the configurations in a folder.
+
+    Raises:
+        OSError: it cannot be read, or it does not fit; names what is missing or unexpected.
+    """
+    kinds = parts_of(index)
+    weights = _read([file])
+    return {
+        part: _load(kinds[part], folder / part, {new: weights.pop(old) for new, old in names.items()}, dtype, file)
+        for part, names in parts_in(file, encoders).items()
+        if part in kinds
+    }
+
+
+def parts_by_content(
+    folder: Path, index: Mapping[str, Any], given: Collection[str], dtype: torch.dtype
+) -> dict[str, nn.Module]:
+    """The parts of a folder whose file has another name than diffusers expects, or has FP8 weights.
+
+    Raises:
+        OSError: as `parts_of_file`.
+    """
+    found = {}
+    for part, kind in parts_of(index).items():
+        files, _, named = weights_of(folder / part)
+        if part not in given and files and not (named and not any(map(_has_fp8, files))):
+            weights = {name.removeprefix("model.diffusion_model."): tensor for name, tensor in _read(files).items()}
+            found[part] = _load(kind, folder / part, weights, dtype, files[0])
+    return found
+
+
+def _types(file: Path) -> dict[str, str]:
+    """Name → type of a file's tensors, from its header."""
+    with _opened(file) as opened:
+        names = [name for name in opened.keys() if not name.endswith((*_SPARE, *_SCALES))]  # noqa: SIM118
+        return {name: opened.get_slice(name).get_dtype() for name in names}
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            yield opened
+    except (SafetensorError, FileNotFoundError) as error:
+        raise OSError(f"cannot read {file}: {error}; expected a whole safetensors file: copy it again") from error
+
+
+def _has_fp8(file: Path) -> bool:
+    return any(kind.startswith(_FLOAT8) for kind in _types(file).values())
+
+
+def _read(files: Sequence[Path]) -> Tensors:
+    """The tensors of files, those in FP8 as BF16 values, times the scale that ComfyUI stores beside them."""
+    weights: Tensors = {}
+    for file in files:
+        with _opened(file) as opened:
+            names = [name for name in opened.keys() if not name.endswith(_SPARE)]  # noqa: SIM118
+            weights |= {name: opened.get_tensor(name) for name in names}
+    narrow = [name for name, weight in weights.items() if weight.is_floating_point() and weight.itemsize == 1]
+    scales = {name.rpartition(".")[0]: weights.pop(name) for name in list(weights) if name.endswith(_SCALES)}
+    for name in narrow:
+        scale = scales.get(name.removesuffix(".weight"))
+        weight = weights[name]
+        weights[name] = (weight if scale is None else weight.float() * scale.float()).bfloat16()
+    if narrow:
+        logger.warning(f"{files[0]}: {len(narrow)} FP8 weights are loaded as their BF16 values")
+    return weights
+
+
+def _load(kind: tuple[str, str], folder: Path, weights: Tensors, dtype: torch.dtype, file: Path) -> nn.Module:
+    """The module of a part with these weights, by the configuration in its folder."""
+    library, name = kind
+    if library not in _LIBRARIES:
+        raise OSError(f"{file}: cannot load a {library}.{name} from a single file; expected one of {_LIBRARIES}")
+    cls = getattr(importlib.import_module(library), name)
+    if library == "diffusers":
+        return _of_diffusers(cls, folder, weights, dtype, file)
+    config = cls.config_class.from_pretrained(folder)
+    model, found = cls.from_pretrained(
+        None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    # CLIP's projection is in files of the whole CLIP, and unused by a bare encoder.
+    unexpected = {one for one in found["unexpected_keys"] if not one.endswith("text_projection.weight")}
+    _check(cls, file, folder, found["missing_keys"], unexpected, [one[0] for one in found["mismatched_keys"]])
+    module: nn.Module = model
+    return module
+
+
+def _of_diffusers(cls: Any, folder: Path, weights: Tensors, dtype: torch.dtype, file: Path) -> nn.Module:
+    import diffusers
+    from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
+    from diffusers.utils import logging as logging_of_diffusers
+
+    rows = SINGLE_FILE_LOADABLE_CLASSES.items()
+    row = next((row for name, row in rows if issubclass(cls, getattr(diffusers, name, ()))), None)
+    if row is None:
+        raise OSError(
+            f"{file}: diffusers {diffusers.__version__} cannot read a single file for {cls.__name__}; expected a "
+            "folder in diffusers format"
+        )
+    config = cls.load_config(folder)
+    with torch.device("meta"):
+        expected = {name: tensor.shape for name, tensor in cls.from_config(config).state_dict().items()}
+    before = sorted(weights)
+    converted = weights
+    if weights.keys() != expected.keys():
+        try:
+            converted = row["checkpoint_mapping_fn"](checkpoint=weights, config=config)
+        except (KeyError, IndexError, RuntimeError) as error:
+            what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise OSError(
+                f"{file} does not have the layout of a {cls.__name__}: {what}; its first tensors are "
+                f"{_names(before)}; expected the original or ComfyUI's file of the model in {folder.parent}"
+            ) from error
+    # Most conversions take what they know out of `weights`.
+    left = () if len(weights) == len(before) or converted is weights else weights
+    other = [name for name in converted if name in expected and converted[name].shape != expected[name]]
+    _check(cls, file, folder, expected.keys() - converted.keys(), {*left, *converted} - expected.keys(), other)
+    level = logging_of_diffusers.get_verbosity()
+    logging_of_diffusers.set_verbosity_error()  # it warns of modules to keep in float32 where there are none
+    try:
+        module: nn.Module = cls.from_single_file(converted, config=str(folder), torch_dtype=dtype)
+    finally:
+        logging_of_diffusers.set_verbosity(level)
+    return module
+
+
+def _check(
+    cls: Any, file: Path, folder: Path, missing: Iterable[str], unexpected: Iterable[str], other: Iterable[str]
+) -> None:
+    """Raise OSError if weights are missing, unexpected or of another shape."""
+    kinds = {"lacks": sorted(missing), "also has": sorted(unexpected), "has in another shape": sorted(other)}
+    faults = [f"{verb} {_names(names)}" for verb, names in kinds.items() if names]
+    if faults:
+        raise OSError(
+            f"{file} does not fit {cls.__name__} of {folder / 'config.json'}: it {'; it '.join(faults)}; expected a "
+            "complete file, and the folder of the same model"
+        )
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,167 @@
+"""Weights by the names of a model's authors, from those of diffusers: its conversions, inverted."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+Weights = dict[str, torch.Tensor]
+
+COMFY = "model.diffusion_model."
+
+_EMBEDDERS = {
+    r"^time_text_embed\.timestep_embedder\.linear_1": "time_in.in_layer",
+    r"^time_text_embed\.timestep_embedder\.linear_2": "time_in.out_layer",
+    r"^time_text_embed\.text_embedder\.linear_1": "vector_in.in_layer",
+    r"^time_text_embed\.text_embedder\.linear_2": "vector_in.out_layer",
+    r"^time_text_embed\.guidance_embedder\.linear_1": "guidance_in.in_layer",
+    r"^time_text_embed\.guidance_embedder\.linear_2": "guidance_in.out_layer",
+}
+_FLUX = _EMBEDDERS | {
+    r"^context_embedder": "txt_in",
+    r"^x_embedder": "img_in",
+    r"^proj_out": "final_layer.linear",
+    r"^norm_out\.linear": "final_layer.adaLN_modulation.1",
+    r"^single_transformer_blocks\.(\d+)\.norm\.linear": r"single_blocks.\1.modulation.lin",
+    r"^single_transformer_blocks\.(\d+)\.attn\.norm_q\.weight": r"single_blocks.\1.norm.query_norm.scale",
+    r"^single_transformer_blocks\.(\d+)\.attn\.norm_k\.weight": r"single_blocks.\1.norm.key_norm.scale",
+    r"^single_transformer_blocks\.(\d+)\.proj_out": r"single_blocks.\1.linear2",
+    r"^transformer_blocks\.": "double_blocks.",
+    r"\.norm1\.linear": ".img_mod.lin",
+    r"\.norm1_context\.linear": ".txt_mod.lin",
+    r"\.attn\.norm_q\.weight": ".img_attn.norm.query_norm.scale",
+    r"\.attn\.norm_k\.weight": ".img_attn.norm.key_norm.scale",
+    r"\.attn\.norm_added_q\.weight": ".txt_attn.norm.query_norm.scale",
+    r"\.attn\.norm_added_k\.weight": ".txt_attn.norm.key_norm.scale",
+    r"\.attn\.to_out\.0": ".img_attn.proj",
+    r"\.attn\.to_add_out": ".txt_attn.proj",
+    r"\.ff\.net\.0\.proj": ".img_mlp.0",
+    r"\.ff\.net\.2": ".img_mlp.2",
+    r"\.ff_context\.net\.0\.proj": ".txt_mlp.0",
+    r"\.ff_context\.net\.2": ".txt_mlp.2",
+}
+_SD3 = {
+    r"^pos_embed\.pos_embed": "pos_embed",
+    r"^pos_embed\.proj": "x_embedder.proj",
+    r"^time_text_embed\.timestep_embedder\.linear_1": "t_embedder.mlp.0",
+    r"^time_text_embed\.timestep_embedder\.linear_2": "t_embedder.mlp.2",
+    r"^time_text_embed\.text_embedder\.linear_1": "y_embedder.mlp.0",
+    r"^time_text_embed\.text_embedder\.linear_2": "y_embedder.mlp.2",
+    r"^proj_out": "final_layer.linear",
+    r"^norm_out\.linear": "final_layer.adaLN_modulation.1",
+    r"^transformer_blocks\.": "joint_blocks.",
+    r"\.norm1\.linear": ".x_block.adaLN_modulation.1",
+    r"\.norm1_context\.linear": ".context_block.adaLN_modulation.1",
+    r"\.attn\.norm_added_q": ".context_block.attn.ln_q",
+    r"\.attn\.norm_added_k": ".context_block.attn.ln_k",
+    r"\.(attn2?)\.norm_q": r".x_block.\1.ln_q",
+    r"\.(attn2?)\.norm_k": r".x_block.\1.ln_k",
+    r"\.(attn2?)\.to_out\.0": r".x_block.\1.proj",
+    r"\.attn\.to_add_out": ".context_block.attn.proj",
+    r"\.ff\.net\.0\.proj": ".x_block.mlp.fc1",
+    r"\.ff\.net\.2": ".x_block.mlp.fc2",
+    r"\.ff_context\.net\.0\.proj": ".context_block.mlp.fc1",
+    r"\.ff_context\.net\.2": ".context_block.mlp.fc2",
+}
+_VAE = {
+    r"\.down_blocks\.(\d)\.resnets\.": r".down.\1.block.",
+    r"\.down_blocks\.(\d)\.downsamplers\.0": r".down.\1.downsample",
+    r"\.up_blocks\.(\d)\.resnets\.": r".up.\1.block.",
+    r"\.up_blocks\.(\d)\.upsamplers\.0": r".up.\1.upsample",
+    r"\.mid_block\.resnets\.0": ".mid.block_1",
+    r"\.mid_block\.resnets\.1": ".mid.block_2",
+    r"\.mid_block\.attentions\.0": ".mid.attn_1",
+    r"\.group_norm": ".norm",
+    r"\.to_out\.0": ".proj_out",
+    r"\.to_([qkv])\.": r".\1.",
+    r"\.conv_shortcut": ".nin_shortcut",
+    r"\.conv_norm_out": ".norm_out",
+}
+
+
+def flux(weights: Mapping[str, torch.Tensor]) -> Weights:
+    """FLUX.1's transformer as Black Forest Labs names it."""
+    given = dict(weights)
+    _swap(given, "norm_out.linear")
+    found = _fused(given, r"single_transformer_blocks\.(\d+)\.", ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"))
+    made = {
+        name.replace("single_transformer_", "single_") + f".linear1.{end}": one for (name, end), one in found.items()
+    }
+    for streams, new in ((("to_q", "to_k", "to_v"), "img"), (("add_q_proj", "add_k_proj", "add_v_proj"), "txt")):
+        found = _fused(given, r"transformer_blocks\.(\d+)\.", tuple(f"attn.{one}" for one in streams))
+        made |= {f"double_blocks.{name.split('.')[1]}.{new}_attn.qkv.{end}": one for (name, end), one in found.items()}
+    return made | _renamed(given, _FLUX)
+
+
+def sd3(weights: Mapping[str, torch.Tensor]) -> Weights:
+    """Stable Diffusion 3's transformer as Stability AI names it."""
+    given = dict(weights)
+    last = max(int(name.split(".")[1]) for name in given if name.startswith("transformer_blocks."))
+    _swap(given, "norm_out.linear")
+    _swap(given, f"transformer_blocks.{last}.norm1_context.linear")
+    made: Weights = {}
+    for attention, streams, new in (
+        ("attn", ("to_q", "to_k", "to_v"), "x_block.attn"),
+        ("attn2", ("to_q", "to_k", "to_v"), "x_block.attn2"),
+        ("attn", ("add_q_proj", "add_k_proj", "add_v_proj"), "context_block.attn"),
+    ):
+        found = _fused(given, r"transformer_blocks\.(\d+)\.", tuple(f"{attention}.{one}" for one in streams))
+        made |= {f"joint_blocks.{name.split('.')[1]}.{new}.qkv.{end}": one for (name, end), one in found.items()}
+    return made | _renamed(given, _SD3)
+
+
+def vae(weights: Mapping[str, torch.Tensor]) -> Weights:
+    """An image autoencoder as in the latent diffusion code and in ae.safetensors."""
+    levels = 1 + max(int(found[1]) for name in weights if (found := re.search(r"up_blocks\.(\d)", name)))
+    made = {}
+    for name, weight in _renamed(weights, _VAE).items():
+        turned = re.sub(r"\.up\.(\d)", lambda found: f".up.{levels - 1 - int(found[1])}", name)
+        made[turned] = weight[..., None, None] if ".attn_1." in name and weight.ndim == 2 else weight
+    return made
+
+
+def prefixed(weights: Mapping[str, torch.Tensor], prefix: str) -> Weights:
+    """The same under another prefix."""
+    return {prefix + name: weight for name, weight in weights.items()}
+
+
+def read(folder: Path, part: str) -> Weights:
+    """The weights of a part of a folder."""
+    (file,) = (folder / part).glob("*.safetensors")
+    return load_file(file)
+
+
+def write(file: Path, weights: Mapping[str, torch.Tensor]) -> Path:
+    """Write a file, with its folder."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, file, {"format": "pt"})
+    return file
+
+
+def _renamed(weights: Mapping[str, torch.Tensor], rules: Mapping[str, str]) -> Weights:
+    made = {}
+    for name, weight in weights.items():
+        new = name
+        for pattern, replacement in rules.items():
+            new = re.sub(pattern, replacement, new)
+        made[new] = weight
+    return made
+
+
+def _fused(weights: Weights, block: str, parts: tuple[str, ...]) -> dict[tuple[str, str], torch.Tensor]:
+    """(block, weight or bias) → the rows of its `parts`, which are taken out of `weights`."""
+    first = re.compile(rf"^({block}){re.escape(parts[0])}\.(weight|bias)$")
+    found = {}
+    for match in filter(None, map(first.match, list(weights))):
+        start, end = match[1], match[match.lastindex or 0]
+        found[start.rstrip("."), end] = torch.cat([weights.pop(f"{start}{part}.{end}") for part in parts])
+    return found
+
+
+def _swap(weights: Weights, layer: str) -> None:
+    """Put the shift before the scale."""
+    for name in (f"{layer}.weight", f"{layer}.bias"):
+        scale, shift = weights[name].chunk(2)
+        weights[name] = torch.cat([shift, scale])

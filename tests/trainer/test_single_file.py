@@ -1,0 +1,79 @@
+"""A single-file checkpoint as the model of a service, of a run that uses it, and of the programs around them."""
+
+from pathlib import Path
+
+import original_files as original
+import pytest
+from service_helpers import running_service
+from solrl_core.families import load_backbone
+from solrl_core.families.load import locate
+from solrl_core.fingerprint import module_digest
+from solrl_rollout.cli import main as rollout
+from solrl_trainer.commands.cli import main as trainer
+from solrl_trainer.commands.run import run
+from solrl_trainer.records.status_reports import run_settings
+from solrl_trainer.report.model_card import model_card
+from solrl_trainer.settings.presets import resolve
+from training_helpers import TINY
+from typed import typed
+
+PRESET = "mini-sd3/sol_rl/clipscore"
+SMALL = (
+    *TINY,
+    *("iterations=1", "explore.prompts=2", "explore.candidates=8", "explore.keep=4", "explore.steps=2"),
+    *("regenerate.steps=2", "optimizer.updates=1", "optimizer.batch=8", "evaluate.prompts=2", "evaluate.seeds=1"),
+    *("evaluate.steps=2", "evaluate.fidelity_prompts=0", "evaluate.rewards=[]"),
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """mini-sd3's transformer in ComfyUI's layout, and the place of everything else."""
+    weights = original.prefixed(original.sd3(original.read(Path(locate("mini-sd3")), "transformer")), original.COMFY)
+    return f"{original.write(tmp_path_factory.mktemp('files') / 'sd3.5_mini.safetensors', weights)}+mini-sd3"
+
+
+@pytest.mark.slow
+def test_a_service_and_a_run_take_it_and_agree_with_the_folder(model: str, tmp_path: Path) -> None:
+    with running_service(model=model) as service:
+        (served,) = service.client.get("/v1/models").json()["models"]
+        assert served["name"] == "sd3.5_mini"
+        assert served["digests"]["transformer"] == module_digest(load_backbone("mini-sd3").transformer)
+        arguments = {"output": tmp_path / "run", "run": "file", "rollout_url": service.url}
+        config = resolve(PRESET, overrides=[*SMALL, f"model={model}"], arguments=arguments).config
+        assert run(config)["iterations"] == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", "MODEL", "--precision", "fp8", "--groups", "2", "--candidates", "8"],
+        ["memory", "--model", "MODEL"],
+        ["doctor", "--model", "MODEL", "--rewards", "clipscore"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_programs_of_the_service_take_it(model: str, words: list[str]) -> None:
+    done = typed(rollout, *(model if word == "MODEL" else word for word in words), COLUMNS="200")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "sd3.5_mini.safetensors" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [["memory", "--preset", PRESET, "--set", "model=MODEL"], ["doctor", "--model", "MODEL"]]
+)
+def test_programs_of_the_trainer_take_it(model: str, words: list[str]) -> None:
+    done = typed(trainer, *(word.replace("MODEL", model) for word in words), COLUMNS="200")
+    assert done.returncode == 0, done.stderr + done.stdout
+
+
+def test_reports_and_cards_name_the_file_without_its_path(model: str) -> None:
+    config = resolve(PRESET, overrides=[f"model={model}"]).config
+    assert run_settings(config).values["model"] == "sd3.5_mini.safetensors"
+    card = model_card(config, 1, None, "me/lora")
+    assert model.rpartition("/")[0] not in card
+    assert "LoRA weights for `sd3.5_mini.safetensors`" in card
+    code = card.partition("```python\n")[2].partition("\npipeline.load_lora_weights")[0]
+    names: dict[str, object] = {}
+    exec(code.replace("path/to", model.rpartition("/")[0]), names)
+    assert type(names["pipeline"]).__name__ == "StableDiffusion3Pipeline"
