@@ -20,7 +20,7 @@ def observed(steps: int, seconds: float, noise: float, jitter: float = 0.01) -> 
     random = torch.Generator().manual_seed(steps)
     scores = TRUE + noise * torch.randn(TRUE.shape, generator=random)
     times = seconds * DRIFT * (1 + jitter * np.random.default_rng(steps).standard_normal(PROMPTS))
-    return Observed(Plan(steps=steps, precision="nvfp4"), scores, torch.full_like(scores, torch.nan), times)
+    return Observed(Plan(steps=steps, precision="nvfp4"), scores, times)
 
 
 def measured(*plans: Observed) -> dict[int, MeasuredPlan]:

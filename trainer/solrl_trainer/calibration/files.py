@@ -9,7 +9,6 @@ import yaml
 from solrl_proto.rollouts import ModelBinding, Plan
 
 from solrl_trainer.calibration.deciding import MeasuredPlan, Requirement
-from solrl_trainer.calibration.group_sizes import GroupSize
 from solrl_trainer.calibration.plans import name
 from solrl_trainer.records.output_files import write_file
 from solrl_trainer.report.frontier import PlanPoint, write_frontier
@@ -23,7 +22,6 @@ def content(
     chosen: MeasuredPlan | None,
     reference: Plan,
     verdict: Sequence[str],
-    sizes: tuple[Plan, Sequence[GroupSize]],
 ) -> dict[str, Any]:
     """Content of calibration.json.
 
@@ -34,9 +32,7 @@ def content(
         chosen: the chosen plan, if there is one.
         reference: the plan that others are compared with.
         verdict: how sure the decision is, in sentences.
-        sizes: a plan, and its predictions for other group sizes.
     """
-    plan, predictions = sizes
     return {
         "model": config.model,
         "rewards": config.rewards,
@@ -49,7 +45,6 @@ def content(
         "chosen": name(chosen.plan) if chosen else None,
         "verdict": list(verdict),
         "plans": [_row(one) for one in measured],
-        "group_sizes": {"plan": name(plan), "rows": [_size_row(one) for one in predictions]},
     }
 
 
@@ -66,17 +61,6 @@ def _row(one: MeasuredPlan) -> dict[str, Any]:
         "loss": one.loss.value,
         "loss_interval": [one.loss.low, one.loss.high],
         **vars(one.fidelity),
-    }
-
-
-def _size_row(one: GroupSize) -> dict[str, Any]:
-    return {
-        "candidates": one.candidates,
-        "keep": one.keep,
-        "separation": one.separation.value,
-        "interval": [one.separation.low, one.separation.high],
-        "contrast": one.contrast.value,
-        "contrast_interval": [one.contrast.low, one.contrast.high],
     }
 
 

@@ -27,13 +27,11 @@ class Observed:
 
     Attributes:
         scores: float32 [prompts, N], final scores; NaN for a pruned candidate.
-        halfway: float32 [prompts, N], scores by which candidates are pruned; NaN without pruning.
         seconds: float64 [prompts], time of each group, rewards included.
     """
 
     plan: Plan
     scores: torch.Tensor
-    halfway: torch.Tensor
     seconds: npt.NDArray[np.float64]
 
 
@@ -74,13 +72,13 @@ class Bench:
         ways = shared_beginnings(plans)
         self._turn(ways, self._prompts[0])
         shape = (len(self._own), len(plans))
-        scores, halfway = torch.full((2, *shape, self._candidates), torch.nan)
+        scores = torch.full((*shape, self._candidates), torch.nan)
         seconds = torch.zeros(shape, dtype=torch.float64)
         for row, prompt in enumerate(self._own):
             for at, part in self._turn(ways if row % 2 == 0 else ways[::-1], prompt):
-                scores[row, at], halfway[row, at], seconds[row, at] = part
-        scores, halfway, seconds = (gather_rows(own, self._world) for own in (scores, halfway, seconds))
-        return [Observed(plan, scores[:, at], halfway[:, at], seconds[:, at].numpy()) for at, plan in enumerate(plans)]
+                scores[row, at], seconds[row, at] = part
+        scores, seconds = (gather_rows(own, self._world) for own in (scores, seconds))
+        return [Observed(plan, scores[:, at], seconds[:, at].numpy()) for at, plan in enumerate(plans)]
 
     def steps(self, plans: Sequence[Plan], true: Plan) -> int:
         """Solver steps of this rank's candidates for `scores` of the true plan and `measure`."""
@@ -98,8 +96,8 @@ class Bench:
 
     def _turn(
         self, ways: Sequence[Sequence[tuple[int, Plan]]], prompt: PromptItem
-    ) -> list[tuple[int, tuple[torch.Tensor, torch.Tensor, float]]]:
-        """Each plan on one prompt: (place of the plan, (scores [N], scores halfway [N], seconds))."""
+    ) -> list[tuple[int, tuple[torch.Tensor, float]]]:
+        """Each plan on one prompt: (place of the plan, (scores [N], seconds))."""
         found = []
         for way in ways:
             plans = [plan for _, plan in way]
@@ -108,13 +106,13 @@ class Bench:
             self._finish(shared_steps(plans, self._candidates))
         return found
 
-    def _group(self, plans: Sequence[Plan], prompt: PromptItem) -> list[tuple[torch.Tensor, torch.Tensor, float]]:
-        """A group under plans that share their beginning: scores, scores halfway and seconds of each."""
+    def _group(self, plans: Sequence[Plan], prompt: PromptItem) -> list[tuple[torch.Tensor, float]]:
+        """A group under plans that share their beginning: scores and seconds of each."""
         maker, (prompts, seeds) = self._maker(plans[0]), self._group_of(prompt)
         began = time.perf_counter()
         if plans[0].prune is None:
             scores = maker.scores(prompts, seeds)
-            return [(scores, torch.full_like(scores, torch.nan), time.perf_counter() - began)]
+            return [(scores, time.perf_counter() - began)]
         trajectory, predicted = maker.halfway(prompts, seeds, plans[0].prune.after)
         shared = time.perf_counter() - began
         found = []
@@ -122,7 +120,7 @@ class Bench:
             assert plan.prune is not None
             began = time.perf_counter()
             scores = maker.finished(prompts, seeds, trajectory, predicted, plan.prune.keep)
-            found.append((scores, predicted, shared + time.perf_counter() - began))
+            found.append((scores, shared + time.perf_counter() - began))
         return found
 
 

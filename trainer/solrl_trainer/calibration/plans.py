@@ -93,11 +93,6 @@ def true_plan(config: RunConfig) -> Plan:
     return Plan(steps=config.regenerate.steps, solver=config.solver, guidance=config.guidance, precision="bf16")
 
 
-def unpruned(plan: Plan) -> Plan:
-    """The same steps without pruning."""
-    return plan.model_copy(update={"prune": None})
-
-
 def explored_precisions(precision: RequestedPrecision, device: torch.device) -> list[Precision]:
     """BF16 and the given precision; for auto, all native ones. An emulation is measured only if it is requested."""
 

@@ -1,7 +1,6 @@
 """`solrl-train calibrate`: cost and selection quality of exploration plans, measured on the user's model."""
 
 import logging
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,7 @@ from solrl_remote.remote_reward import connect_reward
 
 from solrl_trainer.calibration.deciding import Requirement, assess, cheapest, verdict
 from solrl_trainer.calibration.files import content, write
-from solrl_trainer.calibration.group_sizes import ENDS, GroupSize, group_sizes
-from solrl_trainer.calibration.measuring import Bench, Maker, Observed
+from solrl_trainer.calibration.measuring import Bench, Maker
 from solrl_trainer.calibration.plans import (
     PlanSet,
     explored_precisions,
@@ -32,7 +30,6 @@ from solrl_trainer.calibration.plans import (
     plans,
     reference_plan,
     true_plan,
-    unpruned,
 )
 from solrl_trainer.calibration.solver_fitting import fit_on_rank_zero, fitting_steps, measured_prompts
 from solrl_trainer.ranks.communicator import pick_device
@@ -121,9 +118,7 @@ def calibrate(
         )
     chosen = cheapest(measured, requirement)
     said = verdict(measured, chosen, reference, requirement)
-    shown = chosen.plan if chosen else reference
-    sizes = predictions(shown, observed, true, explore.keep)
-    summary = content(config, measured, requirement, chosen, reference, said, (shown, sizes))
+    summary = content(config, measured, requirement, chosen, reference, said)
     if processes.is_rank_zero:
         digest = model_digest(part_digests(backbone.parts))
         binding = ModelBinding(model=digest, solver=config.solver, guidance=config.guidance)
@@ -147,19 +142,3 @@ def _maker(config: RunConfig, backbone: PipelineBackbone, generators: dict[str, 
         return GroupSampler(Sampler(generators[plan.precision], lambda: plan, batch=batch), scorer)
 
     return maker
-
-
-def predictions(plan: Plan, observed: Sequence[Observed], true: torch.Tensor, keep: int) -> list[GroupSize]:
-    """A plan's predictions for other group sizes.
-
-    A pruned plan needs the final scores of all candidates: those of the same steps without pruning.
-    """
-    by_plan = {name(one.plan): one for one in observed}
-    own, whole = by_plan[name(plan)], by_plan[name(unpruned(plan))]
-    return group_sizes(
-        whole.scores,
-        None if plan.prune is None else own.halfway,
-        true,
-        kept=plan.prune.keep if plan.prune else true.shape[1],
-        ends=sorted({*ENDS, keep // 2}),
-    )

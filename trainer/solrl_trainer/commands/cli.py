@@ -326,14 +326,8 @@ def _check(command: Calibrate) -> None:
 
 def _print_calibration(command: Calibrate, summary: Mapping[str, Any]) -> None:
     from solrl_trainer.calibration.deciding import Requirement
-    from solrl_trainer.calibration.group_sizes import group_sizes_text
     from solrl_trainer.settings.presets import read_settings_file
 
-    sizes = summary["group_sizes"]
-    print(
-        f"predicted for other groups, {sizes['plan']}: separation / contrast in standard deviations of the true score"
-    )
-    print("\n".join(group_sizes_text(sizes["rows"])))
     print(f"frontier: {command.output / 'frontier.png'}")
     required = Requirement(command.wanted, command.loss).text()
     if summary["chosen"] is None:
