@@ -1,1 +1,1 @@
-"""Comparisons of rewards with their authors' code, for scripts/reward-parity and scripts/reward-server-parity."""
+"""Comparisons of rewards with their authors' code, for scripts/reward-parity."""

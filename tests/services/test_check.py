@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from outlier_models import add_value_outliers, save_with_outliers
 from solrl_core.families import load_backbone
 from solrl_core.layer_list import kept_layers, write_layer_list
 from solrl_engine.precision_check import FLOOR
 from solrl_rollout.check import read_prompts
 from solrl_rollout.cli import main
-from support.outliers import add_value_outliers, save_with_outliers
 from typed import typed
 
 ATTENTION = "transformer_blocks.1.attn"

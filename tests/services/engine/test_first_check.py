@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from outlier_models import save_with_outliers
 from service_helpers import rollout_request, running_service
 from solrl_core.families import load_backbone
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.reward import PlainDefaults
 from solrl_engine.local_backend import LocalBackend
 from solrl_rollout.engine.first_check import checked_default
-from support.outliers import save_with_outliers
 
 
 @pytest.fixture(scope="module")

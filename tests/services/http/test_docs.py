@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from importlib.resources import files
 
 import pytest
+from browser import Browser, running_browser
 from service_helpers import RunningService
-from support.browser import Browser, running_browser
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
+from browser import Browser, Page, running_browser
 from iteration_helpers import held_out, report, run_settings, samples
 from service_helpers import Layout, RunningService, adapter_file, running_service
 from solrl_http.tokens import create_token
-from support.browser import Browser, Page, running_browser
 
 LONG = "a" * 31 + "-" + "b" * 32
 WAITING = "w" * 64

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from outlier_models import save_with_outliers
 from real_runs import Watcher
 from solrl_core.errors import FidelityError
 from solrl_core.families import load_backbone
@@ -13,7 +14,6 @@ from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import resolve
-from support.outliers import save_with_outliers
 from training_helpers import TINY
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,10 @@ import subprocess
 
 import numpy as np
 import pytest
+from browser import FLAGS
 from PIL import Image
 from run_folders import LONG_REWARD, PROMPTS, SUM, finished_run, result_of_sum
 from solrl_trainer.report.page import write_report
-from support.browser import FLAGS
 
 LIGHT, DARK = 1, 0
 
