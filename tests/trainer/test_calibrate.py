@@ -92,7 +92,9 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
     assert summary["verdict"][-1] == "the intervals are over 2 prompts and may be too narrow; use at least 8"
     assert json.loads((tmp_path / "calibration.json").read_text())["verdict"] == summary["verdict"]
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
-    explore = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config.explore
+    planned = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config
+    assert planned.generate.size == (64, 64)
+    explore = planned.explore
     assert (explore.steps, explore.precision) == (chosen["plan"]["steps"], chosen["plan"]["precision"])
     with Image.open(tmp_path / "frontier.png") as picture:
         assert picture.width > 800

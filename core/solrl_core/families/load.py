@@ -169,11 +169,15 @@ def describe_model(model: str, revision: str | None = None) -> ModelDescription 
 
 def advice(error: BaseException, where: str) -> str:
     """Advice on a failure to load the model `where`, by its first cause that is known."""
-    causes: list[BaseException] = [error]
+    known = (words for kinds, words in _ADVICE if any(isinstance(cause, kinds) for cause in _causes(error)))
+    return next(known, _ADVICE_ELSE).format(where=where)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    causes = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
-    known = (words for kinds, words in _ADVICE if any(isinstance(cause, kinds) for cause in causes))
-    return next(known, _ADVICE_ELSE).format(where=where)
+    return causes
 
 
 @contextmanager
@@ -224,9 +228,11 @@ def _snapshot(where: str, revision: str | None, given: Collection[str]) -> Path:
             for part in given:
                 hf_hub_download(where, f"{part}/config.json", revision=revision)
             return folder
-    except OSError:
+    except OSError as error:
+        refusals = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
+        refused = any(isinstance(cause, refusals) for cause in _causes(error))
         index = try_to_load_from_cache(where, "model_index.json", revision=revision)
-        if not isinstance(index, str) or not missing_files(Path(index).parent, given):
+        if refused or not isinstance(index, str) or not missing_files(Path(index).parent, given):
             raise
         return Path(index).parent
 

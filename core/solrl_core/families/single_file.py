@@ -21,41 +21,28 @@ logger = logging.getLogger(__name__)
 Tensors = dict[str, torch.Tensor]
 
 _PREFIXES = {"model.diffusion_model.": "transformer", "first_stage_model.": "vae", "vae.": "vae"}
-_ENCODER = "text_encoders."
 _LIBRARIES = ("diffusers", "transformers")
 _FLOAT8 = "F8_"
 _SCALES = (".scale_weight", ".weight_scale")
-# Of FP8 arithmetic, and of CLIP's training: nothing here uses them.
-_SPARE = (".scale_input", ".input_scale", ".comfy_quant", "scaled_fp8", "logit_scale", "position_ids")
+# Of FP8 arithmetic, of training and of ComfyUI: no part has them.
+_SPARE = (".scale_input", ".input_scale", "scaled_fp8", "logit_scale", "position_ids", "model_sampling.sigmas")
 _SHOWN = 3
 
 
-def split_names(names: Iterable[str], encoders: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Part of the pipeline → name there → name in the file, of all names in a file.
+def parts_in(file: Path, encoders: Sequence[str]) -> Collection[str]:
+    """Parts of the pipeline whose weights a checkpoint has, from its header.
 
     Args:
-        names: of the file's tensors. Those without a known prefix are the transformer's.
-        encoders: ComfyUI's names of the text encoders, in the pipeline's order.
-    """
-    parts = [f"text_encoder_{at}" if at > 1 else "text_encoder" for at in range(1, len(encoders) + 1)]
-    prefixes = _PREFIXES | {f"{_ENCODER}{name}.transformer.": part for name, part in zip(encoders, parts, strict=True)}
-    found: dict[str, dict[str, str]] = {}
-    for name in names:
-        prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
-        found.setdefault(prefixes.get(prefix, "transformer"), {})[name.removeprefix(prefix)] = name
-    return found
-
-
-def parts_in(file: Path, encoders: Sequence[str]) -> dict[str, dict[str, str]]:
-    """`split_names` of a file.
+        file: safetensors, of one part or of several with their prefixes.
+        encoders: names of the text encoders in such files, in the pipeline's order.
 
     Raises:
         OSError: it cannot be read, or has no transformer.
     """
-    found = split_names(_types(file), encoders)
+    found = _by_part(_types(file), encoders)
     if "transformer" not in found:
         raise OSError(f"{file} has weights of {', '.join(found) or 'nothing'}; expected a file with a transformer")
-    return found
+    return found.keys()
 
 
 def parts_of_file(
@@ -66,11 +53,10 @@ def parts_of_file(
     Raises:
         OSError: it cannot be read, or it does not fit; names what is missing or unexpected.
     """
-    kinds = parts_of(index)
-    weights = _read([file])
+    kinds, weights = parts_of(index), _read([file])
     return {
         part: _load(kinds[part], folder / part, {new: weights.pop(old) for new, old in names.items()}, dtype, file)
-        for part, names in parts_in(file, encoders).items()
+        for part, names in _by_part(weights, encoders).items()
         if part in kinds
     }
 
@@ -92,11 +78,17 @@ def parts_by_content(
     return found
 
 
-def _types(file: Path) -> dict[str, str]:
-    """Name → type of a file's tensors, from its header."""
-    with _opened(file) as opened:
-        names = [name for name in opened.keys() if not name.endswith((*_SPARE, *_SCALES))]  # noqa: SIM118
-        return {name: opened.get_slice(name).get_dtype() for name in names}
+def _by_part(names: Iterable[str], encoders: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Part → name in it → name in the file. Names without a known prefix are the transformer's."""
+    prefixes = _PREFIXES | {
+        f"text_encoders.{name}.transformer.": f"text_encoder_{at}" if at > 1 else "text_encoder"
+        for at, name in enumerate(encoders, 1)
+    }
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
+        found.setdefault(prefixes.get(prefix, "transformer"), {})[name.removeprefix(prefix)] = name
+    return found
 
 
 @contextmanager
@@ -108,23 +100,31 @@ def _opened(file: Path) -> Iterator[Any]:
         raise OSError(f"cannot read {file}: {error}; expected a whole safetensors file: copy it again") from error
 
 
+def _types(file: Path) -> dict[str, str]:
+    """Name → type of a file's tensors, from its header."""
+    with _opened(file) as opened:
+        names = [name for name in opened.keys() if not name.endswith(_SPARE)]  # noqa: SIM118
+        return {name: opened.get_slice(name).get_dtype() for name in names}
+
+
 def _has_fp8(file: Path) -> bool:
     return any(kind.startswith(_FLOAT8) for kind in _types(file).values())
 
 
 def _read(files: Sequence[Path]) -> Tensors:
-    """The tensors of files, those in FP8 as BF16 values, times the scale that ComfyUI stores beside them."""
+    """The tensors of files, those in FP8 as BF16 values, times the scale of a tensor or of its rows if there is one."""
     weights: Tensors = {}
     for file in files:
+        types = _types(file)
         with _opened(file) as opened:
-            names = [name for name in opened.keys() if not name.endswith(_SPARE)]  # noqa: SIM118
-            weights |= {name: opened.get_tensor(name) for name in names}
+            weights |= {name: opened.get_tensor(name) for name in types}
     narrow = [name for name, weight in weights.items() if weight.is_floating_point() and weight.itemsize == 1]
-    scales = {name.rpartition(".")[0]: weights.pop(name) for name in list(weights) if name.endswith(_SCALES)}
     for name in narrow:
-        scale = scales.get(name.removesuffix(".weight"))
         weight = weights[name]
-        weights[name] = (weight if scale is None else weight.float() * scale.float()).bfloat16()
+        scales = (weights.pop(name.removesuffix(".weight") + end, None) for end in _SCALES)
+        if (scale := next((one for one in scales if one is not None), None)) is not None:
+            weight = weight.float() * scale.float().reshape(-1, *(1,) * (weight.ndim - 1))
+        weights[name] = weight.bfloat16()
     if narrow:
         logger.warning(f"{files[0]}: {len(narrow)} FP8 weights are loaded as their BF16 values")
     return weights

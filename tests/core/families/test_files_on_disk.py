@@ -178,6 +178,16 @@ def test_an_fp8_text_encoder_is_loaded_as_bf16_values_and_a_note_says_so(
     assert load_backbone(str(folder), dtype=torch.bfloat16).parts["text_encoder_3"].dtype == torch.bfloat16
 
 
+def test_an_fp8_transformer_in_comfyuis_layout_is_loaded_as_bf16_values(tmp_path: Path) -> None:
+    stored = {name: weight.to(torch.float8_e4m3fn) for name, weight in mini_sd3(original.COMFY).items()}
+    kept = {name: weight.bfloat16() for name, weight in stored.items()}
+    given, expected = (
+        load_backbone(f"{original.write(tmp_path / name, weights)}+mini-sd3")
+        for name, weights in {"fp8.safetensors": stored, "bf16.safetensors": kept}.items()
+    )
+    assert part_digests(given.parts) == part_digests(expected.parts)
+
+
 def test_an_autoencoder_may_have_its_authors_file(folder: Path) -> None:
     weights = original.vae(original.read(folder, "vae"))
     (folder / "vae" / "diffusion_pytorch_model.safetensors").unlink()
@@ -219,6 +229,22 @@ def test_a_text_encoder_that_does_not_fit_is_refused_by_name(folder: Path) -> No
         OSError, match=r"t5.safetensors does not fit T5EncoderModel .*lacks .*, shared.weight; it also has more"
     ):
         load_backbone(str(folder))
+
+
+def test_a_text_encoder_of_another_size_is_refused(folder: Path) -> None:
+    weights = original.read(folder, "text_encoder_3") | {"shared.weight": torch.zeros(7, 96)}
+    (folder / "text_encoder_3" / "model.safetensors").unlink()
+    original.write(folder / "text_encoder_3" / "t5.safetensors", weights)
+    with pytest.raises(OSError, match=r"it has in another shape .*shared.weight"):
+        load_backbone(str(folder))
+
+
+def test_integers_with_scales_are_refused(tmp_path: Path) -> None:
+    weights = mini_sd3()
+    name = "joint_blocks.0.x_block.attn.qkv"
+    weights |= {f"{name}.weight": weights[f"{name}.weight"].to(torch.int8), f"{name}.weight_scale": torch.ones(1)}
+    with pytest.raises(OSError, match=f"it also has {name}.weight_scale"):
+        load_backbone(f"{original.write(tmp_path / 'int8.safetensors', weights)}+mini-sd3")
 
 
 def test_what_is_no_checkpoint_is_refused_with_what_to_type(tmp_path: Path) -> None:

@@ -263,6 +263,25 @@ def test_what_it_cannot_do_is_refused(patched: pytest.MonkeyPatch, model: str, p
         load("vllm-omni", model, precision=precision)
 
 
+def test_images_of_another_size_are_the_local_ones(patched: pytest.MonkeyPatch) -> None:
+    plan = Plan(steps=2, sde=StochasticSteps(kind="flow", eta=0.7, first=0))
+    made = []
+    for engine in ("solrl", "vllm-omni"):
+        backend = load(engine, precision="bf16", height=32, width=96)
+        assert (backend.identity.height, backend.identity.width) == (32, 96)
+        backend.set_adapter("bf16", None)
+        made.append(generate(backend, plan=plan).images)
+        backend.close()
+    assert made[0].shape[1:] == (3, 32, 96)
+    assert off(*made) < CLOSE
+
+
+def test_a_single_file_is_refused(patched: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "flux.safetensors").touch()
+    with pytest.raises(ValueError, match="serve single files with --engine solrl"):
+        load("vllm-omni", f"{tmp_path}/flux.safetensors+mini-flux")
+
+
 def test_an_unknown_engine_option_is_refused(patched: pytest.MonkeyPatch) -> None:
     for options in ({"paralel_config": {}}, {"max_num_seqs": 4}):
         with pytest.raises(ValueError, match=f"got engine option '{next(iter(options))}'"):

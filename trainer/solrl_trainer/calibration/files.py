@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from solrl_core.model_options import ImageSize
 from solrl_proto.rollouts import ModelBinding, Plan
 
 from solrl_trainer.calibration.deciding import MeasuredPlan, Requirement
@@ -69,6 +70,7 @@ def write(
     summary: Mapping[str, Any],
     chosen: MeasuredPlan | None,
     binding: ModelBinding,
+    size: ImageSize,
     layers: Path | None,
     about: str,
 ) -> None:
@@ -79,6 +81,7 @@ def write(
         summary: see `content`.
         chosen: the chosen plan.
         binding: model and settings that the plan was chosen for.
+        size: of the images that it was chosen for.
         layers: the layer list that it was chosen with.
         about: description of the measurement, for the plot.
     """
@@ -90,5 +93,7 @@ def write(
         kept = {"steps", "precision", "prune", "fitted", "decoder_precision"}
         plan = chosen.plan.model_dump(mode="json", include=kept)
         plan["calibrated_for"] = binding.model_dump(mode="json")
-        settings = {"explore": plan} | ({} if layers is None else {"layers": str(layers.resolve())})
+        settings = {"explore": plan, "generate": size._asdict()} | (
+            {} if layers is None else {"layers": str(layers.resolve())}
+        )
         write_file(folder / "plan.yaml", yaml.safe_dump(settings, sort_keys=False))

@@ -9,6 +9,7 @@ import torch
 from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import model_digest, part_digests
+from solrl_core.model_options import ImageSize
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.fitting import identity_solver
 from solrl_core.sampling.generator import Generator
@@ -123,7 +124,8 @@ def calibrate(
         digest = model_digest(part_digests(backbone.parts))
         binding = ModelBinding(model=digest, solver=config.solver, guidance=config.guidance)
         about = f"{config.model}, {sum_text(config.weights)}, {prompts} prompts × {explore.candidates} candidates"
-        write(folder, summary, chosen, binding, config.layers, about)
+        size = ImageSize(backbone.height, backbone.width)
+        write(folder, summary, chosen, binding, size, config.layers, about)
     return summary
 
 

@@ -120,7 +120,7 @@ class GenerateSettings(Section):
 
     height: Positive | None = None
     """Height of every image in pixels; null: the model's own. The service is started with the same, `serve --height`.
-    Calibrate at this size, because a plan does not name it."""
+    A plan of `calibrate` names the size that it was chosen for."""
     width: Positive | None = None
     """Width of every image in pixels; null: the model's own."""
 

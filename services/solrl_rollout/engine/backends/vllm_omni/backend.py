@@ -8,6 +8,7 @@ from solrl_core.families.load import load_backbone, model_folder, split_model
 from solrl_core.families.skeleton import Meta, load_skeleton
 from solrl_core.fingerprint import SCHEDULE, checkpoint_digest, part_digests, schedule_digest
 from solrl_core.lora import adapter_layout
+from solrl_core.model_options import ImageSize
 from solrl_core.precision import numerics
 from solrl_core.sampling.device_events import DeviceEvent, record_event
 from solrl_core.sampling.generator import GeneratorOutput, decode_in_batches
@@ -50,17 +51,16 @@ class VllmOmniBackend:
             RuntimeError: the packages are missing or untested, or the engine does not start.
         """
         require_packages()
-        if settings.height or settings.width:
-            raise ValueError("vllm-omni makes images of the model's own size; expected no --height or --width")
         if split_model(spec.location)[0] is not None:
             raise ValueError("vllm-omni reads models in diffusers format; serve single files with --engine solrl")
-        skeleton = load_skeleton(spec.location, revision=spec.revision)
+        size = ImageSize(settings.height, settings.width)
+        skeleton = load_skeleton(spec.location, revision=spec.revision, size=size)
         pipeline = pipeline_class(skeleton.family, settings.precision)
         folder = model_folder(spec.location, revision=spec.revision)
         device = torch.device(settings.torch_device)
         self._precision: Precision = "fp8" if settings.precision == "fp8" else "bf16"
         self._adapter: tuple[str, int] | None = None
-        backbone = load_backbone(str(folder), device=str(device), transformer=skeleton.transformer)
+        backbone = load_backbone(str(folder), device=str(device), transformer=skeleton.transformer, size=size)
         self._backbone, self._device = backbone, backbone.device
         if self._device.type == "cuda":
             backbone.compile_decoder()
@@ -152,6 +152,7 @@ class VllmOmniBackend:
                 sigmas=sigmas,
                 until=plan.steps if request.until is None else request.until,
                 start=None if start is None else as_packed(start.rows(rows)),
+                shape=self._backbone.latent_shape,
             )
             ends.append(self._engine.generate(order, self._adapter, between or (lambda: None)))
         end = Trajectory.join(ends).to(self._device)

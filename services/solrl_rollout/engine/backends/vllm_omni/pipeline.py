@@ -82,7 +82,7 @@ class RolloutPipeline(nn.Module):
         """Draw a request's noise, or take the trajectory that it continues."""
         order: Order = state.sampling.extra_args[ORDER]
         if order.start is None:
-            noise = initial_noise(order.seeds, self._backbone.latent_shape)
+            noise = initial_noise(order.seeds, order.shape)
             first = Trajectory(noise, make_solver(order.solver))
         else:
             first = from_packed(order.start, order.solver)
@@ -108,13 +108,13 @@ class RolloutPipeline(nn.Module):
     def step_scheduler(self, state: Any, noise_pred: torch.Tensor, **_: Any) -> None:
         """Take one step of the request's solver."""
         now: _Progress = state.extra[_EXTRA]
-        shape = self._backbone.latent_shape
+        seeds, shape = now.order.seeds, now.order.shape
         now.trajectory = advance(
             lambda x, sigma: noise_pred,
             now.trajectory,
             now.order.sigmas,
             until=now.trajectory.index + 1,
-            noise=lambda step: upload(step_noise(now.order.seeds, step, shape), self.device),
+            noise=lambda step: upload(step_noise(seeds, step, shape), self.device),
         )
         state.latents = now.trajectory.x
         state.step_index += 1
