@@ -1,4 +1,4 @@
-"""Seconds per prompt with every GPU counted: `torchrun --nproc-per-node 2 benchmarks/equal_gpus.py`.
+"""Seconds per prompt with every GPU counted: `torchrun --nproc-per-node 4 benchmarks/equal_gpus.py`.
 
 FLUX.1, SD3.5-L and SANA at their true shapes with random weights, the presets' settings, and a reward of CLIP-H's size
 (HPSv2). Naive scaling generates 96 candidates in BF16 with all steps and trains on the best and worst 24. `sol_rl`
@@ -52,12 +52,13 @@ ROLL_OUTS = ("naive", "sol_rl", "sol_rl, 4 fitted steps")
 """Recipes, and names of their rows: the samples of one prompt per GPU."""
 TRAINING, OLD_TRAINING = "training", "training, baseline"
 GPUS = (1, 2, 4, 8)
-INTRODUCTION = """By `torchrun --nproc-per-node 2 benchmarks/equal_gpus.py` on {}: true shapes, random weights, the
+INTRODUCTION = """By `torchrun --nproc-per-node 4 benchmarks/equal_gpus.py` on {}: true shapes, random weights, the
 presets' settings (24 of 96 candidates, 10 steps in BF16, 6 in FP8), and a reward of CLIP-H's size in float32. All rows
 generate with the same compiled BF16 or FP8 transformer. Each part was timed once. 4 fitted steps are a plan that
 [plan_fidelity.md](plan_fidelity.md) judges on the miniatures; how FP8 ranks at this size is not known.
 The baseline trainer has diffusers' uncompiled blocks and PEFT's layers, and recomputes the activations of FLUX.1 and
-SD3.5. Every GPU does all stages for its share of the prompts. Layouts with a service: `solrl-train layout`."""
+SD3.5. Every GPU does all stages for its share of the prompts. Layouts with a service: `solrl-train layout`, and
+[runs that share a service](shared_service.md)."""
 OLD_MICRO_BATCHES = 8
 """Micro-batches of the baseline trainer that are timed, at least; the time of all is computed from them."""
 NAIVE = {"explore.steps": 10, "explore.precision": "bf16", "regenerate.at": "none"}

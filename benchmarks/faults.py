@@ -43,6 +43,7 @@ def rows() -> dict[str, Row]:
         redis_killed,
         redis_restarted,
         service_killed,
+        streamed_killed,
         trainer_killed,
         two_fronts,
         worker_killed,
@@ -50,7 +51,7 @@ def rows() -> dict[str, Row]:
 
     modules = (
         *(two_fronts, redis_killed, redis_restarted, corrupted, service_killed),
-        *(worker_killed, ray_worker_killed, trainer_killed, rank_killed),
+        *(worker_killed, ray_worker_killed, trainer_killed, streamed_killed, rank_killed),
     )
     return {module.ROW.name: module.ROW for module in modules}
 

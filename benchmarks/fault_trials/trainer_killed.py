@@ -30,16 +30,17 @@ _KILLED = -9
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of run: number of iterations, lag, and iterations between checkpoints."""
+    """A kind of run: number of iterations, lag, iterations between checkpoints, and further settings."""
 
     iterations: int
     lag: int
     every: int
+    further: tuple[str, ...] = ()
 
     @property
     def settings(self) -> list[str]:
         """Flags of `solrl-train run`."""
-        more = (f"explore.lag={self.lag}", f"checkpoint_every={self.every}")
+        more = (f"explore.lag={self.lag}", f"checkpoint_every={self.every}", *self.further)
         return [word for setting in (*SMALL, *more) for word in ("--set", setting)]
 
 

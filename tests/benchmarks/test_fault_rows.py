@@ -9,13 +9,14 @@ from fault_trials import (
     redis_killed,
     redis_restarted,
     service_killed,
+    streamed_killed,
     trainer_killed,
     two_fronts,
 )
 from fault_trials.findings import Findings, Row
 
 MODULES = (two_fronts, redis_killed, redis_restarted, corrupted, service_killed, trainer_killed)
-ROWS = [module.ROW for module in MODULES]
+ROWS = [module.ROW for module in MODULES] + [pytest.param(streamed_killed.ROW, marks=pytest.mark.release)]
 
 
 @pytest.mark.slow

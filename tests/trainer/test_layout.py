@@ -10,6 +10,7 @@ from solrl_trainer.commands.cli import main
 from solrl_trainer.layouts.layouts import colocated, layouts, served
 from solrl_trainer.layouts.rates import MeasuredRates, Rates, Stages, fit_rates, shipped_rates, stages
 from solrl_trainer.settings.presets import resolve
+from support.service_simulation import simulate
 
 ROOT = Path(__file__).parents[2]
 PARTS = Stages(explore=7.5, regenerate=7.0, train=12.5)
@@ -47,6 +48,27 @@ def test_pruning_and_naive_scaling_take_what_their_steps_take() -> None:
     assert explored("sol_rl", "explore.prune={after: 3, keep: 48}") == (96 * 3 + 48 * 3) * 0.5
     naive = stages(resolve("flux1/naive_scaling/hpsv2").config, rates)
     assert (naive.explore, naive.regenerate) == (96 * 10 * 1.0, 0)
+
+
+@pytest.mark.parametrize(("serving", "training", "runs"), [(1, 1, 1), (1, 1, 2), (1, 1, 3), (2, 1, 6), (2, 2, 1)])
+@pytest.mark.parametrize("speed", [1.0, 0.4])
+def test_the_formula_is_within_three_percent_of_the_simulated_queue(
+    serving: int, training: int, runs: int, speed: float
+) -> None:
+    planned = served(PARTS, 48, serving, training, runs=runs, speed=speed)
+    found = simulate(
+        PARTS,
+        prompts=48,
+        serving=serving,
+        training=training,
+        runs=runs,
+        share=planned.share,
+        explored=planned.explored,
+        speed=speed,
+        push=0.2,
+    )
+    assert found.together == pytest.approx(planned.seconds / runs, rel=0.03)
+    assert max(abs(share * runs - 1) for share in found.shares) < 0.1
 
 
 def test_gpus_that_serve_and_train_cost_as_much_as_colocated_ones_if_neither_waits() -> None:

@@ -23,7 +23,7 @@ class _Stage:
     Attributes:
         prompts: of this rank in each iteration.
         served: number of them at the service.
-        least: fewest at the service.
+        least, most: fewest and most at the service.
         follows: whether the number follows the waits.
         seconds: of a prompt on this device; the service's until this device has made some.
     """
@@ -31,6 +31,7 @@ class _Stage:
     prompts: int
     served: int
     least: int
+    most: int
     follows: bool
     seconds: float = 0.0
 
@@ -44,8 +45,8 @@ class _Stage:
         if not self.follows or not self.seconds:
             return seconds
         before = self.work
-        self.served = min(self.prompts, max(self.least, self.served - round(seconds / self.seconds)))
-        return seconds - before + self.work if self.served in (self.least, self.prompts) else 0.0
+        self.served = min(self.most, max(self.least, self.served - round(seconds / self.seconds)))
+        return seconds - before + self.work if self.served in (self.least, self.most) else 0.0
 
 
 class Balance:
@@ -54,7 +55,8 @@ class Balance:
     A share of "auto" follows the times of the last iteration. Work that is moved from the service to this device takes
     time from one side and adds it to the other; the service may need a multiple of this device's time, by its speed,
     its number of GPUs and its other runs. What is moved is what makes both waits equal. This device takes regenerating
-    first, and exploring if that is not enough.
+    first, and exploring if that is not enough. It always regenerates the first of several prompts: the service's first
+    samples would not come sooner, and after the push.
     """
 
     def __init__(self, prompts: int, *, explore: Share = 1.0, regenerate: Share | None = "auto") -> None:
@@ -67,10 +69,11 @@ class Balance:
         """
         # One prompt is explored here at first, so that its time is known, and what compiles does so at the start.
         first = max(1, prompts - 1 if explore == "auto" else round(prompts * explore))
-        self._explore = _Stage(prompts, first, 1, explore == "auto")
+        self._explore = _Stage(prompts, first, 1, prompts, explore == "auto")
         share = _FIRST_SHARE if regenerate == "auto" else regenerate
         served = 0 if share is None else max(1, round(prompts * share))
-        self._regenerate = _Stage(prompts, served, 0, regenerate == "auto")
+        most = max(1, prompts - 1) if regenerate == "auto" else prompts
+        self._regenerate = _Stage(prompts, served, 0, most, regenerate == "auto")
         self._waited = 0.0
         self._requests = 0
         self._began = self._answered = time.perf_counter()
