@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 from solrl_client.addresses import origin
 from solrl_http.settings import CONFIG, MIB, HttpSettings, require_within, resolve_device, split
-from solrl_proto.identifiers import NAME_PATTERN, default_model_name
+from solrl_proto.identifiers import NAME_PATTERN, default_model_name, split_checkpoint
 from solrl_proto.rollouts import RequestedPrecision
 from solrl_proto.text_files import read_text
 
@@ -27,15 +27,15 @@ class ModelSpec(NamedTuple):
 
 
 def parse_model(text: str) -> ModelSpec:
-    """Parse `[name=]location[@revision]`. The name of an existing folder may contain both signs.
+    """Parse `[name=]location[@revision]`. The name of an existing file or folder may contain both signs.
 
     Raises:
         ValueError: the name is not valid, or the location is empty.
     """
     name, location, revision = None, text, None
-    if "=" in location and not Path(location).is_dir():
+    if "=" in location and not Path(split_checkpoint(location)[0] or location).exists():
         name, _, location = location.partition("=")
-    if "@" in location and not Path(location).is_dir():
+    if "@" in location and not Path(split_checkpoint(location)[1]).exists():
         location, _, revision = location.rpartition("@")
     if not location or revision == "" or (name is not None and not re.fullmatch(NAME_PATTERN, name)):
         raise ValueError(f"got model {text!r}; expected [name=]location[@revision], the name as {NAME_PATTERN}")

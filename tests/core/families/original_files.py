@@ -65,6 +65,29 @@ _SD3 = {
     r"\.ff_context\.net\.0\.proj": ".context_block.mlp.fc1",
     r"\.ff_context\.net\.2": ".context_block.mlp.fc2",
 }
+_FLUX2 = {
+    r"^x_embedder": "img_in",
+    r"^context_embedder": "txt_in",
+    r"^time_guidance_embed\.timestep_embedder\.linear_1": "time_in.in_layer",
+    r"^time_guidance_embed\.timestep_embedder\.linear_2": "time_in.out_layer",
+    r"_modulation(\w*)\.linear": r"_modulation\1.lin",
+    r"^proj_out": "final_layer.linear",
+    r"^norm_out\.linear": "final_layer.adaLN_modulation.1",
+    r"^single_transformer_blocks\.(\d+)\.attn\.norm_q\.weight": r"single_blocks.\1.norm.query_norm.scale",
+    r"^single_transformer_blocks\.(\d+)\.attn\.norm_k\.weight": r"single_blocks.\1.norm.key_norm.scale",
+    r"^single_transformer_blocks\.(\d+)\.attn\.to_qkv_mlp_proj": r"single_blocks.\1.linear1",
+    r"^single_transformer_blocks\.(\d+)\.attn\.to_out": r"single_blocks.\1.linear2",
+    r"\.ff\.linear_in": ".img_mlp.0",
+    r"\.ff\.linear_out": ".img_mlp.2",
+    r"\.ff_context\.linear_in": ".txt_mlp.0",
+    r"\.ff_context\.linear_out": ".txt_mlp.2",
+} | {pattern: new for pattern, new in _FLUX.items() if pattern.startswith((r"^transformer_blocks", r"\.attn"))}
+_Z_IMAGE = {
+    r"^all_final_layer\.2-1": "final_layer",
+    r"^all_x_embedder\.2-1": "x_embedder",
+    r"\.attention\.norm_([qk])": r".attention.\1_norm",
+    r"\.attention\.to_out\.0": ".attention.out",
+}
 _VAE = {
     r"\.down_blocks\.(\d)\.resnets\.": r".down.\1.block.",
     r"\.down_blocks\.(\d)\.downsamplers\.0": r".down.\1.downsample",
@@ -86,13 +109,31 @@ def flux(weights: Mapping[str, torch.Tensor]) -> Weights:
     given = dict(weights)
     _swap(given, "norm_out.linear")
     found = _fused(given, r"single_transformer_blocks\.(\d+)\.", ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"))
-    made = {
-        name.replace("single_transformer_", "single_") + f".linear1.{end}": one for (name, end), one in found.items()
-    }
+    made = {f"single_blocks.{name.split('.')[1]}.linear1.{end}": one for (name, end), one in found.items()}
+    return made | _double_attention(given) | _renamed(given, _FLUX)
+
+
+def flux2(weights: Mapping[str, torch.Tensor]) -> Weights:
+    """FLUX.2's transformer as Black Forest Labs names it."""
+    given = dict(weights)
+    _swap(given, "norm_out.linear")
+    return _double_attention(given) | _renamed(given, _FLUX2)
+
+
+def z_image(weights: Mapping[str, torch.Tensor]) -> Weights:
+    """Z-Image's transformer as ComfyUI stores it."""
+    given = dict(weights)
+    found = _fused(given, r"\w+\.\d+\.attention\.", ("to_q", "to_k", "to_v"))
+    return {f"{name}.qkv.{end}": one for (name, end), one in found.items()} | _renamed(given, _Z_IMAGE)
+
+
+def _double_attention(given: Weights) -> Weights:
+    """The fused projections of blocks with two streams, taken out of `given`."""
+    made: Weights = {}
     for streams, new in ((("to_q", "to_k", "to_v"), "img"), (("add_q_proj", "add_k_proj", "add_v_proj"), "txt")):
         found = _fused(given, r"transformer_blocks\.(\d+)\.", tuple(f"attn.{one}" for one in streams))
         made |= {f"double_blocks.{name.split('.')[1]}.{new}_attn.qkv.{end}": one for (name, end), one in found.items()}
-    return made | _renamed(given, _FLUX)
+    return made
 
 
 def sd3(weights: Mapping[str, torch.Tensor]) -> Weights:
@@ -162,6 +203,6 @@ def _fused(weights: Weights, block: str, parts: tuple[str, ...]) -> dict[tuple[s
 
 def _swap(weights: Weights, layer: str) -> None:
     """Put the shift before the scale."""
-    for name in (f"{layer}.weight", f"{layer}.bias"):
+    for name in {f"{layer}.weight", f"{layer}.bias"} & weights.keys():
         scale, shift = weights[name].chunk(2)
         weights[name] = torch.cat([shift, scale])

@@ -20,7 +20,7 @@ from solrl_core.families.skeleton import load_skeleton
 from solrl_core.fingerprint import part_digests
 from solrl_core.sampling.generator import Generator
 from tiny_pipelines import write_sd3, write_z_image
-from tiny_qwen import write_qwen_image
+from tiny_qwen import write_flux2_klein, write_qwen_image
 
 MINI_SD3, MINI_FLUX = Path(locate("mini-sd3")), Path(locate("mini-flux"))
 
@@ -81,10 +81,22 @@ def test_dual_attention_is_converted(tmp_path: Path) -> None:
     same(load_backbone(f"{file}+{folder}"), folder)
 
 
-@pytest.mark.parametrize("write", [write_qwen_image, write_z_image])
-def test_files_in_diffusers_names_may_have_comfyuis_prefix(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+@pytest.mark.parametrize(
+    ("write", "names"),
+    [
+        (write_z_image, original.z_image),
+        (write_flux2_klein, original.flux2),
+        (write_qwen_image, original.Weights),  # its authors' names are those of diffusers
+        (write_z_image, original.Weights),
+    ],
+)
+def test_other_families_have_comfyuis_files_too(
+    tmp_path: Path,
+    write: Callable[[Path], Path],
+    names: Callable[[original.Weights], original.Weights],
+) -> None:
     folder = write(tmp_path / "model")
-    weights = original.prefixed(original.read(folder, "transformer"), original.COMFY)
+    weights = original.prefixed(names(original.read(folder, "transformer")), original.COMFY)
     same(load_backbone(f"{original.write(tmp_path / 'comfy.safetensors', weights)}+{folder}"), folder)
 
 

@@ -1,6 +1,7 @@
 """Several backbones in one service, each with its name; equal parts are shared."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service
@@ -45,10 +46,18 @@ def test_an_adapter_belongs_to_the_model_it_was_pushed_for(both: RunningService,
         ("mini-sana", ModelSpec("mini-sana", "mini-sana", None)),
         ("flux=black-forest-labs/FLUX.1-dev@abc1", ModelSpec("flux", "black-forest-labs/FLUX.1-dev", "abc1")),
         ("black-forest-labs/FLUX.1-dev", ModelSpec("flux.1-dev", "black-forest-labs/FLUX.1-dev", None)),
+        ("f=/a.safetensors+me/flux@abc1", ModelSpec("f", "/a.safetensors+me/flux", "abc1")),
     ],
 )
 def test_a_model_is_parsed_into_name_location_and_revision(text: str, spec: ModelSpec) -> None:
     assert parse_model(text) == spec
+
+
+def test_a_file_and_a_folder_may_have_the_signs_of_a_name_and_a_revision(tmp_path: Path) -> None:
+    file, folder = tmp_path / "a=b@c.safetensors", tmp_path / "d=e@f"
+    file.touch()
+    folder.mkdir()
+    assert parse_model(f"{file}+{folder}") == ModelSpec("a-b-c", f"{file}+{folder}", None)
 
 
 @pytest.mark.parametrize("text", ["", "a=", "Upper=mini-sana", "mini-sana@", "=mini-sana"])
