@@ -9,6 +9,7 @@ Writes docs/results/shared_service.{json,md}.
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
 from solrl_trainer.layouts.layouts import served
@@ -17,6 +18,7 @@ from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 from support.results import Results, Row, options, table
 from support.service_simulation import simulate
+from true_run import of_model
 
 MODELS = {"flux1": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 1024²"}
 PLANS = {"6 steps": {}, "4 fitted steps": {"explore.steps": 4}}
@@ -31,8 +33,8 @@ training GPU, 48 prompts per iteration, 24 of 96 candidates and a lag of one. "�
 naive scaling in BF16 on as many GPUs with the same trainer. "Alone" is the same for runs that explore on their own
 GPUs, without a service. A run's share of the service is at most {unfair:.1%} from equal. `solrl-train layout` is within
 {error:.1%} of the simulation."""
-MEASURED = """By `python benchmarks/true_run.py` on two {gpu}s, one serving and one training, with {prompts} prompts per
-iteration: an iteration's first sample comes after a push and a regeneration, which weighs less with more prompts."""
+MEASURED = """By `python benchmarks/true_run.py` on {gpu}s, with {prompts} prompts per iteration of each run:
+an iteration's first sample comes after a push and a regeneration, which weighs less with more prompts."""
 
 
 def main() -> None:
@@ -94,21 +96,20 @@ def simulated(parts: Stages, prompts: int, serving: int, runs: int, speed: float
 
 def measured(runs: Mapping[str, Any]) -> Iterator[Row]:
     """Seconds per prompt of the runs on the simulation's kind of GPU, as measured and as simulated."""
-    for model in MODELS:
+    for model, (plan, settings), number in product(MODELS, PLANS.items(), (1, 2, 3)):
         shipped = shipped_rates(model)
         assert shipped is not None
-        for plan, settings in PLANS.items():
-            family = model.removesuffix("1")
-            way = "both" if not settings else f"both, {plan}"
-            run = runs.get(way if family == "flux" else f"{family}: {way}")
-            if run is None or not run["devices"][0].startswith(shipped.gpu):
-                continue
-            parts = stages(configured(model, settings), shipped.rates)
-            yield {
-                **{"model": model, "plan": plan, "gpu": shipped.gpu, "prompts": run["prompts"]},
-                "s": run["wall"] / run["prompts"],
-                "simulated": simulated(parts, run["prompts"], 1, 1, 1.0)["s"],
-            }
+        family = model.removesuffix("1")
+        way = f"both, {plan}" if settings else "both"
+        run = runs.get(of_model(family, f"{way}, {number} runs" if number > 1 else way))
+        if run is None or not run["devices"][0].startswith(shipped.gpu):
+            continue
+        parts = stages(configured(model, settings), shipped.rates)
+        yield {
+            **{"model": model, "plan": plan, "runs": number, "gpu": shipped.gpu, "prompts": run["prompts"]},
+            "s": run["wall"] / run["prompts"],
+            "simulated": simulated(parts, run["prompts"], 1, number, 1.0)["s"],
+        }
 
 
 def naive(config: RunConfig, rates: Rates, parts: Stages) -> float:
@@ -129,9 +130,12 @@ def page(found: Mapping[str, Any]) -> str:
     for model, name in MODELS.items():
         lines += [f"## {name}", "", *table(head, (_cells(row) for row in same if row["model"] == model)), ""]
     if runs := found.get("measured"):
-        cells = ((MODELS[row["model"]], row["plan"], f"{row['s']:.2f}", f"{row['simulated']:.2f}") for row in runs)
+        found_cells = (
+            (MODELS[row["model"]], row["plan"], f"1 + {row['runs']}", f"{row['s']:.2f}", f"{row['simulated']:.2f}")
+            for row in runs
+        )
         lines += ["## Measured", "", MEASURED.format(**runs[0]), ""]
-        lines += [*table(("model", "plan", "s per prompt, measured", "simulated"), cells), ""]
+        lines += [*table(("model", "plan", "GPUs", "s per prompt, measured", "simulated"), found_cells), ""]
     lines += [
         "## Cheaper serving GPUs",
         "",

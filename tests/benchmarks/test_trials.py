@@ -86,7 +86,7 @@ TRIALS = (
     ),
     Trial(
         "true_run",
-        f"--weights {{}} --devices cpu cpu --iterations 3 --set {SMALL} evaluate.every=3",
+        f"--weights {{}} --devices cpu cpu cpu --iterations 3 --set {SMALL} evaluate.every=3",
         "true_run.json true_run.md",
         {"true_run.CANDIDATES": 2, "true_run.STEPS": 1},
         release=True,
