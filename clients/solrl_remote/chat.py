@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import httpx
@@ -14,7 +13,6 @@ from solrl_client.retries import Retries
 from solrl_client.timed_client import TimedClient
 from solrl_client.transport import RefusedError, first_invalid_field, read_within
 from solrl_core.errors import RewardUnavailableError
-from solrl_proto.json_size import MAX_PARSED_BYTES, parsed_bytes
 from solrl_proto.printable import printable
 
 TOKEN = "SOLRL_JUDGE_TOKEN"
@@ -23,28 +21,11 @@ TOKEN = "SOLRL_JUDGE_TOKEN"
 _REFUSED = {400, 413, 422}
 """Statuses by which an endpoint refuses one request, not its sender."""
 _LONGEST_PAUSE = 30.0
-_MAX_ERROR = 2**16
-"""Bytes of the largest error."""
+_LARGEST = 64 * 2**20
+"""Bytes of the largest document: an answer of 6,000 tokens with twenty alternatives each takes about half of it."""
 
 _FAIL_FAST = Field(fail_fast=True)
 """Of a sequence: a fault takes about a kilobyte, so only the first one is kept."""
-
-
-@dataclass(frozen=True)
-class Largest:
-    """Size of the largest document that is read.
-
-    Args:
-        size: its bytes.
-        parsed: bytes that it may take once it is parsed, see `parsed_bytes`.
-    """
-
-    size: int
-    parsed: int
-
-
-_LARGEST_LIST = Largest(4 * 2**20, MAX_PARSED_BYTES)
-"""Of models; the longest that is known has some hundreds, in a megabyte."""
 
 
 class TokenChoice(BaseModel):
@@ -128,7 +109,6 @@ class ChatEndpoint:
         patience: seconds for which a request is repeated after temporary faults, with growing pauses.
         in_flight: most open connections.
         per_second: most requests in a second; None for no limit.
-        largest: size of the largest answer.
         pause: seconds before a request is first repeated.
 
     Attributes:
@@ -148,7 +128,6 @@ class ChatEndpoint:
         patience: float,
         in_flight: int,
         per_second: float | None,
-        largest: Largest,
         pause: float = 0.5,
     ) -> None:
         if not (timeout > 0 and patience >= 0 and in_flight >= 1 and (per_second is None or per_second > 0)):
@@ -160,7 +139,6 @@ class ChatEndpoint:
         self._reward = reward
         self._timeout = timeout
         self._patience = patience
-        self._largest = largest
         self._pause = pause
         self._pace = AsyncLimiter(1, 1 / per_second) if per_second else None
         self._held_until = 0.0
@@ -175,7 +153,7 @@ class ChatEndpoint:
             RewardUnavailableError: it does not say.
         """
         try:
-            listed = await self._attempt(_Models, _LARGEST_LIST, "GET", "/models")
+            listed = await self._attempt(_Models, "GET", "/models")
         except (_TemporaryError, RequestRefusedError) as error:
             raise self.unavailable(str(error)) from None
         return tuple(model.id for model in listed.data)
@@ -193,9 +171,7 @@ class ChatEndpoint:
             await self._turn()
             self.costs["requests"] += 1
             try:
-                found = await self._attempt(
-                    Completion, self._largest, "POST", "/chat/completions", content=request, headers=headers
-                )
+                found = await self._attempt(Completion, "POST", "/chat/completions", content=request, headers=headers)
                 break
             except _TemporaryError as error:
                 tries = f", {retries.tries} times in {retries.elapsed:.0f} s" if retries.tries > 1 else ""
@@ -219,14 +195,11 @@ class ChatEndpoint:
         if self._pace is not None:
             await self._pace.acquire()
 
-    async def _attempt(
-        self, model: type[Document], largest: Largest, method: str, path: str, **arguments: Any
-    ) -> Document:
+    async def _attempt(self, model: type[Document], method: str, path: str, **arguments: Any) -> Document:
         """The document of one request."""
         try:
-            answer = await self._http.ask(method, path, largest.size, **arguments)
-            limit = largest.size if answer.is_success else _MAX_ERROR
-            body = read_within(answer, limit)
+            answer = await self._http.ask(method, path, _LARGEST, **arguments)
+            body = read_within(answer, _LARGEST)
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             # Its text may contain the token.
             raise self.unavailable(f"cannot be asked ({type(error).__name__})") from None
@@ -236,14 +209,9 @@ class ChatEndpoint:
         except RefusedError as error:
             raise self.unavailable(f"gave an answer that cannot be read: {error.problem.detail}") from None
         if body is None:
-            raise self.unavailable(f"answered {answer.status_code} to {path} with more than {limit} bytes")
+            raise self.unavailable(f"answered {answer.status_code} to {path} with more than {_LARGEST} bytes")
         if not answer.is_success:
             raise self._refusal(answer, path, _message(body))
-        if (parsed := parsed_bytes(body)) > largest.parsed:
-            raise self.unavailable(
-                f"gave a document of {path} that would take about {parsed} bytes once it is parsed; expected at most "
-                f"{largest.parsed}"
-            )
         try:
             return model.model_validate_json(body)
         except ValidationError as error:

@@ -19,7 +19,7 @@ from solrl_core.rewards.images import as_pil
 from solrl_proto.printable import printable
 from solrl_proto.secrets import without_secrets
 
-from solrl_remote.chat import ChatEndpoint, Choice, Largest
+from solrl_remote.chat import ChatEndpoint, Choice
 from solrl_remote.judgement import Scale, TokenLogprobs
 
 NAME = "vlm_judge"
@@ -29,12 +29,6 @@ TEMPLATE = (
     "{lowest} (worst) to {highest} (best), and nothing else."
 )
 _ALTERNATIVES = 20
-_OTHER_BYTES = 2**16
-"""Of an answer, beside its tokens."""
-_TEXT_BYTES = 2**9
-"""Of a token or an alternative to it: the text, its bytes as numbers, and its log-probability, indented."""
-_PARSED_TEXT_BYTES = 2**13
-"""The same once it is parsed: four entries and some numbers."""
 _REMEMBERED = 4096
 """Scores that are kept, so that a call repeated after a fault costs nothing twice."""
 
@@ -107,7 +101,6 @@ class VlmJudge:
             patience=patience,
             in_flight=in_flight,
             per_second=per_second,
-            largest=_largest_answer(max_tokens, _ALTERNATIVES if logprobs else 0),
         )
         self.at = self._endpoint.address
         self.max_latency_s = patience + timeout  # the last attempt begins within the patience
@@ -200,12 +193,6 @@ class VlmJudge:
             raise ValueError(
                 f"got model {model!r}; expected one that {self.at} serves: {printable(repr(sorted(there)))}"
             )
-
-
-def _largest_answer(tokens: int, alternatives: int) -> Largest:
-    """Size of the largest answer with so many tokens, and alternatives to each; twice what endpoints send."""
-    texts = tokens * (1 + alternatives)
-    return Largest(_OTHER_BYTES + texts * _TEXT_BYTES, 8 * _OTHER_BYTES + texts * _PARSED_TEXT_BYTES)
 
 
 def _tokens(choice: Choice) -> list[TokenLogprobs]:

@@ -127,14 +127,6 @@ class FakeJudge:
                 return _json({"detail": "no choices here"})
             case "elsewhere":
                 return Response(status_code=307, headers={"Location": "/v1/elsewhere"})
-            case "many faulty answers":
-                return _text('{"choices": [' + "{}," * 60_000 + "{}]}")
-            case "many answers":
-                return _text(json.dumps(document).replace("]}", "]," + '"x":[' + "{}," * 60_000 + "{}]}", 1))
-            case "long":
-                document["padding"] = "x" * 2**20
-            case "long error":
-                return _json({"error": {"message": "x" * 2**20}}, 400)
             case "no answer":
                 document["choices"] = []
             case "two answers":
@@ -162,10 +154,6 @@ def _echo(request: Request) -> Response:
     """A refusal that repeats the request's head, as some proxies do."""
     head = "".join(f"{name}: {value}\n" for name, value in request.headers.items())
     return _json({"error": {"message": f"not allowed, {'x' * 380}, {head}", "head": dict(request.headers)}}, 401)
-
-
-def _text(document: str) -> Response:
-    return Response(document, media_type="application/json")
 
 
 def _token(text: str, shares: dict[str, float]) -> dict[str, Any]:
