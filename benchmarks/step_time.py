@@ -8,10 +8,8 @@ they are measured. Writes docs/results/step_time.{json,md}.
 import argparse
 import copy
 import gc
-import importlib.util
 import re
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,8 +31,7 @@ from support.true_size import skeleton
 Run = Callable[[], Any]
 
 BASELINE = "diffusers bf16 compiled"
-ENGINE = "fp8 by transformer engine"
-TIERS = (BASELINE, "bf16", "fp8", ENGINE)
+TIERS = (BASELINE, "bf16", "fp8")
 ALL_TIERS = (*TIERS, "nvfp4 emulated")
 SERVED = ("bf16", "fp8")
 """Precisions measured at a quarter of the batch, too."""
@@ -61,7 +58,7 @@ NAMES = {
 }
 CATEGORIES = (
     ("attention", r"flash|fmha|sdpa|attention"),
-    ("quantising", r"^_(packed_)?rows|quantiz|transformer_engine|cast_transpose|cast_fp8|cast_only|amax"),
+    ("quantising", r"^_(packed_)?rows|quantiz|cast_transpose|cast_fp8|cast_only|amax"),
     ("norms and positions", r"rms_norm|layer_norm|layernorm|rsqrt|rope|group_norm"),
     ("convolution", r"^triton_poi_fused_convolution|depthwise|conv2d|convolve|fprop|implicit|cudnn|nchw|nhwc"),
     ("matrix products", r"nvjet|gemm|xmma|cutlass|cublas|splitk|^triton_tem"),
@@ -80,11 +77,6 @@ def main() -> None:
     parser.add_argument("--tiers", nargs="+", default=TIERS, choices=ALL_TIERS)
     parser.add_argument("--limit", type=float, default=110, help="time limit per model in seconds")
     args = parser.parse_args()
-    if ENGINE in args.tiers and importlib.util.find_spec("transformer_engine") is None:
-        args.tiers = [tier for tier in args.tiers if tier != ENGINE]
-        print(f"without {ENGINE}: it is not installed", file=sys.stderr)
-    if not args.tiers:
-        parser.error(f"got --tiers {ENGINE!r}, which is not installed; expected any of {', '.join(ALL_TIERS)}")
     results = Results("step_time", args.out, page)
     for model in [] if args.render else args.models:
         # All rows of a model come from one run.

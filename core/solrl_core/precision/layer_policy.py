@@ -12,14 +12,13 @@ from solrl_core.precision.fp8 import Fp8Linear, Fp8PointwiseConv
 from solrl_core.precision.fp8_emulated import EmulatedFp8Linear, EmulatedFp8PointwiseConv
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv, is_pointwise
 from solrl_core.precision.nvfp4 import BLOCK
-from solrl_core.precision.te import TeFp8Linear, TeFp8PointwiseConv, TeLinear, TePointwiseConv, nvfp4_obstacle
+from solrl_core.precision.te import TeLinear, TePointwiseConv, nvfp4_obstacle
 
 _LAYERS: dict[str, tuple[type[QuantLinear], type[QuantPointwiseConv]]] = {
     "nvfp4": (TeLinear, TePointwiseConv),
     "nvfp4 emulated": (QuantLinear, QuantPointwiseConv),
     "fp8": (Fp8Linear, Fp8PointwiseConv),
     "fp8 emulated": (EmulatedFp8Linear, EmulatedFp8PointwiseConv),
-    "fp8 by transformer engine": (TeFp8Linear, TeFp8PointwiseConv),
 }
 
 
@@ -84,8 +83,7 @@ def apply_policy(
     """Replace the layers that ``policy`` selects with quantised ones, in place; return their names.
 
     precision: "nvfp4" (native if the model's device supports it) or "fp8"; for tests and benchmarks also "nvfp4
-    emulated", "fp8 emulated" and "fp8 by transformer engine". ValueError if the device or a layer's size does not
-    support it.
+    emulated" and "fp8 emulated". ValueError if the device or a layer's size does not support it.
     device: of the quantised layers; by default the model's.
     """
     names = policy.select(model)

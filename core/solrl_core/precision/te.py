@@ -21,8 +21,7 @@ from solrl_core.precision.fp8 import fp8_product
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
 
 Recipe = Literal["nvfp4", "fp8"]
-"""NVFP4BlockScaling or Float8CurrentScaling. The latter runs the same code without Blackwell, for tests and
-benchmarks."""
+"""NVFP4BlockScaling or Float8CurrentScaling. The latter runs the same code without Blackwell, for tests."""
 
 MULTIPLE = 32
 """16 bytes of 4-bit values. Both sides of a weight must be multiples of this; tokens are padded to it."""
