@@ -13,8 +13,12 @@ from typing import Any
 
 import huggingface_hub.constants
 import pytest
+import torch
+from diffusers import SanaTransformer2DModel
 from fake_hub import FakeHub
 from PIL import Image
+from safetensors.torch import load_file
+from solrl_core.families import load_backbone
 from solrl_minis import catalog
 from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.evaluate import evaluate_run
@@ -152,6 +156,30 @@ def test_the_weights_of_an_interrupted_run_are_exported(finished: Path, tmp_path
         assert done.returncode == 2
         assert "000001 is damaged: state.safetensors" in done.stderr
     assert typed(main, "export", str(tmp_path)).stderr.startswith(f"solrl-train: {tmp_path} contains no run")
+
+
+def test_the_transformer_is_exported_merged(finished: Path, tmp_path: Path) -> None:
+    done = typed(main, "export", str(finished), "--output", str(tmp_path), "--merged")
+    assert done.returncode == 0, done.stderr
+    assert f"merged in: {tmp_path / 'transformer'}" in done.stdout
+    merged = SanaTransformer2DModel.from_pretrained(tmp_path / "transformer", torch_dtype=torch.bfloat16).state_dict()
+    base = load_backbone("mini-sana").transformer.state_dict()
+    lora, changed = load_file(tmp_path / "lora.safetensors"), 0
+    for name, weight in base.items():
+        module = f"transformer.{name.removesuffix('.weight')}"
+        expected = weight.bfloat16()
+        if f"{module}.lora_A.weight" in lora:
+            change = lora[f"{module}.lora_B.weight"] @ lora[f"{module}.lora_A.weight"]
+            expected, changed = (weight + change).bfloat16(), changed + int(change.any())
+        torch.testing.assert_close(merged[name], expected, rtol=2**-8, atol=1e-7)
+    assert changed
+
+
+def test_a_family_without_names_in_a_layout_is_refused(finished: Path, tmp_path: Path) -> None:
+    done = typed(main, "export", str(finished), "--output", str(tmp_path / "new"), "--format", "comfyui")
+    assert done.returncode == 2
+    assert "the layout of comfyui has no names for the family sana; expected one of flux," in done.stderr
+    assert not (tmp_path / "new").exists()
 
 
 def python_of(card: Path) -> str:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,16 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from solrl_core.adapter import Adapter, encode_adapter, encode_for_diffusers, lora_a_key, lora_b_key
 from solrl_core.families import load_backbone
+from solrl_core.families.original_layers import encode_in_layout
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.lora import adapter_layout
+from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.run import run
 from solrl_trainer.policy.policy import CURRENT, OLD, Policy
 from solrl_trainer.policy.start_lora import read_start
 from solrl_trainer.settings.config import Lora
 from solrl_trainer.settings.presets import resolve
+from typed import typed
 
 TARGET = "transformer_blocks.0.attn.to_out.0"
 
@@ -43,7 +47,7 @@ def random_adapter(flux: PipelineBackbone, rank: int, alpha: float) -> Adapter:
 
 
 def started(policy: Policy, flux: PipelineBackbone, path: Path) -> Adapter:
-    policy.start_from(read_start(path, type(flux.pipeline), policy.behaviour()))
+    policy.start_from(read_start(path, flux, policy.behaviour()))
     for name in (CURRENT, OLD):
         assert all(torch.equal(value, policy.averaged[key]) for key, value in policy.tensors(name).items())
     return policy.behaviour()
@@ -55,7 +59,15 @@ def assert_same_changes(found: Adapter, expected: Adapter) -> None:
 
 
 @pytest.mark.parametrize(("rank", "alpha"), [(4, 2.0), (3, 5.0), (1, 1.0)])
-@pytest.mark.parametrize("encode", [encode_adapter, encode_for_diffusers])
+@pytest.mark.parametrize(
+    "encode",
+    [
+        encode_adapter,
+        encode_for_diffusers,
+        partial(encode_in_layout, family="flux", layout="comfyui"),
+        partial(encode_in_layout, family="flux", layout="kohya"),
+    ],
+)
 def test_own_files_start_a_run(
     policy: Policy, flux: PipelineBackbone, tmp_path: Path, rank: int, alpha: float, encode: object
 ) -> None:
@@ -161,6 +173,14 @@ def test_a_run_trains_on_from_its_start(flux: PipelineBackbone, tmp_path: Path) 
     ]
     words += [f"start_lora={tmp_path / 'l.safetensors'}", f"output={tmp_path / 'run'}"]
     run(resolve("mini-flux/sol_rl/clipscore", overrides=words).config)
+    asked = ("export", str(tmp_path / "run"), "--output", str(tmp_path / "out"), "--format", "kohya")
+    done = typed(main, *asked)
+    assert f"names of kohya: {tmp_path / 'out' / 'lora-kohya.safetensors'}" in done.stdout, done.stderr
+    file = load_file(tmp_path / "out" / "lora-kohya.safetensors")
+    own = "lora_unet_double_blocks_0_img_attn_proj"
+    change = file[f"{own}.alpha"] / 2 * file[f"{own}.lora_up.weight"] @ file[f"{own}.lora_down.weight"]
+    torch.testing.assert_close(change, small.delta(TARGET), rtol=1e-4, atol=1e-7)
+
     found = load_file(tmp_path / "run" / "lora.safetensors")
     a, b = found[f"transformer.{TARGET}.lora_A.weight"], found[f"transformer.{TARGET}.lora_B.weight"]
     torch.testing.assert_close(b @ a, small.delta(TARGET), rtol=1e-4, atol=1e-7)

@@ -262,9 +262,14 @@ def _export(command: Export) -> None:
     config, repository = saved_settings(command.folder), command.push_to_hub
     if repository is not None:
         check_push(repository)
-    files = export(config, command.checkpoint, command.output, repository)
+    files = export(config, command.checkpoint, command.output, repository, layout=command.format, merged=command.merged)
     print(f"LoRA for diffusers: {files[0]}")
     print(f"model card: {files[1]}")
+    for file in files[2:]:
+        if file.suffix == files[0].suffix:
+            print(f"LoRA with the layer names of {command.format}: {file}")
+    if command.merged:
+        print(f"transformer with the LoRA merged in: {files[0].parent / 'transformer'}")
     if repository is not None:
         print(f"pushed: {push(files, repository, f'LoRA of {config.run}')}")
 

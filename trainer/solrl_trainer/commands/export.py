@@ -3,8 +3,9 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
-from solrl_core.adapter import encode_for_diffusers
+from solrl_core.adapter import Adapter, encode_for_diffusers
 from solrl_proto.text_files import read_text
 
 from solrl_trainer.records import checkpoints
@@ -16,7 +17,13 @@ _GRID = "grid.png"
 
 
 def export(
-    config: RunConfig, version: int | None = None, folder: Path | None = None, repository: str | None = None
+    config: RunConfig,
+    version: int | None = None,
+    folder: Path | None = None,
+    repository: str | None = None,
+    *,
+    layout: Literal["diffusers", "comfyui", "kohya"] = "diffusers",
+    merged: bool = False,
 ) -> list[Path]:
     """Write lora.safetensors of a checkpoint's averaged weights and its model card, README.md.
 
@@ -25,14 +32,17 @@ def export(
         version: of the checkpoint, by default the newest.
         folder: folder of the files, by default the run's. Another also gets the grid of images, if there is one.
         repository: `USER/NAME` on the hub from which the card loads the weights, by default the folder.
+        layout: also write lora-LAYOUT.safetensors, unless it is diffusers'.
+        merged: also write the folder transformer, with the weights merged into the model's, in BF16.
 
     Returns:
-        The files, lora.safetensors first.
+        The files, lora.safetensors first; without those of the transformer.
 
     Raises:
         FileNotFoundError: there is no checkpoint yet.
         FileExistsError: the folder has a README.md that is no model card of a run.
-        ValueError: the checkpoint is damaged, or of other settings.
+        ValueError: the checkpoint is damaged, or of other settings; or the layout has no names for the model.
+        OSError: a file cannot be written, or the model to merge into cannot be loaded.
     """
     found = checkpoints.require(config.output / "checkpoints", version)
     folder = folder or config.output
@@ -41,15 +51,45 @@ def export(
         raise FileExistsError(f"{card} is no model card of solrl; choose another --output, or move it away")
     figures = held_out(config.output, found.version)
     text = model_card(config, found.version, figures, repository or str(folder))
+    named = None if layout == "diffusers" else _in_layout(found.averaged, config, layout)
     folder.mkdir(parents=True, exist_ok=True)
     write_file(weights, encode_for_diffusers(found.averaged))
     write_file(card, text)
     files = [weights, card]
+    if named is not None:
+        files.append(folder / f"lora-{layout}.safetensors")
+        write_file(files[-1], named)
+    if merged:
+        _write_merged(found.averaged, config, folder / "transformer")
     if figures is not None and figures.grid is not None:
         if figures.grid.resolve() != grid.resolve():
             write_file(grid, figures.grid.read_bytes())
         files.append(grid)
     return files
+
+
+def _in_layout(adapter: Adapter, config: RunConfig, layout: Literal["comfyui", "kohya"]) -> bytes:
+    from solrl_core.families.load import describe_model
+    from solrl_core.families.original_layers import encode_in_layout
+
+    found = describe_model(config.model, config.revision)
+    if found is None:
+        raise ValueError(
+            f"the layer names of {layout} depend on the model's family, and {config.model} is not on this machine; "
+            "export where it is"
+        )
+    return encode_in_layout(adapter, found.family.family, layout)
+
+
+def _write_merged(adapter: Adapter, config: RunConfig, folder: Path) -> None:
+    import torch
+    from solrl_core.families import load_backbone
+    from solrl_core.lora import Merger, target_modules
+
+    backbone = load_backbone(config.model, revision=config.revision, dtype=torch.bfloat16)
+    transformer: Any = backbone.transformer
+    Merger(target_modules(transformer, backbone.lora_targets), transformer).merge(adapter)
+    transformer.save_pretrained(folder)
 
 
 def check_push(repository: str) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
@@ -93,6 +93,11 @@ class Export:
 
     folder: Folder
     """A run's folder."""
+    format: Literal["diffusers", "comfyui", "kohya"] = "diffusers"
+    """Also write lora-comfyui.safetensors or lora-kohya.safetensors, with the layer names of ComfyUI or kohya."""
+    merged: bool = False
+    """Also write the transformer with the LoRA merged in, in BF16: the folder transformer, for diffusers. Loads the
+    model into host memory."""
     checkpoint: Annotated[int | None, _shown("N", "the newest")] = None
     """Version of the checkpoint to export."""
     output: Annotated[Path | None, _shown("FOLDER", "the run's")] = None

@@ -1,4 +1,4 @@
-"""An existing LoRA from which a run starts, read from the layouts of diffusers, PEFT and kohya."""
+"""An existing LoRA from which a run starts, read from the layouts of diffusers, PEFT, ComfyUI and kohya."""
 
 import json
 import re
@@ -8,6 +8,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
+from solrl_core.families.original_layers import from_layout
+from solrl_core.families.pipeline import PipelineBackbone
 from solrl_proto.text_files import read_json
 from torch import Tensor
 
@@ -29,14 +31,14 @@ def find_start(path: Path) -> Path:
     return found
 
 
-def read_start(path: Path, pipeline: type[Any], initial: Adapter) -> dict[str, Tensor]:
+def read_start(path: Path, backbone: PipelineBackbone, initial: Adapter) -> dict[str, Tensor]:
     """Weights by PEFT key with which an adapter makes the change of a file, of at most its rank.
 
     Modules that the file lacks keep their initial weights, which change nothing, and so do further ranks.
 
     Args:
         path: as for `find_start`.
-        pipeline: diffusers' class of the model, which converts the layout of kohya.
+        backbone: the model.
         initial: adapter of the run before its first step.
 
     Raises:
@@ -50,7 +52,7 @@ def read_start(path: Path, pipeline: type[Any], initial: Adapter) -> dict[str, T
             tensors = {name: opened.get_tensor(name).float() for name in opened.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{file} is no safetensors file: {error}") from error
-    modules = _modules(_in_diffusers_layout(tensors, pipeline, file), file)
+    modules = _modules(_in_diffusers_layout(tensors, backbone, file), file)
     own = set(initial.modules)
     if foreign := sorted(set(modules) - own):
         shown = ", ".join(foreign[:_SHOWN])
@@ -77,11 +79,14 @@ def read_start(path: Path, pipeline: type[Any], initial: Adapter) -> dict[str, T
     return weights
 
 
-def _in_diffusers_layout(tensors: dict[str, Tensor], pipeline: type[Any], file: Path) -> Mapping[str, Tensor]:
+def _in_diffusers_layout(tensors: dict[str, Tensor], backbone: PipelineBackbone, file: Path) -> Mapping[str, Tensor]:
     if all(name.startswith(_PEFT) for name in tensors):
         return {name.removeprefix(_PEFT): tensor for name, tensor in tensors.items()}
     if all(_PART.fullmatch(name) for name in tensors):
         return tensors
+    if (known := from_layout(tensors, backbone.family)) is not None:
+        return known
+    pipeline: Any = type(backbone.pipeline)  # which converts some of kohya's files
     try:
         converted = pipeline.lora_state_dict(tensors)
     except (ValueError, KeyError, AttributeError) as error:

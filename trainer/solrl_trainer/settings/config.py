@@ -193,8 +193,8 @@ class RunConfig(Section):
     """Layers that stay in BF16 at a precision on this device, as `solrl-rollout check --out FOLDER` found them:
     FOLDER/layers.json. A service has its own, `serve --layers`. null: the family's."""
     start_lora: Path | None = None
-    """LoRA from which the run starts, a file or folder in the layout of diffusers, PEFT or kohya, of at most rank
-    lora.rank. Gains and the pull to the reference stay relative to the model without it. null: none."""
+    """LoRA from which the run starts, a file or folder in the layout of diffusers, PEFT, ComfyUI or kohya, of at
+    most rank lora.rank. Gains and the pull to the reference stay relative to the model without it. null: none."""
     served_as: ModelName | None = None
     """The model's name at the service, if it was started with --model name=…."""
     rewards: Annotated[dict[str, float], Field(min_length=1)]
