@@ -6,11 +6,10 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +39,7 @@ Layout = dict[str, tuple[int, int]]
 class RunningService:
     """A service process, a client for it, and its log."""
 
-    process: subprocess.Popen[bytes] | Program
+    process: Program
     port: int
     client: httpx.Client
     log: Path
@@ -48,7 +47,7 @@ class RunningService:
     @property
     def alive(self) -> bool:
         """Whether the process is running."""
-        return self.process.alive if isinstance(self.process, Program) else self.process.poll() is None
+        return self.process.alive
 
     @property
     def url(self) -> str:
@@ -127,11 +126,11 @@ def running_service(
     model: str | list[str] = MODEL,
     port: int | None = None,
     ends_with: int = 0,
-    program: Sequence[str] | None = None,
+    entry: Callable[[], None] = main,
 ) -> Iterator[RunningService]:
     """`solrl-rollout serve` with `flags`; at the end it must stop on SIGTERM with exit code 0, or `ends_with`.
 
-    Its process is forked from one that has imported the command, unless `program` is another command line.
+    Its process is forked from one that has imported the command, and runs `entry`.
     """
     port = free_port() if port is None else port
     # The folder of the faulty rewards.
@@ -141,13 +140,8 @@ def running_service(
     words = ["serve", "--model", *models, "--port", str(port), *flags]
     with tempfile.TemporaryDirectory(prefix="solrl-service-") as folder:
         log = Path(folder, "log")
-        process: subprocess.Popen[bytes] | Program
-        if program is None:
-            sys.audit("solrl.fork", None, [PROGRAM])  # for `--unit`, like an event of subprocess
-            process = Program(command, (main, (PROGRAM, *words), os.getcwd(), environment), log)
-        else:
-            with log.open("wb") as output:
-                process = subprocess.Popen([*program, *words], stdout=output, stderr=subprocess.STDOUT, env=environment)
+        sys.audit("solrl.fork", None, [PROGRAM])  # for `--unit`, like an event of subprocess
+        process = Program(command, (entry, (PROGRAM, *words), os.getcwd(), environment), log)
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
                 service = RunningService(process, port, client, log)

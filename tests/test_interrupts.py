@@ -56,14 +56,14 @@ def interrupted(tmp_path: Path, moment: Moment, *command: str) -> tuple[int, lis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", [starting, loading])
+@pytest.mark.parametrize("moment", [starting, pytest.param(loading, marks=pytest.mark.release)])
 def test_a_service_that_loads(tmp_path: Path, moment: Moment) -> None:
     found = interrupted(tmp_path, moment, "solrl-rollout", "serve", "--model", "mini-sana", "--port", "0")
     assert found == (130, ["solrl-rollout: stopped"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", [importing, evaluating])
+@pytest.mark.parametrize("moment", [pytest.param(importing, marks=pytest.mark.release), evaluating])
 def test_a_trainer(tmp_path: Path, moment: Moment) -> None:
     preset, settings = "mini-sana/naive_scaling/clipscore", [word for one in TINY for word in ("--set", one)]
     command = ("solrl-train", "run", "--preset", preset, *settings, "--output", str(tmp_path / "run"))

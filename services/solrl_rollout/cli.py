@@ -161,13 +161,16 @@ def _parse(words: list[str]) -> Command:
         # By the parser of this command alone, which suggests no options of others.
         found = tyro.cli(kind, default=preset.get(kind), prog=f"{PROGRAM} {words[0]}", args=words[1:])
         return cast(Command, found)
-    found = tyro.extras.subcommand_cli_from_dict(
-        dict(COMMANDS),
+    return tyro.cli(
+        Annotated[ServeRollouts, tyro.conf.subcommand("serve")]
+        | Annotated[Check, tyro.conf.subcommand("check")]
+        | Annotated[RolloutDoctor, tyro.conf.subcommand("doctor")]
+        | Annotated[ServingMemory, tyro.conf.subcommand("memory")]
+        | Annotated[Tokens, tyro.conf.subcommand("token")],
         prog=PROGRAM,
         description="The rollout service of solrl. `--version` prints the version.",
         args=words,
     )
-    return cast(Command, found)
 
 
 def _run(command: Command) -> int:

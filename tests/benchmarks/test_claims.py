@@ -26,12 +26,6 @@ def test_the_page_is_that_of_the_stored_results() -> None:
     assert claims.PAGE.read_text(encoding="utf-8") == claims.page(claims.RESULTS)
 
 
-def test_the_template_has_no_figure_of_its_own() -> None:
-    assert figures_in("With 24-in-96 in `0.5` [x](a.md#3-b) 1.5 × of 7") == ["1.5", "7"]
-    assert figures_in(re.sub(r"\$\w+|\$\{\w+\}", "", claims.TEMPLATE.read_text(encoding="utf-8"))) == []
-    assert len(figures_in(claims.PAGE.read_text(encoding="utf-8"))) > 100
-
-
 @pytest.mark.parametrize(
     ("file", "place", "said"),
     [

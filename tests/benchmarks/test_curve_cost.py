@@ -28,12 +28,6 @@ def test_the_curve_of_each_preset_costs_at_most_a_twentieth(model: str, recipe: 
     assert 0 < share_of_curve(model, recipe) <= 0.05
 
 
-def test_the_shares_of_the_default_recipe_and_of_the_dearest() -> None:
-    """128 images of 10 steps thrice, over 40 iterations of 8,064 passes; 128 of 40 steps thrice, over 100 of 4,608."""
-    assert share_of_curve("mini-sana", "sol_rl") == pytest.approx(3 * 128 * 10 / (40 * 8064))
-    assert share_of_curve("sana", "dancegrpo") == pytest.approx(3 * 128 * 40 / (100 * 4608))
-
-
 def test_a_run_without_evaluations_along_it_compares_all_seeds() -> None:
     for overrides, seeds in ((["iterations=10"], 4), (["evaluate.every=0"], 4), ([], 1), (["evaluate.seeds=1"], 1)):
         assert resolve("mini-sana/sol_rl/clipscore", overrides=overrides).config.curve_seeds == seeds

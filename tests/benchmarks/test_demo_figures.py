@@ -37,14 +37,6 @@ def test_a_run_is_read_without_its_paths(tmp_path: Path) -> None:
     assert str(tmp_path) not in json.dumps(found)
 
 
-def test_other_runs_are_refused(tmp_path: Path) -> None:
-    other = finished(tmp_path / "other", "iterations=5", "explore.prompts=4")
-    with pytest.raises(ValueError, match="its settings differ in explore, iterations"):
-        row(other)
-    with pytest.raises(FileNotFoundError, match="contains no run"):
-        row(tmp_path)
-
-
 def test_the_stored_page_is_that_of_the_stored_figures() -> None:
     assert (ROOT / "docs/results/demo.md").read_text() == page(RECORDED)
     assert [one["seed"] for one in RECORDED["runs"]] == [1, 2, 42]

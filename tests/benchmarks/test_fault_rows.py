@@ -15,8 +15,9 @@ from fault_trials import (
 )
 from fault_trials.findings import Findings, Row
 
-MODULES = (two_fronts, redis_killed, redis_restarted, corrupted, service_killed, trainer_killed)
-ROWS = [module.ROW for module in MODULES] + [pytest.param(streamed_killed.ROW, marks=pytest.mark.release)]
+MODULES = (redis_killed, redis_restarted, corrupted, service_killed, trainer_killed)
+LONG = (two_fronts, streamed_killed)
+ROWS = [module.ROW for module in MODULES] + [pytest.param(one.ROW, marks=pytest.mark.release) for one in LONG]
 
 
 @pytest.mark.slow

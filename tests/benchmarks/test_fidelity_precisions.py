@@ -9,7 +9,6 @@ import torch
 from solrl_core.families import load_backbone
 from solrl_core.sampling.generator import Generator
 from solrl_engine.precision_check import generator_at
-from support.precisions import OF_PRESET, solver_of
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -29,11 +28,6 @@ def test_fp8_on_a_cpu_is_emulated_and_closer_to_bf16_than_nvfp4(model: str) -> N
     assert 0.001 < off["fp8"] < 0.9 * off["nvfp4"]
 
 
-def test_the_solver_is_that_of_the_familys_preset_unless_named() -> None:
-    assert [solver_of(OF_PRESET, family) for family in ("sana", "sd3", "flux")] == ["euler", "dpm2", "dpm2"]
-    assert solver_of("euler", "flux") == "euler"
-
-
 def test_steps_fitted_to_another_solver_are_not_the_runs() -> None:
     from paper.experiments import fitted_plan
 
@@ -41,12 +35,3 @@ def test_steps_fitted_to_another_solver_are_not_the_runs() -> None:
     assert fitted_plan("mini-sana", RESULTS) == {"explore.fitted": stored["solvers"]["mini-sana"], "explore.steps": 4}
     assert stored["solver"]["mini-sd3"] == "dpm2"
     assert fitted_plan("mini-sd3", RESULTS) is None
-
-
-def test_fewer_candidates_than_any_plan_keeps_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    from plan_fidelity import options
-
-    assert options(None).parse_args(["--candidates", "25"]).candidates == 25
-    with pytest.raises(SystemExit):
-        options(None).parse_args(["--candidates", "24"])
-    assert "got 24; expected more than 24" in capsys.readouterr().err

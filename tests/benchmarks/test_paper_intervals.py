@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from paper.intervals import over_seeds, over_seeds_and_prompts, pooled_differences, ratio_of_means
-from paper.theory import match_rate, signal
+from paper.theory import match_rate
 from scipy.stats import t as student
 
 
@@ -28,15 +28,6 @@ def test_the_interval_covers_the_mean_as_often_as_it_says(spread: tuple[float, f
     assert 0.915 <= covered <= 0.985
 
 
-def test_seeds_that_differ_widen_the_interval_beyond_prompts_alone() -> None:
-    values = effects(np.random.default_rng(1), 3, 100, (0.5, 0.1, 0.1))
-    found = over_seeds_and_prompts(values)
-    by_seed = over_seeds(values.mean(1))
-    assert found.high - found.low == pytest.approx(by_seed.high - by_seed.low, rel=0.1)
-    pooled = values.std(ddof=1) / math.sqrt(values.size) * 2
-    assert found.high - found.low > 4 * pooled
-
-
 def test_one_seed_gives_the_t_interval_over_prompts() -> None:
     values = effects(np.random.default_rng(2), 1, 30, (0, 1, 1))
     found = over_seeds_and_prompts(values)
@@ -50,12 +41,6 @@ def test_one_seed_alone_sets_no_limit() -> None:
     assert (found.mean, found.high) == (2, pytest.approx(2 + 4.302653 / math.sqrt(3)))
 
 
-def test_a_ratio_is_its_own_where_nothing_varies() -> None:
-    below = np.full((3, 20), 2.0)
-    found = ratio_of_means(below / 10, below)
-    assert (found.mean, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1), abs=2e-3)
-
-
 def test_fiellers_interval_covers_the_ratio() -> None:
     generator, covered = np.random.default_rng(3), []
     for _ in range(300):
@@ -64,11 +49,6 @@ def test_fiellers_interval_covers_the_ratio() -> None:
         found = ratio_of_means(above, below)
         covered.append(found.low <= 0.2 <= found.high)
     assert 0.92 <= np.mean(covered) <= 0.995
-
-
-def test_a_gain_that_may_be_none_gives_a_ratio_without_limits() -> None:
-    below = effects(np.random.default_rng(4), 3, 20, (3, 3, 3)) - 1
-    assert not ratio_of_means(below / 2, below).known
 
 
 def test_differences_of_equal_variance_have_one_width_and_few_false_alarms() -> None:
@@ -98,18 +78,3 @@ def test_the_match_rate_of_perfect_and_of_useless_proxies() -> None:
     assert match_rate(1.0, 96, 12) == 1
     assert match_rate(0.0, 96, 12) == pytest.approx(12 / 96, abs=0.005)
     assert match_rate(0.8, 24, 12) == pytest.approx(match_rate(0.8, 192, 96), abs=0.01)
-
-
-def test_more_candidates_are_harder_to_match() -> None:
-    rates = [match_rate(0.8, candidates, 4) for candidates in (24, 48, 96, 192)]
-    assert rates == sorted(rates, reverse=True)
-    # The reference's plain overlap of the top 12 of 96 at the paper's Spearman correlation.
-    assert match_rate(0.927, 96, 12) == pytest.approx(0.76, abs=0.02)
-
-
-def test_a_larger_group_and_better_ranks_give_more_signal() -> None:
-    assert signal(0.0, 96, 12) == pytest.approx(signal(1.0, 24, 12), abs=0.01)
-    # Without selection, ranks do not matter.
-    assert signal(1.0, 24, 12) == pytest.approx(signal(0.3, 24, 12))
-    signals = [signal(*one, 12) for one in ((0.5, 96), (0.84, 96), (1.0, 96), (1.0, 384))]
-    assert signals == sorted(signals)

@@ -221,13 +221,6 @@ def test_rewards_that_are_not_needed_are_only_looked_for_here() -> None:
     assert {rows[name].state for name in ("clipscore", "hpsv2", "imagereward", "pickscore")} == {"ok"}
 
 
-def test_names_that_are_near_are_suggested() -> None:
-    assert "did you mean 'mini-sana'" in diagnosis.model("mini-sanna").found
-    finding = next(diagnosis.rewards(["clipscor"], "mini-sana"))
-    assert finding.state == "missing"
-    assert "did you mean 'clipscore'" in finding.found
-
-
 def test_a_device_or_a_precision_that_is_not_there_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -259,31 +252,3 @@ def test_a_native_precision_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
 LONG = Finding(
     "model", "missing", "got [name=]location " + "/a/long/folder" * 20, "do [this] " + "and that " * 20 + "END"
 )
-
-
-@pytest.mark.parametrize("columns", ["40", "80", None])
-def test_nothing_of_a_finding_is_cut(
-    columns: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    if columns is not None:
-        monkeypatch.setenv("COLUMNS", columns)
-    assert diagnosis.show("doctor", [Finding("python", "ok", "3.11"), LONG]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    text = "".join("".join(lines).split())
-    for part in (LONG.found, LONG.action):
-        assert "".join(part.split()) in text.replace("model", "").replace("missing", "")
-    assert columns is None or max(map(len, lines)) <= int(columns)
-    assert "…" not in text
-    if columns is None:
-        assert any(LONG.found in line and LONG.action in line for line in lines)
-
-
-def test_a_package_that_is_missing_is_the_last_finding(capsys: pytest.CaptureFixture[str]) -> None:
-    def findings() -> Iterator[Finding]:
-        yield Finding("python", "ok", "3.11")
-        import no_such_package  # noqa: F401
-
-    assert diagnosis.show("doctor", findings()) == 1
-    assert "no_such_package" in capsys.readouterr().out
-    assert diagnosis.show("doctor", [Finding("a", "warn", "b", "c"), Finding("d", "n/a", "e")]) == 0

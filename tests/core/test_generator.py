@@ -230,12 +230,6 @@ def test_between_is_called_before_every_step_of_every_chunk(bf16: Generator) -> 
         bf16.generate("a", [1], steps=2, between=stop)
 
 
-def test_each_precision_reports_its_numerics(bf16: Generator, nvfp4: Generator) -> None:
-    assert (bf16.precision, bf16.numerics, bf16.backbone.quantized_share("bf16")) == ("bf16", "emulated", 0.0)
-    assert (nvfp4.precision, nvfp4.numerics) == ("nvfp4", "emulated")
-    assert 0.9 <= nvfp4.backbone.quantized_share("nvfp4") <= 1.0
-
-
 def test_nvfp4_images_differ_from_bf16_but_remain_close(bf16: Generator, nvfp4: Generator) -> None:
     bf16.set_adapter(None)
     nvfp4.set_adapter(None)
@@ -244,8 +238,3 @@ def test_nvfp4_images_differ_from_bf16_but_remain_close(bf16: Generator, nvfp4: 
     off = (rough - exact).norm(dim=1)
     assert float(off.min()) > 1e-3
     assert float(off.mean()) < float((exact - exact.roll(1, 0)).norm(dim=1).mean())
-
-
-def test_an_unknown_precision_is_refused(backbone: Backbone) -> None:
-    with pytest.raises(ValueError, match="'int4'"):
-        Generator(backbone, "int4")

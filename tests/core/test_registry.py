@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from solrl_core.families.load import FAMILIES, MODELS, dtype_argument, locate
+from solrl_core.families.load import FAMILIES, MODELS, locate
 from solrl_core.families.sd3 import StableDiffusion3
 from solrl_core.registry import FolderRegistry, Registry
 from solrl_core.rewards.reward import REWARDS
@@ -172,10 +172,3 @@ def test_a_family_that_is_none_is_refused(register: Register, value: str) -> Non
 def test_a_downloaded_model_cannot_choose_what_is_imported() -> None:
     with pytest.raises(ValueError, match="expected one of"):
         FAMILIES.find("solrl_core.families.sd3:StableDiffusion3")
-
-
-def test_older_versions_of_diffusers_know_the_dtype_by_another_name() -> None:
-    assert [dtype_argument(version) for version in ("0.36.0", "0.38.0", "0.40.0", "0.42.1")] == [
-        *["torch_dtype"] * 2,
-        *["dtype"] * 2,
-    ]

@@ -25,14 +25,6 @@ def test_euler_on_a_linear_equation_gives_its_own_product() -> None:
     assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), atol=1e-12)
 
 
-def test_euler_is_of_first_order() -> None:
-    def off(steps: int) -> float:
-        found = solve(lambda x, sigma: x, torch.ones(1, dtype=torch.float64), unshifted_sigmas(steps))
-        return abs(float(found) - math.exp(-1))
-
-    assert off(200) / off(400) == pytest.approx(2, rel=0.01)
-
-
 def test_between_comes_before_each_step_and_can_stop() -> None:
     events: list[str] = []
 

@@ -52,13 +52,6 @@ def shows(shown: Any, real: Any, where: str = "") -> None:
         assert shown == real, where
 
 
-def test_a_shown_field_must_be_in_the_answer() -> None:
-    shows({"a": [1, "…"], "b": "sha256:…", "seconds": {"x": 1.0}}, {"a": [1, 2], "b": "sha256:0", "seconds": {"x": 9}})
-    for shown in ({"c": 1}, {"a": [2, "…"]}, {"a": [1]}, {"b": "sha512:…"}, {"a": [1, 2, 3, "…"]}):
-        with pytest.raises(AssertionError):
-            shows(shown, {"a": [1, 2], "b": "sha256:0"})
-
-
 def test_every_command_returns_the_answer_shown(service: httpx.Client, tmp_path: Path) -> None:
     """Commands run in the page's order, in one shell and one folder."""
     address = str(service.base_url).rstrip("/")

@@ -21,7 +21,6 @@ from service_helpers import RunningService, running_service
 from solrl_client.noise import initial_noise
 from solrl_client.rollouts import RolloutClient
 from solrl_core.families import load_backbone
-from solrl_core.sampling.generator import Generator
 from solrl_minis import catalog
 from solrl_minis.verifier import verify
 from solrl_proto import Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
@@ -86,15 +85,6 @@ def test_the_first_image_takes_three_lines(tmp_path: Path, monkeypatch: pytest.M
         assert (image.mode, image.size) == ("RGB", (64, 64))
         assert len(set(image.getdata())) > 10
         assert verify(pixels(image), RED_CIRCLE).strict
-
-
-def test_the_page_says_how_many_seeds_give_what_is_asked() -> None:
-    page = (ROOT / PAGE).read_text()
-    assert "Of seeds 0 to 23, 20 do. Seed 7\ngives a blue one." in page
-    made = Generator(load_backbone("mini-sana"), "bf16").generate(TEXT, range(24), steps=10).images.numpy()
-    # Other processors round otherwise, which moves an image at the verifier's edge.
-    assert sum(verify(image, RED_CIRCLE).strict for image in made) == pytest.approx(20, abs=2)
-    assert verify(made[7], {"include": [{"class": "circle", "count": 1, "color": "blue"}]}).strict
 
 
 def test_exploring_takes_ten_lines_and_tells_its_progress(

@@ -2,12 +2,11 @@
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from drawn_scenes import scene
@@ -19,11 +18,9 @@ from solrl_minis.verifier import verifier_reward
 from solrl_minis.world import COLOURS, SHAPES
 
 import minis_recipe
-from minis_recipe import damage, detection, looked_at, measure
-from minis_recipe.damage import Damage, draw, spoil
+from minis_recipe import detection, looked_at, measure
 from minis_recipe.data import Source
-from minis_recipe.scenes import MAX_OBJECTS
-from minis_recipe.world import Combination, all_combinations
+from minis_recipe.world import Combination
 
 SHIPPED = catalog.WEIGHTS / "mini-judge"
 PICTURES = Path(__file__).parents[2] / "docs/minis"
@@ -87,98 +84,6 @@ def test_an_object_without_a_name_or_read_without_confidence_is_wrong() -> None:
 def test_metadata_of_another_world_is_an_error(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):
         shows([RED_CIRCLE], given)
-
-
-class Told(Detector):
-    """A detector that answers with given targets."""
-
-    def __init__(self, wanted: Mapping[str, torch.Tensor]) -> None:
-        super().__init__()
-        self._wanted = wanted
-
-    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
-        found = {name: values[:, None] for name, values in self._wanted.items() if name in ("object", "side")}
-        found["object"] = found["object"].logit(1e-6)
-        for name in ("shape", "colour"):
-            one_hot = torch.nn.functional.one_hot(self._wanted[name], judge.FIELDS[name])
-            found[name] = 20.0 * one_hot.movedim(-1, 1)
-        return {**found, "offset": self._wanted["offset"]}
-
-
-def test_targets_read_back_are_the_scene() -> None:
-    source = Source(4)
-    combinations = source.draw(200)
-    scenes = source.scenes(combinations)
-    images, marks = draw(scenes, torch.zeros(200, MAX_OBJECTS, dtype=torch.long))
-    objects = read(Told(detection.targets(marks)), images)
-    assert all(shows(found, c.metadata) for found, c in zip(objects, combinations, strict=True))
-    for i, found in enumerate(objects):
-        there = scenes.place[i][scenes.present[i]]
-        measured = sorted((one.x, one.y, one.side / 2) for one in found)
-        assert np.array(measured) == pytest.approx(np.array(sorted(there.tolist())), abs=0.01)
-
-
-@pytest.mark.parametrize("kind", [Damage.NONE, Damage.CUT, Damage.STRANGE_COLOUR])
-def test_only_the_measures_of_an_object_without_a_shape_are_left_out_of_the_loss(kind: Damage) -> None:
-    source = Source(5)
-    images, marks = draw(source.scenes(source.draw(8)), torch.full((8, MAX_OBJECTS), int(kind)))
-    wanted = detection.targets(marks)
-    right = Told(wanted)(images)
-    losses = {name: float(detection.loss({**right, name: right[name] + 1}, wanted)) for name in ("offset", "side")}
-    exact = float(detection.loss(right, wanted))
-    assert all((value > exact + 0.1) == (kind is not Damage.CUT) for value in losses.values())
-    assert float(detection.loss({**right, "shape": -right["shape"]}, wanted)) > exact + 1
-
-
-def test_training_shows_no_held_out_combination(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Combination] = []
-    scenes = Source.scenes
-    monkeypatch.setattr(Source, "scenes", lambda self, given: drawn.extend(given) or scenes(self, given))
-    detection.examples(Source(1), 600)
-    held_out = {c.key for c in all_combinations() if c.held_out}
-    mixed = [c for c in drawn if len(c.things) > 2]
-    assert 100 < len(mixed) < 260
-    assert all(len(set(c.things)) == len(c.things) for c in mixed)
-    assert not held_out & {c.key for c in drawn}
-
-
-@pytest.mark.parametrize("kind", Damage)
-def test_damage_takes_the_shape_or_the_colour_of_its_object_alone(kind: Damage) -> None:
-    scenes = Source(2).scenes([Combination("two_object", (("red", "circle"), ("blue", "square")))] * 40)
-    chosen = torch.zeros(40, MAX_OBJECTS, dtype=torch.long)
-    chosen[:, 1] = kind
-    images, marks = draw(scenes, chosen)
-    assert images.shape == (40, 3, SIDE, SIDE)
-    assert marks.shape[:, 0].tolist() == scenes.shape[:, 0].tolist()
-    assert marks.colour[:, 0].tolist() == scenes.colour[:, 0].tolist()
-    shapeless = kind not in (Damage.NONE, Damage.TWO_COLOURS, Damage.STRANGE_COLOUR)
-    assert set(marks.shape[:, 1].tolist()) == {len(SHAPES) if shapeless else SHAPES.index("square")}
-    colourless = kind in (Damage.TWO_COLOURS, Damage.STRANGE_COLOUR)
-    assert set(marks.colour[:, 1].tolist()) == {len(COLOURS) if colourless else COLOURS.index("blue")}
-    # The verifier, which has no part in the training, mostly sees the damage too.
-    asked = metadata("two_object", ("red", "circle"), ("blue", "square"))
-    share = float(verifier_reward(images, [""] * 40, [asked] * 40).mean())
-    assert share > 0.9 if kind is Damage.NONE else share < 0.6
-
-
-def test_spoiling_keeps_the_content() -> None:
-    source = Source(3)
-    combinations = source.draw(60)
-    torch.manual_seed(0)
-    images, _ = draw(source.scenes(combinations), torch.zeros(60, MAX_OBJECTS, dtype=torch.long))
-    spoiled = spoil(images)
-    assert 0 <= float(spoiled.min()) <= float(spoiled.max()) <= 1
-    assert 0.01 < float((spoiled - images).abs().mean()) < 0.12
-    assert float((spoiled - images).flatten(1).norm(dim=1).min()) > 0
-    asked = [c.metadata for c in combinations]
-    assert float(verifier_reward(spoiled, [""] * 60, asked).mean()) > 0.6
-
-
-def test_compression_is_a_rounding_of_the_cosine_transform() -> None:
-    images = torch.rand(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
-    none, much = (damage._compressed(images, torch.full((2, 1, 1, 1), step)) for step in (0.0, 100.0))
-    assert torch.allclose(none, images, atol=1e-4)
-    assert float(much.abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize("colour", COLOURS)

@@ -1,4 +1,4 @@
-"""A simulated device with memory for few candidates, on a CPU. As a program: `solrl-rollout` on such a device."""
+"""A simulated device with memory for few candidates, on a CPU."""
 
 import os
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.sana import Sana
 from solrl_core.rewards.clipscore import ClipScore
 from solrl_core.sampling.batches import CHUNK_SIZE
+from solrl_rollout import cli
 
 
 def limited(work: Callable[..., Any], rows_at: int, most: int) -> Callable[..., Any]:
@@ -49,10 +50,9 @@ def of_rewards(most: int) -> tuple[type, str, Any]:
     return ClipScore, "_pixels", limited(ClipScore._pixels, 1, most)
 
 
-if __name__ == "__main__":
-    from solrl_rollout.cli import main
-
+def main() -> None:
+    """`solrl-rollout` on such a device, with room for ROOM_TO_MAKE and ROOM_TO_SCORE."""
     setattr(*whole_chunks())
     setattr(*of_transformer(int(os.environ["ROOM_TO_MAKE"])))
     setattr(*of_rewards(int(os.environ["ROOM_TO_SCORE"])))
-    main()
+    cli.main()

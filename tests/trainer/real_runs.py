@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from service_helpers import RunningService, running_service
+from small_model import small_model
 from solrl_client.retries import Wait
 from solrl_proto.adapters import AdapterList, adapter_digest
 from solrl_trainer.loop import Result, train
@@ -21,8 +22,8 @@ from support.ports import free_port
 from training_helpers import tiny_config
 
 SMALL = (
-    *("explore.prompts=2", "explore.candidates=24", "explore.keep=8", "explore.steps=2", "explore.precision=nvfp4"),
-    *("evaluate.prompts=8", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.fidelity_prompts=1"),
+    *("explore.prompts=2", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "explore.precision=nvfp4"),
+    *("evaluate.prompts=4", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.fidelity_prompts=1"),
     *("optimizer.updates=1", "optimizer.batch=16", "algorithm.timestep_fraction=0.5"),
 )
 
@@ -30,14 +31,15 @@ SMALL = (
 class Service:
     """A service on one port, which can be killed and restarted without its adapters."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str | None = None) -> None:
+        self.model = model or small_model()
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._stack = ExitStack()
         self.start()
 
     def start(self) -> None:
-        self.running: RunningService = self._stack.enter_context(running_service(port=self.port))
+        self.running: RunningService = self._stack.enter_context(running_service(model=self.model, port=self.port))
 
     def stop(self) -> None:
         self._stack.close()
@@ -107,8 +109,8 @@ class Run:
 
 def go(service: Service, output: Path, *overrides: str, watcher: Watcher | None = None, resume: bool = False) -> Run:
     watcher = watcher or Watcher()
-    served = f"rollout_url={service.url}"
-    config = tiny_config(*SMALL, served, *overrides, output=output, run=output.name)
+    served = (f"model={service.model}", f"rollout_url={service.url}")
+    config = tiny_config(*SMALL, *served, *overrides, output=output, run=output.name)
     with shown_log(watcher.notes.append):
         result = train(config, watcher, resume=resume)
     return Run(config, result, watcher, service.adapters(config.run))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from PIL import Image
+from small_model import small_model
 from solrl_core.errors import MismatchError
 from solrl_core.families import load_backbone
 from solrl_core.fingerprint import model_digest, module_digest, part_digests
@@ -36,7 +37,7 @@ ONE_PLAN = PlanSet(steps=(), schedules=())
 
 def small(*more: str) -> Any:
     """Settings of a small calibration."""
-    return resolve(PRESET, overrides=[*SMALL, *more]).config
+    return resolve(PRESET, overrides=[*SMALL, f"model={small_model()}", *more]).config
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
 def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solver_fitting, "FITTED_PROMPTS", 4)
     limits = PlanSet(steps=(), keep=(12,), schedules=SCHEDULES[:1])
-    config = small("explore.precision=bf16")
+    config = small("explore.precision=bf16", "model=mini-sana")
     summary = calibrate(config, tmp_path, prompts=1, requirement=Requirement(0.7), limits=limits)
     assert summary["chosen"].startswith("bf16 4 fitted steps (1, 0.8")
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
@@ -138,7 +139,7 @@ def test_a_plan_is_bound_to_the_model_and_settings_of_its_measurement(tmp_path: 
     calibrate(config, tmp_path, prompts=1, requirement=Requirement(-1), limits=ONE_PLAN)
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     bindings = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config.bindings
-    check_bindings(bindings, model_digest(part_digests(load_backbone("mini-sana").parts)), "mini-sana")
+    check_bindings(bindings, model_digest(part_digests(load_backbone(small_model()).parts)), "mini-sana")
     with pytest.raises(MismatchError, match="different model than mini-sd3"):
         check_bindings(bindings, model_digest(part_digests(load_backbone("mini-sd3").parts)), "mini-sd3")
     for other in ("solver=dpm2", "guidance=2"):
@@ -183,7 +184,7 @@ def test_a_small_set_is_enough_without_fitted_steps(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("a red circle\na blue square\n")
     (tmp_path / "test.txt").write_text("a white star\n")
     layers = tmp_path / "layers.json"
-    write_layer_list(layers, module_digest(load_backbone("mini-sana").transformer), {"nvfp4": ()})
+    write_layer_list(layers, module_digest(load_backbone(small_model()).transformer), {"nvfp4": ()})
     config = small("explore.precision=bf16", f"prompts={tmp_path}", f"layers={layers}")
     summary = calibrate(config, tmp_path, prompts=2, requirement=Requirement(0), limits=ONE_PLAN)
     assert summary["prompts"] == 2

@@ -95,16 +95,6 @@ def test_the_fastest_layout_comes_first_with_its_command(
     assert "explore.share" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("serving", "training", "runs"), [(1, 1, 3), (1, 3, 1), (2, 1, 6)])
-@pytest.mark.parametrize("speed", [1.0, 0.37])
-def test_no_gpu_waits_where_the_service_cannot_explore_all_prompts(
-    serving: int, training: int, runs: int, speed: float
-) -> None:
-    shared = served(PARTS, 48, serving, training, runs=runs, speed=speed)
-    assert shared.share == 0 < shared.explored < 1
-    assert shared.idle < 0.05
-
-
 def test_a_shared_service_divides_the_gpus_among_all_runs() -> None:
     found = list(layouts(PARTS, 48, 8, runs=3))
     assert {(one.serving, one.training) for one in found} == {(0, 2), (1, 2), (2, 2), (3, 1), (4, 1), (5, 1)}
@@ -125,14 +115,6 @@ def test_what_gives_no_layout_is_refused(
 ) -> None:
     assert layout(monkeypatch, *words) == 2
     assert "expected" in capsys.readouterr().err
-
-
-def test_every_large_model_of_the_paper_has_rates() -> None:
-    for model in ("flux1", "sd3", "sana"):
-        shipped = shipped_rates(model)
-        assert shipped is not None
-        assert shipped.rates.fp8 < shipped.rates.bf16
-        assert shipped.model == resolve(f"{model}/sol_rl/hpsv2").config.model
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ from typed import typed
 MIB = 2**20
 STAYING = MemoryLayout(sharded=False, offloaded=False, checkpointed=0)
 SERVED = "rollout_url=http://gpu-node:8100"
+BATCH = ("--set", "optimizer.batch=12")
+"""Of all commands: a plan of another batch is compiled again."""
 LOCAL = ("rollout_url=null", "optimizer.batch=12")
 
 
@@ -214,7 +216,7 @@ def test_settings_determine_parts_of_the_layout(
         assert wanted.layout is None
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_flux1_dev_fits_in_four_gpus_of_24_gb_if_its_base_is_sharded(tmp_path: Path) -> None:
     folder = write_skeleton("flux", catalog.mini_flux(), tmp_path / "flux")
     skeleton = load_skeleton(str(folder))
@@ -276,9 +278,8 @@ def test_a_reward_s_size_is_read_from_its_file_or_known() -> None:
         reward_bytes("nope", {})
 
 
-@pytest.mark.parametrize("columns", [40, 100])
-def test_the_command_prints_what_fits(tmp_path: Path, columns: int) -> None:
-    settings = ("--set", "explore.precision=nvfp4", "--set", "optimizer.batch=8")
+def test_the_command_prints_what_fits(tmp_path: Path) -> None:
+    settings, columns = ("--set", "explore.precision=nvfp4", *BATCH), 40
     out = tmp_path / "plans" / "plan.json"
     done = typed(main, "memory", *settings, "--gpu", "24", "--out", str(out), COLUMNS=str(columns))
     assert done.returncode == 0, done.stderr
@@ -300,13 +301,13 @@ def test_the_command_prints_what_fits(tmp_path: Path, columns: int) -> None:
 
 
 def test_the_command_says_what_does_not_fit_and_who_decided() -> None:
-    served = ("--set", SERVED)
+    served = ("--set", SERVED, *BATCH)
     done = typed(main, "memory", *served, "--set", "optimizer.activation_checkpointing=2", "--gpu", "1", COLUMNS="200")
     assert "On a GPU of 1 GB the run does not fit" in done.stdout
     assert "2 of 5 blocks recompute, as optimizer.activation_checkpointing sets" in done.stdout
     assert "A service explores; `solrl-rollout memory --precision fp8` plans it." in done.stdout
     assert "explore.precision=auto" not in done.stdout
-    done = typed(main, "memory", "--set", "optimizer.batch=4", COLUMNS="200")
+    done = typed(main, "memory", *BATCH, COLUMNS="200")
     assert "explore.precision=auto is planned as fp8." in done.stdout
     done = typed(main, "memory", *served, "--set", "regenerate.at=service", COLUMNS="200")
     assert "regenerates; `solrl-rollout memory --precision fp8 bf16` plans it." in done.stdout
@@ -317,6 +318,7 @@ def test_the_command_says_what_does_not_fit_and_who_decided() -> None:
 
 def test_the_command_plans_each_of_several_gpus() -> None:
     words = ("--set", "optimizer.shard_base=true", "--set", "optimizer.encoders=cpu", "--gpu", "24", "--gpus", "4")
+    words += BATCH
     done = typed(main, "memory", *words, COLUMNS="200")
     assert done.returncode == 0, done.stderr
     assert "On 4 GPUs of 24 GB the run fits" in done.stdout
@@ -329,7 +331,7 @@ def test_the_command_plans_each_of_several_gpus() -> None:
     ):
         assert words in done.stdout
     assert "text encoder " not in done.stdout.partition("largest phase")[0]
-    done = typed(main, "memory", "--set", "optimizer.shard_base=true")
+    done = typed(main, "memory", "--set", "optimizer.shard_base=true", *BATCH)
     assert done.stderr.splitlines()[-1].endswith("is true for one GPU; expected several: --gpus 4")
     assert "got --gpus 0; expected at least 1" in typed(main, "memory", "--gpus", "0").stderr
 

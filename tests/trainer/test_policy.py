@@ -86,18 +86,6 @@ def test_the_old_policy_follows_with_its_decay(loaded: Backbone, backbone: Backb
     assert not torch.allclose(between, velocity(backbone, policy), atol=1e-4)
 
 
-def test_a_decay_of_zero_makes_the_old_policy_equal_the_current(backbone: Backbone, policy: Policy) -> None:
-    move(policy)
-    policy.decay_old(0.0)
-    assert equal(policy.tensors(OLD), policy.tensors(CURRENT))
-    with policy.old():
-        old = velocity(backbone, policy)
-    assert torch.equal(old, velocity(backbone, policy))
-    move(policy)
-    policy.decay_old(1.0)
-    assert not equal(policy.tensors(OLD), policy.tensors(CURRENT))
-
-
 def test_the_average_follows_faster_at_first(policy: Policy) -> None:
     expected = {key: value.double() for key, value in policy.averaged.items()}
     for iteration in range(100):
@@ -193,19 +181,6 @@ def test_gradients_reach_every_current_weight_and_nothing_else(backbone: Backbon
     assert policy.gradient_norm(float(norm) / 2) == pytest.approx(float(norm), rel=1e-4)
     clipped = torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None]).norm()
     assert float(clipped) == pytest.approx(float(norm) / 2, rel=1e-3)
-
-
-def test_returned_weights_are_copies(policy: Policy) -> None:
-    kept = policy.tensors(CURRENT)
-    move(policy)
-    assert not equal(policy.tensors(CURRENT), kept)
-    given = policy.tensors(CURRENT)
-    for value in given.values():
-        value.zero_()
-    assert not equal(policy.tensors(CURRENT), given)
-    policy.restore(OLD, kept)
-    policy.restore(CURRENT, kept)
-    assert equal(policy.tensors(CURRENT), policy.tensors(OLD))
 
 
 def test_its_adapter_covers_every_target_and_merges_to_the_trained_policy(loaded: Backbone, backbone: Backbone) -> None:

@@ -44,11 +44,6 @@ def test_a_run_is_named_after_what_it_trains(overrides: list[str], run: str) -> 
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
 
 
-def test_the_miniatures_preset_exists() -> None:
-    assert PRESET in names()
-    assert len(set(names())) == len(names())
-
-
 def seeds_source(**layers: Any) -> tuple[int, str]:
     resolved = resolve(PRESET, **layers)
     return resolved.config.seed, resolved.sources["seed"]
@@ -160,10 +155,6 @@ def test_a_bad_value_names_its_setting_and_its_source(layers: dict[str, Any], sa
     assert all(part in message for part in said), message
 
 
-def test_a_file_without_a_mapping_is_refused() -> None:
-    assert "a.yaml contains a list; expected a mapping" in refusal(files={"a.yaml": ["seed"]})
-
-
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return typed(main, *arguments)
 
@@ -202,14 +193,6 @@ def test_settings_can_be_given_back(recipe: str) -> None:
         assert resolve(DEFAULT_PRESET, files=files, arguments={"run": "b"}).config.output == Path("runs/b")
 
 
-def test_a_name_that_was_chosen_is_given_back() -> None:
-    named = resolve(DEFAULT_PRESET, arguments={"run": "mine"})
-    lines = list(sourced_yaml(named))
-    assert "run: mine  # command line" in lines
-    assert "# output: runs/mine  # run" in lines
-    assert resolve(DEFAULT_PRESET, files={"a": yaml.safe_load("\n".join(lines))}).config == named.config
-
-
 def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
     script = """
     COMP_WORDS=(solrl-train ex); COMP_CWORD=1; _tyro_solrl_train; echo "${COMPREPLY[@]}"
@@ -218,14 +201,6 @@ def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
     completion = command("--tyro-print-completion", "bash").stdout
     done = subprocess.run(["bash", "-c", completion + script], capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines()[-2:] == ["export", "--checkpoint"], done.stderr
-
-
-def test_an_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    done = command("run", "--dry-run", "--set", "explore.promts=3")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("solrl-train: got setting 'explore.promts' from --set")
-    assert "Traceback" not in done.stderr
 
 
 def test_the_parts_of_presets_are_listed() -> None:
@@ -299,13 +274,6 @@ def test_a_run_that_is_continued_may_explore_elsewhere_at_its_lag() -> None:
     assert not resolve_again(served, overrides=["rollout_url=null", "explore.lag=0"]).config.uses_service
 
 
-def test_both_stages_can_be_local() -> None:
-    config = resolve(PRESET, overrides=["explore.prune={after: 2, keep: 48}"]).config
-    assert (config.two_stage, config.uses_service) == (True, False)
-    config = resolve("mini-sana/naive_scaling/clipscore").config
-    assert (config.two_stage, config.uses_service) == (False, False)
-
-
 STOCHASTIC = "mini-sana/flowgrpo_two_stage/clipscore"
 FITTED = "{sigmas: [1.0, 0.5], step_coeffs: [[0.5, 0.5]], x0_coeffs: [[0.0, 1.0], [0.0, 0.0, 1.0]]}"
 SERVED = "rollout_url=http://gpu-node:8100"
@@ -344,11 +312,6 @@ UNMERGED = "explore.adapter=unmerged"
 def test_settings_that_cannot_be_are_refused(preset: str, overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         resolve(preset, overrides=overrides)
-
-
-def test_a_plan_has_its_adapter() -> None:
-    config = resolve(PRESET, overrides=[UNMERGED, "explore.precision=nvfp4"]).config
-    assert exploration_plan(config, 0).adapter == "unmerged"
 
 
 def test_a_plan_has_the_window_of_its_iteration() -> None:

@@ -37,26 +37,11 @@ def test_lines_are_plain_without_a_terminal():
     assert len(lines) == 7
 
 
-def test_columns_are_aligned_and_the_heading_is_repeated():
-    out = io.StringIO()
-    drive(RichReporter(25, file=out), 25)
-    table = [line for line in out.getvalue().splitlines() if "version" not in line and "digests" not in line]
-    assert len({len(line) for line in table}) == 1
-    assert sum("regenerate" in line for line in table) == 2
-
-
 def test_a_resumed_run_continues_counting():
     out = io.StringIO()
     drive(RichReporter(30, start=28, file=out), 30, start=28)
     assert "29/30" in out.getvalue()
     assert "30/30" in out.getvalue()
-
-
-def test_nothing_goes_to_stdout(capsys):
-    drive(RichReporter(1), 1)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "1/1" in captured.err
 
 
 def test_in_a_terminal_a_line_shows_iteration_phase_and_time_left(monkeypatch):
@@ -130,18 +115,6 @@ def test_the_table_shows_the_result():
     assert "0.873" in text
 
 
-def test_the_table_shows_how_rank_fidelity_went_along_the_run():
-    console = Console(width=120, file=io.StringIO(), record=True)
-    console.print(result_table(RESULT | {"spearman_by_version": {0: 0.873, 10: 0.851, 20: 0.812}}))
-    assert "0.873 at version 0, 0.812 at version 20" in console.export_text()
-
-
-def test_a_missing_correlation_is_shown_as_not_measured():
-    console = Console(width=120, file=io.StringIO(), record=True)
-    console.print(result_table(RESULT | {"spearman": None}))
-    assert "not measured" in console.export_text()
-
-
 @pytest.mark.parametrize(("prompts", "over"), [(7, "7 prompts"), (1, "1 prompt"), (8, None)])
 def test_the_table_names_what_was_trained_and_warns_of_few_prompts(prompts, over):
     result = result_of_sum(prompts)
@@ -158,10 +131,3 @@ def test_the_table_names_what_was_trained_and_warns_of_few_prompts(prompts, over
         assert ("may be too narrow" in text) == (over is not None)
         if over is not None:
             assert f"the intervals are over {over} and may be too narrow" in text
-
-
-def test_a_long_reward_is_not_cut_in_a_narrow_terminal():
-    console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(result_table(result_of_sum(8)))
-    first = [line.strip("│ ").split("  ")[0] for line in console.export_text().splitlines()]
-    assert LONG_REWARD in "".join(first)

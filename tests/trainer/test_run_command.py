@@ -104,17 +104,6 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     assert not is_locked(tmp_path / "run")
 
 
-def test_files_are_merged_in_their_order(tmp_path: Path) -> None:
-    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
-    first.write_text("explore: {steps: 3, candidates: 30}\nseed: 1\n")
-    second.write_text("explore.steps: 4\n")
-    files = ("--config", str(first), "--config", str(second))
-    done = typed(main, "run", "--preset", PRESET, "--dry-run", *files, "--output", str(tmp_path / "run"))
-    assert done.returncode == 0, done.stderr
-    for line in (f"explore.steps: 4  # {second}", f"explore.candidates: 30  # {first}", f"seed: 1  # {first}"):
-        assert line in done.stdout.splitlines()
-
-
 def test_a_reward_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_rewards.py").write_text(
         "def color(images, prompts, metadata):\n    return images.mean((1, 2, 3))\n"
@@ -150,12 +139,6 @@ def test_an_invalid_file_is_named(tmp_path: Path, text: str, fault: str) -> None
     assert done.returncode == 2
     assert str(file) in done.stderr
     assert fault.replace("FILE", str(file)) in done.stderr
-
-
-def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
-    (tmp_path / "empty.yaml").write_text("# nothing yet\n")
-    done = typed(main, "run", "--dry-run", "--config", str(tmp_path / "empty.yaml"), "--output", str(tmp_path / "run"))
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_command_after_a_calibration_keeps_its_arguments(tmp_path: Path) -> None:
@@ -264,12 +247,6 @@ def test_a_trained_reward_that_does_not_fit_the_prompts_is_refused(own_prompts: 
     assert done.returncode == 2
     assert "reward 'verifier' cannot be used with the train prompts" in done.stderr
     assert "train_metadata.jsonl" in done.stderr
-
-
-def test_the_miniatures_prompts_fit_the_verifier(notes: list[str]) -> None:
-    config = resolve(PRESET).config
-    assert check_run(config, resume=False) == config
-    assert notes == []
 
 
 @pytest.fixture(scope="module")

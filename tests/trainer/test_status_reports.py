@@ -13,9 +13,7 @@ from PIL import Image
 from real_runs import Watcher
 from service_helpers import RunningService, running_service
 from solrl_client.rollouts import RolloutClient
-from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.status import THUMBNAIL_SIDE, RunDetail
-from solrl_trainer import loop
 from solrl_trainer.loop import train
 from solrl_trainer.records import status_reports
 from solrl_trainer.records.metrics_file import read_metrics
@@ -105,19 +103,6 @@ def test_a_service_that_refuses_reports_causes_one_note(
     assert len(notes) == 1
     assert "no page here" in notes[0]
     assert [line["event"] for line in read_metrics(config.output / "metrics.jsonl")].count("iteration") == 2
-
-
-def test_the_only_iteration_shows_samples_even_if_the_report_has_no_pairs(
-    service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise ProblemError(ProblemKind.TOO_MANY_IMAGES, "too many for the report")
-
-    monkeypatch.setattr(loop, "candidate_pairs", refuse)
-    config, _ = go(service, tmp_path / "only", "iterations=1")
-    samples = detail_of(service, config).samples
-    assert samples is not None
-    assert (samples.iteration, [pair.place for pair in samples.pairs]) == (0, ["best", "worst"] * 2)
 
 
 def test_reports_with_images_take_at_most_a_hundredth_of_the_time() -> None:

@@ -155,30 +155,6 @@ def test_a_tracker_that_holds_repeated_versions_gets_a_new_run(tmp_path: Path) -
     assert note.startswith(f"tracker {RECORDER}: a new run there gets all figures")
 
 
-def test_a_tracker_that_was_not_closed_gets_a_new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Recorder, "fails_at", "close")  # as if killed there
-    run_once(tracked(tmp_path, RECORDER), [], iterations=range(1))
-    key, _ = told_since_last_open()
-    monkeypatch.setattr(Recorder, "fails_at", "")
-    run_once(tracked(tmp_path, RECORDER), [], version=1, iterations=range(1, 2))
-    other, told = told_since_last_open()
-    assert other != key
-    assert told == [0, 1, 1, 2, 2]
-
-
-def test_tensorboard_gets_what_a_killed_run_did_not_log(tmp_path: Path) -> None:
-    notes: list[str] = []
-    config = tracked(tmp_path, "tensorboard")
-    run_once(config, notes, iterations=range(2))
-    line = iteration_line(2)
-    MetricsFile(tmp_path / "metrics.jsonl").log(line.pop("event"), **line)  # killed before trackers got it
-    run_once(config, notes, version=3, iterations=range(3, 4))
-    assert notes == []
-    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [one.step for one in found.Scalars("iteration/loss")] == [1, 2, 3, 4]
-    assert [image.step for image in found.Images("samples")] == [0, 2, 4]
-
-
 @pytest.mark.parametrize("at", ["open", "figures", "images", "report", "close"])
 def test_a_failing_tracker_is_told_once_and_the_run_goes_on(
     tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
@@ -209,30 +185,6 @@ def test_a_tracker_that_is_not_there_is_refused_before_loading(
     done = typed(main, "run", "--dry-run", "--output", str(tmp_path / "run"), "--track", name)
     assert done.returncode == 2
     assert message in done.stderr
-
-
-@pytest.mark.parametrize("name", ["wandb", "swanlab", "trackio"])
-def test_the_other_trackers_run_offline_and_continue(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if find_spec(name) is None:
-        pytest.skip(f"the extra `{name}` is not installed")
-    for variable in ("WANDB_MODE", "SWANLAB_MODE"):
-        monkeypatch.setenv(variable, "offline")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    notes: list[str] = []
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "report.html").write_text("<p>report</p>")
-    for version, iterations in ((-1, range(2)), (2, range(2, 3))):
-        run_once(tracked(tmp_path / "run", name), notes, version=version, iterations=iterations)
-    # Offline, the others cannot continue a run.
-    assert [note.partition(" gets ")[0] for note in notes] == (
-        [] if name == "trackio" else [f"tracker {name}: a new run there"]
-    )
-    kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent != tmp_path / "run"]
-    assert any(b"iteration/loss" in path.read_bytes() for path in kept)
-    assert len([path for path in kept if path.suffix == ".png"]) >= 2
-    assert any(b"report.html" in path.read_bytes() or path.name == "report.html" for path in kept)
 
 
 KILLED = """

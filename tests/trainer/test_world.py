@@ -1,13 +1,7 @@
-"""Several ranks train one run: each does its share, and only rank 0 writes, reports and pushes."""
+"""Shares, values and devices of several ranks."""
 
-import json
-from typing import Any
-
-import gloo_rank
 import pytest
 import torch
-from fault_trials.processes import RankPrograms
-from service_helpers import RunningService, running_service
 from solrl_trainer.ranks.communicator import (
     SingleProcess,
     gather_rows,
@@ -76,54 +70,3 @@ def test_each_rank_has_a_separate_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         pick_device("cuda:1", Ranks(1, 2))
     with pytest.raises(ValueError, match=r"rank 2 is number 2 of its machine, which has 2 GPUs.*--nproc-per-node 2"):
         pick_device("auto", Ranks(2, 3))
-
-
-@pytest.fixture(scope="module")
-def service() -> Any:
-    with running_service() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def ranks(service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The facts that each of two processes wrote."""
-    folder = tmp_path_factory.mktemp("ranks")
-    code = RankPrograms(2, gloo_rank.main, (service.url, str(folder)), folder / "log").wait(600)
-    assert code == 0, (folder / "log").read_text()
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
-
-
-def test_both_ranks_end_with_the_same_weights(ranks: list[dict[str, Any]], service: RunningService) -> None:
-    first, second = ranks
-    for name in ("weights", "average", "scores", "before", "after", "prompts"):
-        assert first[name] == second[name], name
-    held = service.client.get("/v1/runs/together/adapters").json()
-    assert [info["version"] for info in held["versions"]] == [0, 1, 2]
-    assert len({info["digest"] for info in held["versions"]}) == 3
-
-
-def test_each_rank_explores_its_share_of_the_prompts(ranks: list[dict[str, Any]]) -> None:
-    first, second = ranks
-    assert (len(first["groups"]), len(second["groups"])) == (2, 1)
-    assert [*first["groups"], *second["groups"]] == first["prompts"]
-    for rank in ranks:
-        assert rank["requests"].count("POST /v1/rollouts") >= 2
-        assert len(rank["before"]["clipscore"]) == 3
-
-
-def test_only_rank_0_writes_reports_and_pushes(ranks: list[dict[str, Any]]) -> None:
-    first, second = ranks
-    assert "metrics.jsonl" in first["files"]
-    assert "checkpoints/000002/state.safetensors" in first["files"]
-    assert second["files"] == []
-    assert first["told"].count("finished") == 2
-    assert second["told"] == []
-
-    def changes(rank: dict[str, Any]) -> list[str]:
-        return [request for request in rank["requests"] if not request.startswith("GET ")]
-
-    assert set(changes(second)) == {"POST /v1/rollouts"}
-    pushes = [f"PUT /v1/runs/together/adapters/{version}" for version in (0, 1, 2)]
-    assert [one for one in changes(first) if one.startswith("PUT") and "/adapters/" in one] == pushes
-    # Two iterations, and the evaluation after them.
-    assert changes(first).count("POST /v1/runs/together/iterations") == 3

@@ -2,8 +2,8 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import Any, TypeVar
+from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 from solrl_proto.status import Curve, HeldOut, Point, RunSettings
@@ -14,8 +14,6 @@ MOST_POINTS = 120
 _CACHED_CURVES = 1024  # a few kilobytes each
 _DIGITS = 5
 _MOST_NAMES = 32  # rewards, and as many phases: each is a series over all points of the curve
-
-Value = TypeVar("Value")
 
 Overview = tuple[Curve, tuple[HeldOut, ...]]
 """The score, and the first and the newest held-out evaluation."""
@@ -54,7 +52,9 @@ def evaluations(points: Sequence[Point], most: int | None = MOST_POINTS) -> tupl
     """Held-out evaluations by version, at most `most` (None: all), among them the first and the last."""
     found = {one.version: one for point in points for one in point.held_out}
     versions = sorted(found)
-    return tuple(found[version] for version in (versions if most is None else thinned(versions, most)))
+    if most is not None and len(versions) > most:
+        versions = [versions[i] for i in np.linspace(0, len(versions) - 1, most).round().astype(int)]
+    return tuple(found[version] for version in versions)
 
 
 def newest_evaluations(points: Sequence[Point]) -> tuple[HeldOut, ...]:
@@ -95,11 +95,29 @@ def detail(points: Sequence[Point], after: int | None = None, limit: int | None 
     return _curve(shown, series)
 
 
-def thinned(points: Sequence[Value], most: int = MOST_POINTS) -> Sequence[Value]:
-    """At most `most` of the points, evenly spread, among them the first and the last."""
-    if len(points) <= most:
+def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> Sequence[Point]:
+    """At most `most` (≥ 3) of the points, chosen by largest triangles over the four series of the score.
+
+    The first and the last point are always among them. Each series is scaled to its own range, and the areas are
+    summed over the series. Source: Steinarsson, Downsampling time series for visual representation, 2013.
+    """
+    if len(points) <= most:  # also if `most` is 1 or 2
         return points
-    return [points[i] for i in np.linspace(0, len(points) - 1, most).round().astype(int)]
+    x = np.array([point.iteration for point in points], float)
+    y = np.array([[p.score.best, p.score.mean, p.score.worst, p.proxy_mean] for p in points], float).T
+    x = (x - x[0]) / max(x[-1] - x[0], 1.0)
+    y = y / np.maximum(np.ptp(y, axis=1, keepdims=True), 1e-12)
+    edges = np.linspace(1, len(points) - 1, most - 1).astype(int)
+    chosen = [0]
+    for i, (start, end) in enumerate(pairwise(edges)):
+        after = slice(end, edges[i + 2] if i + 2 < len(edges) else len(points))
+        ahead_x, ahead_y = x[after].mean(), y[:, after].mean(axis=1, keepdims=True)
+        at = chosen[-1]
+        areas = (x[at] - ahead_x) * (y[:, start:end] - y[:, at : at + 1]) - (x[at] - x[start:end]) * (
+            ahead_y - y[:, at : at + 1]
+        )
+        chosen.append(int(start + np.abs(areas).sum(axis=0).argmax()))
+    return [points[i] for i in (*chosen, len(points) - 1)]
 
 
 def _curve(points: Sequence[Point], more: dict[str, list[float | None]]) -> Curve:

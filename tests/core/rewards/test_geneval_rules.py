@@ -21,7 +21,6 @@ from solrl_core.rewards.geneval_rules import (
 )
 
 CASES = json.loads((DATA / "geneval.json").read_text())
-TAGS = {"single_object", "two_object", "counting", "colors", "position", "color_attr"}
 
 
 def verdict(metadata: dict[str, Any], objects: list[DetectedObject], colours: dict[DetectedObject, str]) -> bool:
@@ -35,11 +34,6 @@ def test_verdicts_equal_the_originals(case: dict[str, Any]) -> None:
     objects = [DetectedObject(*row) for row in case["objects"]]
     colours = dict(zip(objects, case["colours"], strict=True))
     assert verdict(case["metadata"], objects, colours) is case["correct"]
-
-
-def test_the_cases_have_both_verdicts_of_each_kind_of_prompt() -> None:
-    for correct in (True, False):
-        assert {case["metadata"]["tag"] for case in CASES if case["correct"] is correct} == TAGS
 
 
 def thing(name: str = "dog", score: float = 0.95, x: float = 0.0, y: float = 0.0, side: float = 10.0) -> DetectedObject:
@@ -97,13 +91,10 @@ def test_relations_depend_on_offset_and_size(x: float, y: float, expected: set[s
     ("metadata", "said"),
     [
         ({}, "the metadata has no objects; expected GenEval's `include` or `exclude`"),
-        ({"include": []}, "the metadata has no objects"),
         ({"include": "dog"}, "the metadata has no objects"),
         ({"include": ["dog"]}, "include[0] is 'dog'; expected an object with a class"),
-        ({"include": [{"count": 1}]}, "include[0] is {'count': 1}"),
         ({"include": [{"class": "dog"}]}, "include[0].count is None; expected a whole number of at least 1"),
         ({"include": [{"class": "dog", "count": True}]}, "include[0].count is True"),
-        ({"exclude": [{"class": "dog", "count": 0}]}, "exclude[0].count is 0"),
         ({"include": [{"class": "dog", "count": 1, "color": "teal"}]}, "include[0].color is 'teal'; expected one of"),
         ({"include": [{"class": "dog", "count": 1, "position": ["above", 0]}]}, "include[0].position is ['above', 0]"),
         (

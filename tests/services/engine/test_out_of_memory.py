@@ -1,6 +1,5 @@
 """Exhausted memory: batches are halved without any effect on answers, or a request is refused and others are served."""
 
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,9 +30,8 @@ def small() -> Iterator[RunningService]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (ONE_LANE | room).items():
             patch.setenv(name, value)
-        program = (sys.executable, small_memory.__file__)
         models = ["mini-sana", "other=mini-sana"]
-        with running_service("--precision", "nvfp4", model=models, program=program) as running:
+        with running_service("--precision", "nvfp4", model=models, entry=small_memory.main) as running:
             yield running
 
 
@@ -174,7 +172,7 @@ def test_a_request_for_a_precision_that_cannot_be_built_gets_the_error(
         with pytest.raises(ChunkError) as refused:
             made(running)
     assert refused.value.fault == expected
-    assert said in refused.value.text
+    assert said in refused.value.detail
     assert len(made(running)) == CHUNK_SIZE
 
 
@@ -213,17 +211,3 @@ def test_the_batches_of_any_backend_are_halved(count: int) -> None:
     finally:
         engine.close()
     assert backend.batches == {24: [24, 12, 12], 13: [13, 6, 6, 1], 1: [1]}[count]
-
-
-def test_batches_are_halved_until_they_fit() -> None:
-    backend = FakeBackend()
-    engine = started_engine(backend)
-    try:
-        backend.room = 6
-        backend.batches.clear()
-        made = chunk(job(), count=24)
-        engine.scheduler.submit([made])
-        assert len(made.result.result(600).rewards[REWARD]) == 24
-    finally:
-        engine.close()
-    assert backend.batches == [24, 12, 6, 6, 6, 6]

@@ -15,7 +15,7 @@ from solrl_proto.rollouts import FittedSolver, RolloutAnswer, RolloutRequest
 from solrl_proto.selection import best_worst
 from solrl_rollout.engine.work import Job, cut_into_chunks
 
-COUNT, STEPS, AFTER, KEEP = 40, 4, 2, 10
+COUNT, STEPS, AFTER, KEEP = 26, 4, 2, 10
 TEXT = "a red circle and a blue square"
 
 
@@ -124,7 +124,7 @@ def test_keeping_more_than_all_candidates_prunes_nothing(service: RunningService
         assert torch.allclose(torch.tensor(before.scores), torch.tensor(after.scores), atol=1e-4)
 
 
-@pytest.mark.parametrize("keep", [2, 24, 30, 1000])
+@pytest.mark.parametrize("keep", [2, 24, 1000])
 def test_capacity_is_reserved_for_the_survivors(keep: int) -> None:
     body = rollout_request(prompts=["a", "b"], count=COUNT, steps=STEPS)
     body["plan"]["prune"] = {"after": AFTER, "keep": keep}

@@ -208,7 +208,7 @@ def test_a_server_that_dies_fails_the_chunks_that_it_scores_and_no_others(backen
         for one in chunks:
             with pytest.raises(ChunkError) as caught:
                 one.result.result(600)
-            assert (caught.value.fault, caught.value.prompt) == ("reward server", one.prompt.id)
+            assert (caught.value.fault, caught.value.where) == ("reward server", f"prompts.{one.prompt.id}")
         other = chunk("g", tmp_path, REWARD)
         engine.scheduler.submit([other])
         assert_scored(other)
@@ -290,6 +290,7 @@ def test_a_server_that_a_run_brings_delays_no_others(
             engine.close()
 
 
+@pytest.mark.release
 def test_worker_processes_connect_to_a_server_that_a_run_brings(server: RewardProcess, tmp_path: Path) -> None:
     settings = RolloutSettings(
         rewards=(REWARD,), device="cpu", workers=2, reward_hosts=(server.address,), scoring_in_flight=1
@@ -358,7 +359,7 @@ def test_a_fault_of_the_device_beside_a_server_ends_the_worker(
         engine.close()
 
 
-@pytest.fixture(params=["here", "in a process"])
+@pytest.fixture(params=["here", pytest.param("in a process", marks=pytest.mark.release)])
 def at_bound(request: pytest.FixtureRequest) -> Iterator[tuple[Misbehaving, Engine]]:
     """An engine whose reward server does not answer, with one more chunk than that may score at once."""
     app = Misbehaving()

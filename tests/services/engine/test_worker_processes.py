@@ -71,12 +71,12 @@ def test_scores_and_images_have_the_same_bits(one: RunningService, two: RunningS
     assert all(after[name] > before.get(name, 0) for name in ("cpu:0", "cpu:1"))
 
 
-@pytest.mark.parametrize("by", [{"solver": "euler"}, {"solver": "dpm2"}, {"sde": SDE}], ids=["euler", "dpm2", "sde"])
+@pytest.mark.parametrize("by", [{"solver": "dpm2"}, {"sde": SDE}], ids=["dpm2", "sde"])
 def test_pruned_groups_have_the_same_bits(one: RunningService, two: RunningService, by: dict[str, Any]) -> None:
     plan = {"prune": {"after": 2, "keep": 26}, "guidance": 2.0} | by
-    theirs, ours = (groups(service, plan, latents="float32", count=40, steps=4) for service in (two, one))
+    theirs, ours = (groups(service, plan, latents="float32", count=30, steps=4) for service in (two, one))
     assert theirs == ours
-    assert sum(theirs[0]["pruned"]) == 14
+    assert sum(theirs[0]["pruned"]) == 4
 
 
 def test_adapters_can_be_changed(one: RunningService, two: RunningService, layout: Layout) -> None:
@@ -102,6 +102,7 @@ def test_health_is_answered_between_steps_and_a_disconnect_stops_both_workers(tw
     assert two.client.get("/v1/status").json()["queue"]["candidates"] == 0
 
 
+@pytest.mark.release
 def test_a_cancelled_chunk_takes_no_step_after_its_worker_has_answered(tmp_path: Path) -> None:
     settings, metrics = RolloutSettings(rewards=(REWARD,), device="cpu", workers=2), RolloutMetrics()
     engine = Engine(settings, metrics, make_workers(settings, metrics, paced))
@@ -122,7 +123,7 @@ def test_a_stopped_worker_is_replaced_and_its_chunk_is_made_again(tmp_path: Path
 
 
 def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(one: RunningService, two: RunningService) -> None:
-    asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 60, "steps": 20}
+    asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 60, "steps": 10}
     restarts = sum(counted(two, "solrl_worker_restarts_total").values())
     chunks = counted(two, "solrl_worker_chunks_total")
     with ThreadPoolExecutor(1) as pool:
@@ -137,6 +138,7 @@ def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(one: Runni
     assert re.search(r"worker cpu:\d died: signal SIGKILL", two.log.read_text())
 
 
+@pytest.mark.release
 def test_a_request_that_kills_two_workers_fails_alone(two: RunningService) -> None:
     restarts = sum(counted(two, "solrl_worker_restarts_total").values())
     with ThreadPoolExecutor(2) as pool:
@@ -178,8 +180,13 @@ def test_workers_end_when_the_service_is_killed() -> None:
 @pytest.mark.parametrize(
     ("load_backend", "error", "said"),
     [
-        (uneven, RuntimeError, r"worker cpu:\d and worker cpu:\d .*digest of transformer: sha256:"),
-        (missing, OSError, "there is no such model"),
+        pytest.param(
+            uneven,
+            RuntimeError,
+            r"worker cpu:\d and worker cpu:\d .*digest of transformer: sha256:",
+            marks=pytest.mark.release,
+        ),
+        pytest.param(missing, OSError, "there is no such model", marks=pytest.mark.release),
         (lethal, RuntimeError, r"worker cpu:\d ended while it loaded: signal SIGKILL"),
     ],
 )
@@ -194,6 +201,7 @@ def test_workers_that_cannot_serve_together_do_not_start(load_backend: Any, erro
     assert engine.scheduler.dead
 
 
+@pytest.mark.release
 def test_an_engine_that_closes_does_not_wait_for_its_workers_to_load() -> None:
     settings, metrics = RolloutSettings(rewards=(REWARD,), device="cpu", workers=2), RolloutMetrics()
     workers: Any = make_workers(settings, metrics, sleepy)
@@ -208,6 +216,7 @@ def test_an_engine_that_closes_does_not_wait_for_its_workers_to_load() -> None:
         loading.result(0)
 
 
+@pytest.mark.release
 def test_workers_read_weights_one_after_another_but_warm_up_together(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

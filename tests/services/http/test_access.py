@@ -10,7 +10,6 @@ from fastapi import APIRouter
 from security_helpers import SCOPES, Guarded, push, raw
 from service_helpers import MODEL, Layout, adapter_file, problem, rollout_request
 from solrl_http.access import access, access_rules
-from solrl_http.limits.hosts import is_loopback
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_rollout.cli import main
 from solrl_rollout.http.app import create_app
@@ -202,20 +201,3 @@ def test_a_public_address_is_not_served_without_tokens(host: str, monkeypatch: p
     assert done.returncode == 2
     assert re.search(r"--token-file .*--allow-anonymous", done.stderr)
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [
-        ("127.0.0.1", True),
-        ("127.9.9.9", True),
-        ("::1", True),
-        ("localhost", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("localhost.evil.org", False),
-        ("", False),
-    ],
-)
-def test_loopback_addresses_are_recognised(host: str, loopback: bool) -> None:
-    assert is_loopback(host) == loopback

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from service_helpers import BODY_LIMIT, Layout, RunningService, adapter_file, problem, rollout_request, scores
+from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, scores
 
 
 def post(service: RunningService, change: dict[str, Any]) -> Any:
@@ -47,11 +47,6 @@ def test_an_invalid_field_is_named(service: RunningService, change: dict[str, An
     assert document["expected"]
 
 
-def test_a_list_with_a_wrong_item_is_not_called_too_short(service: RunningService) -> None:
-    detail = problem(post(service, {"prompts": [{"id": "a", "text": ""}, 1], "surprise": 1}))["detail"]
-    assert [part.partition(": ")[0] for part in detail.split("; ")] == ["body.prompts.0.text", "body.surprise"]
-
-
 @pytest.mark.parametrize(
     ("change", "status", "kind"),
     [
@@ -86,11 +81,6 @@ def test_an_unknown_version_is_404_and_names_the_stored_versions(service: Runnin
     assert (document["got"], document["expected"]) == (5, [4])
 
 
-def test_an_unknown_reward_is_refused_with_the_loaded_rewards(service: RunningService) -> None:
-    document = problem(post(service, {"rewards": [{"name": "clipscore"}, {"name": "beauty"}]}))
-    assert (document["where"], document["expected"]) == ("body.rewards.1.name", ["clipscore"])
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -114,26 +104,10 @@ def test_invalid_bytes_are_a_problem(service: RunningService, body: bytes) -> No
     problem(response)
 
 
-@pytest.mark.parametrize("declared", [True, False], ids=["declared", "counted"])
-def test_a_json_body_over_the_limit_is_413(service: RunningService, declared: bool) -> None:
-    body = b'{"model": "' + b"x" * BODY_LIMIT + b'"}'
-    content = body if declared else iter([body[:1000], body[1000:]])
-    headers = {"Content-Type": "application/json"}
-    response = service.client.post("/v1/rollouts", content=content, headers=headers)
-    assert (response.status_code, problem(response)["kind"]) == (413, "body-too-large")
-
-
 def test_long_values_are_not_repeated(service: RunningService) -> None:
     response = post(service, {"prompts": [{"id": "a", "text": "x" * 100_000}]})
     assert response.status_code == 422
     assert len(response.content) < 2_000
-
-
-def test_an_unknown_route_and_method_are_problems(service: RunningService) -> None:
-    assert problem(service.client.get("/v2/everything"))["kind"] == "not-found"
-    response = service.client.delete("/v1/models")
-    assert problem(response)["kind"] == "method-not-allowed"
-    assert response.headers["allow"] == "GET"
 
 
 def test_an_unsupported_precision_is_refused_with_the_supported_ones(service: RunningService) -> None:

@@ -1,7 +1,6 @@
 """Rollouts over HTTP: repeatable, independent of batching, and the same images as in process."""
 
 import numpy as np
-import pytest
 import torch
 from scipy.stats import spearmanr
 from service_helpers import Layout, RunningService, adapter_file, pixels, rollout_request, scores
@@ -29,12 +28,6 @@ def test_an_answer_has_the_contracts_shape(service: RunningService) -> None:
     assert min(answer.seconds.queued, answer.seconds.generate, answer.seconds.reward) >= 0
     assert answer.seconds.rewards.keys() == answer.groups[0].rewards.keys()
     assert 0 < sum(one.seconds for one in answer.seconds.rewards.values()) <= answer.seconds.reward
-
-
-@pytest.mark.parametrize("precision", ["nvfp4", "bf16"])
-def test_an_answer_names_the_precision_that_ran(service: RunningService, precision: str) -> None:
-    answer = service.rollout(count=1, steps=1, precision=precision)
-    assert (answer["precision"], answer["numerics"]) == (precision, "emulated")
 
 
 def test_a_seed_root_repeats_its_answer(service: RunningService) -> None:

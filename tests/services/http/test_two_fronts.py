@@ -10,7 +10,7 @@ from iteration_helpers import report
 from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service, scores
 from support.redis_server import running_redis
 
-RACES = 10
+RACES = 5
 Fronts = tuple[RunningService, RunningService]
 
 

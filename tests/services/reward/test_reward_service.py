@@ -149,23 +149,6 @@ def test_a_batch_is_limited_and_of_one_size(app: Any, client: httpx.Client) -> N
     assert served_rewards.batches == [1, 8, 1, 4]
 
 
-def test_requests_for_other_rewards_are_not_in_one_batch(app: Any, client: httpx.Client) -> None:
-    images = pictures(2, side=4)
-    with calling(3) as callers:
-        first = callers.submit(scores, client, wanted(1))
-        assert served_rewards.reached.wait(600)
-        both = callers.submit(scores, client, body(images, BRIGHT, GREEDY))
-        until(lambda: waiting(app) == 2)
-        one = callers.submit(scores, client, body(images.flip(0), BRIGHT))
-        until(lambda: waiting(app) == 4)
-        served_rewards.opened.set()
-        first.result(600)
-        expected = as_floats(images).mean((1, 2, 3)).tolist()
-        found = both.result(600).scores
-        assert {name: list(values) for name, values in found.items()} == {BRIGHT: expected, GREEDY: expected}
-        assert {name: list(values) for name, values in one.result(600).scores.items()} == {BRIGHT: expected[::-1]}
-
-
 def test_a_request_cannot_fail_another_one_of_its_batch(
     app: Any, client: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -249,22 +232,6 @@ def test_a_full_queue_refuses_work_by_its_head(client: httpx.Client) -> None:
         served_rewards.opened.set()
         assert len(second.result(600).scores[GATED]) == MAX_SCORED_IMAGES
         first.result(600)
-
-
-def test_a_full_queue_refuses_a_request_that_does_not_fit() -> None:
-    app = create_app(RewardSettings(rewards=(GATED,), device="cpu", queue_limit=MAX_SCORED_IMAGES))
-    with serving(app) as address, httpx.Client(base_url=address, timeout=600) as full, calling(3) as callers:
-        first = callers.submit(scores, full, wanted(1))
-        assert served_rewards.reached.wait(600)
-        second = callers.submit(scores, full, wanted(*range(MAX_SCORED_IMAGES - 1)))
-        until(lambda: waiting(app) == MAX_SCORED_IMAGES - 1)
-        refused = problem(callers.submit(ask, full, wanted(2, 3)).result(60))
-        assert (refused["status"], refused["kind"], refused["got"]) == (429, "queue-full", 2)
-        assert refused["expected"] == "at most 1 more images now"
-        third = callers.submit(scores, full, wanted(2))
-        until(lambda: waiting(app) == MAX_SCORED_IMAGES)
-        served_rewards.opened.set()
-        assert [len(one.result(600).scores[GATED]) for one in (first, second, third)] == [1, MAX_SCORED_IMAGES - 1, 1]
 
 
 def test_tenants_have_shares_of_the_queue_and_take_turns(tmp_path: Path) -> None:

@@ -1,17 +1,19 @@
 """A reward that does not return: its requests fail, others are scored, and the service says so and ends when told."""
 
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 import served_rewards
+from fault_trials.child import command
+from fault_trials.processes import Program
 from reward_servers import ask, body, pictures, scores, serving, until
 from service_helpers import problem
 from solrl_reward.app import create_app
+from solrl_reward.cli import main
 from solrl_reward.settings import RewardSettings
 from support.ports import free_port
 
@@ -60,12 +62,10 @@ def test_a_service_is_not_ready_without_a_reward_that_returns() -> None:
 
 @pytest.mark.slow
 def test_the_program_ends_when_told_although_a_reward_does_not_return(tmp_path: Path) -> None:
-    program, port = Path(sys.executable).parent / "solrl-reward", free_port()
-    flags = ["--device", "cpu", "--port", str(port), "--score-timeout", "0.5"]
-    command = [str(program), "serve", "--rewards", BRIGHT, STUCK, *flags]
-    with (tmp_path / "log").open("wb") as log:
-        environment = {"PYTHONPATH": str(Path(served_rewards.__file__).parent), "HOME": str(tmp_path)}
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+    port = free_port()
+    words = ["serve", "--rewards", BRIGHT, STUCK, "--device", "cpu", "--port", str(port), "--score-timeout", "0.5"]
+    environment = os.environ | {"PYTHONPATH": str(Path(served_rewards.__file__).parent), "HOME": str(tmp_path)}
+    process = Program(command, (main, ("solrl-reward", *words), os.getcwd(), environment), tmp_path / "log")
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as there:
             until(lambda: ready(there))

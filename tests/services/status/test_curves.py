@@ -1,4 +1,4 @@
-"""Curves are thinned for display."""
+"""Curves are thinned without a visible difference."""
 
 import math
 
@@ -19,6 +19,18 @@ def test_a_thinned_curve_keeps_its_ends_and_its_order(count: int) -> None:
     assert len(kept) == min(count, MOST_POINTS)
     assert [p.iteration for p in kept] == sorted({p.iteration for p in kept})
     assert not whole or (kept[0], kept[-1]) == (whole[0], whole[-1])
+
+
+def test_a_peak_of_one_iteration_is_not_lost() -> None:
+    whole = points(1000)
+    whole[437] = report(437, 3.0)
+    assert 437 in [p.iteration for p in thinned(whole)]
+
+
+@pytest.mark.parametrize("values", [[1.0] * 500, [9e11 * (-1) ** i for i in range(500)], [1e-300] * 500])
+def test_flat_and_huge_curves_are_thinned(values: list[float]) -> None:
+    whole = [report(i, value).model_copy(update={"proxy_mean": value}) for i, value in enumerate(values)]
+    assert len(thinned(whole)) == MOST_POINTS
 
 
 def test_the_number_of_series_is_bounded_if_names_change_at_every_point() -> None:

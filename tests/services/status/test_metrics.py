@@ -10,7 +10,7 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 from security_helpers import Guarded, push
-from service_helpers import MODEL, Layout, adapter_file, problem, rollout_request
+from service_helpers import MODEL, Layout, adapter_file, rollout_request
 from solrl_reward.reward_metrics import RewardMetrics
 from solrl_rollout.status.rollout_metrics import SHOWN_RUNS, QueueState, RolloutMetrics
 
@@ -51,11 +51,6 @@ def metrics() -> RolloutMetrics:
     return made
 
 
-def test_a_batch_out_of_memory_is_counted_whatever_follows(metrics: RolloutMetrics) -> None:
-    (told,) = re.findall(r"# HELP solrl_out_of_memory_total (.*)", metrics.exposition().decode())
-    assert told == "Batches that ran out of memory; each is tried again, alone or in halves, or fails."
-
-
 def test_recorded_numbers_become_metrics(metrics: RolloutMetrics) -> None:
     samples = read(metrics.exposition().decode())
     labels = {"model": "mini", "precision": "nvfp4"}
@@ -90,14 +85,6 @@ def test_only_the_busiest_runs_have_metrics() -> None:
     # Runs beyond the tracked ones are forgotten and do not count in the total.
     assert sum(shares.values()) == pytest.approx(sum(range(990, 1000)) / sum(range(744, 1000)), rel=1e-3)
     assert len(samples) < 250
-
-
-def test_work_without_a_run_has_a_share_and_no_lag() -> None:
-    metrics = RolloutMetrics()
-    metrics.chunk_finished("a", None, "m", "bf16", candidates=1, steps=1, generate=1.0, reward=0.0)
-    samples = read(metrics.exposition().decode())
-    assert labelled(samples, "solrl_run_share") == {("-", "a"): 1.0}
-    assert labelled(samples, "solrl_adapter_lag_versions") == {}
 
 
 def test_the_lag_follows_new_versions_and_rewinds() -> None:
@@ -158,11 +145,6 @@ def test_a_service_counts_its_work(guarded: Guarded, layout: Layout) -> None:
     assert value(samples, "solrl_queue_oldest_seconds") == 0
 
 
-def test_metrics_are_not_for_tenants(guarded: Guarded) -> None:
-    answer = guarded.service.client.get("/metrics", headers=guarded.headers("rollout"))
-    assert (answer.status_code, problem(answer)["kind"]) == (403, "forbidden")
-
-
 def panels(of: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for panel in of["panels"]:
         yield panel
@@ -203,13 +185,3 @@ def test_the_documentation_lists_exactly_the_metrics(metrics: RolloutMetrics) ->
     families = [family for text in texts for family in text_string_to_metric_families(text)]
     names = {f.name + ("_total" if f.type == "counter" else "") for f in families if f.name.startswith("solrl_")}
     assert told_names == {name for name in names if not name.endswith("_created")}
-
-
-def test_the_dashboard_can_be_imported() -> None:
-    assert DASHBOARD["title"] == "solrl rollout service"
-    ids = [panel["id"] for panel in panels(DASHBOARD)]
-    assert len(set(ids)) == len(ids) >= 12
-    places = [tuple(panel["gridPos"].values()) for panel in panels(DASHBOARD)]
-    assert len(set(places)) == len(places)
-    assert all(panel["datasource"]["uid"] == "${datasource}" for panel in panels(DASHBOARD))
-    assert [one["name"] for one in DASHBOARD["templating"]["list"]] == ["datasource"]

@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from solrl_proto.adapters import AdapterInfo
-from solrl_rollout.store import MemoryRunStore, RunStore, open_store
+from solrl_rollout.store import RunStore, open_store
 from solrl_rollout.store.errors import ParentConflictError, StoreUrlError, VersionConflictError
-from solrl_rollout.store.redis_store import RedisRunStore
 from store_helpers import TENANT, adapter, fill, kept, refusal
 
 pytestmark = pytest.mark.anyio
@@ -31,13 +30,6 @@ async def test_a_version_is_read_back_unchanged(store: RunStore) -> None:
     assert await store.head(TENANT, "nobody") is None
     held = await store.list(TENANT, "run-a")
     assert (held.run, held.head, held.versions) == ("run-a", 0, (info,))
-
-
-async def test_versions_may_skip_and_are_listed_oldest_first(store: RunStore) -> None:
-    for version, parent in [(2, None), (9, 2), (10, 9)]:
-        await store.put(TENANT, *adapter(version, parent))
-    assert await kept(store) == [2, 9, 10]
-    assert (await store.list(TENANT, "run-a")).head == 10
 
 
 async def test_the_largest_versions_keep_every_digit(store: RunStore) -> None:
@@ -115,13 +107,6 @@ async def test_missing_runs_and_versions_are_404(store: RunStore) -> None:
         7,
         [0, 1],
     )
-
-
-async def test_runs_do_not_affect_each_other(store: RunStore) -> None:
-    await fill(store, 5, run="run-a")
-    await fill(store, 1, run="run-b")
-    assert await kept(store, "run-b") == [0]
-    assert await store.get(TENANT, "run-b", 0) == adapter(0, None, run="run-b")
 
 
 async def test_tenants_do_not_see_each_other(store: RunStore) -> None:
@@ -234,16 +219,6 @@ async def test_concurrent_puts_of_the_same_bytes_all_succeed(store: RunStore) ->
 async def test_a_store_that_retains_no_version_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         open_store(None, retain=0)
-
-
-@pytest.mark.parametrize("url", [None, "memory://"])
-async def test_no_url_means_memory(url: str | None) -> None:
-    assert isinstance(open_store(url), MemoryRunStore)
-
-
-@pytest.mark.parametrize("url", ["redis://:s3cret@h:1/0", "rediss://:s3cret@h/0", "unix:///tmp/none.sock?db=1"])
-async def test_redis_urls_open_a_redis_store(url: str) -> None:
-    assert isinstance(open_store(url, retain=2), RedisRunStore)
 
 
 @pytest.mark.parametrize(

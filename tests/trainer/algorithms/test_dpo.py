@@ -28,10 +28,6 @@ def test_the_authors_code_gives_the_same_loss_gradient_and_figures() -> None:
     assert all(off <= 1e-5 * float(expected[name].abs().max()) for name, off in apart.items()), apart
 
 
-def test_some_pairs_of_the_stored_values_are_preferred() -> None:
-    assert all(0 < STORED["values"][f"accuracy, beta {beta:g}"][0] < 1 for beta in BETAS)
-
-
 def values(pairs: int = 3) -> dict[str, torch.Tensor]:
     """Random arguments of the loss, in float64; the first sample of each pair is better."""
     generator = torch.Generator().manual_seed(5)
@@ -64,13 +60,6 @@ def test_the_loss_is_the_mean_of_its_formula_over_pairs() -> None:
     assert float(found.figures["tied"]) == 0
 
 
-def test_the_gradient_equals_finite_differences() -> None:
-    given = values()
-    v = given.pop("v").requires_grad_()
-    value = lambda v: dpo_loss(v, **given, beta=20).value  # noqa: E731
-    assert torch.autograd.gradcheck(value, v, eps=1e-6, atol=1e-8, rtol=1e-6)
-
-
 def test_at_the_reference_the_loss_is_log_2_and_its_gradient_linear_in_beta() -> None:
     given = values()
     given["v"] = given["v_ref"].clone().requires_grad_()
@@ -84,17 +73,6 @@ def test_at_the_reference_the_loss_is_log_2_and_its_gradient_linear_in_beta() ->
         (gradient,) = torch.autograd.grad(found.value, given["v"])
         expected = sign * (given["v_ref"] - true) * 2 / 6 * beta / 4 / 3
         assert torch.allclose(gradient, expected, rtol=1e-12, atol=1e-15)
-
-
-def test_a_step_raises_the_margin_of_each_pair() -> None:
-    given = values()
-    given["v"] = given["v_ref"].clone().requires_grad_()
-    found = dpo_loss(**given, beta=20)
-    (gradient,) = torch.autograd.grad(found.value, given["v"])
-    stepped = dpo_loss(**given | {"v": given["v_ref"] - 0.01 * gradient}, beta=20)
-    assert float(stepped.value) < float(found.value.detach())
-    assert float(stepped.figures["accuracy"]) == 1
-    assert float(stepped.figures["margin"]) > 0
 
 
 def test_a_pair_with_equal_advantages_has_no_loss() -> None:

@@ -13,14 +13,14 @@ from solrl_trainer.settings.prompts import prompts_of_iteration, read_prompts
 
 
 def test_a_pruned_plan_trains_on_survivors(service: Service, folder: Path) -> None:
-    pruned = go(service, folder / "pruned", "iterations=1", "explore.prune={after: 1, keep: 10}", "explore.steps=3")
+    pruned = go(service, folder / "pruned", "iterations=1", "explore.prune={after: 1, keep: 8}", "explore.steps=3")
     with RolloutClient(service.url) as client:
         source, root = run_client(pruned.config, client), seed_root(pruned.config.seed, 0)
         asked = source.candidates_of([selection.prompt for selection in selections(pruned)], 0, root, iteration=0)
     for selection, group in zip(selections(pruned), asked.groups, strict=True):
         survivors = {seed for seed, score in zip(group.seeds, group.scores, strict=True) if score is not None}
-        assert len(survivors) == 10
-        assert len(selection.seeds) == 8
+        assert len(survivors) == 8
+        assert len(selection.seeds) == 4
         assert set(selection.seeds) <= survivors
     assert list(pruned.result.spearman) == [0]
 

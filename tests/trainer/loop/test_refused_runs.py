@@ -1,38 +1,53 @@
 """Runs that are refused: by their folder, or by the service."""
 
+import os
 import shutil
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fault_trials.child import command
+from fault_trials.processes import Program
 from real_runs import SMALL, Service, Watcher
 from safetensors.torch import load_file, save_file
 from solrl_core.errors import MismatchError
 from solrl_minis import catalog
 from solrl_proto.problems import ProblemKind
+from solrl_trainer.commands.cli import main
 from solrl_trainer.loop import train
 from support.ports import free_port
 from training_helpers import TINY, tiny_config
 
-PROGRAM = str(Path(sys.executable).parent / "solrl-train")
+pytestmark = pytest.mark.slow
+
+
+def started(log: Path, *words: str) -> Program:
+    """`solrl-train run`, forked from a process that has imported it."""
+    return Program(command, (main, ("solrl-train", "run", *words), os.getcwd(), dict(os.environ)), log)
 
 
 @pytest.fixture(scope="module")
-def unreachable(folder: Path) -> subprocess.Popen[str]:
+def service() -> Iterator[Service]:
+    """Of the shipped model, by its name."""
+    found = Service("mini-sana")
+    yield found
+    found.stop()
+
+
+@pytest.fixture(scope="module")
+def unreachable(folder: Path) -> Program:
     """A run without a service, started early because it waits between its attempts."""
-    command = [PROGRAM, "run", "--rollout-url", f"http://127.0.0.1:{free_port()}", "--output", str(folder / "alone")]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    url = f"http://127.0.0.1:{free_port()}"
+    return started(folder / "alone.log", "--rollout-url", url, "--output", str(folder / "alone"))
 
 
 @pytest.fixture(scope="module")
-def taken(folder: Path) -> subprocess.Popen[str]:
+def taken(folder: Path) -> Program:
     """A run whose folder has another run's checkpoints, also started early."""
     (folder / "taken" / "checkpoints" / "000001").mkdir(parents=True)
     (folder / "taken" / "config.json").write_text("{}")
-    command = [PROGRAM, "run", "--output", str(folder / "taken")]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return started(folder / "taken.log", "--output", str(folder / "taken"))
 
 
 @pytest.mark.usefixtures("unreachable", "taken")
@@ -57,9 +72,9 @@ def test_a_service_with_different_weights_is_refused_and_the_part_named(
     assert service.running.client.get("/v1/runs/refused/adapters").status_code == 404
 
 
-def test_the_command_refuses_a_folder_with_another_run(taken: subprocess.Popen[str], folder: Path) -> None:
-    _, said = taken.communicate(timeout=600)
-    assert taken.returncode == 2
+def test_the_command_refuses_a_folder_with_another_run(taken: Program, folder: Path) -> None:
+    assert taken.wait() == 2
+    said = taken.log.read_text()
     assert said.startswith("solrl-train: ")
     assert "already contains a run" in said
     assert "--resume" in said
@@ -69,30 +84,27 @@ def test_the_command_refuses_a_folder_with_another_run(taken: subprocess.Popen[s
     assert (folder / "taken" / "config.json").read_text() == "{}"
 
 
-def test_a_run_says_whom_it_waits_for_and_then_how_to_go_on(folder: Path) -> None:
-    service, output = Service(), folder / "bereft"
-    settings = [word for setting in (*TINY, *SMALL, "patience=12") for word in ("--set", setting)]
-    words = ["--rollout-url", service.url, "--output", str(output), "--iterations", "1000", *settings]
-    command = [PROGRAM, "run", "--preset", "mini-sana/sol_rl/clipscore", *words]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
-        metrics = output / "metrics.jsonl"
-        while not (metrics.is_file() and '"iteration"' in metrics.read_text()):
-            assert run.poll() is None, run.communicate()
-            time.sleep(0.1)
-        service.die()
-        _, said = run.communicate(timeout=600)
-    assert run.returncode == 2
-    *lines, last = said.splitlines()
-    assert last == f"continue with: solrl-train run --resume {output}"
-    assert lines[-1].startswith(f"solrl-train: {ProblemKind.SERVICE_UNREACHABLE.title}")
-    assert any(line.startswith(f"waiting for {service.url} until ") for line in lines)
-
-
-def test_an_unreachable_service_is_one_clear_message(unreachable: subprocess.Popen[str], folder: Path) -> None:
-    _, said = unreachable.communicate(timeout=600)
-    assert unreachable.returncode == 2
+def test_an_unreachable_service_is_one_clear_message(unreachable: Program, folder: Path) -> None:
+    assert unreachable.wait() == 2
+    said = unreachable.log.read_text()
     message = next(line for line in said.splitlines() if line.startswith("solrl-train: "))
     assert "no answer from http://127.0.0.1:" in message
     assert "solrl-rollout serve" in message
     assert "Traceback" not in said
     assert not (folder / "alone" / "checkpoints").exists()
+
+
+def test_a_run_says_whom_it_waits_for_and_then_how_to_go_on(service: Service, folder: Path) -> None:
+    output, log = folder / "bereft", folder / "bereft.log"
+    settings = [word for setting in (*TINY, *SMALL, "patience=12") for word in ("--set", setting)]
+    words = ["--rollout-url", service.url, "--output", str(output), "--iterations", "1000", *settings]
+    run, metrics = started(log, "--preset", "mini-sana/sol_rl/clipscore", *words), output / "metrics.jsonl"
+    while not (metrics.is_file() and '"iteration"' in metrics.read_text()):
+        assert run.alive, log.read_text()
+        time.sleep(0.1)
+    service.die()
+    assert run.wait() == 2
+    *lines, last = log.read_text().splitlines()
+    assert last == f"continue with: solrl-train run --resume {output}"
+    assert lines[-1].startswith(f"solrl-train: {ProblemKind.SERVICE_UNREACHABLE.title}")
+    assert any(line.startswith(f"waiting for {service.url} until ") for line in lines)

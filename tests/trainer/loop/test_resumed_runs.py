@@ -143,7 +143,7 @@ def test_a_finished_run_resumed_pushes_the_same_bytes_and_trains_nothing(resumed
 def test_other_settings_are_refused_and_the_old_ones_kept(resumed: Run) -> None:
     config, path = resumed.config, resumed.config.output / "config.json"
     path.write_text(config.model_dump_json())
-    changed = tiny_config(*SMALL, "seed=1", output=config.output, run=config.run, rollout_url=config.rollout_url)
+    changed = config.model_copy(update={"seed": 1})
     with pytest.raises(ValueError, match="seed: 42 → 1"):
         run(changed, resume=True)
     assert json.loads(path.read_text())["seed"] == 42

@@ -50,7 +50,7 @@ def test_a_run_goes_through_its_phases(whole: Run) -> None:
 
 def test_it_says_at_its_start_who_does_what(whole: Run) -> None:
     first = whole.watcher.notes[0]
-    assert first.startswith("loading mini-sana; layout: 1 ")
+    assert first.startswith(f"loading {whole.config.model}; layout: 1 ")
     assert first.endswith(f" regenerates and trains; {whole.config.service_url} explores (lag 0)")
 
 
@@ -82,8 +82,8 @@ def test_every_version_is_pushed_to_the_service(whole: Run) -> None:
 def test_the_base_is_evaluated_before_and_the_average_after(whole: Run) -> None:
     before, after = whole.result.before, whole.result.after
     assert before.scores.keys() == after.scores.keys() == {"clipscore", "verifier", "verifier_graded", "judge"}
-    assert before.scores["clipscore"].shape == (8, 1)
-    assert len(whole.result.prompts) == len(before.images) == 8
+    assert before.scores["clipscore"].shape == (4, 1)
+    assert len(whole.result.prompts) == len(before.images) == 4
     assert not torch.equal(before.scores["clipscore"], after.scores["clipscore"])
     assert list(whole.result.spearman) == [0]
     assert -1 <= whole.result.spearman[0] <= 1
@@ -95,7 +95,7 @@ def test_the_kept_seeds_have_the_best_and_worst_scores_of_the_service(
     answer, _ = asked_again
     for group, selection in zip(answer.groups, selections(whole), strict=True):
         assert group.prompt_id == selection.prompt.id
-        index = best_worst(group.scores, 8)
+        index = best_worst(group.scores, 4)
         assert selection.seeds == [group.seeds[i] for i in index]
         assert selection.scores == pytest.approx([group.scores[i] for i in index])
 
@@ -104,8 +104,8 @@ def test_a_regenerated_candidate_is_the_services_bf16_image_of_its_seed(
     whole: Run, asked_again: tuple[RolloutAnswer, list[torch.Tensor]]
 ) -> None:
     ours = torch.stack([group.samples.images for group in samples(whole).groups])
-    assert ours.shape == (2, 8, 3, 64, 64)
+    assert ours.shape == (2, 4, 3, 64, 64)
     theirs = torch.stack(asked_again[1])
     # The service's PNGs are additionally rounded to whole values.
     assert float((ours - theirs).abs().max()) <= 1.5 / 255
-    assert float((ours - theirs.roll(1, 1)).abs().max()) > 0.1
+    assert float((ours - theirs.roll(1, 1)).abs().max()) > 0.01

@@ -49,7 +49,7 @@ def alone(service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5])
+@pytest.mark.parametrize("share", [pytest.param(1.0, marks=pytest.mark.release), 0.5])
 def test_ranks_train_the_same_weights_on_samples_of_a_service(
     share: float, alone: Path, service: RunningService, tmp_path: Path
 ) -> None:
@@ -57,6 +57,8 @@ def test_ranks_train_the_same_weights_on_samples_of_a_service(
     asked = train(RANKS, service, folder, "regenerate.at=service", f"regenerate.share={share}")
     assert same_weights(folder, alone, ITERATIONS)
     assert iterations(folder) == iterations(alone)
+    lines = [line for line in service.log.read_text().splitlines() if f"/v1/runs/{folder.name}/adapters/" in line]
+    assert len([line for line in lines if "PUT" in line]) == ITERATIONS + 1, "rank 0 alone pushes"
     each = int(PROMPTS / RANKS * share)
     # Each rank asks for its own prompts, under the newest version although exploration lags behind it.
     for requests in asked:

@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from solrl_trainer.report import style
-from solrl_trainer.report.charts import Chart, Series, line_chart, running_mean, stacked_chart
+from solrl_trainer.report.charts import Chart, Series, line_chart, stacked_chart
 
 VALUES = st.floats(-1e6, 1e6, allow_nan=False).map(lambda value: round(value, 6))
 
@@ -50,15 +49,6 @@ def test_drawings_are_equal_small_and_in_the_pages_colours() -> None:
     assert tips(chart) == ["0: &lt;a&gt; 0", "10: &lt;a&gt; 5", "20: &lt;a&gt; 10"]
 
 
-def test_labels_of_a_narrow_axis_keep_their_decimals() -> None:
-    shown = labels(line_chart("x", [Series("a", 0, [0, 6], [0.4332, 0.4527])]))
-    assert {"0.435", "0.440", "0.445", "0.450"} <= set(shown)
-
-
-def test_a_running_mean_looks_back_only() -> None:
-    assert running_mean([1, 2, 3, 4, 5, 6], window=3) == [1, 1.5, 2, 3, 4, 5]
-
-
 def test_stacked_steps_have_each_layers_values() -> None:
     chart = stacked_chart("x", range(1, 241), {"explore": (2, [2.0] * 240), "train": (4, [3.0] * 240)}, "s")
     assert len(tips(chart)) == 120
@@ -85,7 +75,3 @@ def test_an_interval_is_filled_and_told(interval: tuple[list[float], list[float]
     assert chart.banded == (interval is not None)
     assert ("opacity: 0.1" in chart.drawings["small"]) == chart.banded
     assert tips(chart)[1] == "1: a 2" + (" [0.5, 2.5]" if interval else "")
-
-
-def test_colours_of_the_style_are_told_apart() -> None:
-    assert len({light for light, _ in style.COLOURS.values()}) == len(style.COLOURS) == 10

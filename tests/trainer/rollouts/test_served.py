@@ -14,6 +14,7 @@ import pytest
 import torch
 from real_runs import Watcher
 from service_helpers import RunningService, running_service
+from small_model import small_model
 from solrl_client import rollouts
 from solrl_client.rollouts import RolloutClient
 from solrl_client.transport import stream_lines
@@ -43,6 +44,7 @@ from typed import typed
 Line = dict[str, Any]
 
 SMALL = (
+    f"model={small_model()}",
     *("explore.prompts=3", "explore.candidates=8", "explore.keep=4", "explore.precision=nvfp4", "explore.steps=2"),
     *("regenerate.steps=2", "iterations=3", "optimizer.updates=1", "optimizer.batch=6", "lora.rank=2"),
     *("evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.fidelity_prompts=1"),
@@ -77,11 +79,11 @@ def go(folder: Path, url: str, *settings: str, **arguments: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[RunningService]:
-    with running_service("--rewards", "clipscore", "verifier") as running:
+    with running_service("--rewards", "clipscore", "verifier", model=small_model()) as running:
         yield running
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["lag 0", "lag 1"])
+@pytest.fixture(scope="module", params=[pytest.param(0, marks=pytest.mark.release), 1], ids=["lag 0", "lag 1"])
 def lag(request: pytest.FixtureRequest) -> int:
     assert isinstance(request.param, int)
     return request.param
@@ -126,7 +128,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("share", "prompts"), [(1.0, 3), (0.4, 1)])
-def test_a_service_regenerates_the_same_samples_bit_for_bit(
+def test_a_service_regenerates_the_same_samples_bit_for_bit_also_when_resumed(
     share: float,
     prompts: int,
     lag: int,
@@ -136,14 +138,16 @@ def test_a_service_regenerates_the_same_samples_bit_for_bit(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / f"served-{lag}-{prompts}"
-    served = go(folder, service.url, f"explore.lag={lag}", AT_SERVICE, f"regenerate.share={share}")
-    require_equal(here, served)
+    settings = (f"explore.lag={lag}", AT_SERVICE, f"regenerate.share={share}")
+    require_equal(here, go(folder, service.url, *settings))
     lines = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"]
     samples = {("samples", name, by) for name in ("clipscore", "verifier") for by in ("service", "trainer")}
     expected = {one for one in samples if share < 1 or one[2] == "service"} | {("candidates", "clipscore", "service")}
     assert {(one["of"], one["reward"], one["by"]) for line in lines for one in line["scoring"]} == expected
     # Never under the lagged version.
     assert sorted(asked) == [(version, 4) for version in range(3) for _ in range(prompts)]
+    if share == 1:
+        require_equal(here, go(folder, service.url, *settings, resume=True, checkpoint=2))
 
 
 @pytest.fixture
@@ -161,7 +165,7 @@ def explored_here(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]
 
 
 @pytest.mark.parametrize(("share", "prompts"), [("0.3", 2), ("auto", 1)])
-def test_a_share_that_the_trainer_explores_has_the_same_bits(
+def test_a_share_that_the_trainer_explores_has_the_same_bits_also_when_resumed(
     share: str,
     prompts: int,
     lag: int,
@@ -171,8 +175,8 @@ def test_a_share_that_the_trainer_explores_has_the_same_bits(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / f"divided-{lag}-{share}"
-    divided = go(folder, service.url, f"explore.lag={lag}", f"explore.share={share}")
-    require_equal(here, divided)
+    settings = (f"explore.lag={lag}", f"explore.share={share}", "keep_checkpoints=3", AT_SERVICE)
+    require_equal(here, go(folder, service.url, *settings))
     lines = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"]
     assert all(line["seconds"]["explore_here"] >= 0 for line in lines)
     by = {(one["by"], line["iteration"]) for line in lines for one in line["scoring"] if one["of"] == "candidates"}
@@ -186,17 +190,9 @@ def test_a_share_that_the_trainer_explores_has_the_same_bits(
     else:
         assert versions == expected
         assert {count for _, _, count in explored_here} == {prompts}
-
-
-def test_a_resumed_run_explores_its_share_under_the_same_versions(
-    here: Run, lag: int, service: RunningService, explored_here: list[tuple[int, int, int]], tmp_path: Path
-) -> None:
-    folder = tmp_path / f"divided-again-{lag}"
-    settings = (f"explore.lag={lag}", "explore.share=0.3", "keep_checkpoints=3", AT_SERVICE)
-    go(folder, service.url, *settings)
-    explored_here.clear()
-    require_equal(here, go(folder, service.url, *settings, resume=True, checkpoint=1))
-    assert explored_here == [(1, 1 - lag, 2), (2, 2 - lag, 2)]
+        explored_here.clear()
+        require_equal(here, go(folder, service.url, *settings, resume=True, checkpoint=1))
+        assert explored_here == [(1, 1 - lag, prompts), (2, 2 - lag, prompts)]
 
 
 def test_a_share_of_pruned_and_stochastic_candidates_has_the_same_bits(service: RunningService, tmp_path: Path) -> None:
@@ -267,29 +263,11 @@ def test_a_resumed_run_divides_by_the_same_deviation(service: RunningService, tm
     """With global_std, the first iteration waits for all samples; later ones need the rewards of the one before."""
     settings = (AT_SERVICE, "explore.lag=1", "algorithm.global_std=true")
     whole = go(tmp_path / "whole", service.url, *settings)
-    folder = tmp_path / "broken"
-    go(folder, service.url, *settings)
-    require_equal(whole, go(folder, service.url, *settings, resume=True, checkpoint=2))
-    waiting = go(tmp_path / "waiting", service.url, *settings, "optimizer.streamed=false")
+    require_equal(whole, go(tmp_path / "whole", service.url, *settings, resume=True, checkpoint=2))
+    waiting = go(tmp_path / "waiting", service.url, *settings, "optimizer.streamed=false", "iterations=2")
     digests = [[line["digest"] for line in run.metrics if "digest" in line] for run in (whole, waiting)]
     assert digests[0][0] == digests[1][0]
     assert digests[0][1] != digests[1][1]
-
-
-def test_a_resumed_run_regenerates_the_same_samples(
-    here: Run, lag: int, service: RunningService, tmp_path: Path
-) -> None:
-    folder, settings = tmp_path / f"resumed-{lag}", (f"explore.lag={lag}", AT_SERVICE)
-    go(folder, service.url, *settings)
-    resumed = go(folder, service.url, *settings, resume=True, checkpoint=2)
-    require_equal(here, resumed)
-
-
-def test_the_trainer_regenerates_by_default(
-    service: RunningService, asked: list[tuple[int, int]], tmp_path: Path
-) -> None:
-    go(tmp_path, service.url, "run=default", "iterations=1")
-    assert asked == []
 
 
 def test_exploring_later_iterations_is_ahead_of_what_the_run_waits_for(
@@ -315,7 +293,8 @@ def test_another_arithmetic_may_round_differently(
     monkeypatch.setattr(service_source, "arithmetic", lambda device: {"device": "another"})
     folder = tmp_path / "rounding"
     folder.mkdir()
-    config = tiny_config(*SMALL, AT_SERVICE, output=folder, run="rounding", rollout_url=service.url)
+    once = (*SMALL, AT_SERVICE, "iterations=1")
+    config = tiny_config(*once, output=folder, run="rounding", rollout_url=service.url)
     monkeypatch.setattr(rollouts, "stream_lines", telling(change_a_bit, service))
     train(config, Watcher())
     assert any("latents of the service differ by rounding" in note for note in notes)
@@ -459,16 +438,16 @@ def test_settings_that_make_no_sense_are_refused(settings: tuple[str, ...], mess
         tiny_config(*settings, output=tmp_path)
 
 
-def test_a_service_must_score_the_logged_rewards_too(tmp_path: Path) -> None:
-    with running_service() as plain:
-        config = tiny_config(*SMALL, AT_SERVICE, output=tmp_path / "run", rollout_url=plain.url)
-        with pytest.raises(ProblemError, match="does not score verifier"):
-            check_run(config, resume=False)
+def test_a_service_must_score_the_logged_rewards_too(service: RunningService, tmp_path: Path) -> None:
+    logged = "rewards={clipscore: 1, verifier_graded: 0}"
+    config = tiny_config(*SMALL, logged, AT_SERVICE, output=tmp_path / "run", rollout_url=service.url)
+    with pytest.raises(ProblemError, match="does not score verifier_graded"):
+        check_run(config, resume=False)
 
 
-def test_a_misspelt_reward_is_said_to_be_so_and_not_to_be_served(tmp_path: Path) -> None:
-    with running_service() as plain, pytest.raises(ValueError, match=r"'Juge' \(did you mean 'Judge'\?\)"):
-        go(tmp_path, plain.url, "rewards={solrl_minis.judge:Juge: 1}", "run=misspelt")
+def test_a_misspelt_reward_is_said_to_be_so_and_not_to_be_served(service: RunningService, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'Juge' \(did you mean 'Judge'\?\)"):
+        go(tmp_path, service.url, "rewards={solrl_minis.judge:Juge: 1}", "run=misspelt")
 
 
 @pytest.mark.parametrize("dry", [True, False])

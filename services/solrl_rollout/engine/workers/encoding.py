@@ -113,7 +113,9 @@ def encode_error(error: EngineError) -> Header:
 
 def decode_error(error: str, facts: Mapping[str, Any]) -> EngineError:
     """The error of this name with these facts."""
-    decoded: EngineError = getattr(errors, error)(**facts)
+    kind: type[EngineError] = getattr(errors, error)
+    decoded = kind.__new__(kind)
+    vars(decoded).update(facts)
     return decoded
 
 
