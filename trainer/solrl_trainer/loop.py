@@ -32,7 +32,7 @@ from solrl_trainer.records.reward_shares import log_shares, reward_shares
 from solrl_trainer.records.run_log import Reporter, RunLog, open_run_log
 from solrl_trainer.rollouts.exploration import Exploration, seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, parts_of
-from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.rollouts.iteration import IterationSamples, explored_prompts
 from solrl_trainer.rollouts.pairs import SHOWN_PROMPTS, CandidatePairs, candidate_pairs
 from solrl_trainer.selection import select
 from solrl_trainer.session import Session, open_session
@@ -183,6 +183,8 @@ def collect_samples(session: Session, log: RunLog, iteration: int, step: OneStep
                 place = prompts.index(group.prompt)
                 step.add(place, group_samples(session, group))
     clock.add("candidates", "service", exploration.summary.times)
+    if config.explore.refill:
+        prompts = explored_prompts(groups, session.world)
     samples = IterationSamples.gather(prompts, groups, exploration.summary, session.world)
     log.samples_ready(iteration, samples)
     return samples
@@ -212,7 +214,7 @@ def regenerated_groups(
             if config.two_stage:
                 log.counted(iteration, "regenerated", groups_done * explore.keep, explore.prompts * explore.keep)
             for index, selection in enumerate(selections):
-                begun[selection.prompt.id] = selection, partial(_part, scored, len(selections), index)
+                begun[selection.planned] = selection, partial(_part, scored, len(selections), index)
         selection, samples = begun.pop(prompt.id)
         with log.phase(iteration, "regenerate"):
             group = replace(selection, samples=samples())
@@ -327,6 +329,10 @@ def _conditioning(session: Session, prompts: Sequence[PromptItem]) -> Conditioni
     return stack([backbone.conditioning(text, guidance) for text in texts])
 
 
+def _share_refilled(planned: Sequence[PromptItem], explored: Sequence[PromptItem]) -> float:
+    return sum(one.id != other.id for one, other in zip(planned, explored, strict=True)) / len(planned)
+
+
 def _record(
     session: Session, log: RunLog, iteration: int, samples: IterationSamples, update: UpdateFigures, digest: str
 ) -> IterationRecord:
@@ -340,6 +346,7 @@ def _record(
         spearman=log.spearman.get(iteration),
         score=RewardSpread.of(samples.scores),
         without_spread=share_without_spread(samples.scores),
+        refilled=_share_refilled(session.prompts(iteration), samples.prompts) if config.explore.refill else None,
         rewards={name: RewardSpread.of(values) for name, values in samples.rewards.items()},
         shares=reward_shares(samples.rewards, config.weights),
         digest=digest,

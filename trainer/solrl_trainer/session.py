@@ -126,14 +126,19 @@ def open_session(config: RunConfig, world: Communicator, on_wait: OnWait = ignor
 
 
 def check_prompts_per_rank(config: RunConfig, world: Communicator) -> None:
-    """Refuse fewer prompts than give every rank one.
+    """Refuse fewer prompts than give every rank one, and ranks that would not explore in step.
 
     Raises:
-        ValueError: they are too few.
+        ValueError: they are too few, or explore further prompts of their own.
     """
     prompts = config.explore.prompts
     if prompts < world.size:
         raise ValueError(f"explore.prompts is {prompts}; expected at least one for each of {world.size} ranks")
+    if config.explore.refill and world.size > 1 and config.optimizer.shard_base is not False:
+        raise ValueError(
+            f"explore.refill is {config.explore.refill}, and {world.size} ranks that share the base's weights explore "
+            "in step; expected optimizer.shard_base=false, or explore.refill=0"
+        )
 
 
 def connect(config: RunConfig, source: Source, train: list[PromptItem], test: list[PromptItem]) -> Session:

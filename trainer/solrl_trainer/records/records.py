@@ -101,6 +101,7 @@ class IterationRecord:
         spearman: rank fidelity before the iteration, if it was measured then; a line of its own in metrics.jsonl.
         score: spread of the training samples' scores.
         without_spread: share of the prompts whose samples all score equally up to rounding.
+        refilled: share of the prompts that others replaced, for want of spread; None if the run replaces none.
         rewards: spread of each reward of the training samples.
         shares: share of each trained reward in the spread of the score.
         digest: digest of the new behaviour policy's adapter file.
@@ -132,6 +133,7 @@ class IterationRecord:
     trained_seconds: float
     pushed_seconds: float | None = None
     explored_here_seconds: float | None = None
+    refilled: float | None = None
     scoring: tuple[ScoringTime, ...] = ()
 
     @property
@@ -162,6 +164,7 @@ class IterationRecord:
             "reward_best": self.score.best,
             "reward_worst": self.score.worst,
             "groups_without_spread": self.without_spread,
+            **({} if self.refilled is None else {"groups_refilled": self.refilled}),
             "rewards": {name: spread.mean for name, spread in self.rewards.items()},
             **({"shares": self.shares} if len(self.shares) > 1 else {}),
             "explored_version": self.explored_version,

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -24,7 +25,7 @@ from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.policy.sharding import LockstepCommunicator
 from solrl_trainer.ranks.communicator import Communicator, pick_device, share
 from solrl_trainer.rollouts.candidates import GroupSampler
-from solrl_trainer.rollouts.exploration import Exploration, ExplorationSummary, scored, seed_root
+from solrl_trainer.rollouts.exploration import Exploration, ExplorationSummary, has_spread, scored, seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, flattened, parts_of
 from solrl_trainer.rollouts.loading import Loaded, load, warn_of_decoder_emulation, warn_of_emulation
 from solrl_trainer.rollouts.models import Models
@@ -32,7 +33,7 @@ from solrl_trainer.rollouts.plans import exploration_plan, training_plan
 from solrl_trainer.rollouts.reward_clock import Images, RewardClock
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.prompts import prompts_of_iteration
+from solrl_trainer.settings.prompts import further_prompts, prompts_of_iteration
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ class DeviceSource:
 
     def _explored(self, iteration: int) -> Iterator[CandidateGroup | ExplorationSummary]:
         score_sum, score_count, seconds = 0.0, 0, 0.0
-        groups = self.groups(self.own_prompts(iteration), iteration)
+        groups = self._refilled(self.groups(self.own_prompts(iteration), iteration), iteration)
         while True:
             started = time.perf_counter()
             group = next(groups, None)
@@ -159,6 +160,23 @@ class DeviceSource:
     def groups(self, prompts: Sequence[PromptItem], iteration: int) -> Iterator[CandidateGroup]:
         """Explore these prompts of an iteration, under the newest version."""
         return self._groups(prompts, iteration, seed_root(self._config.seed, iteration))
+
+    def _refilled(self, groups: Iterator[CandidateGroup], iteration: int) -> Iterator[CandidateGroup]:
+        """The groups, in their prompts' order, where further prompts replace those without spread."""
+        config = self._config
+        explore = config.explore
+        if not explore.refill:
+            yield from groups
+            return
+        places = further_prompts(self._train, explore.prompts, config.seed, iteration, explore.refill)
+        for group, further in zip(groups, share(places, self.models.world), strict=True):
+            found = group
+            for prompt in further:
+                if has_spread(found.scores):
+                    break
+                self.models.encoders.encode([prompt.text], config.guidance)
+                (found,) = self.groups([prompt], iteration)
+            yield replace(found, instead_of=group.prompt.id) if has_spread(found.scores) else group
 
     def groups_per_batch(self, kept: int) -> int:
         """Number of selections that fill a batch."""

@@ -7,6 +7,7 @@ from typing import Self
 
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import RewardTime
+from solrl_proto.selection import rounding
 
 from solrl_trainer.rollouts.groups import CandidateGroup
 
@@ -80,6 +81,12 @@ class Exploration:
 def scored(scores: Sequence[float]) -> list[float]:
     """The scores of candidates that were not pruned."""
     return [score for score in scores if not math.isnan(score)]
+
+
+def has_spread(scores: Sequence[float]) -> bool:
+    """Whether some scores differ by more than rounding."""
+    made = scored(scores)
+    return max(made) - min(made) > rounding(made)
 
 
 def seed_root(seed: int, iteration: int) -> int:

@@ -1,7 +1,7 @@
 """Groups: the candidates of a prompt, in the stages from exploration to training."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Self, TypeVar
 
@@ -86,12 +86,19 @@ class CandidateGroup:
         scores: one score per candidate; NaN for a pruned one, which is never selected.
         samples: latents [N, ...] with rewards, to train on: the candidates themselves if they were generated for that,
             otherwise regenerated ones, None until then.
+        instead_of: id of the iteration's prompt that this one replaces, see `explore.refill`.
     """
 
     prompt: PromptItem
     seeds: Sequence[int]
     scores: Sequence[float]
     samples: ScoredSamples | None = None
+    instead_of: str | None = None
+
+    @property
+    def planned(self) -> str:
+        """Id of the iteration's own prompt: the group's, or the one that it replaces."""
+        return self.instead_of or self.prompt.id
 
     @property
     def trained(self) -> ScoredSamples:
@@ -102,4 +109,5 @@ class CandidateGroup:
     def rows(self, index: Sequence[int]) -> Self:
         """The candidates with these indices."""
         samples = None if self.samples is None else self.samples.rows(index)
-        return type(self)(self.prompt, [self.seeds[i] for i in index], [self.scores[i] for i in index], samples)
+        seeds, scores = [self.seeds[i] for i in index], [self.scores[i] for i in index]
+        return replace(self, seeds=seeds, scores=scores, samples=samples)

@@ -71,6 +71,12 @@ class IterationSamples:
         )
 
 
+def explored_prompts(groups: Sequence[CandidateGroup], world: Communicator) -> list[PromptItem]:
+    """Prompts of all ranks' groups, given this rank's in the order of its places."""
+    own = [group.prompt.model_dump(mode="json") for group in groups]
+    return [PromptItem.model_validate(prompt) for part in gather_values(own, world) for prompt in part]
+
+
 def _gathered(recordings: Sequence[Recording], world: Communicator) -> Recording | None:
     if not recordings:
         return None

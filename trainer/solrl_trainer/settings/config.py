@@ -339,6 +339,11 @@ class RunConfig(Section):
                 "lag is for exploration at a service; candidates generated here are always current; "
                 f"expected explore.lag=0, or a service: {_GIVE_URL}"
             )
+        if value.refill and served:
+            raise ValueError(
+                f"refill is {value.refill}, but a service explores all prompts of an iteration at once; expected "
+                "explore.refill=0, or rollout_url=null"
+            )
         if value.share != 1 and not served:
             raise ValueError(
                 f"share is {value.share}, but no service explores; expected explore.share=1, or a service: {_GIVE_URL}"

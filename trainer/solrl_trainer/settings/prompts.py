@@ -169,3 +169,20 @@ def prompts_of_iteration(prompts: list[PromptItem], count: int, seed: int, itera
     random.Random(f"{seed}/{iteration // passes}").shuffle(order)
     start = (iteration % passes) * count
     return [prompts[i] for i in order[start : start + count]]
+
+
+def further_prompts(
+    prompts: list[PromptItem], count: int, seed: int, iteration: int, further: int
+) -> list[list[PromptItem]]:
+    """For each place of an iteration, the prompts at that place of the next `further` iterations.
+
+    A prompt has one place at most, and none if the iteration has it anyway.
+    """
+    used = {prompt.id for prompt in prompts_of_iteration(prompts, count, seed, iteration)}
+    places: list[list[PromptItem]] = [[] for _ in range(count)]
+    for ahead in range(1, further + 1):
+        for place, prompt in zip(places, prompts_of_iteration(prompts, count, seed, iteration + ahead), strict=True):
+            if prompt.id not in used:
+                used.add(prompt.id)
+                place.append(prompt)
+    return places

@@ -20,6 +20,10 @@ class Explore(Section):
     """Candidates per prompt."""
     keep: Annotated[int, Field(ge=2)] = 24
     """Number of candidates to select from a group."""
+    refill: Annotated[int, Field(ge=0)] = 0
+    """Further prompts to explore in place of one whose candidates all score equally up to rounding, until one of them
+    has spread: those at its place in the next iterations, where they come again. 0: it is trained with advantage 0.
+    Not with a service, which explores an iteration's prompts at once."""
     selection: SelectionMode = "best_worst"
     """best_worst: the best and the worst, half of each. random: drawn at random."""
     steps: Steps = 6
