@@ -36,7 +36,8 @@ def measure_rates(config: RunConfig) -> MeasuredRates:
         ValueError, OSError: model, reward or prompts cannot be loaded, or the GPU does not explore at the precision.
     """
     train = read_prompts(find_prompts(config.prompts), "train")
-    more = _small(config, _MORE, config.regenerate.steps)
+    # Half of the steps: seconds are proportional to steps, of regenerating and, through their number, of training.
+    more = _small(config, _MORE, -(-config.regenerate.steps // 2))
     fewer = _small(config, _FEWER, _FEWER)
     with open_device_source(more, train, SingleProcess(), ignore) as source:
         first, second = (
