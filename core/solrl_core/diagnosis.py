@@ -216,8 +216,6 @@ def rewards(
 ) -> Iterator[Finding]:
     """Findings about rewards: whether they can be imported, and whether their weights are on this machine or the hub.
 
-    Built-in rewards that are not named are only looked for on this machine, and are not needed.
-
     Args:
         names: rewards, by registered name or `package.module:attribute`.
         model: model whose `solrl.json` has options of rewards: registered name, folder or hub id.
@@ -232,8 +230,7 @@ def rewards(
     except ValueError as error:
         yield Finding("options of rewards", "missing", str(error), "correct them, or load that reward, too")
     defaults = _reward_options(model, revision)
-    others = (name for name in REWARDS.names() if REWARDS.is_built_in(name) and name not in names)
-    for name in (*names, *others):
+    for name in names:
         if at := (options or {}).get(name, {}).get(AT):
             not_asked = Finding(f"reward {name}", "n/a", f"computed by the server at {at}, which was not asked")
             yield from ask(name) if ask else [not_asked]
@@ -244,7 +241,7 @@ def rewards(
         except ValueError as error:
             yield Finding(f"reward {name}", "missing", str(error))
         else:
-            yield Finding(f"reward {name}", *_of_reward(REWARDS.find(name), given, needed=name in names))
+            yield Finding(f"reward {name}", *_of_reward(REWARDS.find(name), given))
 
 
 def _reward_options(model: str, revision: str | None) -> Options:
@@ -264,18 +261,15 @@ def _reward_options(model: str, revision: str | None) -> Options:
         return {}  # the finding about the model says why
 
 
-def _of_reward(reward: Any, options: Mapping[str, Any], *, needed: bool) -> tuple[State, str, str]:
+def _of_reward(reward: Any, options: Mapping[str, Any]) -> tuple[State, str, str]:
     """State, finding and remedy of a reward: its missing packages, or the first source that is not on this machine."""
     packages: Mapping[str, str] = getattr(reward, "packages", {})
     if absent := [module for module in packages if find_spec(module) is None]:
         wanted = " ".join(dict.fromkeys(repr(packages[module]) for module in absent))
-        action = f"pip install {wanted}" if needed else ""
-        return "missing" if needed else "n/a", f"not installed: {', '.join(absent)}", action
+        return "missing", f"not installed: {', '.join(absent)}", f"pip install {wanted}"
     sources = reward.sources(options) if hasattr(reward, "sources") else ()
     for source in sources:
         fault, downloadable = _fault_of_source(source)
-        if fault and not needed:
-            return "n/a", f"{source.where}: {fault}", ""
         if downloadable:
             state, said, action = _to_download(source.where, source.file, fault, command=source.download)
             copied = f" of `{source.download}`" if state == "missing" else ""

@@ -15,14 +15,12 @@ from solrl_core.diagnosis import Finding
 from solrl_core.families import load_backbone
 from solrl_core.families.load import locate
 from solrl_core.precision import PrecisionSupport
-from solrl_core.rewards.reward import REWARDS
 
 COMMIT = "0" * 40
 WEIGHTS = ("text_encoder/model", "transformer/diffusion_pytorch_model", "vae/diffusion_pytorch_model")
 INDEX = b'{"_class_name": "KolorsPipeline"}'
 MINI_SANA = Path(locate("mini-sana"))
 MINI_CLIP = MINI_SANA.parent / "mini-clip"
-BUILT_IN = [name for name in REWARDS.names() if REWARDS.is_built_in(name)]
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -204,21 +202,13 @@ def test_a_reward_without_its_packages_is_not_ok(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(diagnosis, "find_spec", lambda name: name if name in installed else None)
     lacking = "not installed: rapidocr, onnxruntime"
     assert reward("ocr") == Finding("reward ocr", "missing", lacking, "pip install 'solrl[ocr]'")
-    rows = {finding.subject: finding for finding in diagnosis.rewards([], "a/model")}
-    assert rows["reward ocr"] == Finding("reward ocr", "n/a", lacking), "it is not needed"
     installed.update(("rapidocr", "onnxruntime"))
     assert reward("ocr") == Finding("reward ocr", "ok", "in solrl_core.rewards.ocr")
 
 
-def test_rewards_that_are_not_needed_are_only_looked_for_here() -> None:
-    rows = {finding.subject: finding for finding in diagnosis.rewards(["verifier"], "a/model")}
-    assert rows.pop("reward verifier").state == "ok"
-    assert sorted(rows) == [f"reward {name}" for name in BUILT_IN]
-    assert rows.pop("reward ocr").state in ("ok", "n/a"), "its package has its weights, if it is installed"
-    assert {(finding.state, finding.action) for finding in rows.values()} == {("n/a", "")}
-    # A model's solrl.json says where its rewards are.
-    rows = {finding.subject.removeprefix("reward "): finding for finding in diagnosis.rewards([], "mini-sana")}
-    assert {rows[name].state for name in ("clipscore", "hpsv2", "imagereward", "pickscore")} == {"ok"}
+def test_a_model_s_options_say_where_its_rewards_are() -> None:
+    named = ["clipscore", "hpsv2", "imagereward", "pickscore"]
+    assert {finding.state for finding in diagnosis.rewards(named, "mini-sana")} == {"ok"}
 
 
 def test_a_device_or_a_precision_that_is_not_there_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def test_both_doctors_agree(model: str, monkeypatch: pytest.MonkeyPatch) -> None
     ours = [finding for finding in check(model, None, "shapes") if finding.subject not in own]
     theirs = [finding for finding in check_service(RolloutSettings(model=(model,))) if finding.subject not in there]
     assert ours == theirs
-    assert {f"reward {name}" for name in ("clipscore", "hpsv2")} <= {finding.subject for finding in ours}
+    assert "reward clipscore" in {finding.subject for finding in ours}
     codes = {
         typed(program, "doctor", "--model", model, *more).returncode
         for program, more in ((solrl_trainer.commands.cli.main, ()), (solrl_rollout.cli.main, ("--port", "0")))
