@@ -1,7 +1,7 @@
 """CLIPScore: logits_per_image / 100 of a CLIP model. Source: the FlowGRPO and DiffusionNFT reward servers."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -14,19 +14,21 @@ from solrl_core.rewards.loading import (
     dtype_named,
     image_processor_at,
     pretrained,
+    processor_of,
     tokenizer_at,
 )
-
-DEFAULT_MODEL = "openai/clip-vit-large-patch14"
 
 
 class ClipScore(ClipReward):
     """Scores with any transformers CLIP.
 
     Args:
-        model: folder or hub id.
-        processor: folder or hub id of tokenizer and image normalisation; by default that of the model.
+        model: folder or hub id; by default the published one.
+        processor: folder or hub id of tokenizer and image processor; by default that of the model.
         device, dtype, batch_size: device, dtype of the weights, and images per batch.
+
+    Attributes:
+        divisor: of the model's logits.
 
     Raises:
         OSError: files are missing.
@@ -35,16 +37,21 @@ class ClipScore(ClipReward):
 
     parameters = 427_616_847
     """Parameters of the published model, for memory plans."""
+    divisor = 100
+    _model_id: ClassVar[str] = "openai/clip-vit-large-patch14"
+    _processor_id: ClassVar[str | None] = None
+    """Of a model on the hub; None for the model's own."""
 
-    @staticmethod
-    def sources(options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
+    @classmethod
+    def sources(cls, options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
-        model = options.get("model", DEFAULT_MODEL)
-        return RewardFile(model, CONFIG), RewardFile(options.get("processor") or model, TOKENIZER, "processor")
+        model = options.get("model", cls._model_id)
+        processor = processor_of(model, options.get("processor"), cls._processor_id or model)
+        return RewardFile(model, CONFIG), RewardFile(processor, TOKENIZER, "processor")
 
     def __init__(
         self,
-        model: str = DEFAULT_MODEL,
+        model: str | None = None,
         processor: str | None = None,
         *,
         device: str = "cpu",
@@ -53,19 +60,19 @@ class ClipScore(ClipReward):
     ) -> None:
         from transformers import CLIPModel
 
+        model = model or self._model_id
         clip = pretrained(CLIPModel, model, dtype_named(dtype))
-        images = image_processor_at(processor or model)
-        self._normalize = Normalize(images.image_mean, images.image_std)
-        super().__init__(
-            clip,
-            tokenizer_at(processor or model),
-            f"{images.image_mean} {images.image_std}",
-            device=device,
-            batch_size=batch_size,
-        )
+        processor = processor_of(model, processor, self._processor_id or model)
+        preprocessing = self._preprocess_by(image_processor_at(processor))
+        super().__init__(clip, tokenizer_at(processor), preprocessing, device=device, batch_size=batch_size)
+
+    def _preprocess_by(self, processor: Any) -> str:
+        """Use an image processor of transformers; returns the description for the digest."""
+        self._normalize = Normalize(processor.image_mean, processor.image_std)
+        return f"{processor.image_mean} {processor.image_std}"
 
     def _pixels(self, images: torch.Tensor) -> torch.Tensor:
         return self._normalize(short_side_then_centre(images, self._side))
 
     def _score(self, cosines: torch.Tensor) -> torch.Tensor:
-        return cosines * self._logit_scale / 100
+        return cosines * self._logit_scale / self.divisor
