@@ -1,7 +1,7 @@
 """The training loop: explore, select, regenerate, score, advantages, update, decay and average, checkpoint, push."""
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,6 +14,7 @@ from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.algorithms.algorithm import advantages_of, advantages_of_group
+from solrl_trainer.algorithms.gdpo import aggregated, normalised
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.evaluation.held_out import (
     evaluate_along,
@@ -135,7 +136,7 @@ def train(
             step = begin_step(session, log, iteration)
             samples = collect_samples(session, log, iteration, step)
             if iteration == version:
-                log_shares(reward_shares(samples.rewards, config.weights))
+                log_shares(_shares(config, samples))
             if iteration + 1 == config.iterations:
                 pictures = begin_pairs(session, log, iteration, samples)
             train_step(session, log, iteration, samples, step)
@@ -241,7 +242,7 @@ def train_step(
 
     # First the line, then the checkpoint, then the push: a run that is interrupted anywhere and resumed neither loses a
     # line nor pushes different bytes under the same version.
-    session.scores = samples.scores.cpu()
+    session.scores = _aggregated(session, samples.scores, samples.rewards).cpu()
     record = _record(session, log, iteration, samples, update, digest)
     log.iteration_trained(record)
     session.checkpoint(iteration + 1, adapter, log.held_out(config.weights))
@@ -250,10 +251,14 @@ def train_step(
     log.iteration_finished(replace(record, pushed_seconds=log.elapsed("push")))
 
 
+def _aggregated(session: Session, scores: torch.Tensor, rewards: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return aggregated(session.config.algorithm, scores, rewards, session.config.weights)
+
+
 def _update(session: Session, log: RunLog, iteration: int, samples: IterationSamples) -> UpdateFigures:
-    total = samples.scores.numel()
+    total, scores = samples.scores.numel(), _aggregated(session, samples.scores, samples.rewards)
     return session.updater.update(
-        training_samples(session, samples, advantages_of(session.updater.algorithm, samples.scores)),
+        training_samples(session, samples, advantages_of(session.updater.algorithm, scores)),
         iteration,
         lambda done, all_pairs: log.counted(iteration, "trained", int(total * done / all_pairs), total),
     )
@@ -313,9 +318,12 @@ def training_samples(session: Session, samples: IterationSamples, advantages: to
 def group_samples(session: Session, group: CandidateGroup) -> TrainingSamples:
     """The samples of one group with their advantages, before those of the iteration's other groups are known."""
     samples = group.trained
+    (scores,) = _aggregated(
+        session, samples.scores[None], {name: values[None] for name, values in samples.rewards.items()}
+    )
     return TrainingSamples(
         latents=samples.latents,
-        advantages=advantages_of_group(session.updater.algorithm, samples.scores, session.scores),
+        advantages=advantages_of_group(session.updater.algorithm, scores, session.scores),
         conditioning=_conditioning(session, [group.prompt]),
         prompts=torch.zeros(len(samples.scores), dtype=torch.long),
         recording=samples.recording,
@@ -327,6 +335,14 @@ def _conditioning(session: Session, prompts: Sequence[PromptItem]) -> Conditioni
     texts = [prompt.text for prompt in prompts]
     session.models.encoders.encode(texts, guidance)  # those of other ranks
     return stack([backbone.conditioning(text, guidance) for text in texts])
+
+
+def _shares(config: RunConfig, samples: IterationSamples) -> dict[str, float]:
+    """Each trained reward's share in the spread of what advantages are computed of."""
+    rewards = samples.rewards
+    if config.algorithm.aggregation == "gdpo":
+        rewards = {name: normalised(values) for name, values in rewards.items()}
+    return reward_shares(rewards, config.weights)
 
 
 def _share_refilled(planned: Sequence[PromptItem], explored: Sequence[PromptItem]) -> float:
@@ -345,10 +361,10 @@ def _record(
         proxy_mean=samples.proxy_mean,
         spearman=log.spearman.get(iteration),
         score=RewardSpread.of(samples.scores),
-        without_spread=share_without_spread(samples.scores),
+        without_spread=share_without_spread(_aggregated(session, samples.scores, samples.rewards)),
         refilled=_share_refilled(session.prompts(iteration), samples.prompts) if config.explore.refill else None,
         rewards={name: RewardSpread.of(values) for name, values in samples.rewards.items()},
-        shares=reward_shares(samples.rewards, config.weights),
+        shares=_shares(config, samples),
         digest=digest,
         update=update,
         explored_seconds=exploration.seconds,

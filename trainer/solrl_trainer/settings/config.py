@@ -461,4 +461,10 @@ class RunConfig(Section):
     def _trains_something(self) -> Self:
         if not self.trained:
             raise ValueError("every reward has weight 0; set another weight for at least one")
+        if self.algorithm.aggregation == "gdpo" and len(self.trained) < 2:
+            raise ValueError(
+                "algorithm.aggregation=gdpo normalises each of several trained rewards, and only "
+                f"{self.trained[0].name} is trained; expected "
+                "algorithm.aggregation=sum, or another reward with a weight"
+            )
         return self

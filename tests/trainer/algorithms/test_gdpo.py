@@ -1,0 +1,99 @@
+"""GDPO's advantages against its formula, and where they apply."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from real_runs import Watcher
+from small_model import small_model
+from solrl_trainer.algorithms.algorithm import advantages_of
+from solrl_trainer.algorithms.diffusionnft import DiffusionNft, DiffusionNftSettings
+from solrl_trainer.algorithms.gdpo import aggregated, normalised
+from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.loop import train
+from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.settings.presets import resolve
+from training_helpers import TINY
+
+SETTINGS = DiffusionNftSettings(aggregation="gdpo")
+WEIGHTS = {"small": 1.0, "large": 0.5}
+REWARDS = {
+    "small": torch.tensor([[0.21, 0.24, 0.22, 0.29], [0.3, 0.3, 0.1, 0.2], [0.2, 0.2, 0.2, 0.2]]),
+    "large": torch.tensor([[900.0, 300, 700, 100], [5, 5, 5, 5], [10, 30, 20, 20]]),
+}
+SUM = REWARDS["small"] + 0.5 * REWARDS["large"]
+
+
+def found(rewards: dict[str, torch.Tensor], weights: dict[str, float] = WEIGHTS) -> torch.Tensor:
+    scores = sum((weight * rewards[name] for name, weight in weights.items()), torch.zeros(()))
+    return advantages_of(DiffusionNft(SETTINGS), aggregated(SETTINGS, scores, rewards, weights))
+
+
+def of_the_formula() -> np.ndarray[Any, Any]:
+    """A_k = (r_k − mean) / std of each group; then their weighted sum, less its mean, over its std."""
+    combined = 0
+    for name, weight in WEIGHTS.items():
+        r = REWARDS[name].double().numpy()
+        combined = combined + weight * (r - r.mean(1, keepdims=True)) / (r.std(1, keepdims=True) + 1e-4)
+    return np.asarray((combined - np.mean(combined)) / (np.std(combined) + 1e-4))
+
+
+def test_advantages_are_those_of_the_formula() -> None:
+    np.testing.assert_allclose(found(REWARDS).numpy(), of_the_formula(), rtol=1e-4, atol=1e-6)
+
+
+def test_scales_do_not_count_and_weights_do() -> None:
+    rescaled = REWARDS | {"large": 1e-2 * REWARDS["large"] - 7}
+    torch.testing.assert_close(found(rescaled), found(REWARDS), rtol=5e-3, atol=1e-3)
+    only = found(REWARDS, {"small": 1.0, "large": 1e-6})
+    torch.testing.assert_close(only[0], found(REWARDS | {"large": torch.zeros(3, 4)})[0], rtol=1e-3, atol=1e-4)
+
+
+def test_a_group_that_arrives_alone_has_the_same_values() -> None:
+    first = aggregated(SETTINGS, SUM[:1], {name: values[:1] for name, values in REWARDS.items()}, WEIGHTS)
+    assert torch.equal(first, aggregated(SETTINGS, SUM, REWARDS, WEIGHTS)[:1])
+
+
+def test_rewards_whose_sums_are_equal_still_teach() -> None:
+    apart = {"small": torch.tensor([[0.0, 1, 2, 3]]), "large": torch.tensor([[6.0, 4, 2, 0]])}
+    assert not advantages_of(DiffusionNft(DiffusionNftSettings()), apart["small"] + 0.5 * apart["large"]).any()
+    assert found(apart, {"small": 1.0, "large": 0.5})[0, 0] < 0
+    rounding = torch.tensor([[0.2, 0.2 + 1e-8, 0.2, 0.2 - 1e-8]])
+    assert not normalised(rounding).any()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS.names())
+def test_every_algorithm_takes_them(name: str) -> None:
+    algorithm: Any = ALGORITHMS.find(name)
+    made = algorithm(algorithm.Settings(name=name, aggregation="gdpo", global_std=True))
+    advantages = advantages_of(made, aggregated(made.settings, SUM, REWARDS, WEIGHTS))
+    scale = advantages.abs().max() / np.abs(of_the_formula()).max()
+    np.testing.assert_allclose((advantages / scale).numpy(), of_the_formula(), rtol=1e-3, atol=1e-4)
+
+
+def test_one_trained_reward_is_refused() -> None:
+    overrides = ["algorithm.aggregation=gdpo", "rewards={clipscore: 1, verifier: 0}"]
+    with pytest.raises(ValueError, match=r"and only clipscore is trained; expected algorithm\.aggregation=sum, or"):
+        resolve("mini-sana/sol_rl/clipscore", overrides=overrides)
+
+
+def test_a_run_trains_on_them(tmp_path: Path) -> None:
+    small = (
+        *TINY,
+        f"model={small_model()}",
+        *("rewards={clipscore: 1, pickscore: 1}", "evaluate.rewards=[]", "rollout_url=null"),
+        *("explore.prompts=2", "explore.candidates=4", "explore.keep=4", "explore.precision=bf16", "iterations=1"),
+        *("evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.fidelity_prompts=0"),
+    )
+    lines = {}
+    for how in ("sum", "gdpo"):
+        overrides = [*small, f"algorithm.aggregation={how}"]
+        arguments = {"output": tmp_path / how, "run": how}
+        train(resolve("mini-sana/sol_rl/clipscore", overrides=overrides, arguments=arguments).config, Watcher())
+        lines[how] = next(one for one in read_metrics(tmp_path / how / "metrics.jsonl") if one["event"] == "iteration")
+    assert lines["sum"]["rewards"] == lines["gdpo"]["rewards"], "the same samples"
+    assert lines["sum"]["digest"] != lines["gdpo"]["digest"]
+    assert abs(lines["sum"]["shares"]["pickscore"] - 0.5) > 0.1
+    assert abs(lines["gdpo"]["shares"]["pickscore"] - 0.5) < 0.1
