@@ -11,7 +11,7 @@ from paper.__main__ import main
 from paper.experiments import Programme
 from paper.intervals import Estimate, over_seeds
 from paper.stored import ARCHIVE
-from paper.tables import families, gap
+from paper.tables import families, gap, plateaus
 from paper.tables.gap import verdict
 from paper.tables.pace import first_reached, pooled
 from paper_runs import RESULTS, context_of, finish, finish_all, finish_trials
@@ -94,6 +94,19 @@ def test_true_scenes_show_what_their_prompts_say(tmp_path: Path) -> None:
     assert found["clipscore"].mean() > 0.48  # images of the base have 0.43
     assert ceiling.ceiling_of("mini-sana", prompts[:7], tmp_path) is None
     assert ceiling.ceiling_of("mini-sd3", prompts, tmp_path) is None
+
+
+def test_long_runs_reach_shares_of_the_plateau(tmp_path: Path) -> None:
+    programme = Programme(rewards=("pickscore", "imagereward"), judges=("verifier",))
+    found = plateaus.section(finish_all(programme, tmp_path, GAINS, "plateaus"))
+    assert found is not None
+    # Straight lines: twice the gain reaches every share in half of the iterations.
+    assert {name: round(one["mean"], 1) for name, one in found.data["iterations"]["24-in-96 BF16"].items()} == {
+        "50%": 2.0, "70%": 2.0, "90%": 2.0, "95%": 2.0, "99%": 2.0
+    }  # fmt: skip
+    slower = found.data["compute"]["24-in-96 BF16, FLUX.1, 0.4"]["95%"]
+    assert slower["mean"] < 2.0
+    assert slower["seeds"] == len(plateaus.SEEDS)
 
 
 def test_the_gap_is_decided_only_by_its_whole_interval(tmp_path: Path) -> None:
