@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from solrl_core.fingerprint import combined_digest, module_digest
+from solrl_core.rewards.batched import BatchedReward
 from solrl_core.rewards.images import Normalize, as_pil, pil_squares
 from solrl_core.rewards.loading import (
     CONFIG,
     RewardFile,
-    batches,
     dtype_named,
     hub_file,
     listed,
@@ -26,7 +26,7 @@ REPOSITORY, CHECKPOINT = "trl-lib/ddpo-aesthetic-predictor", "aesthetic-model.pt
 """Copy of sac+logos+ava1-l14-linearMSE.pth on the hub."""
 
 
-class Aesthetic:
+class Aesthetic(BatchedReward):
     """Scores images, not prompts, from about 1 to 10; 8-bit images go through PIL, as in the published code.
 
     Args:
@@ -63,7 +63,7 @@ class Aesthetic:
     ) -> None:
         from transformers import CLIPVisionModelWithProjection
 
-        batches(0, batch_size)
+        super().__init__(device, batch_size)
         clip = pretrained(CLIPVisionModelWithProjection, model, dtype_named(dtype))
         head = head_at(checkpoint or hub_file(REPOSITORY, CHECKPOINT, "checkpoint"))
         width = clip.config.projection_dim
@@ -73,21 +73,11 @@ class Aesthetic:
                 "that the head was trained with as option `model`, for the published one ViT-L/14"
             )
         self._model, self._head = clip.to(device), head.to(device)
-        self._device = torch.device(device)
-        self._batch_size = batch_size
         self._side: int = clip.config.image_size
         self._normalize = Normalize()
         self.digest = combined_digest(module_digest(clip), module_digest(head), "bicubic, centre; features of length 1")
 
-    @torch.inference_mode()
-    def __call__(
-        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> torch.Tensor:
-        """Score images [N, 3, H, W] in [0, 1]; float32 [N]. The prompts are not used."""
-        scores = [self._scores(images[rows]) for rows in batches(len(images), self._batch_size)]
-        return torch.cat(scores) if scores else torch.zeros(0, device=self._device)
-
-    def _scores(self, images: torch.Tensor) -> torch.Tensor:
+    def _scores(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
         pixels = self._normalize(pil_squares(as_pil(images), self._side))
         features = self._model(pixel_values=pixels.to(self._device, self._model.dtype)).image_embeds.float()
         scores: torch.Tensor = self._head(F.normalize(features, dim=-1))[:, 0]

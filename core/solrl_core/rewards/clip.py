@@ -1,7 +1,7 @@
 """Base class of the CLIP rewards: batched cosine similarity of images and prompts, with a bounded text cache."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
-from solrl_core.rewards.loading import batches
+from solrl_core.rewards.batched import BatchedReward
 
 CACHED_TEXTS = 4096
 
 
-class ClipReward(ABC):
+class ClipReward(BatchedReward):
     """Scores (image, prompt) pairs by the cosine of their features.
 
     Args:
@@ -40,33 +40,16 @@ class ClipReward(ABC):
                 f"the model expects at most {texts.vocab_size} tokens and end-of-text token {texts.eos_token_id}: pass "
                 "the tokenizer that the model was trained with as option `processor`"
             )
-        batches(0, batch_size)
+        super().__init__(device, batch_size)
         self._model = model.to(device).eval().requires_grad_(False)
         self._tokenizer = tokenizer
-        self._device = torch.device(device)
-        self._batch_size = batch_size
         self._side: int = model.config.vision_config.image_size
         self._text_features = lru_cache(maxsize=CACHED_TEXTS)(self._encode)
         self.digest = combined_digest(module_digest(model), tokenizer_digest(tokenizer), preprocessing)
 
-    @torch.inference_mode()
-    def __call__(
-        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> torch.Tensor:
-        """Score images [N, 3, H, W] in [0, 1] with N prompts; float32 [N].
-
-        Raises:
-            ValueError: the numbers of images and prompts differ.
-        """
-        if len(images) != len(prompts):
-            raise ValueError(f"got {len(images)} images and {len(prompts)} prompts; expected one prompt per image")
-        cosines = [
-            F.cosine_similarity(
-                self._image_features(images[rows]), torch.stack([self._text_features(text) for text in prompts[rows]])
-            )
-            for rows in batches(len(images), self._batch_size)
-        ]
-        return self._score(torch.cat(cosines) if cosines else torch.zeros(0, device=self._device))
+    def _scores(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+        texts = torch.stack([self._text_features(text) for text in prompts])
+        return self._score(F.cosine_similarity(self._image_features(images), texts))
 
     @abstractmethod
     def _pixels(self, images: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,9 @@ import torch
 from solrl_proto.text_files import read_text
 
 from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
+from solrl_core.rewards.batched import BatchedReward
 from solrl_core.rewards.images import as_pil
-from solrl_core.rewards.loading import TOKENIZER, RewardFile, batches, dtype_named, hub_file, tokenizer_at
+from solrl_core.rewards.loading import TOKENIZER, RewardFile, dtype_named, hub_file, tokenizer_at
 from solrl_core.rewards.reward import checks_prompts
 
 REPOSITORY, CHECKPOINT = "MizzenAI/HPSv3", "HPSv3.safetensors"
@@ -27,7 +28,7 @@ def check_prompt(text: str, metadata: Mapping[str, Any]) -> None:
 
 
 @checks_prompts(check_prompt)
-class HpsV3:
+class HpsV3(BatchedReward):
     """Scores each (image, prompt) pair with the mean that HPSv3 predicts.
 
     Args:
@@ -69,7 +70,7 @@ class HpsV3:
 
         from solrl_core.rewards.convert import hpsv3_model
 
-        batches(0, batch_size)
+        super().__init__(device, batch_size)
         self._tokenizer = tokenizer_at(processor)
         if not self._tokenizer.chat_template:
             raise ValueError(f"the tokenizer of {processor!r} has no chat template; expected that of a Qwen2-VL")
@@ -88,8 +89,6 @@ class HpsV3:
         self._images = Qwen2VLImageProcessorPil(size={"shortest_edge": PIXELS, "longest_edge": PIXELS})
         self._merged: int = self._images.merge_size**2
         self._model = network.to(device)
-        self._device = torch.device(device)
-        self._batch_size = batch_size
         # The text that the published weights were trained with, from the package `hpsv3` (MIT licence).
         self._question = read_text(files("solrl_core.rewards").joinpath("hpsv3_question.txt"))
         self.digest = combined_digest(
@@ -100,21 +99,7 @@ class HpsV3:
             f"{PIXELS} pixels; bicubic",
         )
 
-    @torch.inference_mode()
-    def __call__(
-        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> torch.Tensor:
-        """Score images [N, 3, H, W] in [0, 1] with N prompts; float32 [N].
-
-        Raises:
-            ValueError: the numbers of images and prompts differ, or a prompt has a token that the model reserves.
-        """
-        if len(images) != len(prompts):
-            raise ValueError(f"got {len(images)} images and {len(prompts)} prompts; expected one prompt per image")
-        scores = [self._pairs(images[rows], prompts[rows]) for rows in batches(len(images), self._batch_size)]
-        return torch.cat(scores) if scores else torch.zeros(0, device=self._device)
-
-    def _pairs(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    def _scores(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
         seen = self._images(as_pil(images), return_tensors="pt")
         counts = (seen.image_grid_thw.prod(1) // self._merged).tolist()
         texts = [self._text(prompt, count) for prompt, count in zip(prompts, counts, strict=True)]

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
+from solrl_core.rewards.batched import BatchedReward
 from solrl_core.rewards.images import Normalize, as_pil, pil_squares
 from solrl_core.rewards.loading import (
     CONFIG,
     TOKENIZER,
     RewardFile,
-    batches,
     dtype_named,
     hub_file,
     pretrained,
@@ -26,7 +26,7 @@ DEFAULT_TOKENIZER = "bert-base-uncased"
 TOKENS = 35
 
 
-class ImageReward:
+class ImageReward(BatchedReward):
     """Scores each (image, prompt) pair with a BLIP; 8-bit images go through PIL, as in the published package.
 
     Args:
@@ -81,8 +81,8 @@ class ImageReward:
         from solrl_core.rewards.blip import ImageRewardModel
         from solrl_core.rewards.convert import image_reward_model
 
+        super().__init__(device, batch_size)
         require_one(model, checkpoint)
-        batches(0, batch_size)
         if model:
             network = pretrained(ImageRewardModel, model, dtype_named(dtype))
         else:
@@ -98,8 +98,6 @@ class ImageReward:
                 f"{network.config.text_config.vocab_size}: pass the model's tokenizer as option `processor`"
             )
         self._model = network.to(device)
-        self._device = torch.device(device)
-        self._batch_size = batch_size
         self._side: int = network.config.vision_config.image_size
         self._length = min(TOKENS, network.config.text_config.max_position_embeddings)
         self._normalize = Normalize()
@@ -107,21 +105,7 @@ class ImageReward:
             module_digest(network), tokenizer_digest(self._tokenizer), f"{self._length} tokens; bicubic, centre"
         )
 
-    @torch.inference_mode()
-    def __call__(
-        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> torch.Tensor:
-        """Score images [N, 3, H, W] in [0, 1] with N prompts; float32 [N].
-
-        Raises:
-            ValueError: the numbers of images and prompts differ.
-        """
-        if len(images) != len(prompts):
-            raise ValueError(f"got {len(images)} images and {len(prompts)} prompts; expected one prompt per image")
-        scores = [self._pairs(images[rows], prompts[rows]) for rows in batches(len(images), self._batch_size)]
-        return torch.cat(scores) if scores else torch.zeros(0, device=self._device)
-
-    def _pairs(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    def _scores(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
         pixels = self._normalize(pil_squares(as_pil(images), self._side))
         tokens = self._tokenizer(
             list(prompts), padding="max_length", max_length=self._length, truncation=True, return_tensors="pt"
