@@ -11,7 +11,7 @@ from paper.__main__ import main
 from paper.experiments import Programme
 from paper.intervals import Estimate, over_seeds
 from paper.stored import ARCHIVE
-from paper.tables import families, gap, plateaus
+from paper.tables import authors, families, gap, plateaus
 from paper.tables.gap import verdict
 from paper.tables.pace import first_reached, pooled
 from paper_runs import RESULTS, context_of, finish, finish_all, finish_trials
@@ -107,6 +107,15 @@ def test_long_runs_reach_shares_of_the_plateau(tmp_path: Path) -> None:
     slower = found.data["compute"]["24-in-96 BF16, FLUX.1, 0.4"]["95%"]
     assert slower["mean"] < 2.0
     assert slower["seeds"] == len(plateaus.SEEDS)
+
+
+def test_grpo_by_its_authors_settings_has_trials_of_its_own(tmp_path: Path) -> None:
+    finish_all(PROGRAMME, tmp_path, GAINS, "algorithms")
+    found = authors.section(finish_all(PROGRAMME, tmp_path, GAINS, "authors"))
+    assert found is not None
+    assert found.data["gains"]["FlowGRPO, clipscore"]["sol_rl"]["mean"] == pytest.approx(0.69, abs=0.05)
+    assert found.data["gains"]["FlowGRPO, clipscore"]["usual"]["mean"] == pytest.approx(0, abs=0.05)
+    assert not any("not run" in line for line in found.lines)
 
 
 def test_the_gap_is_decided_only_by_its_whole_interval(tmp_path: Path) -> None:

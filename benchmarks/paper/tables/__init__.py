@@ -2,9 +2,9 @@
 
 from types import ModuleType
 
-from paper.tables import algorithms, families, gap, hacking, plateaus, quantised, sweeps
+from paper.tables import algorithms, authors, families, gap, hacking, plateaus, quantised, sweeps
 
-ON_REQUEST = ("plateaus",)
+ON_REQUEST = ("plateaus", "authors")
 """Tables whose runs are done only if the table is named, and which the page has once some are finished."""
 TABLES: dict[str, ModuleType] = {
     "algorithms": algorithms,
@@ -14,4 +14,5 @@ TABLES: dict[str, ModuleType] = {
     "gap": gap,
     "hacking": hacking,
     "plateaus": plateaus,
+    "authors": authors,
 }
