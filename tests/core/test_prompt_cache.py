@@ -48,23 +48,6 @@ def test_the_least_recently_used_go_when_the_bytes_are_full() -> None:
     assert cache.get("b", lambda: encoded(20)) is not b
 
 
-def test_an_encoding_larger_than_the_limit_is_given_and_not_kept() -> None:
-    cache = PromptCache(100)
-    large = cache.get("a", lambda: encoded(51))
-    assert len(large["states"]) == 51
-    assert cache.get("a", lambda: encoded(51)) is not large
-    small = cache.get("b", lambda: encoded(50))
-    assert cache.get("b", lambda: encoded(50)) is small
-
-
-def test_the_least_number_is_kept_beyond_the_limit() -> None:
-    cache = PromptCache(50)
-    cache.least = 3
-    kept = {name: cache.get(name, lambda: encoded(20)) for name in "abcd"}
-    assert all(cache.get(name, lambda: encoded(1)) is kept[name] for name in "bcd")
-    assert cache.get("a", lambda: encoded(20)) is not kept["a"]
-
-
 def test_a_failed_encoding_is_tried_again() -> None:
     cache = PromptCache(100)
 

@@ -52,6 +52,7 @@ def shows(shown: Any, real: Any, where: str = "") -> None:
         assert shown == real, where
 
 
+@pytest.mark.slow
 def test_every_command_returns_the_answer_shown(service: httpx.Client, tmp_path: Path) -> None:
     """Commands run in the page's order, in one shell and one folder."""
     address = str(service.base_url).rstrip("/")

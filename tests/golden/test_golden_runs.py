@@ -19,6 +19,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_all(tmp_path_factory.mktemp("golden"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_bf16_scores_are_those_recorded_on_any_processor(found: dict[str, Any], recorded: dict[str, Any]) -> None:
     for scores, expected in zip(found["bf16_scores"], recorded["bf16_scores"], strict=True):

@@ -78,7 +78,6 @@ def test_seeds_are_given_in_one_way(fields: dict[str, Any]) -> None:
     [
         ({"seeds": ((1, 2), (3, 3))}, "a seed is repeated in one prompt's list"),
         ({"seeds": (tuple(range(MAX_CANDIDATES + 1)),)}, f"at most {MAX_CANDIDATES} seeds a prompt"),
-        ({"seeds": ((),)}, "at least 1 item"),
         ({"seeds": ((2**53,),)}, "less than"),
         ({"count": 0, "seed_root": 1}, "greater than or equal to 1"),
         ({"count": MAX_CANDIDATES + 1, "seed_root": 1}, f"less than or equal to {MAX_CANDIDATES}"),
@@ -101,7 +100,6 @@ def test_pruning_comes_before_the_last_step(after: int) -> None:
     [
         ({"sigmas": (0.9, 0.5)}, "expected 1.0 first"),
         ({"sigmas": (1.0, 1.0)}, "decreasing values"),
-        ({"sigmas": (1.0, 0.0)}, "above 0"),
         ({"step_coeffs": ((0.0, 1e7),)}, r"a weight is beyond"),
         ({"step_coeffs": ()}, r"step_coeffs has rows of \[\] weights; expected \[2\]"),
         ({"x0_coeffs": ((0.0, 1.0), (0.0, 1.0))}, r"x0_coeffs has rows of \[2, 2\] weights; expected \[2, 3\]"),
@@ -160,8 +158,6 @@ def test_a_plan_names_what_takes_its_steps() -> None:
         ({"kind": "other"}, "'flow' or 'dance'"),
         ({"eta": 0.0}, "greater than 0"),
         ({"eta": float("nan")}, "less than or equal to 10"),
-        ({"eta": float("inf")}, "less than or equal to 10"),
-        ({"first": -1}, "greater than or equal to 0"),
         ({"count": 0}, "greater than or equal to 1"),
         ({"window": 2}, "Extra inputs"),
     ],

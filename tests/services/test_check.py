@@ -37,6 +37,7 @@ def test_outliers_change_a_model_by_rounding_alone(with_outliers: Path) -> None:
     torch.testing.assert_close(*velocities, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_sound_model_passes(tmp_path: Path) -> None:
     done = typed(
         main, "check", "mini-flux", "--precision", "nvfp4", "--groups", "2", "--out", str(tmp_path), COLUMNS="80"

@@ -6,15 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import torch
 from fault_trials.processes import RankPrograms
 from rank_programs import solrl_train
-from safetensors.torch import load_file
 from small_model import small_model
-from solrl_trainer.records.metrics_file import read_metrics
 from support.ports import free_port
+from training_helpers import same, state
 
 SETTINGS = (
     f"model={small_model()}",
@@ -26,7 +23,6 @@ LAST = 3
 LONGER = 9
 """Iterations of a run that is killed after its first; as many checkpoints are kept."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-CLOCKED = ("time", "seconds", "scoring")
 
 
 def arguments(folder: Path, iterations: int = LAST) -> list[str]:
@@ -54,18 +50,7 @@ def reported(log: Path) -> list[tuple[int, int]]:
 
 def same_weights(one: Path, other: Path, version: int = LAST) -> bool:
     """Whether policy and optimiser of two runs are equal, bit for bit."""
-    found, expected = state(one, version), state(other, version)
-    return found.keys() == expected.keys() and all(torch.equal(found[name], value) for name, value in expected.items())
-
-
-def state(folder: Path, version: int = LAST) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = load_file(folder / "checkpoints" / f"{version:06d}" / "state.safetensors")
-    return found
-
-
-def iterations(folder: Path) -> list[dict[str, Any]]:
-    lines = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"]
-    return [{key: value for key, value in line.items() if key not in CLOCKED} for line in lines]
+    return same(state(one, version), state(other, version))
 
 
 def torchrun(words: list[str], log: Path, *options: str) -> subprocess.Popen[bytes]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from service_helpers import RunningService, running_service
 from small_model import small_model
 from solrl_client.retries import Wait
@@ -19,7 +18,7 @@ from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.settings.config import RunConfig
 from support.ports import free_port
-from training_helpers import tiny_config
+from training_helpers import state, tiny_config
 
 SMALL = (
     *("explore.prompts=2", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "explore.precision=nvfp4"),
@@ -95,7 +94,7 @@ class Run:
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
-        return load_file(self.config.output / "checkpoints" / "000002" / "state.safetensors")
+        return state(self.config.output, 2)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -127,7 +126,3 @@ def selections(run: Run) -> list[CandidateGroup]:
 
 def selected(run: Run) -> list[list[int]]:
     return [list(selection.seeds) for selection in selections(run)]
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())

@@ -12,7 +12,7 @@ from solrl_trainer.policy.policy import CURRENT, OLD, Policy
 from solrl_trainer.records import checkpoints
 from solrl_trainer.records.checkpoints import DamagedCheckpointError
 from solrl_trainer.settings.config import RunConfig
-from training_helpers import make_policy, make_samples, tiny_config, train_on
+from training_helpers import make_policy, make_samples, same, tiny_config, train_on
 
 
 @pytest.fixture
@@ -73,10 +73,6 @@ def everything(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, to
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer {index} {key}": value.clone() for key, value in state.items()}
     return tensors
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
 
 
 def test_everything_is_restored_bit_for_bit(loaded: Backbone, trained: Trained, config: RunConfig) -> None:

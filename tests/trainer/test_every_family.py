@@ -100,6 +100,7 @@ def finished(
     return Finished(config, summary, said.getvalue(), results[0], samples[0])
 
 
+@pytest.mark.slow
 def test_all_rewards_are_logged(finished: Finished) -> None:
     lines = read_metrics(finished.config.output / "metrics.jsonl")
     (iteration,) = (line for line in lines if line["event"] == "iteration")

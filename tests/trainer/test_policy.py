@@ -10,7 +10,7 @@ from solrl_core.lora import adapter_layout
 from solrl_core.sampling.generator import Generator
 from solrl_trainer.policy.policy import CURRENT, OLD, Policy, old_decay, require_finite
 from solrl_trainer.settings.config import Lora, PolicySettings
-from training_helpers import velocity
+from training_helpers import same, velocity
 
 LORA = Lora(rank=2, alpha=4)
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -29,10 +29,6 @@ def move(policy: Policy, size: float = 0.05, seed: int = 0) -> None:
             weight.add_(size * torch.randn(weight.shape, generator=generator).to(weight.device))
 
 
-def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
-
-
 def test_initially_all_three_policies_equal_the_base(loaded: Backbone, backbone: Backbone, policy: Policy) -> None:
     base = velocity(loaded)
     assert torch.equal(velocity(backbone, policy), base)
@@ -40,8 +36,8 @@ def test_initially_all_three_policies_equal_the_base(loaded: Backbone, backbone:
         assert torch.equal(velocity(backbone, policy), base)
     with policy.reference():
         assert torch.equal(velocity(backbone, policy), base)
-    assert equal(policy.tensors(CURRENT), policy.tensors(OLD))
-    assert equal(policy.tensors(CURRENT), policy.averaged)
+    assert same(policy.tensors(CURRENT), policy.tensors(OLD))
+    assert same(policy.tensors(CURRENT), policy.averaged)
 
 
 def test_initial_weights_are_gaussian_and_depend_only_on_the_seed(loaded: Backbone) -> None:
@@ -54,9 +50,9 @@ def test_initial_weights_are_gaussian_and_depend_only_on_the_seed(loaded: Backbo
     first = made(5).tensors(CURRENT)
     torch.manual_seed(2)
     state = torch.get_rng_state()
-    assert equal(made(5).tensors(CURRENT), first)
+    assert same(made(5).tensors(CURRENT), first)
     assert torch.equal(torch.get_rng_state(), state)
-    assert not equal(made(6).tensors(CURRENT), first)
+    assert not same(made(6).tensors(CURRENT), first)
     a = torch.cat([value.flatten() for key, value in first.items() if "lora_A" in key])
     assert float(a.std()) == pytest.approx(1 / LORA.rank, rel=0.05)
     assert abs(float(a.mean())) < 0.02
@@ -79,7 +75,7 @@ def test_the_old_policy_follows_with_its_decay(loaded: Backbone, backbone: Backb
     policy.decay_old(0.25)
     old = policy.tensors(OLD)
     assert all(torch.allclose(old[key], 0.25 * first[key] + 0.75 * current[key], atol=1e-7) for key in old)
-    assert equal(policy.tensors(CURRENT), current)
+    assert same(policy.tensors(CURRENT), current)
     with policy.old():
         between = velocity(backbone, policy)
     assert not torch.allclose(between, velocity(loaded), atol=1e-4)
@@ -97,7 +93,7 @@ def test_the_average_follows_faster_at_first(policy: Policy) -> None:
     assert all(torch.allclose(policy.averaged[key], value.float(), atol=1e-5) for key, value in expected.items())
     before = policy.tensors(CURRENT)
     policy.averaged["base_model.model.x"] = torch.zeros(1)
-    assert equal(policy.tensors(CURRENT), before)
+    assert same(policy.tensors(CURRENT), before)
 
 
 # The decay types of Sol-RL's released code: always the current policy, linear, flat then linear, linear to any value.

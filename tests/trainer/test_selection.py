@@ -12,32 +12,26 @@ from solrl_trainer.selection import best_worst, select, uniform
 from solrl_trainer.settings.rollout_sections import Explore
 
 
-def test_the_best_come_before_the_worst() -> None:
-    assert best_worst([0.1, 0.9, 0.5, 0.3, 0.7, 0.2], 4) == [1, 4, 5, 0]
-
-
-def test_an_odd_count_keeps_one_more_of_the_worst() -> None:
-    assert best_worst([0.1, 0.9, 0.5, 0.3, 0.7, 0.2], 3) == [1, 5, 0]
-    assert best_worst([0.1, 0.9, 0.5, 0.3, 0.7, 0.2], 5) == [1, 4, 3, 5, 0]
-
-
-def test_keeping_all_sorts_all() -> None:
-    assert best_worst([0.1, 0.9, 0.5, 0.3], 4) == [1, 2, 3, 0]
-
-
-def test_ties_go_to_the_lower_index() -> None:
-    assert best_worst([1.0] * 6, 4) == [0, 1, 4, 5]
-    assert best_worst([0.5, 1.0, 0.5, 1.0, 0.5, 0.0], 2) == [1, 5]
+@pytest.mark.parametrize(
+    ("rewards", "count", "kept"),
+    [
+        ([0.1, 0.9, 0.5, 0.3, 0.7, 0.2], 4, [1, 4, 5, 0]),
+        ([0.1, 0.9, 0.5, 0.3, 0.7, 0.2], 3, [1, 5, 0]),
+        ([0.1, 0.9, 0.5, 0.3], 4, [1, 2, 3, 0]),
+        ([0.5, 1.0, 0.5, 1.0, 0.5, 0.0], 2, [1, 5]),
+        ([1.0] * 6, 4, [0, 1, 4, 5]),
+        ([1.0, 1.0 + 1e-12, 1.0 - 1e-12], 2, [1, 2]),
+    ],
+    ids=["best before worst", "an odd count", "all", "a tie of the best", "equal rewards", "close doubles"],
+)
+def test_the_best_come_before_the_worst(rewards: list[float], count: int, kept: list[int]) -> None:
+    assert best_worst(rewards, count) == kept
 
 
 def test_tensors_of_any_dtype_are_accepted() -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
         assert best_worst(torch.tensor([1, 9, 5, 3], dtype=dtype), 2) == [1, 0]
     assert all(isinstance(i, int) for i in best_worst(torch.rand(5), 2))
-
-
-def test_close_doubles_are_distinguished() -> None:
-    assert best_worst([1.0, 1.0 + 1e-12, 1.0 - 1e-12], 2) == [1, 2]
 
 
 @given(

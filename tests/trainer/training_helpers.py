@@ -1,8 +1,10 @@
 """Helpers for small updates without a service: a policy, its optimiser, and training samples."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from solrl_core.families import Backbone
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingSamples
@@ -10,6 +12,7 @@ from solrl_trainer.memory.training_memory import wanted_blocks
 from solrl_trainer.policy.policy import Policy
 from solrl_trainer.policy.update import UpdateFigures, Updater
 from solrl_trainer.ranks.communicator import Communicator, SingleProcess
+from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.rollouts.models import build_policy
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
@@ -85,3 +88,25 @@ def velocity(backbone: Backbone, policy: Policy | None = None) -> torch.Tensor:
 def redness(images: torch.Tensor, prompts: list[str], metadata: list[dict[str, Any]]) -> torch.Tensor:
     """A reward that needs no model: red minus the mean of green and blue."""
     return images[:, 0].mean((1, 2)) - images[:, 1:].mean((1, 2, 3))
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Whether tensors are equal by name, bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def state(folder: Path, version: int) -> dict[str, torch.Tensor]:
+    """Tensors of a run's checkpoint."""
+    found: dict[str, torch.Tensor] = load_file(folder / "checkpoints" / f"{version:06d}" / "state.safetensors")
+    return found
+
+
+def unclocked(folder: Path) -> list[dict[str, Any]]:
+    """Lines of a run's metrics, without clocks."""
+    lines = read_metrics(folder / "metrics.jsonl")
+    return [{key: value for key, value in line.items() if key not in ("time", "seconds", "scoring")} for line in lines]
+
+
+def iterations(folder: Path) -> list[dict[str, Any]]:
+    """Lines of a run's iterations, without clocks."""
+    return [line for line in unclocked(folder) if line["event"] == "iteration"]

@@ -27,6 +27,7 @@ def test_tokens_beyond_the_limit_are_not_read(tiny: Tiny) -> None:
     assert torch.equal(one, other)
 
 
+@pytest.mark.release
 @pytest.mark.usefixtures("fp8_in_float32")
 def test_blocks_compile_for_any_number_of_tokens() -> None:
     """The first number of tokens has its own graph; all others share one."""

@@ -26,6 +26,7 @@ def loaded(model: str) -> tuple[LocalBackend, RewardSet]:
     return LocalBackend(backbone), RewardSet.load(["clipscore"], PlainDefaults(backbone.device, backbone.options))
 
 
+@pytest.mark.slow
 def test_a_first_load_is_checked_and_later_ones_read_it(tmp_path: Path) -> None:
     backend, rewards = loaded("mini-flux")
     precision, found = checked_default("flux", backend, rewards, "nvfp4", tmp_path)

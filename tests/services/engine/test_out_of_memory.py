@@ -55,6 +55,7 @@ def ask(service: RunningService, model: str, plan: dict[str, Any], **more: Any) 
     return service.client.post("/v1/rollouts", json=body)
 
 
+@pytest.mark.slow
 def test_the_warm_up_finds_the_batch_limits_and_reports_them(small: RunningService) -> None:
     # Scoring fails with 24 and with 12 candidates.
     assert at_once(small, 0) == at_once(small, 1) == {"nvfp4": CHUNK_SIZE // 2, "rewards": CHUNK_SIZE // 4}

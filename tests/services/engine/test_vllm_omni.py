@@ -25,7 +25,7 @@ from solrl_rollout.doctor import check
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.engine.backends.vllm_omni import VllmOmniBackend, support
 from solrl_rollout.engine.backends.vllm_omni.backend import checkpoint_digest
-from solrl_rollout.engine.backends.vllm_omni.peft_adapters import adapter_number, bound_modules, peft_folder
+from solrl_rollout.engine.backends.vllm_omni.peft_adapters import bound_modules, peft_folder
 from solrl_rollout.engine.work import VersionedAdapter
 from solrl_rollout.settings import ModelSpec, RolloutSettings, parse_model
 from support.adapters import random_adapter
@@ -232,10 +232,6 @@ def test_a_dead_engine_fails_the_check(patched: pytest.MonkeyPatch) -> None:
         backend.check()
 
 
-def test_another_precision_is_not_offered(omni: Backend) -> None:
-    assert [info.precision for info in omni.capabilities.precisions] == ["bf16"]
-
-
 def test_fp8_is_labelled_with_its_share(patched: pytest.MonkeyPatch) -> None:
     backend = load("vllm-omni", precision="fp8")
     (info,) = backend.capabilities.precisions
@@ -243,11 +239,6 @@ def test_fp8_is_labelled_with_its_share(patched: pytest.MonkeyPatch) -> None:
     assert 0.3 < info.quantized_share < 0.9
     assert f"fp8-partial: {info.quantized_share:.0%}" in info.how
     backend.close()
-
-
-def test_the_attention_kernel_is_named(omni: Backend) -> None:
-    (info,) = omni.capabilities.precisions
-    assert info.how == "vLLM-Omni 0.26.0, attention by SDPA"
 
 
 @pytest.mark.parametrize(
@@ -308,17 +299,6 @@ def test_other_packages_are_refused(found: dict[str, str], said: str, monkeypatc
     assert support.LOCK in str(refused.value)
 
 
-def test_a_package_that_is_imported_late_is_named(patched: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacking(**_: Any) -> None:
-        raise ModuleNotFoundError("No module named 'compressed_tensors'")
-
-    monkeypatch.setattr(fake_vllm_omni.OmniDiffusionConfig, "from_kwargs", lacking)
-    with pytest.raises(
-        RuntimeError, match=rf"No module named 'compressed_tensors': install all packages of {support.LOCK}"
-    ):
-        load("vllm-omni", precision="fp8")
-
-
 @pytest.mark.parametrize("installed", [False, True])
 def test_the_doctor_checks_the_packages(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
@@ -364,12 +344,6 @@ def test_the_engine_begins_with_the_chosen_gpu(
     with _first_visible(torch.device(device)):
         assert os.environ.get(name) == within
     assert os.environ.get(name) == before
-
-
-def test_numbers_of_adapters() -> None:
-    assert adapter_number("sha256:" + "f" * 64) == 2**63 - 1
-    assert adapter_number("sha256:" + "0" * 64) == 1
-    assert adapter_number("sha256:" + "0" * 15 + "4" + "0" * 48) == 2
 
 
 def test_a_checkpoint_with_other_weights_is_refused(tmp_path: Path, local: Backend) -> None:

@@ -122,6 +122,7 @@ def test_a_stopped_worker_is_replaced_and_its_chunk_is_made_again(tmp_path: Path
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(one: RunningService, two: RunningService) -> None:
     asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 60, "steps": 10}
     restarts = sum(counted(two, "solrl_worker_restarts_total").values())

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,16 +89,6 @@ def test_pruned_candidates_have_no_latents(service: RunningService, backbone: Ba
     survivors = [place for place, pruned in enumerate(group["pruned"]) if not pruned]
     assert len(survivors) == 4
     assert torch.equal(tensors(group), generated(backbone, 30, steps=3).latents[survivors])
-
-
-def test_answers_without_latents_do_not_mention_them(service: RunningService) -> None:
-    assert "latents" not in group_of(service, rollout_request(count=1))
-    assert all("latents" not in json.dumps(line) for line in service.lines(count=1))
-
-
-def test_another_format_is_refused(service: RunningService) -> None:
-    found = problem(service.client.post("/v1/rollouts", json=rollout_request() | {"latents": "bfloat16"}))
-    assert (found["kind"], found["where"]) == ("invalid-request", "body.latents")
 
 
 def test_latents_that_never_fit_are_refused(small: RunningService) -> None:

@@ -30,12 +30,6 @@ def test_an_answer_has_the_contracts_shape(service: RunningService) -> None:
     assert 0 < sum(one.seconds for one in answer.seconds.rewards.values()) <= answer.seconds.reward
 
 
-def test_a_seed_root_repeats_its_answer(service: RunningService) -> None:
-    first = service.rollout(prompts=PROMPTS, count=5)
-    assert service.rollout(prompts=PROMPTS, count=5)["groups"] == first["groups"]
-    assert scores(service.rollout(prompts=PROMPTS, count=5, root=8)) != scores(first)
-
-
 def test_explicit_seeds_repeat_the_answer_of_their_root(service: RunningService) -> None:
     first = service.rollout(prompts=PROMPTS, count=5)
     seeds = [group["seeds"] for group in first["groups"]]

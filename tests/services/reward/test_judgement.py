@@ -32,18 +32,14 @@ def test_a_score_is_the_number_that_an_answer_states(label: str, text: str, scor
     [
         ("", "", "has no score: got ''; expected a number alone"),
         ("", "I would say 4", "has no score: got 'I would say 4'"),
-        ("", "4 5", "expected a number alone"),
         ("", "4/5", "expected a number alone"),
         ("", "٤", "expected a number alone"),
         ("", "nan", "expected a number alone"),
-        ("", "1e0", "expected a number alone"),
         ("", "0", "states the score 0; expected 1 to 5"),
         ("", "5.01", "states the score 5.01; expected 1 to 5"),
         ("Score:", "4", "has 0 times 'Score:': got '4'; expected one"),
         ("Score:", "Score: 4\nScore: 5", "has 2 times 'Score:'"),
         ("Score:", "Score: good", "has no number after 'Score:': got 'Score: good'"),
-        ("Score:", "Score: 4/5", "has no number after 'Score:'"),
-        ("Score:", "Score: 40", "states the score 40"),
         ("", "x" * 900, "x … x"),
     ],
 )

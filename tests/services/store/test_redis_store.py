@@ -43,14 +43,6 @@ async def test_two_clients_share_one_redis(redis_store: RedisRunStore, empty_red
     await other.close()
 
 
-async def test_exactly_these_keys_remain(redis_store: RedisRunStore, client: redis.Redis) -> None:
-    await fill(redis_store, 5)
-    assert (await refusal(redis_store.put(TENANT, *adapter(9, 0)))).kind == "parent-conflict"
-    assert set(client.hkeys(RECORDS)) == {b"head", b"2", b"3", b"4"}
-    run = RECORDS.removesuffix(":versions")
-    assert keys_of(client) == {"solrl:{tenant-a}:runs", RECORDS, *(f"{run}:blob:{version}" for version in (2, 3, 4))}
-
-
 async def test_a_push_repeated_after_a_lost_answer_keeps_the_version(
     redis_store: RedisRunStore, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

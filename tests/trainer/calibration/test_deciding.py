@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from solrl_proto.rollouts import Plan
-from solrl_trainer.calibration.deciding import MeasuredPlan, Requirement, as_cheap, assess, cheapest, verdict
+from solrl_trainer.calibration.deciding import MeasuredPlan, Requirement, assess, cheapest, verdict
 from solrl_trainer.calibration.measuring import Observed
 from solrl_trainer.records.evaluations import mean_interval, mean_intervals_together
 
@@ -88,29 +88,6 @@ def test_a_limit_on_the_loss_excludes_plans_that_separate_well() -> None:
     assert cheapest(plans, Requirement(0.5)) is found[3]
     assert cheapest(plans, Requirement(0.5, loss=0.01)) is found[6]
     assert cheapest(plans, Requirement(0.5, loss=found[3].loss.high)) is found[3]
-
-
-def test_more_prompts_are_named_as_the_square_of_what_is_missing() -> None:
-    found = measured(observed(3, 1.5, 0.5), observed(6, 3.0, 0.01))
-    mean, low, _ = found[3].separation
-    requirement = Requirement(mean - (mean - low) / 2)
-    assert requirement.prompts_to_decide(found[3]) == pytest.approx(4 * PROMPTS)
-    lines = verdict(list(found.values()), found[6], REFERENCE, requirement)
-    assert lines[-1].startswith("cheaper, but not sure to be good enough: nvfp4 3 steps with a separation of ")
-    assert lines[-1].endswith(f"; about {4 * PROMPTS} prompts would decide about it")
-
-
-def test_a_plan_as_cheap_within_the_interval_is_named() -> None:
-    found = measured(observed(3, 2.0, 0.1, 0.2), observed(4, 2.02, 0.1, 0.2), observed(6, 3.0, 0.01))
-    plans, requirement = list(found.values()), Requirement(0.5)
-    chosen = cheapest(plans, requirement)
-    assert chosen in (found[3], found[4])
-    (other,) = as_cheap(plans, chosen, requirement)
-    lines = verdict(plans, chosen, REFERENCE, requirement)
-    assert lines[1].startswith(f"within the interval as cheap: nvfp4 {other.plan.steps} steps (1.")
-    apart = measured(observed(3, 2.0, 0.1), observed(4, 2.4, 0.1), observed(6, 3.0, 0.01))
-    lines = verdict(list(apart.values()), apart[3], REFERENCE, requirement)
-    assert lines[1].startswith("surely cheaper than the next good plan, nvfp4 4 steps (1.2")
 
 
 def test_a_verdict_without_a_chosen_plan_says_what_would_help() -> None:

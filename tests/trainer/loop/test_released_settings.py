@@ -1,15 +1,12 @@
 """A run with the settings of Sol-RL's released code that are not the default, in parts and whole."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from real_runs import SMALL, Watcher, same
-from safetensors.torch import load_file
+from real_runs import SMALL, Watcher
 from solrl_trainer.loop import Result, train
-from solrl_trainer.records.metrics_file import read_metrics
-from training_helpers import tiny_config
+from training_helpers import iterations, same, state, tiny_config
 
 SETTINGS = (
     *(*SMALL, "rollout_url=null", "explore.prompts=3", "explore.keep=4"),
@@ -24,17 +21,6 @@ def go(folder: Path, iterations: int, *overrides: str, resume: bool = False) -> 
     return train(config, Watcher(), resume=resume)
 
 
-def iterations_of(folder: Path) -> list[dict[str, Any]]:
-    lines = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"]
-    return [
-        {name: value for name, value in line.items() if name not in ("time", "seconds", "scoring")} for line in lines
-    ]
-
-
-def state(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "checkpoints" / "000002" / "state.safetensors")
-
-
 @pytest.fixture(scope="module")
 def whole_result(folder: Path) -> Result:
     return go(folder / "whole", 2)
@@ -43,28 +29,28 @@ def whole_result(folder: Path) -> Result:
 def test_a_resumed_run_of_several_epochs_is_equal_bit_for_bit(whole_result: Result, folder: Path) -> None:
     go(folder / "parts", 1)
     go(folder / "parts", 2, resume=True)
-    assert same(state(folder / "parts"), state(folder / "whole"))
-    assert iterations_of(folder / "parts") == iterations_of(folder / "whole")
+    assert same(state(folder / "parts", 2), state(folder / "whole", 2))
+    assert iterations(folder / "parts") == iterations(folder / "whole")
 
 
 @pytest.mark.release
 def test_every_setting_changes_the_run(whole_result: Result, folder: Path) -> None:
     """Otherwise the comparison above would say nothing of it."""
-    digests = {iterations_of(folder / "whole")[0]["digest"]}
+    digests = {iterations(folder / "whole")[0]["digest"]}
     changes = ("optimizer.epochs=1", "policy.decay_flat=0", "policy.counter=iterations", "algorithm.advantage_mode=all")
     for change in changes:
         go(folder / change, 1, change)
-        digests.add(iterations_of(folder / change)[0]["digest"])
+        digests.add(iterations(folder / change)[0]["digest"])
     assert len(digests) == 5
 
 
 def test_each_epoch_takes_its_steps(whole_result: Result, folder: Path) -> None:
     # Three prompts, four samples each at two of four timesteps, in two epochs: four steps an iteration.
-    assert state(folder / "whole")["optimizer/0/step"] == 8
+    assert state(folder / "whole", 2)["optimizer/0/step"] == 8
 
 
 def test_its_lines_have_the_figures_of_the_algorithm(whole_result: Result, folder: Path) -> None:
-    first, second = iterations_of(folder / "whole")
+    first, second = iterations(folder / "whole")
     for line in (first, second):
         assert 0 <= line["groups_without_spread"] <= 1
         assert 0 <= line["objective/clipped"] <= 1
@@ -77,7 +63,7 @@ def test_the_evaluation_weights_follow_each_step_or_each_iteration(whole_result:
     found = {}
     for counter in ("updates", "iterations"):
         go(folder / counter, 1, "policy.decay_max=0", f"policy.counter={counter}")
-        found[counter] = load_file(folder / counter / "checkpoints" / "000001" / "state.safetensors")
+        found[counter] = state(folder / counter, 1)
     by_step, by_iteration = found["updates"], found["iterations"]
     averaged = {key for key in by_step if key.startswith("averaged/")}
     assert all(torch.equal(by_step[key], by_iteration[key]) for key in by_step.keys() - averaged)

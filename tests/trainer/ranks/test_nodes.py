@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from rank_runs import LAST, LONGER, ONE_THREAD, arguments, iterations, messages, process_of, same_weights
+from rank_runs import LAST, LONGER, ONE_THREAD, arguments, messages, process_of, same_weights
 from support.ports import free_port
+from training_helpers import iterations
 
 pytestmark = [pytest.mark.slow, pytest.mark.release]
 

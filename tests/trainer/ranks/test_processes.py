@@ -7,7 +7,8 @@ import pytest
 import torch
 from fault_trials.processes import RankPrograms
 from rank_programs import held_bytes, with_a_slow_rank, with_few_fitted_prompts
-from rank_runs import LAST, arguments, iterations, messages, run, same_weights, state
+from rank_runs import LAST, arguments, messages, run, same_weights
+from training_helpers import iterations, state
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from rank_runs import arguments, iterations, run, same_weights
+from rank_runs import arguments, run, same_weights
+from training_helpers import iterations
 
 pytestmark = pytest.mark.slow
 FIGURES = {

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from fault_trials.processes import RankPrograms
 from rank_programs import with_noted_samples
-from rank_runs import SETTINGS, iterations, same_weights
+from rank_runs import SETTINGS, same_weights
 from service_helpers import RunningService, running_service
 from small_model import small_model
+from training_helpers import iterations
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,9 @@ from rank_programs import (
     with_another_device,
     with_weights_apart,
 )
-from rank_runs import LAST, LONGER, arguments, iterations, messages, process_of, reported, run, same_weights, torchrun
+from rank_runs import LAST, LONGER, arguments, messages, process_of, reported, run, same_weights, torchrun
 from solrl_trainer.records.metrics_file import read_metrics
+from training_helpers import iterations
 
 pytestmark = pytest.mark.slow
 

@@ -38,7 +38,7 @@ from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import ConfigError, resolve
 from solrl_trainer.settings.prompts import read_prompts
-from training_helpers import TINY, tiny_config
+from training_helpers import TINY, tiny_config, unclocked
 from typed import typed
 
 Line = dict[str, Any]
@@ -72,9 +72,7 @@ class Run:
 def go(folder: Path, url: str, *settings: str, **arguments: Any) -> Run:
     config = tiny_config(*SMALL, *settings, output=folder, run=folder.name, rollout_url=url)
     folder.mkdir(exist_ok=True)
-    result = train(config, Watcher(), **arguments)
-    lines = read_metrics(folder / "metrics.jsonl")
-    return Run(result, [{k: v for k, v in line.items() if k not in ("time", "seconds", "scoring")} for line in lines])
+    return Run(train(config, Watcher(), **arguments), unclocked(folder))
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +193,7 @@ def test_a_share_that_the_trainer_explores_has_the_same_bits_also_when_resumed(
         assert explored_here == [(1, 1 - lag, prompts), (2, 2 - lag, prompts)]
 
 
+@pytest.mark.slow
 def test_a_share_of_pruned_and_stochastic_candidates_has_the_same_bits(service: RunningService, tmp_path: Path) -> None:
     """Of a moving window of stochastic steps, those of the iteration that is explored ahead."""
     overrides = [

@@ -25,7 +25,7 @@ from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.service.service_source import ServiceSource
-from training_helpers import tiny_config
+from training_helpers import tiny_config, unclocked
 
 SMALL = (
     f"model={small_model()}",
@@ -64,8 +64,7 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """Without clocks."""
-        lines = read_metrics(self.folder / "metrics.jsonl")
-        return [{k: v for k, v in line.items() if k not in ("time", "seconds", "scoring")} for line in lines]
+        return unclocked(self.folder)
 
     @property
     def places(self) -> set[tuple[str, str, str]]:
@@ -104,6 +103,7 @@ def both(
     return served, go(folder / "local", *settings)
 
 
+@pytest.mark.slow
 def test_a_local_run_equals_the_run_with_a_service_bit_for_bit(both: tuple[Run, Run]) -> None:
     served, local = both
     assert served.metrics == local.metrics
