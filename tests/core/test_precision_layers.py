@@ -62,13 +62,6 @@ def test_the_rest_of_the_batch_does_not_change_a_candidate(
     torch.testing.assert_close(layer(x[:1])[0], layer(x)[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_output_has_the_inputs_dtype(dtype: torch.dtype) -> None:
-    assert QuantLinear.from_linear(nn.Linear(32, 8))(torch.randn(2, 32, dtype=dtype)).dtype == dtype
-    conv = QuantPointwiseConv.from_conv(nn.Conv2d(32, 8, 1))
-    assert conv(torch.randn(2, 32, 3, 3, dtype=dtype)).dtype == dtype
-
-
 def test_autocast_does_not_round_the_quantised_values() -> None:
     layer = QuantLinear.from_linear(nn.Linear(32, 8))
     x = torch.randn(2, 32)

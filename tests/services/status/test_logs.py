@@ -47,7 +47,7 @@ def test_a_rollouts_line_names_its_model(guarded: Guarded) -> None:
     assert (line["model"], line["route"], line["status"]) == ("mini-sana", "/v1/rollouts", 200)
 
 
-@pytest.mark.parametrize("given", ["", "a b", "x" * 65, 'a"b', "%0a", "é", "a,b"])
+@pytest.mark.parametrize("given", ["", "a b", "x" * 65, "é"])
 def test_a_malformed_id_is_replaced(guarded: Guarded, given: str) -> None:
     head = f"GET /v1/models HTTP/1.1\nHost: localhost\nX-Request-ID: {given}"
     status, headers, _ = raw(guarded.service.port, head)
