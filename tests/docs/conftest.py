@@ -1,8 +1,8 @@
 """The documentation's examples as installed packages, and one service for all pages."""
 
 import importlib
+import os
 import signal
-import subprocess
 import sys
 import time
 import tomllib
@@ -11,7 +11,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fault_trials.child import command
+from fault_trials.processes import Program
 from fences import blocks, commands, example
+from solrl_rollout.cli import main
 from support.ports import free_port
 
 PAGES = ("docs/extending/reward.md", "docs/extending/algorithm.md", "docs/extending/family.md")
@@ -47,24 +50,19 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def service(examples: Path) -> Iterator[httpx.Client]:
     """Start a service with the command of the page on rewards; yields a client."""
     serve, port = commands(blocks(PAGES[0], "sh")[0])[0], free_port()
-    program = Path(sys.executable).parent / serve[0]
-    log = examples / "log"
-    with log.open("wb") as output:
-        command = [program, *serve[1:], "--port", str(port)]
-        process = subprocess.Popen(command, cwd=examples, stdout=output, stderr=subprocess.STDOUT)
+    sys.audit("solrl.fork", None, serve[:1])  # for `--unit`
+    words, log = (*serve, "--port", str(port)), examples / "log"
+    process = Program(command, (main, words, str(examples), dict(os.environ)), log)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
-            deadline = time.monotonic() + 600
             while not _ready(client):
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
+                assert process.alive, log.read_text()
                 time.sleep(0.1)
             yield client
         process.send_signal(signal.SIGTERM)
         assert process.wait(600) == 0, log.read_text()
     finally:
         process.kill()
-        process.wait()
 
 
 def _ready(client: httpx.Client) -> bool:
