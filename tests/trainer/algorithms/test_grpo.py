@@ -1,7 +1,10 @@
 """FlowGRPO and DanceGRPO: first gradients, clipping, divergence, advantages, and windows of stochastic steps."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from run_folders import iteration_record
 from solrl_core.families import Backbone
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.sde import FlowSde
@@ -14,6 +17,7 @@ from solrl_trainer.algorithms.grpo import clipped_objective
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrainingSamples, TrajectoryBatch
 from solrl_trainer.algorithms.windows import Window
+from solrl_trainer.policy.update import UpdateFigures
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError, resolve
 from training_helpers import TINY, make_policy, updater
@@ -83,6 +87,29 @@ def test_a_ratio_is_to_the_behaviour_policy_or_to_the_recording(
     figures = updater(policy, backbone, optimizer, config).update(recorded(loaded, config), 0).figures
     assert (figures["ratio"] == pytest.approx(1, abs=1e-6)) == recompute
     assert (figures["clipped"] == 0) == recompute
+    assert any("gap" in name for name in figures) == recompute
+
+
+def test_the_gap_to_the_recording_is_logged_by_noise_level(backbone: Backbone, loaded: Backbone) -> None:
+    config = configured("flowgrpo", "optimizer.batch=3")
+    samples = recorded(loaded, config)
+    recording = samples.recording
+    assert recording is not None
+    assert recording.log_probs is not None
+    added = torch.tensor([[0.1], [-0.2], [0.4]]) * torch.tensor([1.0, 2, 3, 2])
+    shifted = replace(recording, log_probs=recording.log_probs + added)
+    policy, optimizer = make_policy(backbone, config)
+    figures = updater(policy, backbone, optimizer, config).update(replace(samples, recording=shifted), 0).figures
+    line = replace(iteration_record(0), update=UpdateFigures(0.0, 0.0, 0.0, figures)).line()
+    levels = [f"{sigma:.4f}" for sigma in recording.sigmas[:-1]]
+    assert line["objective/gap"] == pytest.approx(dict(zip(levels, (0.2, 0.4, 0.8), strict=True)), rel=1e-3)
+    assert not any("@" in key for key in line)
+
+
+def test_a_level_without_points_has_no_gap() -> None:
+    figures = {"gap@0.9000": 0.25, "@0.9000": 0.5, "gap@0.5000": 0.0, "@0.5000": 0.0, "ratio": 1.0}
+    line = replace(iteration_record(0), update=UpdateFigures(0.0, 0.0, 0.0, figures)).line()
+    assert (line["objective/gap"], line["objective/ratio"]) == ({"0.9000": 0.5}, 1.0)
 
 
 def test_ratios_are_clipped_on_the_side_that_gains() -> None:

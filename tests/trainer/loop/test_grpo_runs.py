@@ -62,9 +62,11 @@ def test_a_recipe_trains_and_resumes_bit_for_bit(recipe: str, stages: str, tmp_p
     assert found.recording.sigmas == again.recording.sigmas
     assert torch.equal(found.recording.states, again.recording.states)
     assert found.recording.states.shape[:2] == (TRAINED[recipe] + 1, 8)
-    figures = {"objective/ratio", "objective/clipped", "objective/old_kl"}
+    figures = {"objective/ratio", "objective/clipped", "objective/old_kl", "objective/gap"}
     for line in iterations(whole):
         assert {key for key in line if key.startswith("objective/")} - {"objective/kl"} == figures
+        assert len(line["objective/gap"]) == TRAINED[recipe] or recipe == "dancegrpo"  # which draws levels
+        assert all(0 <= gap < 1e-4 for gap in line["objective/gap"].values())
         assert ("objective/kl" in line) == (recipe == "flowgrpo")
         assert 0.9 < line["objective/ratio"] < 1.1
         # The first of two optimiser steps begins on the behaviour policy, the second does not.

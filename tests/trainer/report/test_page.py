@@ -55,6 +55,16 @@ def test_a_finished_run_shows_its_figures(tmp_path):
         assert figure in text
 
 
+def test_the_gap_of_log_probabilities_is_drawn_where_a_run_has_it(tmp_path):
+    label = "Gap of log-probabilities between rollout and training"
+    assert label not in words(page_of(finished_run(tmp_path)))
+    lines = [iteration_line(i) | {"objective/gap": {"1.0": 0.0, "0.9": 2e-4}} for i in range(3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = page_of(tmp_path)
+    assert label in words(page)
+    assert "largest of a noise level 0.0002" in " ".join(page.split())
+
+
 def test_the_page_is_self_contained(tmp_path):
     page = page_of(finished_run(tmp_path))
     links = re.findall(r"""\b(?:src|href|srcset|action|data)\s*=\s*["']?([^"'>\s#]+)""", page)

@@ -20,6 +20,9 @@ from solrl_trainer.settings.section import Section
 if TYPE_CHECKING:
     import torch
 
+AT = "@"
+"""Between a figure's name and its noise level. The figure `@LEVEL`, the share of points at the level, divides it."""
+
 FixedPolicy = Literal["old", "reference"]
 """A policy that an update does not change: the behaviour policy, or the base model."""
 

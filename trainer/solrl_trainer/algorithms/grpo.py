@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from solrl_trainer.algorithms.algorithm import AlgorithmSettings, FixedPolicy, Velocities
+from solrl_trainer.algorithms.algorithm import AT, AlgorithmSettings, FixedPolicy, Velocities
 from solrl_trainer.algorithms.training_data import TrajectoryBatch
 from solrl_trainer.algorithms.windows import Window, WindowOrder
 from solrl_trainer.settings.section import Positive
@@ -59,13 +59,29 @@ def clipped_policy_loss(
 
     Returns:
         Scalar loss, and figures: the mean ratio, the share of ratios beyond the clip range, and the approximate KL
-        divergence from the behaviour policy, ½·mean (Δ log-probability)².
+        divergence from the behaviour policy, ½·mean (Δ log-probability)²; with `recompute`, also `log_prob_gap`.
     """
     before = batch.log_prob_under(velocity.old) if settings.recompute else batch.log_prob
+    gap = log_prob_gap(batch, before) if settings.recompute else {}
     change = batch.log_prob_under(velocity.current) - before
     advantages = batch.advantages.clamp(-settings.adv_clip, settings.adv_clip)
     value, figures = clipped_objective(change, advantages, settings.clip_range)
-    return value, figures | {"old_kl": (change.detach() ** 2).mean() / 2}
+    return value, figures | {"old_kl": (change.detach() ** 2).mean() / 2} | gap
+
+
+def log_prob_gap(batch: TrajectoryBatch, recomputed: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Mean distance of the behaviour policy's log-probabilities in rollout and in training, as figures by noise level.
+
+    Args:
+        batch: recorded steps.
+        recomputed: their log-probabilities under the behaviour policy in the arithmetic of training [B].
+    """
+    gap, figures = (recomputed - batch.log_prob).abs(), {}
+    for level in batch.levels:
+        here = (batch.sigma == level).to(gap.dtype)
+        figures[f"gap{AT}{level:.4f}"] = (gap * here).mean()
+        figures[f"{AT}{level:.4f}"] = here.mean()
+    return figures
 
 
 def clipped_objective(

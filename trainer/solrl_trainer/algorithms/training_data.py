@@ -126,6 +126,7 @@ class TrajectoryBatch(MicroBatch):
         sigma_next: noise level after the step, float64 [B].
         log_prob: log-probability of the step when it was recorded, under the behaviour policy [B].
         solver: solver that took the steps.
+        levels: noise levels before all recorded steps.
     """
 
     x_next: torch.Tensor
@@ -133,6 +134,7 @@ class TrajectoryBatch(MicroBatch):
     sigma_next: torch.Tensor
     log_prob: torch.Tensor
     solver: StochasticSolver
+    levels: tuple[float, ...] = ()
 
     def gaussian_under(self, velocity: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and standard deviation of the steps' Gaussians under a policy's velocity at x; gradients flow."""
@@ -275,6 +277,7 @@ class RecordedTrajectory(TrainingData[TrajectoryBatch]):
             sigma_next=upload(sigmas[steps + 1], device),
             log_prob=upload(log_probs[own, of_sample], device),
             solver=solver,
+            levels=tuple(sigmas[:-1].tolist()),
         )
 
 

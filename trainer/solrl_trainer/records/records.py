@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from solrl_proto.status import Estimate, HeldOut, IterationReport, RunSettings, Samples, ScoringTime, Spread
 
+from solrl_trainer.algorithms.algorithm import AT
 from solrl_trainer.algorithms.rounding import without_spread
 from solrl_trainer.policy.update import UpdateFigures
 from solrl_trainer.records.evaluations import Evaluation, compare
@@ -30,6 +31,18 @@ class RewardSpread:
     def message(self) -> Spread:
         """Wire message."""
         return Spread(mean=self.mean, best=self.best, worst=self.worst)
+
+
+def _objective(figures: Mapping[str, float]) -> dict[str, Any]:
+    """The algorithm's figures by key; those by noise level are one mapping, of the levels that were trained."""
+    found: dict[str, Any] = {}
+    for key, value in figures.items():
+        name, at, level = key.partition(AT)
+        if not at:
+            found[f"objective/{name}"] = value
+        elif name and (share := figures[at + level]):
+            found.setdefault(f"objective/{name}", {})[level] = value / share
+    return found
 
 
 def share_without_spread(scores: torch.Tensor) -> float:
@@ -174,7 +187,7 @@ class IterationRecord:
             "loss": self.update.loss,
             "grad_norm": self.update.grad_norm,
             "grad_norm_max": self.update.grad_norm_max,
-            **{f"objective/{name}": value for name, value in self.update.figures.items()},
+            **_objective(self.update.figures),
             "seconds": self.seconds,
             "scoring": [one.model_dump() for one in self.scoring],
         }

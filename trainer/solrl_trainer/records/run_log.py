@@ -10,6 +10,7 @@ from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
 
 from solrl_trainer.ranks.communicator import Communicator
+from solrl_trainer.records.collapse import CollapseAlarm
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.metrics_file import MetricsFile, own_time
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
@@ -59,11 +60,14 @@ class RunLog:
         reporter: Reporter | None = None,
         status: StatusReporter | None = None,
         trackers: Trackers | None = None,
+        steps: int = 1,
     ) -> None:
+        """`steps`: optimiser steps per iteration."""
         self._metrics = metrics
         self._trackers = trackers
         self._reporter = reporter
         self._status = status
+        self._collapse = CollapseAlarm(steps)
         self._started = time.perf_counter()
         self._iteration: dict[str, float] = {}
         self._run: dict[str, float] = {}
@@ -135,6 +139,8 @@ class RunLog:
     def iteration_trained(self, record: IterationRecord) -> None:
         """An iteration is trained; its checkpoint and push follow."""
         self._log("iteration", **record.line())
+        if self._metrics is not None:
+            self._collapse.iteration(self._metrics.lines("iteration"))
 
     def iteration_finished(self, record: IterationRecord) -> None:
         """An iteration is pushed."""
@@ -229,7 +235,8 @@ def open_run_log(
 
             reports = StatusReporter(client, config, source)
             status = stack.enter_context(reports)
-        yield RunLog(MetricsFile(config.output / "metrics.jsonl"), reporter, status, trackers)
+        metrics = MetricsFile(config.output / "metrics.jsonl")
+        yield RunLog(metrics, reporter, status, trackers, config.optimizer.steps)
 
 
 @contextmanager

@@ -75,14 +75,22 @@ def fidelity_chart(measured: Sequence[dict[str, Any]], wanted: float | None) -> 
 
 
 def optimisation_charts(iterations: Sequence[dict[str, Any]]) -> list[Chart]:
-    """Charts of loss and gradient norm."""
+    """Charts of loss, gradient norm, and of the gap of log-probabilities if the run has it."""
     xs = _versions(iterations)
     loss, mean, largest = ([line[key] for line in iterations] for key in ("loss", "grad_norm", "grad_norm_max"))
     norms = [Series("largest", 1, xs, largest), Series("mean", 0, xs, mean)]
-    return [
+    charts = [
         line_chart("Loss", [Series("loss", 0, xs, loss)], smooth=True),
         line_chart("Gradient norm before clipping", norms),
     ]
+    if all("objective/gap" in line for line in iterations):
+        gaps = [line["objective/gap"].values() for line in iterations]
+        series = [
+            Series("largest of a noise level", 1, xs, [max(gap) for gap in gaps]),
+            Series("mean", 0, xs, [sum(gap) / len(gap) for gap in gaps]),
+        ]
+        charts.append(line_chart("Gap of log-probabilities between rollout and training", series))
+    return charts
 
 
 def _versions(lines: Sequence[dict[str, Any]]) -> list[int]:

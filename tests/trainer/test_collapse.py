@@ -1,0 +1,74 @@
+"""The alarm for collapse: silent on a run that goes well, and once, with what to change, on one that does not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_folders import iteration_record
+from solrl_trainer.records.collapse import CollapseAlarm, collapse
+from solrl_trainer.records.metrics_file import MetricsFile
+from solrl_trainer.records.run_log import RunLog
+
+
+def lines(count: int, **figures: Any) -> list[dict[str, Any]]:
+    """A run whose spread falls to half, and whose policy moves evenly away: squared distances grow as i²."""
+    made = []
+    for i in range(count):
+        line = {"version": i + 1, "reward_best": 0.3, "reward_worst": 0.2 + 0.05 * i / count}
+        line |= {"objective/kl": 1e-6 * i**2, "objective/old_kl": 1e-7, "objective/clipped": 0.3}
+        made.append(line | {name.replace("_", "/", 1): value(i) for name, value in figures.items()})
+    return made
+
+
+@pytest.mark.parametrize("count", [1, 15, 40])
+def test_a_run_that_goes_well_is_silent(count: int) -> None:
+    assert all(collapse(lines(count)[:done], steps=2) is None for done in range(1, count + 1))
+
+
+def test_a_distance_from_zero_is_no_growth() -> None:
+    assert collapse(lines(15, objective_kl=lambda i: float(i > 12))) is None
+    assert collapse(lines(15, objective_old_kl=lambda i: 1e-14 if i < 10 else 1e-11)) is None, "rounding"
+    assert collapse([{**line, "reward_best": 0.0, "reward_worst": 0.0} for line in lines(15)]) is None
+
+
+def test_lost_spread_is_named() -> None:
+    found = [{**line, "reward_worst": 0.295 if line["version"] > 10 else 0.2} for line in lines(15)]
+    said = collapse(found)
+    assert said is not None
+    assert said.startswith("the best and worst samples of a prompt score 0.005 apart, and at first 0.1: its images are")
+    assert "lower optimizer.learning_rate, or raise algorithm.kl_weight" in said
+    assert collapse(found[:14]) is None, "the mean of five iterations decides"
+
+
+@pytest.mark.parametrize("name", ["objective_kl", "objective_old_kl", "objective_old_distance"])
+def test_a_policy_that_diverges_is_named(name: str) -> None:
+    said = collapse(lines(15, **{name: lambda i: 1e-5 if i < 13 else 1e-2}))
+    assert said is not None
+    assert f"({name.replace('_', '/', 1)}): the policy diverges" in said
+
+
+def test_ratios_beyond_the_clip_range_are_named() -> None:
+    said = collapse(lines(5, objective_clipped=lambda i: 0.95))
+    assert said is not None
+    assert said.startswith("95 % of all points are beyond the clip range")
+    assert collapse(lines(5, objective_clipped=lambda i: 0.48), steps=2) is not None, "of at most a half"
+    assert collapse(lines(5, objective_clipped=lambda i: 0.48), steps=4) is None
+
+
+def test_the_alarm_is_raised_once(caplog: pytest.LogCaptureFixture) -> None:
+    alarm, found = CollapseAlarm(), lines(18, objective_clipped=lambda i: 0.95)
+    for done in range(1, 19):
+        alarm.iteration(found[:done])
+    (said,) = caplog.messages
+    assert said.startswith("this run may be collapsing at version 5: 95 % of")
+    assert "`--resume` with `--checkpoint` continues from an earlier version" in said
+
+
+def test_a_runs_log_watches_its_iterations(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = RunLog(MetricsFile(tmp_path / "metrics.jsonl"))
+    for i in range(20):
+        log.iteration_trained(iteration_record(i))
+    assert not caplog.messages
+    for _ in range(10):
+        log.iteration_trained(iteration_record(75))
+    assert [message.split(":")[0] for message in caplog.messages] == ["this run may be collapsing at version 76"]

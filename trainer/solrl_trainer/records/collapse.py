@@ -1,0 +1,85 @@
+"""Alarm for a training that collapses: figures of several iterations that a run seldom recovers from."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+WINDOW = 5
+"""Iterations that a figure is averaged over: one batch of prompts may be easy, or alike."""
+LEAST_SPREAD = 0.1
+"""Share of the spread of the run's first iterations. Advantages are divided by it, so ten times less spread is ten
+times the noise of scoring in them."""
+MOST_DRIFT = 10.0
+"""Growth of a squared distance between two windows. A policy that moves evenly multiplies it by 3 from the second
+window to the third, and by less later; a policy that diverges, by orders of magnitude."""
+ROUNDING = 1e-9
+"""Squared distances up to this are rounding: a single optimiser step begins on the behaviour policy."""
+MOST_CLIPPED = 0.9
+"""Points beyond the clip range, which mostly have no gradient, of those that can be: the first optimiser step begins on
+the behaviour policy, so none of its points is."""
+_DISTANCES = {
+    "objective/kl": "the distance to the reference",
+    "objective/old_kl": "the distance to the behaviour policy",
+    "objective/old_distance": "the distance to the behaviour policy",
+}
+_SMALLER = "lower optimizer.learning_rate, or raise algorithm.kl_weight where the algorithm has one"
+
+
+def collapse(lines: Sequence[Mapping[str, Any]], steps: int = 1) -> str | None:
+    """Text on what looks like a collapse after the newest of a run's iterations, with what to change; None if nothing.
+
+    Args:
+        lines: the iterations' lines of metrics.jsonl, in their order.
+        steps: optimiser steps per iteration.
+    """
+    if len(lines) < WINDOW:
+        return None
+    first, before, last = lines[:WINDOW], lines[-2 * WINDOW : -WINDOW], lines[-WINDOW:]
+    spread, at_first = _mean(last, _spread), _mean(first, _spread)
+    if len(lines) >= 2 * WINDOW and at_first > 0 and spread < LEAST_SPREAD * at_first:
+        return (
+            f"the best and worst samples of a prompt score {spread:.3g} apart, and at first {at_first:.3g}: its images "
+            f"are alike, or the reward is at its limit. Look at the held-out images; {_SMALLER}"
+        )
+    for name, distance in _DISTANCES.items() if len(lines) >= 3 * WINDOW else ():
+        if all(name in line for line in (*before, *last)):
+            earlier, now = (_mean(part, lambda line, name=name: line[name]) for part in (before, last))
+            if earlier > 0 and now > max(MOST_DRIFT * earlier, ROUNDING):
+                return f"{distance} has grown from {earlier:.3g} to {now:.3g} ({name}): the policy diverges. {_SMALLER}"
+    if all("objective/clipped" in line for line in last):
+        clipped = _mean(last, lambda line: line["objective/clipped"])
+        if clipped > MOST_CLIPPED * max(1, steps - 1) / steps:
+            return (
+                f"{100 * clipped:.0f} % of all points are beyond the clip range (objective/clipped) and have no "
+                f"gradient: {_SMALLER}, or take fewer optimizer.updates and epochs"
+            )
+    return None
+
+
+class CollapseAlarm:
+    """Warns once, with the checkpoints to go back to."""
+
+    def __init__(self, steps: int = 1) -> None:
+        """`steps`: optimiser steps per iteration."""
+        self._steps = steps
+        self._said = False
+
+    def iteration(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """An iteration has ended; `lines` as for `collapse`."""
+        found = None if self._said else collapse(lines, self._steps)
+        if found is not None:
+            self._said = True
+            logger.warning(
+                f"this run may be collapsing at version {lines[-1]['version']}: {found}; `--resume` with "
+                "`--checkpoint` continues from an earlier version"
+            )
+
+
+def _spread(line: Mapping[str, Any]) -> float:
+    return float(line["reward_best"] - line["reward_worst"])
+
+
+def _mean(lines: Sequence[Mapping[str, Any]], value: Any) -> float:
+    return float(sum(map(value, lines)) / len(lines))
