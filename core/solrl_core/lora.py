@@ -63,7 +63,7 @@ class Merger:
         """Merge `adapter`; None restores the clean base.
 
         Args:
-            adapter: the adapter.
+            adapter: the adapter. A layer that it does not bind keeps its clean weight.
             unmerged: quantised layers keep the base's weight, and add the adapter's product in BF16 to their output.
 
         Raises:
@@ -79,7 +79,8 @@ class Merger:
         def write(name: str) -> None:
             module, merged = self._modules[name], there
             if isinstance(module, QuantLinear):
-                module.unmerged = _low_rank(there, name) if unmerged and there is not None else None
+                bound = there is not None and there.binds(name)
+                module.unmerged = _low_rank(there, name) if unmerged and there is not None and bound else None
                 merged = None if unmerged else there
             self._write(module, self._merged(name, merged))
 
@@ -100,7 +101,7 @@ class Merger:
 
     def _merged(self, name: str, adapter: Adapter | None) -> torch.Tensor:
         weight = self._read(name).float()
-        return weight if adapter is None else weight + adapter.delta(name)
+        return weight if adapter is None or not adapter.binds(name) else weight + adapter.delta(name)
 
 
 def _low_rank(adapter: Adapter, module: str) -> LowRank:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.policy.checkpoint_wrapper import CheckpointWrapper, wrap_blocks
-from solrl_trainer.policy.lora import inject
+from solrl_trainer.policy.lora import chosen_layers, inject
 from solrl_trainer.settings.config import Lora, RunConfig
 
 _STATE = 24
@@ -82,7 +82,8 @@ def plan_training(
     own = _on_meta(backbone)
     getattr(own, "fuse", lambda transformer: None)(own.transformer)
     with torch.random.fork_rng(devices=[]):
-        layers = inject(own.transformer, own.lora_targets, lora.rank, lora.alpha).values()
+        chosen = chosen_layers(own.transformer, own.lora_targets, lora.targets)
+        layers = inject(own.transformer, chosen, lora.rank, lora.alpha).values()
     blocks = wrap_blocks(own.transformer, own)
     latents = torch.empty(batch, *own.latent_shape, device="meta")
     rows = {

@@ -3,6 +3,7 @@
 On a CPU, outputs and initial weights equal PEFT's bit for bit.
 """
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -76,6 +77,29 @@ class LoraLinear(nn.Module):
         return [
             next(outputs).view(*x.shape[:-1], -1) if isinstance(layer, LoraLinear) else layer(x) for layer in layers
         ]
+
+
+def chosen_layers(transformer: nn.Module, family: str, targets: str | None) -> str:
+    """Pattern of the names of a clean transformer's layers to adapt.
+
+    Args:
+        transformer: without adapters.
+        family: pattern of the layers that its family adapts.
+        targets: pattern that chooses some of them; None for all.
+
+    Raises:
+        ValueError: it matches none.
+    """
+    if targets is None:
+        return family
+    names = list(target_modules(transformer, family))
+    chosen = [name for name in names if re.fullmatch(targets, name)]
+    if not chosen:
+        raise ValueError(
+            f"lora.targets={targets!r} matches none of the {len(names)} layers that the model's family adapts, such as "
+            f"{names[0]}; expected a regular expression of whole names, such as '.*\\.{names[0].rpartition('.')[2]}'"
+        )
+    return "|".join(map(re.escape, chosen))
 
 
 def inject(

@@ -8,10 +8,11 @@ from typing import Literal
 import torch
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.families import Backbone
+from solrl_core.lora import adapter_layout
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from solrl_trainer.policy.checkpoint_wrapper import checkpoint_first, wrap_blocks
-from solrl_trainer.policy.lora import inject
+from solrl_trainer.policy.lora import chosen_layers, inject
 from solrl_trainer.settings.config import Lora, PolicySettings
 
 CURRENT, OLD = "current", "old"
@@ -44,9 +45,20 @@ class Policy:
         self.transformer = backbone.transformer
         self.base = reference or self.transformer
         self._on_gpu = backbone.device.type == "cuda"
+        whole = adapter_layout(self.transformer, backbone.lora_targets)
+        chosen = chosen_layers(self.transformer, backbone.lora_targets, lora.targets)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            layers = inject(self.transformer, backbone.lora_targets, lora.rank, lora.alpha, backbone.device)
+            layers = inject(self.transformer, chosen, lora.rank, lora.alpha, backbone.device)
+        self._others = {
+            key: zeros
+            for module, (rows, columns) in whole.items()
+            if module not in layers
+            for key, zeros in (
+                (lora_a_key(module), torch.zeros(lora.rank, columns)),
+                (lora_b_key(module), torch.zeros(rows, lora.rank)),
+            )
+        }
         self.layers = layers
         self._weights: dict[str, dict[str, torch.nn.Parameter]] = {CURRENT: {}, OLD: {}}
         for module, layer in layers.items():
@@ -133,8 +145,8 @@ class Policy:
             self.averaged[key].lerp_(weight.detach().cpu(), 1 - decay)
 
     def behaviour(self) -> Adapter:
-        """The behaviour policy as an adapter."""
-        return self.adapter(self.tensors(OLD))
+        """The behaviour policy as an adapter of all layers that the family adapts, as a service wants it."""
+        return self.adapter(self.tensors(OLD) | self._others)
 
     def average_adapter(self) -> Adapter:
         """The evaluation weights as an adapter."""

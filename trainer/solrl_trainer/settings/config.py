@@ -1,6 +1,7 @@
 """Settings of a run, validated when read. Defaults are Sol-RL's released settings; presets adapt them to a model."""
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -36,6 +37,18 @@ class Lora(Section):
     """Rank of each layer's update."""
     alpha: Annotated[float, Field(gt=0)] = 64.0
     """Each layer's update is scaled by alpha / rank."""
+    targets: str | None = None
+    """Regular expression of the whole dotted names of layers to adapt, as PEFT's target_modules, among those that the
+    family adapts; null: all of these. Adapters at a service have the others, too, as zeros."""
+
+    @field_validator("targets")
+    @classmethod
+    def _is_an_expression(cls, value: str | None) -> str | None:
+        try:
+            re.compile(value or "")
+        except re.error as error:
+            raise ValueError(f"{value!r} is no regular expression: {error}; expected one") from error
+        return value
 
 
 class Optimizer(Section):

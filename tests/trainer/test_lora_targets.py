@@ -1,0 +1,75 @@
+"""`lora.targets` chooses layers by pattern, in training, in the memory plan, at a service and in files."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from service_helpers import running_service
+from small_model import small_model
+from solrl_core.adapter import decode_adapter
+from solrl_core.families import load_backbone
+from solrl_core.lora import adapter_layout
+from solrl_trainer.commands.cli import main
+from solrl_trainer.commands.run import run
+from solrl_trainer.memory.training_memory import plan_training
+from solrl_trainer.policy.policy import Policy
+from solrl_trainer.settings.config import Lora
+from solrl_trainer.settings.presets import resolve
+from training_helpers import TINY
+from typed import typed
+
+VALUES = r".*attn1\.to_v"
+SMALL = (
+    *TINY,
+    f"model={small_model()}",
+    f"lora.targets={json.dumps(VALUES)}",
+    *("explore.prompts=1", "explore.candidates=4", "explore.keep=2", "explore.steps=2", "iterations=2"),
+    *("evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.rewards=[]", "evaluate.every=0"),
+    *("evaluate.fidelity_prompts=0", "optimizer.learning_rate=1e-2", "policy.decay_max=0"),
+)
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_run_trains_the_chosen_layers_alone(served: bool, tmp_path: Path) -> None:
+    def go(url: str | None) -> None:
+        arguments: dict[str, Any] = {"output": tmp_path / "run", "run": "chosen", "rollout_url": url}
+        overrides = [*SMALL, *(() if url else ("explore.precision=bf16",))]
+        run(resolve("mini-sana/sol_rl/clipscore", overrides=overrides, arguments=arguments).config)
+
+    if served:
+        with running_service(model=small_model()) as service:
+            go(service.url)
+    else:
+        go(None)
+    backbone = load_backbone(small_model())
+    layout = adapter_layout(backbone.transformer, backbone.lora_targets)
+    chosen = {name for name in layout if re.fullmatch(VALUES, name)}
+    assert 0 < len(chosen) < len(layout)
+    folder = tmp_path / "run" / "checkpoints" / "000002"
+    pushed = decode_adapter((folder / "adapter.safetensors").read_bytes(), layout)
+    assert {name for name in layout if pushed.delta(name).any()} == chosen
+    done = typed(main, "export", str(tmp_path / "run"), "--output", str(tmp_path / "out"), "--merged")
+    assert done.returncode == 0, done.stderr
+    lora = load_file(tmp_path / "out" / "lora.safetensors")
+    assert {name.removeprefix("transformer.").rpartition(".lora_")[0] for name in lora} == chosen
+    assert typed(main, "evaluate", str(tmp_path / "run"), "--rewards", "clipscore").returncode == 0
+
+
+def test_the_memory_plan_counts_the_chosen_layers() -> None:
+    backbone = load_backbone(small_model())
+    row = backbone.encode(["a red circle"])
+    whole, some = (plan_training(backbone, Lora(rank=2, targets=one), 2, row) for one in (None, VALUES))
+    assert 0 < some.state < whole.state
+
+
+def test_a_pattern_that_binds_nothing_is_refused() -> None:
+    backbone = load_backbone(small_model())
+    with pytest.raises(
+        ValueError, match=r"lora\.targets='to_v' matches none of the \d+ layers .*, such as transf.*\.to_q"
+    ):
+        Policy(backbone, Lora(targets="to_v"), seed=0)
+    with pytest.raises(ValueError, match=r"lora\.targets .*'\(' is no regular expression: missing \)"):
+        resolve("mini-sana/sol_rl/clipscore", overrides=["lora.targets='('"])
