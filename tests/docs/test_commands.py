@@ -10,7 +10,8 @@ from command_checks import check, parsed
 from fences import ROOT, blocks, commands
 
 EXTENDING = [f"docs/extending/{name}.md" for name in ("reward", "algorithm", "family")]
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/many-gpus.md", "docs/python.md", *EXTENDING]
+TASKS = ["docs/train.md", "docs/troubleshooting.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", *TASKS, "docs/many-gpus.md", "docs/python.md", *EXTENDING]
 LINKED = [
     "README.md",
     "CONTRIBUTING.md",
@@ -65,3 +66,17 @@ def headings(page: Path) -> set[str]:
 def test_python_of_the_readme_is_python() -> None:
     for block in blocks("README.md", "python"):
         compile(block.text, block.page, "exec")
+
+
+@pytest.mark.parametrize("page", TASKS)
+def test_pages_by_task_have_short_sentences_and_cells(page: str) -> None:
+    """At most 25 words each, so that nothing needs to be decoded."""
+    text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    prose = "\n".join(line for line in text.splitlines() if not line.startswith(("|", "#")))
+    parts = [cell for row in rows for cell in row.split("|")] + re.split(
+        r"(?<=[.:?])\s+|\n\n|^- ", prose, flags=re.MULTILINE
+    )
+    assert parts
+    assert [part for part in parts if len(part.split()) > 25] == []
