@@ -76,7 +76,7 @@ def test_pages_by_task_have_short_sentences_and_cells(page: str) -> None:
     rows = [line for line in text.splitlines() if line.startswith("|")]
     prose = "\n".join(line for line in text.splitlines() if not line.startswith(("|", "#")))
     parts = [cell for row in rows for cell in row.split("|")] + re.split(
-        r"(?<=[.:?])\s+|\n\n|^- ", prose, flags=re.MULTILINE
+        r"[.:?]\**\s+|\n\n|^- ", prose, flags=re.MULTILINE
     )
     assert parts
     assert [part for part in parts if len(part.split()) > 25] == []
