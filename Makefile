@@ -44,8 +44,9 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) --editable '.[dev]'
-	# In a separate folder, because diffusers imports it if it is installed.
+	# In separate folders: diffusers imports torchao if it is installed, and tests also run with the oldest diffusers.
 	$(PIP) --no-deps --upgrade --target $(VENV)/cross-checks torchao
+	$(PIP) --no-deps --upgrade --target $(VENV)/oldest diffusers==0.41.0
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

@@ -1,0 +1,76 @@
+"""Noise levels by numbers, and the same with the oldest diffusers: other versions must not train on other ones."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from diffusers import FlowMatchEulerDiscreteScheduler
+from packaging.requirements import Requirement
+from solrl_core.families import load_backbone
+
+ROOT = Path(__file__).parents[3]
+OLDEST = Path(sys.prefix) / "oldest"
+SIGMAS = {
+    "mini-sana": [1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0],
+    "mini-sd3": [
+        1,
+        0.9525083,
+        0.8977312,
+        0.8338531,
+        0.7584002,
+        0.6679133,
+        0.5574015,
+        0.419391,
+        0.2421592,
+        0.0062174,
+        0,
+    ],
+    "mini-flux": [
+        1,
+        0.959485,
+        0.9132354,
+        0.8599407,
+        0.7978588,
+        0.7246209,
+        0.6369232,
+        0.5300144,
+        0.3968053,
+        0.2262296,
+        0,
+    ],
+}
+
+
+@pytest.mark.parametrize("model", SIGMAS)
+def test_ten_steps_have_these_noise_levels(model: str) -> None:
+    assert load_backbone(model).sigmas(10) == pytest.approx(SIGMAS[model], abs=5e-7)
+
+
+def test_a_static_shift_of_three_applies_as_in_stable_diffusion_3() -> None:
+    backbone = load_backbone("mini-sd3")
+    backbone.pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    assert backbone.sigmas(10)[-3:-1] == pytest.approx([0.2780488, 0.0089286], abs=5e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("PYTHONPATH", "").startswith(str(OLDEST)), reason="is the run that this test starts")
+def test_the_oldest_diffusers_gives_the_same_images_and_noise_levels() -> None:
+    allowed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (diffusers,) = (Requirement(one) for one in allowed if one.startswith("diffusers"))
+    (oldest,) = (one.version for one in diffusers.specifier if one.operator == ">=")
+    path = os.pathsep.join([str(OLDEST), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path}
+    found = subprocess.check_output([sys.executable, "-c", _VERSION], env=environment, text=True).strip()
+    assert found.startswith(f"{oldest}."), "`make test` installs it"
+    assert found != version("diffusers")
+    files = [str(Path(__file__).with_name(name)) for name in ("test_schedule.py", "test_parity.py")]
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    run = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout[-4000:]
+
+
+_VERSION = "import diffusers; print(diffusers.__version__)"
