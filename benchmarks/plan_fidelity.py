@@ -49,7 +49,7 @@ from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
 from support.plan_page import ALLOWED, CHECKED, FITTED, FP8, STEPS, TRUE_STEPS, WHOLE, page, plot
-from support.precisions import MODELS, OF_PRESET, PRECISIONS, REWARDS, solver_of
+from support.precisions import LISTS, MODELS, OF_PRESET, PRECISIONS, REWARDS, solver_of, use_layers
 from support.results import Results, command
 
 from minis_recipe.world import sample_prompts
@@ -93,6 +93,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--candidates", type=_candidates, default=96)
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--solver", choices=(OF_PRESET, *sorted(SOLVERS)), default=OF_PRESET)
+    parser.add_argument("--layers", choices=LISTS, default=LISTS[0], help="quantised at NVFP4")
     parser.add_argument("--chosen-on", type=int, default=16, help="training prompts for choosing the fitted steps")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--scores", type=Path, default=Path("runs/plan_fidelity"))
@@ -121,7 +122,7 @@ def main() -> None:
         scores, solvers[model], used[model], numerics = measure(model, prompts, args)
         rows += [row for precision in args.precisions for row in judge(model, precision, scores)]
         off[model] = {precision: float(scores[f"{precision}/off"].max()) for precision in args.precisions}
-    names = ("models", "prompts", "candidates", "precisions", "chosen_on", "device")
+    names = ("models", "prompts", "candidates", "precisions", "layers", "chosen_on", "device")
     settings = {name: getattr(args, name) for name in names}
     results.found = {
         "command": command(NAME, options(__doc__), settings | {"solver": args.solver}),
@@ -151,6 +152,7 @@ Measured = tuple[Scores, FittedSolver, str, dict[str, str]]
 def measure(model: str, prompts: Sequence[PromptItem], args: argparse.Namespace) -> Measured:
     """Score the groups of one model, resuming from the stored scores and storing them."""
     backbone = load_backbone(model, device=args.device)
+    use_layers(backbone, args.layers)
     solver = solver_of(args.solver, backbone.family)
     config = resolve(f"{model}/sol_rl/{REWARDS[0]}", overrides=[f"solver={solver}"]).config
     proxies = {precision: generator_at(backbone, precision) for precision in args.precisions}
@@ -183,7 +185,7 @@ def measure(model: str, prompts: Sequence[PromptItem], args: argparse.Namespace)
 
 def files(model: str, solver: str, args: argparse.Namespace) -> tuple[Path, Path]:
     """Files of a model's fitted solver and scores."""
-    name = "-".join((model, solver, *args.precisions))
+    name = "-".join((model, solver, *args.precisions, *([args.layers] if args.layers != "own" else [])))
     # Scores of older versions, with other decodings, are in files of other names.
     return args.scores / f"{name}.solver.json", args.scores / f"{name}.whole-fp8.safetensors"
 

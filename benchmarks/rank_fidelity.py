@@ -24,7 +24,7 @@ from solrl_engine.precision_check import generator_at
 from solrl_proto.noise import expand_seeds
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
 from support.caveats import PREPARED_FOR_NVFP4
-from support.precisions import LISTS, MODELS, OF_PRESET, PRECISIONS, REWARDS, named, solver_of, use_layers
+from support.precisions import LISTS, MODELS, OF_PRESET, PRECISIONS, QUANTISED, REWARDS, named, solver_of, use_layers
 from support.results import Results, Row, command, options, table
 
 NAME = "rank_fidelity"
@@ -41,12 +41,6 @@ PAPER = {
     "imagereward": (0.807, 0.932),
 }
 """Kendall and Spearman of NVFP4 at 6 steps against BF16 at 10, on the paper's large models (arXiv 2604.06916)."""
-
-_LISTS = {
-    "family": "At NVFP4, the layers of each family's list are quantised, as of a large model. Those that are not in "
-    "the miniature's own list were not prepared.",
-    "own": "At NVFP4, the layers of a list that was chosen for each miniature are quantised.",
-}
 
 
 def _options() -> argparse.ArgumentParser:
@@ -113,7 +107,7 @@ def page(found: Mapping[str, Any]) -> str:
         "True ranks are means over the 12 candidates ranked best (worst) by the proxy: perfect 6.5 / 90.5, chance",
         "48.5. The last column gives Kendall and Spearman of the paper, on its large models.",
         "",
-        _LISTS[found["layers"]],
+        QUANTISED[found["layers"]],
         "",
         *([*PREPARED_FOR_NVFP4, ""] if set(found["models"]) & set(MODELS) else []),
         *table(HEAD, map(_cells, rows)),

@@ -9,7 +9,7 @@ from typing import Any
 from solrl_trainer.report import style
 
 from support.caveats import PREPARED_FOR_NVFP4
-from support.precisions import named
+from support.precisions import QUANTISED, named
 
 TRUE_STEPS, STEPS, FITTED = 10, 6, 4
 CHECKED = 2
@@ -38,7 +38,6 @@ CHEAPEST = (
     f"many rewards, the upper end of the interval exceeds {ALLOWED:g}; at most {NEXT} plans, and none that exceeds "
     "it by as much as a cheaper one. Many plans are compared, and their intervals are not widened for that."
 )
-_LAYERS = "At NVFP4, the layers of a list that was chosen for each miniature are quantised."
 
 
 def page(result: Mapping[str, Any]) -> str:
@@ -65,7 +64,7 @@ def page(result: Mapping[str, Any]) -> str:
         "is not included.",
         *(["", *wrap(DECODED_FP8, 118)] if any(row["decoded"] == FP8 for row in rows) else []),
         "",
-        *([_LAYERS, ""] if "nvfp4" in result["numerics"] else []),
+        *([QUANTISED[result.get("layers", "own")], ""] if "nvfp4" in result["numerics"] else []),
         *PREPARED_FOR_NVFP4,
         "",
         "## Cheapest plan",

@@ -12,8 +12,14 @@ MODELS = ("mini-sana", "mini-sd3", "mini-flux")
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
 OF_PRESET = "preset"
 """Instead of a solver: the one that the preset of the model's family uses at true size."""
-LISTS = ("family", "own")
-"""Layers to quantise at NVFP4: by the list of the model's family, or by the model's own in its solrl.json."""
+QUANTISED = {
+    "family": "At NVFP4, the layers of each family's list are quantised, as of a large model. Those that are not in "
+    "the miniature's own list were not prepared.",
+    "own": "At NVFP4, the layers of a list that was chosen for each miniature are quantised.",
+}
+"""Layers to quantise at NVFP4 → what pages say of them."""
+LISTS = tuple(QUANTISED)
+"""By the list of the model's family, or by the model's own in its solrl.json."""
 _PRESETS = {"sana": "sana", "sd3": "sd3", "flux": "flux1"}
 
 
