@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save
 from solrl_proto.text_files import read_json
-from torch.nn.functional import interpolate
 
 from solrl_trainer.records.output_files import write_file
+from solrl_trainer.records.small_images import small_images
 from solrl_trainer.rollouts.pairs import Pair
 
 IMAGES = "gallery.safetensors"
@@ -85,7 +85,7 @@ def save_gallery(
         "pairs": [asdict(pair) for pair in pairs],
     }
     # save_file would create a file that only its owner can read.
-    write_file(folder / IMAGES, save({name: to_bytes(images) for name, images in tensors.items()}))
+    write_file(folder / IMAGES, save({name: small_images(images, LARGEST_SIDE) for name, images in tensors.items()}))
     write_file(folder / TEXTS, json.dumps(texts, indent=1))
 
 
@@ -109,13 +109,3 @@ def load_gallery(folder: Path) -> Gallery:
         explored=images.get("explored"),
         regenerated=images.get("regenerated"),
     )
-
-
-def to_bytes(images: torch.Tensor) -> torch.Tensor:
-    """Images float [N, 3, H, W] in [0, 1] as uint8, shrunk to `LARGEST_SIDE`."""
-    images = images.detach().float().cpu()
-    side = max(images.shape[-2:])
-    if side > LARGEST_SIDE:
-        size = [round(length * LARGEST_SIDE / side) for length in images.shape[-2:]]
-        images = interpolate(images, size=size, mode="area")
-    return (images.clamp(0, 1) * 255).round().to(torch.uint8).contiguous()

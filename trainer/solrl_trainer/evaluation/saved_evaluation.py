@@ -8,9 +8,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from solrl_trainer.evaluation.gallery import to_bytes
+from solrl_trainer.evaluation.gallery import LARGEST_SIDE
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.output_files import write_file
+from solrl_trainer.records.small_images import small_images
 
 _SETTINGS = "settings"
 _IMAGES = "images"
@@ -27,7 +28,9 @@ def save_evaluation(path: Path, evaluation: Evaluation, settings: Mapping[str, A
     """
     tensors = {f"{_SCORES}{name}": values.contiguous() for name, values in evaluation.scores.items()}
     partial = path.with_suffix(".partial")
-    write_file(partial, save(tensors | {_IMAGES: to_bytes(evaluation.images)}, {_SETTINGS: _text(settings)}))
+    write_file(
+        partial, save(tensors | {_IMAGES: small_images(evaluation.images, LARGEST_SIDE)}, {_SETTINGS: _text(settings)})
+    )
     partial.rename(path)
 
 

@@ -19,9 +19,9 @@ from solrl_client.rollouts import RolloutClient
 from solrl_proto.identifiers import split_checkpoint
 from solrl_proto.problems import ProblemError
 from solrl_proto.status import THUMBNAIL_SIDE, Activity, HeldOut, RunSettings, SamplePair, Samples, Work
-from torch.nn.functional import interpolate
 
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
+from solrl_trainer.records.small_images import small_images
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.rollouts.pairs import CandidatePairs, candidate_pairs
 from solrl_trainer.service.run_client import RunClient
@@ -254,11 +254,7 @@ def _pairs(shown: CandidatePairs) -> tuple[SamplePair, ...]:
 
 def thumbnail(image: torch.Tensor) -> str:
     """Base64 WebP of an image float32 [3, H, W] in [0, 1], at most `THUMBNAIL_SIDE` pixels a side."""
-    side = max(image.shape[-2:])
-    if side > THUMBNAIL_SIDE:
-        size = [max(1, round(length * THUMBNAIL_SIDE / side)) for length in image.shape[-2:]]
-        image = interpolate(image[None], size=size, mode="area")[0]
     file = io.BytesIO()
-    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    pixels = small_images(image[None], THUMBNAIL_SIDE)[0].permute(1, 2, 0).numpy()
     Image.fromarray(pixels).save(file, "WEBP", quality=90)
     return base64.b64encode(file.getvalue()).decode()

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from solrl_proto.identifiers import Message
 from solrl_proto.text_files import read_json
-from torch.nn.functional import interpolate
 
 from solrl_trainer.records.output_files import write_file
+from solrl_trainer.records.small_images import small_images
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.trackers.registry import TRACKERS
 from solrl_trainer.trackers.tracker import TrackedRun, Tracker
@@ -186,15 +186,11 @@ def figures(line: Mapping[str, Any]) -> dict[str, float]:
 
 def contact_sheet(images: torch.Tensor) -> Image.Image:
     """Images float [N, 3, H, W] in [0, 1] in rows of four, at most 256 px a side each."""
-    images = images.detach().float().cpu().clamp(0, 1)
-    side = max(images.shape[-2:])
-    if side > _SIDE:
-        size = [max(1, round(length * _SIDE / side)) for length in images.shape[-2:]]
-        images = interpolate(images, size=size, mode="area")
+    images = small_images(images, _SIDE)
     count, _, height, width = images.shape
     columns = min(count, _COLUMNS)
     sheet = Image.new("RGB", (columns * width, -(-count // columns) * height), "white")
-    for index, image in enumerate((images * 255).round().to(torch.uint8)):
+    for index, image in enumerate(images):
         row, column = divmod(index, columns)
         sheet.paste(Image.fromarray(image.permute(1, 2, 0).numpy()), (column * width, row * height))
     return sheet
