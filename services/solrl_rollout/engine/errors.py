@@ -1,11 +1,10 @@
-"""Errors of the engine. Each says what is wrong, at what, and the remedy; HTTP's statuses are the edge's.
+"""Errors of the engine, independent of HTTP; `solrl_rollout.rollout_problems` translates them at the edge.
 
 A worker process sends them by name and facts, so their facts are JSON.
 """
 
+from dataclasses import dataclass
 from typing import Any, Literal
-
-from solrl_core.errors import SolrlError
 
 ChunkFault = Literal[
     "memory",  # not even one candidate fits, or not the weights
@@ -22,227 +21,87 @@ ChunkFault = Literal[
 ]
 
 
-class EngineError(SolrlError):
-    """Root of the engine's errors.
+class EngineError(Exception):
+    """Root of the engine's errors. Each has its facts as attributes."""
+
+    def __str__(self) -> str:
+        return repr(self)
+
+
+@dataclass(eq=False)
+class ChunkError(EngineError):
+    """A chunk could not be generated or scored.
 
     Attributes:
-        kind: name of its `ProblemKind`.
-        retry_after: seconds after which the same request may succeed; None if it will not.
+        fault: what ended it.
+        text: the fault in words; may be empty.
+        model, precision: of its job.
+        prompt: id of its prompt.
+        adapter: digest of its adapter; None without one.
+        got, expected: value at fault, and what it should have been.
     """
 
-    kind = ""
-    retry_after: int | None = None
+    fault: ChunkFault
+    text: str
+    model: str
+    precision: str
+    prompt: str
+    adapter: str | None
+    got: Any = None
+    expected: Any = None
 
 
-class ChunkError(EngineError):
-    """A chunk could not be generated or scored; `fault` is what ended it."""
-
-    def __init__(
-        self,
-        fault: ChunkFault,
-        text: str,
-        *,
-        model: str,
-        precision: str,
-        prompt: str,
-        adapter: str | None,
-        got: Any = None,
-        expected: Any = None,
-    ) -> None:
-        """Say what ended a chunk.
-
-        Args:
-            fault: what ended it.
-            text: the fault in words; may be empty.
-            model, precision: of its job.
-            prompt: id of its prompt.
-            adapter: digest of its adapter; None without one.
-            got, expected: value at fault, and what it should have been.
-        """
-        self.fault = fault
-        at_prompt = f"prompts.{prompt}"
-        of_adapter: dict[str, Any] = {
-            "where": "adapter",
-            "got": adapter,
-            "action": "use the previous version; check the training step that produced this one",
-        }
-        match fault:
-            case "memory":
-                self._say(
-                    "OUT_OF_MEMORY",
-                    f"{model} at {precision}: {text}",
-                    where="body.plan.precision",
-                    got=precision,
-                    action=f"`solrl-rollout memory --model {model} --precision {precision}` plans what fits: use "
-                    "another precision, or serve smaller images, fewer models and rewards, or on a larger GPU",
-                )
-            case "merge":
-                self._say("ADAPTER_MERGE", text, expected="finite weights after the merge", **of_adapter)
-            case "images" if adapter is not None:
-                self._say(
-                    "ADAPTER_NONFINITE",
-                    f"with this adapter, images for prompt {prompt!r} are not finite: its weights are finite, but too "
-                    "large",
-                    expected="an adapter with which the model produces finite images",
-                    **of_adapter,
-                )
-            case "images":
-                self._say(
-                    "GENERATION_FAILED",
-                    f"the model produces non-finite images for prompt {prompt!r}",
-                    where=at_prompt,
-                    action="use another precision or less guidance; other requests are still served",
-                )
-            case "layer":
-                self._say(
-                    "PRECISION_UNSUPPORTED",
-                    text,
-                    where="plan.precision",
-                    got=precision,
-                    expected="a precision that every quantised layer supports",
-                    action="use another precision; the model's family can keep the layer in BF16 (docs/extending)",
-                )
-            case "decoder":
-                self._say(
-                    "PRECISION_UNSUPPORTED",
-                    text,
-                    where="body.plan.decoder_precision",
-                    got=got,
-                    expected=expected,
-                    action="omit plan.decoder_precision",
-                )
-            case "score":
-                self._say(
-                    "SCORE_NONFINITE",
-                    f"the weighted sum of the rewards overflows for prompt {prompt!r}",
-                    where="body.rewards",
-                    expected="weights whose weighted sum stays within float32",
-                    action="use smaller weights",
-                )
-            case "reward":
-                self._say(
-                    "REWARD_FAILED",
-                    text,
-                    where=at_prompt,
-                    action="check that the prompt's metadata is what the reward needs, or omit the reward",
-                )
-            case "reward server":
-                self._say(
-                    "REWARD_FAILED",
-                    text,
-                    retry_after=5,
-                    where=at_prompt,
-                    action="send the same request again later, or omit the reward; the operator of the reward server "
-                    "can repair it",
-                )
-            case "adapter memory":
-                self._say(
-                    "TOO_MANY_BYTES",
-                    f"the adapter cannot be passed to a worker: {text}",
-                    retry_after=5,
-                    where="body.adapter",
-                    expected="memory and an open file for each adapter of an unfinished request",
-                    action="send the same request again later; the service needs more memory or a higher limit of open "
-                    "files",
-                )
-            case "losses":
-                self._say(
-                    "GENERATION_FAILED",
-                    f"{text} while generating the same candidates, which are not tried again",
-                    action="the service's log says how the workers ended; other requests are still served",
-                )
-            case _:
-                self._say(
-                    "GENERATION_FAILED",
-                    "candidates could not be generated",
-                    action="the service's log says why; other requests are still served",
-                )
-
-    def _say(self, kind: str, detail: str, *, retry_after: int | None = None, **fields: Any) -> None:
-        self.kind, self.retry_after = kind, retry_after
-        super().__init__(detail, **fields)
-
-
+@dataclass(eq=False)
 class EngineDeadError(EngineError):
     """The last worker ended, or the work was cancelled."""
 
-    kind = "ENGINE_DEAD"
 
-    def __init__(self) -> None:
-        super().__init__(
-            "the last engine thread ended; this process generates no more candidates",
-            action="restart the service; its log says why the thread ended",
-        )
-
-
+@dataclass(eq=False)
 class QueueFullError(EngineError):
-    """Candidates do not fit into the queue, and none was added; `got` is their number, if the request's body was read.
+    """Candidates do not fit into the queue, and none was added.
 
-    Args:
+    Attributes:
         waiting: candidates that wait or for which capacity is reserved, of `tenant` or of all.
         limit: the most that may.
         tenant: the tenant whose limit is reached; None for the limit of all.
+        requested: candidates of the request; None if its body was not read.
+        retry_after: seconds after which there is likely to be capacity.
     """
 
-    kind = "QUEUE_FULL"
-    retry_after = 1
-
-    def __init__(self, waiting: int, limit: int, tenant: str | None) -> None:
-        free = limit - waiting
-        whose = f"tenant {tenant!r} has" if tenant is not None else "there are"
-        super().__init__(
-            f"{whose} {waiting} candidates waiting already and the limit is {limit}",
-            expected=f"at most {free} more candidates now",
-            action="send the same request again later" + (", or request fewer candidates at a time" if free else ""),
-        )
+    waiting: int
+    limit: int
+    tenant: str | None
+    requested: int | None = None
+    retry_after: int = 1
 
 
+@dataclass(eq=False)
 class AdapterMemoryError(EngineError):
     """An adapter does not fit into the memory for adapters of unfinished requests.
 
-    Args:
+    Attributes:
         whose: "all requests" or "the tenant's requests".
         held, size, limit: bytes that are held, that the adapter takes, and that may be held.
     """
 
-    kind = "TOO_MANY_BYTES"
-    retry_after = 5
-
-    def __init__(self, whose: str, held: int, size: int, limit: int) -> None:
-        super().__init__(
-            f"the adapters of {whose} have {held} bytes until they are served, and {size} more would exceed the limit",
-            where="body.adapter",
-            got=size,
-            expected=f"at most {max(0, limit - held)} bytes now",
-            action="send the same request again later, or raise max_queued_adapter_bytes of the service",
-        )
+    whose: str
+    held: int
+    size: int
+    limit: int
 
 
+@dataclass(eq=False)
 class AdapterModelError(EngineError):
     """An adapter version was pushed for the model `pushed_for`, not for `wanted`."""
 
-    kind = "ADAPTER_MODEL"
-
-    def __init__(self, pushed_for: str, wanted: str) -> None:
-        super().__init__(
-            f"the adapter was pushed for model {pushed_for!r}",
-            where="body.adapter",
-            got=pushed_for,
-            expected=wanted,
-            action="use a version that was pushed for this model",
-        )
+    pushed_for: str
+    wanted: str
 
 
+@dataclass(eq=False)
 class AdapterDigestError(EngineError):
     """A pushed body of `size` bytes has the digest `received`, where `announced` was announced."""
 
-    kind = "DIGEST_MISMATCH"
-
-    def __init__(self, received: str, size: int, announced: str) -> None:
-        super().__init__(
-            "the body does not match its Content-Digest: it was damaged or truncated in transit",
-            where="header.Content-Digest",
-            got=f"{received}, {size} bytes",
-            expected=announced,
-            action="send the file again",
-        )
+    received: str
+    size: int
+    announced: str

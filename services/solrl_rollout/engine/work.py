@@ -174,16 +174,7 @@ class Chunk:
         """The error of this chunk with a fault."""
         job = self.job
         adapter = job.adapter.digest if job.adapter else None
-        return ChunkError(
-            fault,
-            text,
-            model=job.model,
-            precision=job.precision,
-            prompt=self.prompt.id,
-            adapter=adapter,
-            got=got,
-            expected=expected,
-        )
+        return ChunkError(fault, text, job.model, job.precision, self.prompt.id, adapter, got, expected)
 
 
 @dataclass(frozen=True)

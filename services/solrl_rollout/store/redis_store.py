@@ -160,7 +160,7 @@ class RedisRunStore(RunStore):
         listed = []
         for found in await self._lists(tenant, sorted(name.decode(errors="replace") for name in names)):
             if isinstance(found, CorruptError):
-                log_damage(found.damaged, found.got)
+                log_damage(f"run {found.run!r}", found.got)
             elif isinstance(found, AdapterList):  # otherwise the run has been deleted since
                 listed.append(found)
         size = sum(info.size for run in listed for info in run.versions)

@@ -173,7 +173,7 @@ def test_a_request_for_a_precision_that_cannot_be_built_gets_the_error(
         with pytest.raises(ChunkError) as refused:
             made(running)
     assert refused.value.fault == expected
-    assert said in refused.value.detail
+    assert said in refused.value.text
     assert len(made(running)) == CHUNK_SIZE
 
 

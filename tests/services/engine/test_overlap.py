@@ -79,7 +79,7 @@ def test_a_fault_affects_only_its_chunk(engine: Engine) -> None:
     engine.scheduler.submit([good, bad, after])
     with pytest.raises(ChunkError) as refused:
         bad.result.result(600)
-    assert (refused.value.fault, refused.value.where) == ("reward", "prompts.b")
+    assert (refused.value.fault, refused.value.prompt) == ("reward", "b")
     for one, value in ((good, 3), (after, 5)):
         assert one.result.result(600).rewards[PICKY].tolist() == [value] * 4
 

@@ -138,8 +138,7 @@ def test_an_adapter_without_room_fails_its_chunk_alone(monkeypatch: pytest.Monke
             engine.scheduler.submit([refused])
             with pytest.raises(ChunkError) as error:
                 refused.result.result(600)
-            assert error.value.fault == "adapter memory"
-            assert error.value.detail.endswith(os.strerror(errno.EMFILE))
+            assert (error.value.fault, error.value.text) == ("adapter memory", os.strerror(errno.EMFILE))
             engine.ping().result(600)
         for of in (job(), adapted(1)):
             fine = chunk(of)

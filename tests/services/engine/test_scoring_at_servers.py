@@ -208,7 +208,7 @@ def test_a_server_that_dies_fails_the_chunks_that_it_scores_and_no_others(backen
         for one in chunks:
             with pytest.raises(ChunkError) as caught:
                 one.result.result(600)
-            assert (caught.value.fault, caught.value.where) == ("reward server", f"prompts.{one.prompt.id}")
+            assert (caught.value.fault, caught.value.prompt) == ("reward server", one.prompt.id)
         other = chunk("g", tmp_path, REWARD)
         engine.scheduler.submit([other])
         assert_scored(other)

@@ -256,7 +256,7 @@ def test_an_engine_goes_on_while_a_server_fails(server: tuple[Misbehaving, str],
         with pytest.raises(ChunkError) as caught:
             failing.result.result(600)
         assert caught.value.fault == "reward server"
-        assert FAULTS[mode] in caught.value.detail
+        assert FAULTS[mode] in caught.value.text
         expected = fine.result.result(600).rewards[REWARD]
         app.leave.set()
         app.mode = "well"

@@ -442,7 +442,7 @@ def test_a_rollout_service_asks_a_judge_beside_its_generation(server: tuple[Fake
         with pytest.raises(ChunkError) as caught:
             failing.result.result(600)
         assert caught.value.fault == "reward server"
-        assert "CUDA error" in caught.value.detail
+        assert "CUDA error" in caught.value.text
         assert not engine.scheduler.dead
     finally:
         fake.hold.set()

@@ -202,7 +202,7 @@ class Scheduler:
             yield
         except QueueFullError as full:
             seconds = self._queue.cost * self._seconds_per_cost / max(1, self.serving)
-            full.got, full.retry_after = requested, max(1, min(60, math.ceil(seconds)))
+            full.requested, full.retry_after = requested, max(1, min(60, math.ceil(seconds)))
             raise
 
     def _state(self) -> QueueState:

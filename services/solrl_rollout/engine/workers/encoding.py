@@ -113,9 +113,7 @@ def encode_error(error: EngineError) -> Header:
 
 def decode_error(error: str, facts: Mapping[str, Any]) -> EngineError:
     """The error of this name with these facts."""
-    kind: type[EngineError] = getattr(errors, error)
-    decoded = kind.__new__(kind)
-    vars(decoded).update(facts)
+    decoded: EngineError = getattr(errors, error)(**facts)
     return decoded
 
 
