@@ -1,5 +1,6 @@
 """Rank fidelity: agreement of proxy rewards with true rewards, the measure of an exploration plan."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,7 +91,9 @@ def _one_group(proxy: Group, true: Group, half: int, sizes: list[int]) -> list[f
 
 
 def _correlations(proxy: Group, true: Group) -> tuple[float, float]:
-    """Spearman's and Kendall's."""
-    if np.ptp(proxy) == 0 < np.ptp(true):
+    """Spearman's and Kendall's; 0 for a proxy that is constant, and not a number if the true scores are."""
+    if np.ptp(true) == 0:
+        return math.nan, math.nan
+    if np.ptp(proxy) == 0:
         return 0.0, 0.0
     return float(spearmanr(proxy, true).statistic), float(kendalltau(proxy, true).statistic)

@@ -64,3 +64,10 @@ def test_equal_proxy_rewards_say_nothing_of_true_ones_that_differ() -> None:
     found = rank_fidelity(torch.ones_like(true), true, keep=4)
     assert (found.spearman, found.kendall) == (0, 0)
     assert math.isnan(rank_fidelity(true, torch.ones_like(true), keep=4).spearman)
+
+
+@pytest.mark.filterwarnings("error")
+def test_constant_scores_are_no_correlation_and_warn_of_nothing() -> None:
+    varied, constant = torch.arange(24.0)[None], torch.full((1, 24), 0.5)
+    assert rank_fidelity(constant, varied).spearman == 0
+    assert math.isnan(rank_fidelity(varied, constant).spearman)

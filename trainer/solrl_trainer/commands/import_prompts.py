@@ -91,7 +91,7 @@ def import_prompts(
     output.mkdir(parents=True, exist_ok=True)
     for split, path in targets.items():
         write_file(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept[split]))
-        notes.append(f"{path}: {len(kept[split]):,} prompts")
+        notes.append(f"{path}: {len(kept[split]):,} prompt{'s' * (len(kept[split]) != 1)}")
     return notes
 
 

@@ -140,7 +140,7 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
     log.fidelity(version, len(prompts), vars(fidelity))
     explore = config.explore
     logger.info(
-        f"version {version}, {explore.precision} at {explore.steps} steps against BF16 at {config.sample_steps}: "
+        f"version {version}, {_precision(session)} at {explore.steps} steps against BF16 at {config.sample_steps}: "
         f"Spearman {fidelity.spearman:.3f} over {len(prompts)} groups of {explore.candidates}"
     )
     if below_floor(config, fidelity.spearman, len(prompts)):
@@ -158,6 +158,12 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
             f"rank fidelity is below {wanted:g} (evaluate.fidelity_wanted), so exploration selects worse seeds; for "
             f"a new run {' or '.join(cures)}"
         )
+
+
+def _precision(session: Session) -> str:
+    """The precision of exploration; a service chooses what `auto` is."""
+    asked = session.config.explore.precision
+    return session.models.explorer.precision if asked == "auto" and not session.config.uses_service else asked
 
 
 def below_floor(config: RunConfig, spearman: float, prompts: int) -> bool:

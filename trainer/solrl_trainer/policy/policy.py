@@ -179,7 +179,7 @@ def require_finite(value: float, what: str, where: str) -> None:
     """
     if not math.isfinite(value):
         raise FloatingPointError(
-            f"{what} is {value} at {where}; the run stops before it changes any weight. Lower "
+            f"{what} is {value} at {where}; the run stops, and its checkpoints are intact. Lower "
             "optimizer.learning_rate, or check the rewards of this iteration in metrics.jsonl; "
             "`--resume` continues from the last checkpoint"
         )
