@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save
 from solrl_proto.text_files import read_json
 
+from solrl_trainer.records.evaluations import small_images
 from solrl_trainer.records.output_files import write_file
-from solrl_trainer.records.small_images import small_images
 from solrl_trainer.rollouts.pairs import Pair
 
 IMAGES = "gallery.safetensors"

@@ -9,9 +9,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from solrl_trainer.evaluation.gallery import LARGEST_SIDE
-from solrl_trainer.records.evaluations import Evaluation
+from solrl_trainer.records.evaluations import Evaluation, small_images
 from solrl_trainer.records.output_files import write_file
-from solrl_trainer.records.small_images import small_images
 
 _SETTINGS = "settings"
 _IMAGES = "images"

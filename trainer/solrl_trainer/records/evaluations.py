@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from solrl_core.rewards.reward import weighted_sum
+from torch.nn.functional import interpolate
 
 from solrl_trainer.records.figures import TRAINED_SUM
 
@@ -122,3 +123,13 @@ def verdicts(before: Evaluation, after: Evaluation) -> list[tuple[bool, bool]] |
         return None
     flags = zip(before.scores[STRICT][:, 0].tolist(), after.scores[STRICT][:, 0].tolist(), strict=True)
     return [(was == 1, now == 1) for was, now in flags]
+
+
+def small_images(images: torch.Tensor, side: int) -> torch.Tensor:
+    """Images float [N, 3, H, W] in [0, 1] as uint8 on the CPU, shrunk to at most `side` pixels a side."""
+    images = images.detach().float().cpu()
+    longest = max(images.shape[-2:])
+    if longest > side:
+        size = [max(1, round(length * side / longest)) for length in images.shape[-2:]]
+        images = interpolate(images, size=size, mode="area")
+    return (images.clamp(0, 1) * 255).round().to(torch.uint8).contiguous()

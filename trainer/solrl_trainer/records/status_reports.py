@@ -20,8 +20,8 @@ from solrl_proto.identifiers import split_checkpoint
 from solrl_proto.problems import ProblemError
 from solrl_proto.status import THUMBNAIL_SIDE, Activity, HeldOut, RunSettings, SamplePair, Samples, Work
 
+from solrl_trainer.records.evaluations import small_images
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
-from solrl_trainer.records.small_images import small_images
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.rollouts.pairs import CandidatePairs, candidate_pairs
 from solrl_trainer.service.run_client import RunClient

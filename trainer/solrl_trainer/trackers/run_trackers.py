@@ -14,8 +14,8 @@ from PIL import Image
 from solrl_proto.identifiers import Message
 from solrl_proto.text_files import read_json
 
+from solrl_trainer.records.evaluations import small_images
 from solrl_trainer.records.output_files import write_file
-from solrl_trainer.records.small_images import small_images
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.trackers.registry import TRACKERS
 from solrl_trainer.trackers.tracker import TrackedRun, Tracker
