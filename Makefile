@@ -46,7 +46,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) --editable '.[dev]'
 	# In separate folders: diffusers imports torchao if it is installed, and tests also run with the oldest diffusers.
 	$(PIP) --no-deps --upgrade --target $(VENV)/cross-checks torchao
-	$(PIP) --no-deps --upgrade --target $(VENV)/oldest diffusers==0.41.0
+	$(PIP) --no-deps --upgrade --target $(VENV)/oldest diffusers==0.38.0
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rank_runs import iterations, run, same_weights
+from rank_runs import run, same_weights
 from real_runs import Watcher
 from small_model import small_model
 from solrl_minis import catalog
@@ -16,7 +16,7 @@ from solrl_trainer.ranks.communicator import Communicator, SingleProcess
 from solrl_trainer.session import check_prompts_per_rank
 from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import further_prompts, prompts_of_iteration, read_prompts
-from training_helpers import TINY
+from training_helpers import TINY, iterations
 
 SETTINGS = (
     *TINY,

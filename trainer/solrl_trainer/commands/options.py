@@ -96,8 +96,7 @@ class Export:
     format: Literal["diffusers", "comfyui", "kohya"] = "diffusers"
     """Also write lora-comfyui.safetensors or lora-kohya.safetensors, with the layer names of ComfyUI or kohya."""
     merged: bool = False
-    """Also write the transformer with the LoRA merged in, in BF16: the folder transformer, for diffusers. Loads the
-    model into host memory."""
+    """Also write the BF16 transformer with the LoRA merged in, as the folder transformer for diffusers."""
     checkpoint: Annotated[int | None, _shown("N", "the newest")] = None
     """Version of the checkpoint to export."""
     output: Annotated[Path | None, _shown("FOLDER", "the run's")] = None
