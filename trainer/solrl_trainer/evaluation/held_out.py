@@ -102,11 +102,11 @@ def evaluate_along(session: Session, log: RunLog, version: int, base: Evaluation
 
 
 def log_better_checkpoint(config: RunConfig, log: RunLog) -> None:
-    """Say at the end of a run which kept checkpoint has a higher held-out reward than the last one."""
+    """Say at the end of a run which kept checkpoint has a higher held-out reward than the last one, beyond chance."""
     scores = log.held_out(config.weights)
     last = scores.get(config.iterations)
     best = best_kept(config.output / "checkpoints", scores)
-    if last is None or best is None or scores[best] <= last:
+    if last is None or best is None or log.held_out_low(best, config.weights) <= last:
         return
     logger.info(
         f"the held-out reward was higher at version {best}, {scores[best]:.4f} instead of {last:.4f}; its weights: "

@@ -1,6 +1,7 @@
 """Log of a run: metrics.jsonl, progress in the terminal, reports for the service's page, and trackers."""
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,7 @@ from solrl_client.rollouts import RolloutClient
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.collapse import CollapseAlarm
 from solrl_trainer.records.evaluations import Evaluation
+from solrl_trainer.records.figures import TRAINED_SUM
 from solrl_trainer.records.metrics_file import MetricsFile, own_time
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
 from solrl_trainer.records.status_reports import StatusReporter
@@ -179,6 +181,13 @@ class RunLog:
             for line in lines
             if weights.keys() <= line["rewards"].keys()
         }
+
+    def held_out_low(self, version: int, weights: Mapping[str, float]) -> float:
+        """Lower end of the 95 % interval of that sum at a version that was evaluated; the base's has no interval."""
+        name = TRAINED_SUM if len(weights) > 1 else next(iter(weights))
+        lines = self._metrics.lines("evaluation") if self._metrics is not None else []
+        found = next(line for line in lines if line["version"] == version)
+        return float(found["low"][name]) if "low" in found else -math.inf
 
     def evaluated(self, record: HeldOutRecord, found: Evaluation, prompts: Sequence[str]) -> None:
         """A version was evaluated on held-out prompts; a resumed run measures its first version again."""
