@@ -1,10 +1,14 @@
-"""The checkpoint of the best held-out reward outlives newer ones, and a note names it."""
+"""The checkpoint of the best held-out reward outlives newer ones, and a note names it if it is better beyond chance."""
 
+import logging
 from pathlib import Path
 
 import pytest
 from real_runs import Service, go
+from solrl_trainer.evaluation.held_out import log_better_checkpoint
+from solrl_trainer.records.metrics_file import MetricsFile
 from solrl_trainer.records.run_log import RunLog
+from solrl_trainer.settings.presets import resolve
 
 SETTINGS = ("explore.prompts=1", "evaluate.prompts=2", "evaluate.every=1", "keep_checkpoints=1", "iterations=3")
 
@@ -16,13 +20,18 @@ def test_the_best_evaluated_version_is_kept(service: Service, folder: Path) -> N
     assert set(found) == {0, 1, 2, 3}
     best = max((1, 2), key=found.__getitem__)
     assert sorted(path.name for path in (run.config.output / "checkpoints").iterdir()) == [f"{best:06d}", "000003"]
-    notes = [note for note in run.watcher.notes if "--checkpoint" in note]
-    assert len(notes) == (found[best] > found[3])
 
 
-def test_a_reward_that_fell_is_noted(service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunLog, "held_out", lambda own, weights: {1: 0.75, 2: 0.5, 3: 0.25})
-    run = go(service, folder / "fell", *SETTINGS)
-    (note,) = [note for note in run.watcher.notes if "--checkpoint" in note]
-    assert "higher at version 1, 0.7500 instead of 0.2500" in note
-    assert f"solrl-train export {run.config.output} --checkpoint 1" in note
+@pytest.mark.parametrize(("low", "named"), [(0.52, True), (0.49, False)])
+def test_only_a_difference_beyond_the_interval_is_named(
+    low: float, named: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = resolve("mini-sana/sol_rl/clipscore", overrides=["iterations=4"], arguments={"output": tmp_path}).config
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    for version, mean, ends in ((2, 0.55, (low, 0.58)), (4, 0.5, (0.47, 0.53))):
+        interval = {end: {"clipscore": value} for end, value in zip(("low", "high"), ends, strict=True)}
+        metrics.log("evaluation", version=version, images=8, rewards={"clipscore": mean}, **interval)
+        (tmp_path / "checkpoints" / f"{version:06d}").mkdir(parents=True)
+    with caplog.at_level(logging.INFO):
+        log_better_checkpoint(config, RunLog(metrics))
+    assert ("--checkpoint 2" in caplog.text) == named
