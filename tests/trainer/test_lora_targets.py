@@ -55,6 +55,13 @@ def test_a_run_trains_the_chosen_layers_alone(served: bool, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     lora = load_file(tmp_path / "out" / "lora.safetensors")
     assert {name.removeprefix("transformer.").rpartition(".lora_")[0] for name in lora} == chosen
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model_index.json").write_text("{}")
+    done = typed(main, "export", str(tmp_path / "run"), "--output", str(model), "--merged")
+    assert done.returncode != 0
+    assert f"got --merged into {model}, which has model_index.json" in done.stderr
+    assert [path.name for path in model.iterdir()] == ["model_index.json"]
     assert typed(main, "evaluate", str(tmp_path / "run"), "--rewards", "clipscore").returncode == 0
 
 

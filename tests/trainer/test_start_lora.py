@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 from solrl_core.adapter import Adapter, encode_adapter, encode_for_diffusers, lora_a_key, lora_b_key
 from solrl_core.families import load_backbone
 from solrl_core.families.original_layers import encode_in_layout
@@ -114,6 +114,20 @@ def test_a_folder_of_peft(policy: Policy, flux: PipelineBackbone, tmp_path: Path
         torch.testing.assert_close(found.delta(module), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("named", [("down", "up"), ("A", "B")])
+@pytest.mark.parametrize("metadata", [None, {"lora_alpha": "2"}])
+def test_the_layout_of_comfyui(
+    policy: Policy, flux: PipelineBackbone, tmp_path: Path, named: tuple[str, str], metadata: dict[str, str] | None
+) -> None:
+    adapter = random_adapter(flux, 4, 2.0)
+    file = {
+        key.replace("lora_down", f"lora_{named[0]}").replace("lora_up", f"lora_{named[1]}"): tensor
+        for key, tensor in load(encode_in_layout(adapter, "flux", "comfyui")).items()
+    }
+    save_file(file, tmp_path / "l.safetensors", metadata)
+    assert_same_changes(started(policy, flux, tmp_path / "l.safetensors"), adapter)
+
+
 def test_the_layout_of_kohya(policy: Policy, flux: PipelineBackbone, tmp_path: Path) -> None:
     adapter = random_adapter(flux, 2, 2.0)
     a, b = adapter.tensors[lora_a_key(TARGET)], adapter.tensors[lora_b_key(TARGET)]
@@ -138,6 +152,13 @@ def pair(rows: int = 8, columns: int = 8, rank: int = 1, module: str = TARGET) -
             r"adapts 1 modules that this run does not, such as norm_out\.linear; expected",
         ),
         (dict(list(pair().items())[:1]), r"has one of lora_A and lora_B of .*; expected both"),
+        (
+            {
+                "lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight": torch.ones(1, 8),
+                "lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight": torch.ones(2, 1),
+            },
+            r"l\.safetensors: lora_unet_.*_qkv\.lora_up\.weight has 2 rows; expected a multiple of 3",
+        ),
         ({}, "has no tensors; expected lora_A and lora_B"),
         ({"text_encoder.q.weight": torch.ones(1)}, r"has text_encoder\.q\.weight; expected lora_A, lora_B and alpha"),
     ],

@@ -166,6 +166,23 @@ def test_we_read_it_back(family: str, layout: Layout, rank: int, alpha: float) -
         torch.testing.assert_close(b @ a, adapter.delta(module), rtol=1e-5, atol=1e-5)
 
 
+@LAYOUTS
+def test_rows_of_the_mlp_are_refused(layout: Layout) -> None:
+    file = safetensors.torch.load(encode_in_layout(an_adapter("flux", 2, 2.0), "flux", layout))
+    key = next(key for key in file if key.endswith("linear1.lora_up.weight"))
+    file[key][-1, 0] = 1.0
+    with pytest.raises(ValueError, match=rf"{key} changes rows from 24 on: it adapts the MLP, which this run does"):
+        from_layout(file, "flux")
+
+
+@pytest.mark.parametrize("rows", [0, 2, 8, 25])
+def test_heights_of_another_model_are_refused(rows: int) -> None:
+    key = "diffusion_model.double_blocks.0.img_attn.qkv"
+    file = {f"{key}.lora_A.weight": torch.ones(1, 8), f"{key}.lora_B.weight": torch.ones(rows, 1)}
+    with pytest.raises(ValueError, match=rf"{key}\.lora_B\.weight has {rows} rows; expected a multiple of 3: a LoRA"):
+        from_layout(file, "flux")
+
+
 def test_what_has_no_name_is_refused() -> None:
     adapter = an_adapter("sd3", 2, 2.0)
     with pytest.raises(

@@ -40,7 +40,7 @@ def export(
 
     Raises:
         FileNotFoundError: there is no checkpoint yet.
-        FileExistsError: the folder has a README.md that is no model card of a run.
+        FileExistsError: the folder has a README.md that is no model card of a run, or, with merged, is a model's.
         ValueError: the checkpoint is damaged, or of other settings; or the layout has no names for the model.
         OSError: a file cannot be written, or the model to merge into cannot be loaded.
     """
@@ -49,6 +49,11 @@ def export(
     weights, card, grid = (folder / name for name in (LORA, CARD, _GRID))
     if card.is_file() and MARK not in read_text(card):
         raise FileExistsError(f"{card} is no model card of solrl; choose another --output, or move it away")
+    if merged and (index := folder / "model_index.json").exists():
+        raise FileExistsError(
+            f"got --merged into {folder}, which has {index.name}: the model there would lose its transformer; expected "
+            "a folder without a model; choose another --output"
+        )
     figures = held_out(config.output, found.version)
     text = model_card(config, found.version, figures, repository or str(folder))
     named = None if layout == "diffusers" else _in_layout(found.averaged, config, layout)

@@ -52,7 +52,11 @@ def read_start(path: Path, backbone: PipelineBackbone, initial: Adapter) -> dict
             tensors = {name: opened.get_tensor(name).float() for name in opened.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{file} is no safetensors file: {error}") from error
-    modules = _modules(_in_diffusers_layout(tensors, backbone, file), file)
+    try:
+        known = from_layout(tensors, backbone.family)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    modules = _modules(_in_diffusers_layout(tensors, backbone, file) if known is None else known, file)
     own = set(initial.modules)
     if foreign := sorted(set(modules) - own):
         shown = ", ".join(foreign[:_SHOWN])
@@ -60,7 +64,7 @@ def read_start(path: Path, backbone: PipelineBackbone, initial: Adapter) -> dict
             f"{file} adapts {len(foreign)} modules that this run does not, such as {shown}; expected some of the run's "
             f"{len(own)}, such as {min(own)}: a LoRA of this model's transformer alone"
         )
-    default = _alpha(metadata, file)
+    default = _alpha(metadata, file) if known is None else None  # from_layout has applied alpha
     weights = dict(initial.tensors)
     for module, parts in modules.items():
         a, b = parts["A"], parts["B"]
@@ -84,8 +88,6 @@ def _in_diffusers_layout(tensors: dict[str, Tensor], backbone: PipelineBackbone,
         return {name.removeprefix(_PEFT): tensor for name, tensor in tensors.items()}
     if all(_PART.fullmatch(name) for name in tensors):
         return tensors
-    if (known := from_layout(tensors, backbone.family)) is not None:
-        return known
     pipeline: Any = type(backbone.pipeline)  # which converts some of kohya's files
     try:
         converted = pipeline.lora_state_dict(tensors)
