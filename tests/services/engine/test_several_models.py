@@ -58,6 +58,8 @@ def test_a_file_and_a_folder_may_have_the_signs_of_a_name_and_a_revision(tmp_pat
     file.touch()
     folder.mkdir()
     assert parse_model(f"{file}+{folder}") == ModelSpec("a-b-c", f"{file}+{folder}", None)
+    assert parse_model(f"{file}+me/flux") == ModelSpec("a-b-c", f"{file}+me/flux", None)
+    assert parse_model(f"{file}+me/flux@abc1") == ModelSpec("a-b-c", f"{file}+me/flux", "abc1")
 
 
 @pytest.mark.parametrize("text", ["", "a=", "Upper=mini-sana", "mini-sana@", "=mini-sana"])
