@@ -112,7 +112,7 @@ def open_session(config: RunConfig, world: Communicator, on_wait: OnWait = ignor
         MismatchError: the service differs, or the plan is of another model; names the part.
         ValueError, OSError: model, reward or prompts cannot be loaded, or the device does not explore at the precision.
     """
-    check_prompts_per_rank(config, world)
+    check_ranks(config, world)
     folder = find_prompts(config.prompts)
     train, test = read_prompts(folder, "train"), read_prompts(folder, "test")
     layout = running_text(config, world.size, pick_device(config.device, world))
@@ -125,19 +125,19 @@ def open_session(config: RunConfig, world: Communicator, on_wait: OnWait = ignor
         yield session
 
 
-def check_prompts_per_rank(config: RunConfig, world: Communicator) -> None:
-    """Refuse fewer prompts than give every rank one, and ranks that would not explore in step.
+def check_ranks(config: RunConfig, world: Communicator) -> None:
+    """Refuse fewer prompts than ranks, and further prompts for ranks that share the base's weights.
 
     Raises:
-        ValueError: they are too few, or explore further prompts of their own.
+        ValueError: the prompts are too few, or ranks would explore further prompts out of step.
     """
     prompts = config.explore.prompts
     if prompts < world.size:
         raise ValueError(f"explore.prompts is {prompts}; expected at least one for each of {world.size} ranks")
     if config.explore.refill and world.size > 1 and config.optimizer.shard_base is not False:
         raise ValueError(
-            f"explore.refill is {config.explore.refill}, and {world.size} ranks that share the base's weights explore "
-            "in step; expected optimizer.shard_base=false, or explore.refill=0"
+            f"explore.refill is {config.explore.refill}, and {world.size} ranks that share the base's weights would "
+            "explore further prompts out of step; expected optimizer.shard_base=false, or explore.refill=0"
         )
 
 

@@ -13,7 +13,8 @@ from solrl_minis import catalog
 from solrl_proto.rollouts import PromptItem
 from solrl_trainer.loop import Result, train
 from solrl_trainer.ranks.communicator import Communicator, SingleProcess
-from solrl_trainer.session import check_prompts_per_rank
+from solrl_trainer.session import check_ranks
+from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import further_prompts, prompts_of_iteration, read_prompts
 from training_helpers import TINY, iterations
@@ -100,6 +101,21 @@ def test_what_cannot_refill_is_refused_before_loading() -> None:
         resolve("mini-sana/sol_rl/clipscore", overrides=["explore.refill=2", "rollout_url=http://127.0.0.1:8100"])
     config = resolve("mini-sana/sol_rl/clipscore", overrides=["explore.refill=2", "rollout_url=null"]).config
     world: Communicator = TwoRanks()
-    with pytest.raises(ValueError, match=r"refill is 2, and 2 ranks .* in step; expected optimizer\.shard_base=false"):
-        check_prompts_per_rank(config, world)
-    check_prompts_per_rank(config, SingleProcess())
+    with pytest.raises(ValueError, match=r"refill is 2, and 2 ranks .* out of step; .*shard_base=false"):
+        check_ranks(config, world)
+    check_ranks(config, SingleProcess())
+
+
+def test_a_refill_without_further_prompts_is_refused(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.txt").write_text("a red circle\na blue square\n")
+    settings = ["rollout_url=null", "explore.refill=3", f"prompts={tmp_path}"]
+
+    def check(prompts: int) -> None:
+        overrides = [*settings, f"explore.prompts={prompts}"]
+        arguments = {"output": tmp_path / "run"}
+        check_run(resolve("mini-sana/sol_rl/clipscore", overrides=overrides, arguments=arguments).config, resume=False)
+
+    with pytest.raises(ValueError, match=r"refill is 3, but .* has 2 train prompts and explore\.prompts is 2; "):
+        check(2)
+    check(1)

@@ -141,6 +141,12 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
             f"explore.prompts is {config.explore.prompts}, but {folder} has {most} train prompts; "
             f"expected at most {most}: --set explore.prompts={most}"
         )
+    if (refill := config.explore.refill) and config.explore.prompts == most:
+        raise ValueError(
+            f"explore.refill is {refill}, but {folder} has {most} train prompts and explore.prompts is {most}; "
+            "expected more train prompts than an iteration takes: add prompts, lower explore.prompts, or --set "
+            "explore.refill=0"
+        )
     from solrl_core.rewards.reward import check_named, check_reward  # imports torch, so it follows the fast checks
 
     named = sorted({*config.rewards, *config.evaluate.rewards})
