@@ -77,3 +77,18 @@ def test_reports_and_cards_name_the_file_without_its_path(model: str) -> None:
     names: dict[str, object] = {}
     exec(code.replace("path/to", model.rpartition("/")[0]), names)
     assert type(names["pipeline"]).__name__ == "StableDiffusion3Pipeline"
+
+
+def test_a_card_loads_the_files_configuration_at_the_revision(model: str) -> None:
+    config = resolve(PRESET, overrides=[f"model={model}", "revision=abc"]).config
+    card = model_card(config, 1, None, "me/lora")
+    assert "config=locate('mini-sd3'), config_revision='abc', subfolder='transformer'" in card
+    assert "from_pretrained(locate('mini-sd3'), revision='abc', transformer=transformer" in card
+
+
+def test_a_card_written_without_the_rest_uses_no_unknown_transformer(tmp_path: Path) -> None:
+    (tmp_path / "own.safetensors").touch()
+    config = resolve(PRESET, overrides=[f"model={tmp_path}/own.safetensors+nobody/absent"]).config
+    card = model_card(config, 1, None, "me/lora")
+    assert "transformer=transformer" not in card
+    assert "The LoRA was trained for the transformer in `own.safetensors`, which this code does not load" in card

@@ -92,6 +92,9 @@ def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None,
     if even:
         arguments["sigmas"] = unshifted_sigmas(config.evaluate.steps)[:-1]
     revision = f", revision={config.revision!r}" if config.revision else ""
+    transformer = ""
+    if file is not None and found is not None:
+        transformer = _from_file(found.config["_class_name"], file.name, place, config.revision)
     shown = config.model_copy(update={"model": name, "prompts": Path(config.prompts).name})
     page: str = environment.get_template("model_card.md.j2").render(
         front=yaml.safe_dump(_front(config, on_hub and file is None), sort_keys=False).strip(),
@@ -102,13 +105,14 @@ def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None,
         version=version,
         iterations=config.iterations,
         registered=registered,
-        pipeline=place + revision + ("" if file is None else ", transformer=transformer"),
-        transformer="" if file is None or found is None else _from_file(found.config["_class_name"], file.name, place),
+        pipeline=place + revision + (", transformer=transformer" if transformer else ""),
+        transformer=transformer,
         source=source,
         lora=LORA,
         scale=f"{config.lora.alpha / config.lora.rank:g}",
         arguments=", ".join(f"{name}={value!r}" for name, value in arguments.items()),
         arguments_known=call is not None,
+        unloaded="" if file is None or transformer else file.name,
         solver=config.solver,
         even=even,
         measured=measured,
@@ -120,9 +124,10 @@ def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None,
     return page
 
 
-def _from_file(kind: str, file: str, place: str) -> str:
-    """The line that loads the transformer of a single-file checkpoint."""
-    options = f"config={place}, subfolder='transformer', torch_dtype=torch.bfloat16"
+def _from_file(kind: str, file: str, place: str, revision: str | None) -> str:
+    """The line that loads the transformer of a single-file checkpoint, whose configuration is at `place`."""
+    at = f", config_revision={revision!r}" if revision else ""
+    options = f"config={place}{at}, subfolder='transformer', torch_dtype=torch.bfloat16"
     return f"transformer = {kind}.from_single_file('path/to/{file}', {options})"
 
 
