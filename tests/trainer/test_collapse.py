@@ -15,7 +15,8 @@ def lines(count: int, **figures: Any) -> list[dict[str, Any]]:
     made = []
     for i in range(count):
         line = {"version": i + 1, "reward_best": 0.3, "reward_worst": 0.2 + 0.05 * i / count}
-        line |= {"objective/kl": 1e-6 * i**2, "objective/old_kl": 1e-7, "objective/clipped": 0.3}
+        line |= {"objective/kl": 1e-6 * i**2, "objective/old_kl": 1e-7}
+        line |= {"objective/ratio": 1.0, "objective/clipped": 0.3}
         made.append(line | {name.replace("_", "/", 1): value(i) for name, value in figures.items()})
     return made
 
@@ -51,14 +52,32 @@ def test_ratios_beyond_the_clip_range_are_named() -> None:
     said = collapse(lines(5, objective_clipped=lambda i: 0.95))
     assert said is not None
     assert said.startswith("95 % of all points are beyond the clip range")
+    assert said.endswith("or take fewer optimizer.updates and optimizer.epochs")
     assert collapse(lines(5, objective_clipped=lambda i: 0.48), steps=2) is not None, "of at most a half"
     assert collapse(lines(5, objective_clipped=lambda i: 0.48), steps=4) is None
 
 
+def test_clipped_advantages_are_no_clipped_ratios() -> None:
+    found = lines(5, objective_clipped=lambda i: 0.95)
+    for line in found:
+        del line["objective/ratio"]
+    assert collapse(found) is None
+
+
+@pytest.mark.parametrize("known", [0, 3, 12, 30])
+def test_the_alarm_keeps_what_decides(known: int, caplog: pytest.LogCaptureFixture) -> None:
+    found = [{**line, "reward_worst": 0.295 if line["version"] > 35 else 0.2} for line in lines(40)]
+    alarm = CollapseAlarm()
+    alarm.start(found[:known])
+    for line in found[known:]:
+        alarm.iteration(line)
+    assert [message.split(":")[0] for message in caplog.messages] == ["this run may be collapsing at version 40"]
+
+
 def test_the_alarm_is_raised_once(caplog: pytest.LogCaptureFixture) -> None:
     alarm, found = CollapseAlarm(), lines(18, objective_clipped=lambda i: 0.95)
-    for done in range(1, 19):
-        alarm.iteration(found[:done])
+    for line in found:
+        alarm.iteration(line)
     (said,) = caplog.messages
     assert said.startswith("this run may be collapsing at version 5: 95 % of")
     assert "`--resume` with `--checkpoint` continues from an earlier version" in said
@@ -72,3 +91,23 @@ def test_a_runs_log_watches_its_iterations(tmp_path: Path, caplog: pytest.LogCap
     for _ in range(10):
         log.iteration_trained(iteration_record(75))
     assert [message.split(":")[0] for message in caplog.messages] == ["this run may be collapsing at version 76"]
+
+
+def test_a_resumed_runs_log_compares_with_the_iterations_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    for i in range(20):
+        metrics.log("iteration", **iteration_record(i).line())
+    log = RunLog(metrics)
+    log.rewind(10)
+    for _ in range(5):
+        log.iteration_trained(iteration_record(75))
+    assert [message.split(":")[0] for message in caplog.messages] == ["this run may be collapsing at version 76"]
+
+
+def test_a_runs_log_does_not_read_its_file_again(tmp_path: Path) -> None:
+    log = RunLog(MetricsFile(tmp_path / "metrics.jsonl"))
+    log.iteration_trained(iteration_record(0))
+    (tmp_path / "metrics.jsonl").write_text("damaged\n")
+    log.iteration_trained(iteration_record(1))

@@ -48,12 +48,13 @@ def collapse(lines: Sequence[Mapping[str, Any]], steps: int = 1) -> str | None:
             earlier, now = (_mean(part, lambda line, name=name: line[name]) for part in (before, last))
             if earlier > 0 and now > max(MOST_DRIFT * earlier, ROUNDING):
                 return f"{distance} has grown from {earlier:.3g} to {now:.3g} ({name}): the policy diverges. {_SMALLER}"
-    if all("objective/clipped" in line for line in last):
+    # Without ratios, as with DiffusionNFT, it is the share of advantages that are clipped.
+    if all({"objective/ratio", "objective/clipped"} <= line.keys() for line in last):
         clipped = _mean(last, lambda line: line["objective/clipped"])
         if clipped > MOST_CLIPPED * max(1, steps - 1) / steps:
             return (
                 f"{100 * clipped:.0f} % of all points are beyond the clip range (objective/clipped) and have no "
-                f"gradient: {_SMALLER}, or take fewer optimizer.updates and epochs"
+                f"gradient: {_SMALLER}, or take fewer optimizer.updates and optimizer.epochs"
             )
     return None
 
@@ -65,14 +66,23 @@ class CollapseAlarm:
         """`steps`: optimiser steps per iteration."""
         self._steps = steps
         self._said = False
+        self._lines: list[Mapping[str, Any]] = []
 
-    def iteration(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """An iteration has ended; `lines` as for `collapse`."""
-        found = None if self._said else collapse(lines, self._steps)
+    def start(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """The run continues after these iterations; `lines` as for `collapse`."""
+        self._lines = [*lines[:WINDOW], *lines[WINDOW:][-2 * WINDOW :]]
+
+    def iteration(self, line: Mapping[str, Any]) -> None:
+        """An iteration has ended, with this line of metrics.jsonl."""
+        if self._said:
+            return
+        # `collapse` compares the first window with the last two.
+        self.start([*self._lines, line])
+        found = collapse(self._lines, self._steps)
         if found is not None:
             self._said = True
             logger.warning(
-                f"this run may be collapsing at version {lines[-1]['version']}: {found}; `--resume` with "
+                f"this run may be collapsing at version {line['version']}: {found}; `--resume` with "
                 "`--checkpoint` continues from an earlier version"
             )
 

@@ -90,6 +90,7 @@ class RunLog:
         if self._metrics is not None:
             self._metrics.rewind(version)
             self._earlier = self._metrics.seconds()
+            self._collapse.start(self._metrics.lines("iteration"))
             self.spearman = {line["version"]: line["spearman"] for line in self._metrics.lines("fidelity")}
             if self._trackers is not None:
                 self._trackers.start(version, self._metrics.lines())
@@ -140,9 +141,10 @@ class RunLog:
 
     def iteration_trained(self, record: IterationRecord) -> None:
         """An iteration is trained; its checkpoint and push follow."""
-        self._log("iteration", **record.line())
+        line = record.line()
+        self._log("iteration", **line)
         if self._metrics is not None:
-            self._collapse.iteration(self._metrics.lines("iteration"))
+            self._collapse.iteration(line)
 
     def iteration_finished(self, record: IterationRecord) -> None:
         """An iteration is pushed."""
