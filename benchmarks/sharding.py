@@ -28,6 +28,7 @@ SETTINGS = (
 """One small group of each rank; memory follows the micro-batch, which is the preset's."""
 HEAD = (
     "base",
+    "device",
     "GPUs",
     "memory of a GPU, GiB",
     "exploring, s",
@@ -103,7 +104,7 @@ def page(found: Mapping[str, Any]) -> str:
     lines = [
         "# Sharding the base",
         "",
-        f"By `python benchmarks/sharding.py` on {rows[0]['device']}: an iteration of FLUX.1 with random weights and",
+        "By `python benchmarks/sharding.py`: an iteration of FLUX.1 with random weights and",
         "small groups, on several GPUs. Memory is the peak that the driver reports, of the GPU that uses most. Both",
         "runs have the same prompts and seeds.",
         "",
@@ -115,7 +116,7 @@ def page(found: Mapping[str, Any]) -> str:
 def _cells(row: Row) -> Sequence[str]:
     seconds = (f"{row['seconds'][name]:.1f}" for name in ("explore", "regenerate", "train"))
     memory = f"{max(row['memory']) / 1024:.1f}" if row["memory"] else "–"
-    return row["base"], str(row["gpus"]), memory, *seconds, f"{row['gradient']:.6g}"
+    return row["base"], row["device"], str(row["gpus"]), memory, *seconds, f"{row['gradient']:.6g}"
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ training GPU, 48 prompts per iteration, 24 of 96 candidates and a lag of one. "Ã
 naive scaling in BF16 on as many GPUs with the same trainer. "Alone" is the same for runs that explore on their own
 GPUs, without a service. A run's share of the service is at most {unfair:.1%} from equal. `solrl-train layout` is within
 {error:.1%} of the simulation."""
-MEASURED = """By `python benchmarks/true_run.py` on {gpu}s, with {prompts} prompts per iteration of each run:
-an iteration's first sample comes after a push and a regeneration, which weighs less with more prompts."""
+MEASURED = """By `python benchmarks/true_run.py` on {gpu}s. An iteration's first sample comes after a
+push and a regeneration, which weighs less with more prompts."""
 
 
 def main() -> None:
@@ -43,7 +43,10 @@ def main() -> None:
     results = Results("shared_service", args.out, page)
     if not args.render:
         results.found["rows"] = list(rows())
-        results.found["measured"] = list(measured(json.loads((args.out / "true_run.json").read_text())["runs"]))
+        true_run = args.out / "true_run.json"
+        results.found["measured"] = (
+            list(measured(json.loads(true_run.read_text())["runs"])) if true_run.is_file() else []
+        )
         results.write()
     results.show()
 
@@ -131,11 +134,23 @@ def page(found: Mapping[str, Any]) -> str:
         lines += [f"## {name}", "", *table(head, (_cells(row) for row in same if row["model"] == model)), ""]
     if runs := found.get("measured"):
         found_cells = (
-            (MODELS[row["model"]], row["plan"], f"1 + {row['runs']}", f"{row['s']:.2f}", f"{row['simulated']:.2f}")
+            (
+                MODELS[row["model"]],
+                row["plan"],
+                f"1 + {row['runs']}",
+                row["prompts"],
+                f"{row['s']:.2f}",
+                f"{row['simulated']:.2f}",
+            )
             for row in runs
         )
         lines += ["## Measured", "", MEASURED.format(**runs[0]), ""]
-        lines += [*table(("model", "plan", "GPUs", "s per prompt, measured", "simulated"), found_cells), ""]
+        lines += [
+            *table(
+                ("model", "plan", "GPUs", "prompts per iteration", "s per prompt, measured", "simulated"), found_cells
+            ),
+            "",
+        ]
     lines += [
         "## Cheaper serving GPUs",
         "",

@@ -131,7 +131,11 @@ def trained(
         command += [part for setting in own for part in ("--set", setting)]
         with (folder / "train.log").open("w") as log:
             started.append(subprocess.Popen(command, stdout=log, stderr=log))
-    codes = [process.wait() for process in started]
+    try:
+        codes = [process.wait() for process in started]
+    finally:
+        for process in started:
+            process.kill()
     for folder, code in zip(folders, codes, strict=True):
         if code:
             log = (folder / "train.log").read_text()
@@ -200,9 +204,9 @@ def page(found: Mapping[str, Any]) -> str:
         "",
         "By `python benchmarks/true_run.py`: the service on one GPU, each run's trainer on one. Seconds per prompt,",
         "medians of the iterations after the first two. The trainer waits for candidates, for regenerated samples (or",
-        "regenerates), trains and pushes. By the clock: all of an iteration, of several runs together. Naive scaling",
-        "is without what is between phases, on as many such GPUs. Hidden: at a lag of one, of the shorter of",
-        "exploration and the rest.",
+        "regenerates), trains and pushes. By the clock: all of an iteration, of several runs together; the",
+        "phases are those of the first. Naive scaling is without what is between phases, on as many such GPUs. Hidden:",
+        "at a lag of one, of the shorter of exploration and the rest.",
         "",
         *table(HEAD, (_cells(name, run, found.get("naive", {})) for name, run in runs.items())),
         "",

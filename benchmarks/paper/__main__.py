@@ -89,7 +89,7 @@ def _options() -> argparse.ArgumentParser:
         nargs="*",
         default=[one for one in TABLES if one not in ON_REQUEST],
         metavar="TABLE",
-        help=f"any of {', '.join(TABLES)}",
+        help=f"any of {', '.join(TABLES)}; by default all but {' and '.join(ON_REQUEST)}",
     )
     parser.add_argument("--model", choices=[name for name in MODELS if name.startswith("mini")], default=usual.model)
     parser.add_argument("--reward", choices=list(REWARD_WORDS), default=usual.reward, help="of tables with one reward")

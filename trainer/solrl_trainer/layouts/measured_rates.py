@@ -74,6 +74,7 @@ def _small(config: RunConfig, steps: int, regenerated_steps: int) -> RunConfig:
         "steps": steps,
         "precision": config.explore.precision if config.two_stage else "auto",
         "prune": None,
+        "refill": 0,
         "fitted": None,
         "sampler": "ode",
         "calibrated_for": None,

@@ -80,7 +80,7 @@ def line_chart(
         large: also draw it across the page.
     """
     places = sorted({x for one in series for x in one.xs})
-    tooltips = _tooltips(places, lambda place: f"{place:.4g}: {_values_at(series, place)}")
+    tooltips = _tooltips(places, lambda place: f"{place:g}: {_values_at(series, place)}")
 
     def draw(axes: Any) -> None:
         drawn = [_draw_line(axes, one, smooth) for one in series]
