@@ -85,7 +85,8 @@ the definition of the world: its shapes, its palette, its prompts.
 {generated}
 
 The sheet below has {looked_at} other images of held-out prompts, a third by each model: flux, sana, sd3. They were
-judged by eye once, before judge or verifier had graded them ([verdicts](../../../../minis_recipe/training/mini-judge/looked_at.json)).
+judged by eye once, before judge or verifier had graded them
+([verdicts](../../../../minis_recipe/training/mini-judge/looked_at.json)).
 
 | by eye | images | judge accepts | verifier accepts |
 |---|---|---|---|
