@@ -91,8 +91,10 @@ def test_the_fastest_layout_comes_first_with_its_command(
     assert "colocated" not in shown
     assert "solrl-rollout serve --model black-forest-labs/FLUX.1-dev" in shown
     assert "--rollout-url http://127.0.0.1:8100 --set regenerate.at=service --set explore.share=auto\n" in shown
-    assert layout(monkeypatch, *words, "--services", "2") == 0
-    assert "explore.share" not in capsys.readouterr().out
+    assert layout(monkeypatch, *words, "--services", "2", "--set", "prompts=my_prompts", "--set", "run=first") == 0
+    shown = capsys.readouterr().out
+    assert "explore.share" not in shown
+    assert shown.endswith("--set prompts=my_prompts --set run=first\n")
 
 
 def test_a_shared_service_divides_the_gpus_among_all_runs() -> None:

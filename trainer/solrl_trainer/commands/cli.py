@@ -118,6 +118,7 @@ def _dispatch(command: Command, rank_info: RankInfo) -> int:
                 speed=command.serving_speed,
                 measure=command.measure,
                 file=command.rates,
+                words=command.words,
             )
         case Prompts():
             from solrl_trainer.commands.import_prompts import import_prompts

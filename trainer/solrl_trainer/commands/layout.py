@@ -24,6 +24,7 @@ def layout(
     speed: float,
     measure: bool,
     file: Path | None,
+    words: Sequence[str] = (),
 ) -> list[GpuLayout]:
     """Print every layout, the fastest first, and the command of the first; returns them.
 
@@ -36,6 +37,7 @@ def layout(
         speed: of a serving GPU, relative to a training one.
         measure: measure the rates on this machine's GPU.
         file: of measured rates, written if they are measured now; None: the shipped rates, unless measured now.
+        words: of the command line, which give the settings beside the preset.
 
     Raises:
         ValueError, OSError: numbers that give no layout, no measured rates of the model, or what cannot be loaded.
@@ -61,7 +63,7 @@ def layout(
         )
     console = Console()
     console.print(_table(config, found, prices))
-    console.print(_advice(config, found[0]), soft_wrap=True, markup=False, highlight=False)
+    console.print(_advice(config, found[0], words), soft_wrap=True, markup=False, highlight=False)
     return found
 
 
@@ -115,7 +117,7 @@ def layout_text(one: GpuLayout) -> str:
     return f"{one.serving} serving + {training}"
 
 
-def _advice(config: RunConfig, best: GpuLayout) -> str:
+def _advice(config: RunConfig, best: GpuLayout, words: Sequence[str]) -> str:
     run = ["run", "--preset", config.preset]
     program = (
         ["solrl-train"]
@@ -128,5 +130,5 @@ def _advice(config: RunConfig, best: GpuLayout) -> str:
         lines.append("  " + shlex.join(["solrl-rollout", "serve", "--model", model, "--gpus", str(best.serving)]))
         run += ["--rollout-url", "http://127.0.0.1:8100", "--set", "regenerate.at=service"]
         run += ["--set", "explore.share=auto"] if best.explored < 1 else []
-    lines.append("  " + shlex.join([*program, *run]))
+    lines.append("  " + shlex.join([*program, *run, *words]))
     return "\n".join(lines)

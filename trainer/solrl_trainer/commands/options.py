@@ -116,6 +116,12 @@ class SettingsCommand:
     set: Overrides = ()
     """A setting, key=value with the value in YAML. May be given more than once; wins over files."""
 
+    @property
+    def words(self) -> list[str]:
+        """The words of the command line that give files and settings."""
+        given = [("--config", str(file)) for file in self.config] + [("--set", setting) for setting in self.set]
+        return [word for pair in given for word in pair]
+
 
 @dataclass
 class Calibrate(SettingsCommand):
