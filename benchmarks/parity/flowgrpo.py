@@ -1,16 +1,16 @@
 """FlowGRPO's steps with log-probabilities, advantages, loss and its gradient, against yifan123/flow_grpo."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Optional, Union
 
 import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from solrl_core.sampling.sde import FlowSde
+from solrl_core.sampling.sde import SDES
 from solrl_trainer.algorithms.algorithm import FixedPolicy, Velocities
-from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings, kl_divergence, released_kl
+from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings, kl_divergence
 from solrl_trainer.algorithms.training_data import TrajectoryBatch
 
 from parity.published import Published, normals, values_of
@@ -19,7 +19,7 @@ REPOSITORY = "https://github.com/yifan123/flow_grpo"
 _STEP = ("flow_grpo/diffusers_patch/sd3_sde_with_logprob.py",)
 _LOSS = ("scripts/train_sd3.py",)
 _TRACKER = ("flow_grpo/stat_tracking.py",)
-_STEPS = (0, 1, 3, 4)
+STEPS = (0, 1, 3, 4)
 """Steps of a schedule of six, of one sample each; the first begins at σ = 1."""
 CASES: dict[str, dict[str, Any]] = {
     "paper": {"kl_weight": 0.04},
@@ -29,13 +29,13 @@ CASES: dict[str, dict[str, Any]] = {
 """Settings of each comparison."""
 
 
-def ours() -> dict[str, torch.Tensor]:
+def ours(cases: Mapping[str, Any] = CASES) -> dict[str, torch.Tensor]:
     """Values of this project."""
     values: dict[str, torch.Tensor] = {}
-    for case, chosen in CASES.items():
+    for case, chosen in cases.items():
         given, settings = fixed_inputs(), FlowGrpoSettings(recompute=False, **chosen)
-        algorithm, solver, levels = FlowGrpo(settings), FlowSde(settings.eta), schedule().sigmas.double()
-        sigma, sigma_next = levels[list(_STEPS)], levels[[step + 1 for step in _STEPS]]
+        algorithm, solver, levels = FlowGrpo(settings), SDES[settings.sde](settings.eta), schedule().sigmas.double()
+        sigma, sigma_next = levels[list(STEPS)], levels[[step + 1 for step in STEPS]]
         x, x_next, v = given["x"], given["x_next"], given["v"].requires_grad_()
         mean, _ = solver.gaussian(x, sigma, sigma_next, given["v_old"])
         old = solver.log_prob(x, sigma, sigma_next, given["v_old"], x_next)
@@ -43,20 +43,22 @@ def ours() -> dict[str, torch.Tensor]:
         fixed: dict[FixedPolicy, torch.Tensor] = {"reference": given["v_ref"]}
         loss = algorithm.loss(batch, Velocities(v, fixed))
         ratio = torch.as_tensor(loss.figures["ratio"])
-        kl = released_kl(batch, kl_divergence(batch, v, given["v_ref"])).mean()
+        kl = algorithm.released_kl(batch, kl_divergence(batch, v, given["v_ref"])).mean()
         others = {"mean": mean, "log probability": old, "advantages": algorithm.advantages(given["rewards"])}
         values |= values_of(case, loss.value, v, others | {"ratio": ratio, "kl": kl})
     return values
 
 
-def theirs(published: Published) -> dict[str, torch.Tensor]:
-    """Values of the public code."""
+def theirs(
+    published: Published, cases: Mapping[str, Any] = CASES, loss: Sequence[str] = _LOSS
+) -> dict[str, torch.Tensor]:
+    """Values of the public code, whose training script is `loss`."""
     names = {"torch": torch, "math": math, "Optional": Optional, "Union": Union}
     names |= {"FlowMatchEulerDiscreteScheduler": FlowMatchEulerDiscreteScheduler}
     sde_step = published.definitions(_STEP, ["sde_step_with_logprob"], names)["sde_step_with_logprob"]
     tracker = published.definitions(_TRACKER, ["PerPromptStatTracker"], {"np": np})["PerPromptStatTracker"]
     values: dict[str, torch.Tensor] = {}
-    for case, chosen in CASES.items():
+    for case, chosen in cases.items():
         given, settings = fixed_inputs(), FlowGrpoSettings(**chosen)
         step, v = _bound(sde_step, given, settings.eta), given["v"].requires_grad_()
         _, old, mean, _ = step(given["v_old"])
@@ -72,8 +74,8 @@ def theirs(published: Published) -> dict[str, torch.Tensor]:
             "prev_sample_mean_ref": step(given["v_ref"])[2],
             "std_dev_t": deviation,
         }
-        names = published.run_statements(_LOSS, "advantages", "policy_loss", names)
-        names = published.run_statements(_LOSS, "kl_loss", "loss", names)
+        names = published.run_statements(loss, "advantages", "policy_loss", names)
+        names = published.run_statements(loss, "kl_loss", "loss", names)
         advantages = tracker(settings.global_std).update(["a", "a", "b", "b"], given["rewards"].flatten().numpy())
         others = {"mean": mean, "log probability": old, "advantages": torch.as_tensor(advantages)}
         others |= {"ratio": names["ratio"].mean(), "kl": names["kl_loss"]}
@@ -84,7 +86,7 @@ def theirs(published: Published) -> dict[str, torch.Tensor]:
 def _bound(step: Any, given: dict[str, torch.Tensor], eta: float) -> Callable[[torch.Tensor], Any]:
     """The public step under a velocity, to the fixed next latents."""
     scheduler = schedule()
-    times = scheduler.timesteps[list(_STEPS)]
+    times = scheduler.timesteps[list(STEPS)]
     return lambda v: step(scheduler, v, times, given["x"], noise_level=eta, prev_sample=given["x_next"])
 
 

@@ -35,7 +35,7 @@ AdapterUse = Literal["merged", "unmerged"]
 base's, and each adapted layer adds the adapter's product, in BF16, to its output."""
 Images = Literal["none", "png"]
 LatentsFormat = Literal["float32"]
-SdeKind = Literal["flow", "dance"]
+SdeKind = Literal["flow", "dance", "cps"]
 DecoderPrecision = Literal["fp8"]
 Eta = Annotated[float, Field(gt=0, le=MAX_ETA)]
 """Level η of a stochastic solver's noise."""
@@ -171,21 +171,33 @@ class FittedSolver(Message):
         return self
 
 
+def check_eta(kind: SdeKind, eta: float) -> None:
+    """ValueError for a level that steps of this kind cannot have."""
+    if kind == "cps" and eta > 1:
+        raise ValueError(f"eta is {eta:g} for steps of kind cps; expected at most 1, where all predicted noise is new")
+
+
 class StochasticSteps(Message):
-    """Steps of a stochastic differential equation with the ODE's marginal distributions; the others are Euler's.
+    """Steps with noise; the others are Euler's.
 
     The noise of a step depends on the candidate's seed and the step's index alone. So a seed has the same noise at
     every precision, in plans of equally many steps.
     """
 
     kind: SdeKind
-    """Diffusion coefficient s of a step at noise level σ. flow: η·√(σ / (1 − σ)), as in FlowGRPO. dance: η, as in
-    DanceGRPO."""
+    """flow, dance: steps of a stochastic differential equation with the ODE's marginal distributions. Its diffusion
+    coefficient s at noise level σ is η·√(σ / (1 − σ)), as in FlowGRPO, or η, as in DanceGRPO. cps:
+    coefficients-preserving sampling, where η is at most 1: the share sin(η·π/2) of the predicted noise is new."""
     eta: Eta
     first: Annotated[int, Field(ge=0, lt=MAX_STEPS)] = 0
     """Index of the first noisy step."""
     count: Annotated[int, Field(ge=1)] | None = None
     """Noisy steps from `first` on; null: all. The last step of a plan never has noise."""
+
+    @model_validator(mode="after")
+    def _has_a_level(self) -> Self:
+        check_eta(self.kind, self.eta)
+        return self
 
 
 class Plan(Message):

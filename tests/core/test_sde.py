@@ -14,7 +14,7 @@ from solrl_core.families.backbone import stack
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import initial_noise, step_noise
 from solrl_core.sampling.sampler import Recorder, Trajectory, advance, solve, unshifted_sigmas
-from solrl_core.sampling.sde import DanceSde, FlowSde, StochasticSolver, Windowed
+from solrl_core.sampling.sde import Cps, DanceSde, FlowSde, StochasticSolver, Windowed
 from solrl_core.sampling.solver_specs import SOLVERS, make_solver
 from solrl_core.sampling.solvers import Euler, Solver
 from solrl_proto.rollouts import SdeKind, StochasticSteps
@@ -40,6 +40,12 @@ def dance_published(x: torch.Tensor, v: torch.Tensor, sigma: float, then: float)
     return x + v * dt - 0.5 * ETA**2 * score * dt, ETA * math.sqrt(-dt)
 
 
+def cps_published(x: torch.Tensor, v: torch.Tensor, sigma: float, then: float) -> tuple[torch.Tensor, float]:
+    """Mean and deviation of a coefficients-preserving step (arXiv 2509.05952, and its code), term by term."""
+    clean, predicted, deviation = x - sigma * v, x + (1 - sigma) * v, then * math.sin(ETA * math.pi / 2)
+    return (1 - then) * clean + math.sqrt(then**2 - deviation**2) * predicted, deviation
+
+
 PUBLISHED = [(FlowSde(ETA), flow_published), (DanceSde(ETA), dance_published)]
 Published = Callable[[torch.Tensor, torch.Tensor, float, float], tuple[torch.Tensor, float]]
 
@@ -60,6 +66,29 @@ def test_a_stochastic_step_is_the_papers(
     assert torch.equal(solver.log_prob(X, sigma, then, V, found), log_prob)
     assert solver.clean is not None
     assert torch.allclose(solver.clean, X - sigma * V if then > 0 else found, atol=1e-12)
+
+
+@pytest.mark.parametrize(("sigma", "then"), list(pairwise(SIGMAS)))
+def test_a_coefficients_preserving_step_is_the_papers(sigma: float, then: float) -> None:
+    solver = Cps(ETA)
+    found, log_prob = solver.step(X, sigma, then, V, NOISE)
+    mean, deviation = cps_published(X, V, sigma, then)
+    assert torch.allclose(found, mean + deviation * NOISE, atol=1e-12)
+    assert log_prob is not None
+    assert torch.allclose(log_prob, -(found - mean).square().flatten(1).mean(1), atol=1e-12)
+    assert torch.equal(solver.log_prob(X, sigma, then, V, found), log_prob)
+    assert solver.clean is not None
+    assert torch.allclose(solver.clean, X - sigma * V if then > 0 else found, atol=1e-12)
+
+
+@pytest.mark.parametrize("eta", [0.3, 1.0])
+def test_only_coefficients_preserving_steps_leave_the_noise_of_their_level(eta: float) -> None:
+    # Clean latents 0 and the true velocity: x is noise alone, of deviation σ.
+    noise, fresh = torch.randn(2, 40_000, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found, _ = Cps(eta).step(0.9 * noise, 0.9, 0.5, noise, fresh)
+    assert float(found.std()) == pytest.approx(0.5, rel=0.01)
+    others = [solver.step(0.9 * noise, 0.9, 0.5, noise, fresh)[0].std() for solver in (FlowSde(eta), DanceSde(eta))]
+    assert all(float(other) > 0.51 for other in others)
 
 
 def test_log_probabilities_take_a_level_for_each_row() -> None:
@@ -154,8 +183,9 @@ def test_a_stochastic_candidate_does_not_depend_on_its_batch(generator: Generato
     assert rest.recording.sigmas == tuple(generator.backbone.sigmas(3)[2:])
 
 
-def test_outside_its_window_a_solver_takes_eulers_steps() -> None:
-    solver, inner, euler, x = Windowed(DanceSde(ETA), 1, 2), DanceSde(ETA), Euler(), X
+@pytest.mark.parametrize("inner", [DanceSde(ETA), Cps(ETA)])
+def test_outside_its_window_a_solver_takes_eulers_steps(inner: StochasticSolver) -> None:
+    solver, inner, euler, x = Windowed(inner, 1, 2), inner.copy(), Euler(), X
     for index, (sigma, then) in enumerate(pairwise(SIGMAS)):
         noisy = solver.noisy(index, then)
         assert noisy == (index in (1, 2))
@@ -169,7 +199,7 @@ def test_outside_its_window_a_solver_takes_eulers_steps() -> None:
         x = found
 
 
-@pytest.mark.parametrize(("kind", "inner"), [("flow", FlowSde(ETA)), ("dance", DanceSde(ETA))])
+@pytest.mark.parametrize(("kind", "inner"), [("flow", FlowSde(ETA)), ("dance", DanceSde(ETA)), ("cps", Cps(ETA))])
 def test_named_steps_are_those_of_a_window(kind: SdeKind, inner: StochasticSolver) -> None:
     def run(solver: Solver, until: int, start: torch.Tensor = X, index: int = 0) -> Trajectory:
         return advance(

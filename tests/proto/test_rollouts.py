@@ -155,7 +155,8 @@ def test_a_plan_names_what_takes_its_steps() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"kind": "other"}, "'flow' or 'dance'"),
+        ({"kind": "other"}, "'flow', 'dance' or 'cps'"),
+        ({"kind": "cps", "eta": 1.1}, "eta is 1.1 for steps of kind cps; expected at most 1"),
         ({"eta": 0.0}, "greater than 0"),
         ({"eta": float("nan")}, "less than or equal to 10"),
         ({"count": 0}, "greater than or equal to 1"),

@@ -1,16 +1,17 @@
-"""Solvers of the flow-matching SDE, whose steps have log-probabilities that a policy gradient can use.
+"""Stochastic solvers, whose steps have log-probabilities that a policy gradient can use.
 
-The SDE has the ODE's marginal distributions for any diffusion coefficient s(σ). With dt = σ' − σ < 0 and the predicted
-noise ε̂ = x + (1 − σ)·v, whose score is −ε̂/σ, a step draws
+The flow-matching SDE has the ODE's marginal distributions for any diffusion coefficient s(σ). With dt = σ' − σ < 0 and
+the predicted noise ε̂ = x + (1 − σ)·v, whose score is −ε̂/σ, a step draws
 
     x' = x + v·dt + s²/(2σ)·ε̂·dt + s·√(−dt)·noise.
 
-Solvers differ in s. A window restricts the noise to some of the steps.
+Solvers of the SDE differ in s. Coefficients-preserving sampling is not one of them: it replaces a part of ε̂ by new
+noise. A window restricts the noise to some of the steps.
 """
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from solrl_proto.rollouts import SdeKind
@@ -26,8 +27,14 @@ class StochasticSolver(Solver):
         return True
 
     @abstractmethod
-    def squared_diffusion(self, sigma: torch.Tensor, sigma_next: torch.Tensor) -> torch.Tensor:
-        """s² of steps between these noise levels, float64 of their shape."""
+    def coefficients(
+        self, sigma: torch.Tensor, sigma_next: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Factors of x and velocity in the mean of x', and its standard deviation; float64 of the levels' shape."""
+
+    def log_density(self, value: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
+        """Log-probability [B] of a step to `value` [B, ...], a mean over all other axes."""
+        return gaussian_log_prob(value, mean, deviation)
 
     def gaussian(
         self, x: torch.Tensor, sigma: float | torch.Tensor, sigma_next: float | torch.Tensor, velocity: torch.Tensor
@@ -35,11 +42,7 @@ class StochasticSolver(Solver):
         """Mean [B, ...] and standard deviation, which broadcasts to it, of x'; arguments are those of `log_prob`."""
         # Coefficients are computed in float64, then cast to the type of x.
         now, then = (_column(level, x) for level in (sigma, sigma_next))
-        dt = then - now
-        variance = self.squared_diffusion(now, then)
-        of_x = 1 + variance / (2 * now) * dt
-        of_velocity = (1 + variance * (1 - now) / (2 * now)) * dt
-        deviation = (variance * -dt).sqrt()
+        of_x, of_velocity, deviation = self.coefficients(now, then)
         return of_x.to(x.dtype) * x + of_velocity.to(x.dtype) * velocity, deviation.to(x.dtype)
 
     def step(
@@ -56,7 +59,7 @@ class StochasticSolver(Solver):
         mean, deviation = self.gaussian(x, sigma, sigma_next, velocity)
         x_next = mean + deviation * noise
         self.history, self.sigma = (x - sigma * velocity if sigma_next > 0 else x_next,), sigma
-        return x_next, gaussian_log_prob(x_next, mean, deviation)
+        return x_next, self.log_density(x_next, mean, deviation)
 
     def log_prob(
         self,
@@ -73,15 +76,29 @@ class StochasticSolver(Solver):
             sigma, sigma_next: noise levels, one for all or [B]; in float64 the result has the same bits as `step`'s.
             velocity: the policy's dx/dσ at x, [B, ...]; gradients flow through it.
         """
-        return gaussian_log_prob(x_next, *self.gaussian(x, sigma, sigma_next, velocity))
+        return self.log_density(x_next, *self.gaussian(x, sigma, sigma_next, velocity))
 
 
 class ScaledSde(StochasticSolver):
-    """A stochastic solver whose diffusion coefficient is proportional to a level η."""
+    """A solver of the SDE whose diffusion coefficient is proportional to a level η."""
 
     def __init__(self, eta: float) -> None:
         super().__init__()
         self._eta = eta
+
+    @abstractmethod
+    def squared_diffusion(self, sigma: torch.Tensor, sigma_next: torch.Tensor) -> torch.Tensor:
+        """s² of steps between these noise levels, float64 of their shape."""
+
+    def coefficients(
+        self, sigma: torch.Tensor, sigma_next: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Those of the step above."""
+        dt = sigma_next - sigma
+        variance = self.squared_diffusion(sigma, sigma_next)
+        of_x = 1 + variance / (2 * sigma) * dt
+        of_velocity = (1 + variance * (1 - sigma) / (2 * sigma)) * dt
+        return of_x, of_velocity, (variance * -dt).sqrt()
 
 
 class FlowSde(ScaledSde):
@@ -106,8 +123,35 @@ class DanceSde(ScaledSde):
         return torch.full_like(sigma, self._eta**2)
 
 
-SDES: Mapping[SdeKind, type[ScaledSde]] = {"flow": FlowSde, "dance": DanceSde}
-"""Solvers that stochastic steps can name."""
+class Cps(StochasticSolver):
+    """Coefficients-preserving sampling: x' = (1 − σ')·x̂0 + σ'·(cos(η·π/2)·ε̂ + sin(η·π/2)·noise).
+
+    With the predicted clean latents x̂0 = x − σ·v, x' has the share of noise that belongs to σ' after a step of any
+    length, while the SDE's steps leave too much. η is at most 1, where all of ε̂ is replaced.
+
+    Source: Wang & Yu, arXiv 2509.05952, and its code, IamCreateAI/FlowCPS, whose log-probability this is: −(x' − μ)²,
+    without the division by the variance.
+    """
+
+    def __init__(self, eta: float) -> None:
+        super().__init__()
+        self._angle = eta * math.pi / 2
+
+    def coefficients(
+        self, sigma: torch.Tensor, sigma_next: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Those of the step above."""
+        kept = sigma_next * math.cos(self._angle)
+        of_clean = 1 - sigma_next
+        return of_clean + kept, kept * (1 - sigma) - of_clean * sigma, sigma_next * math.sin(self._angle)
+
+    def log_density(self, value: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
+        """−(x' − μ)²."""
+        return -((value - mean) ** 2).flatten(1).mean(1)
+
+
+SDES: Mapping[SdeKind, Callable[[float], StochasticSolver]] = {"flow": FlowSde, "dance": DanceSde, "cps": Cps}
+"""Level η → solver, of those that stochastic steps can name."""
 
 
 class Windowed(StochasticSolver):
@@ -137,9 +181,15 @@ class Windowed(StochasticSolver):
         place = index - self._first
         return sigma_next > 0 and place >= 0 and (self._size is None or place < self._size)
 
-    def squared_diffusion(self, sigma: torch.Tensor, sigma_next: torch.Tensor) -> torch.Tensor:
-        """s² of the steps in the window."""
-        return self._inner.squared_diffusion(sigma, sigma_next)
+    def coefficients(
+        self, sigma: torch.Tensor, sigma_next: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Those of the steps in the window."""
+        return self._inner.coefficients(sigma, sigma_next)
+
+    def log_density(self, value: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
+        """That of the steps in the window."""
+        return self._inner.log_density(value, mean, deviation)
 
     def step(
         self,

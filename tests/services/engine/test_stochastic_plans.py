@@ -17,6 +17,7 @@ COUNT, STEPS, AFTER, KEEP = 40, 4, 2, 10
 KINDS: dict[str, dict[str, Any]] = {
     "window": {"kind": "flow", "eta": 0.8, "first": 1, "count": 2},
     "all": {"kind": "dance", "eta": 0.3},
+    "cps": {"kind": "cps", "eta": 0.8},
 }
 
 
@@ -72,7 +73,8 @@ def test_survivors_continue_with_their_own_noise(service: RunningService, kind: 
     [
         ({"kind": "flow", "eta": 0}, "body.plan.sde.eta", "greater than 0"),
         ({"kind": "flow", "eta": 0.7, "first": STEPS - 1}, "body.plan", "the last one never has noise"),
-        ({"kind": "cps", "eta": 0.7}, "body.plan.sde.kind", "'flow' or 'dance'"),
+        ({"kind": "other", "eta": 0.7}, "body.plan.sde.kind", "'flow', 'dance' or 'cps'"),
+        ({"kind": "cps", "eta": 1.1}, "body.plan.sde", "expected at most 1"),
     ],
 )
 def test_impossible_stochastic_steps_are_refused(

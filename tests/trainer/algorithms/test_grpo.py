@@ -7,12 +7,12 @@ import torch
 from run_folders import iteration_record
 from solrl_core.families import Backbone
 from solrl_core.sampling.generator import Generator
-from solrl_core.sampling.sde import FlowSde
+from solrl_core.sampling.sde import Cps, FlowSde, StochasticSolver
 from solrl_engine.sampler import Sampler
 from solrl_proto.rollouts import Plan, PromptItem
 from solrl_trainer.algorithms.algorithm import Velocities
 from solrl_trainer.algorithms.dancegrpo import DanceGrpo, DanceGrpoSettings
-from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings, kl_divergence, released_kl
+from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings, kl_divergence
 from solrl_trainer.algorithms.grpo import clipped_objective
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrainingSamples, TrajectoryBatch
@@ -26,6 +26,7 @@ STEPS = 4
 ADVANTAGES = [1.0, -1.0, 0.5, -2.0]
 PROMPT = PromptItem(id="p", text="a red circle")
 NAMES = ["flowgrpo", "dancegrpo"]
+FAST = ("flowgrpo_fast", "flow")
 
 
 def configured(recipe: str, *overrides: str) -> RunConfig:
@@ -43,9 +44,12 @@ def recorded(backbone: Backbone, config: RunConfig) -> TrainingSamples:
     return TrainingSamples(found.latents, torch.tensor(ADVANTAGES), conditioning, prompts, found.recording)
 
 
-@pytest.mark.parametrize("recipe", [*NAMES, "flowgrpo_fast"])
-def test_the_first_update_takes_the_policy_gradient(recipe: str, backbone: Backbone, loaded: Backbone) -> None:
-    config = configured(recipe, "algorithm.kl_weight=0") if "flow" in recipe else configured(recipe)
+@pytest.mark.parametrize(("recipe", "sde"), [("flowgrpo", "flow"), ("flowgrpo", "cps"), ("dancegrpo", "dance"), FAST])
+def test_the_first_update_takes_the_policy_gradient(
+    recipe: str, sde: str, backbone: Backbone, loaded: Backbone
+) -> None:
+    settings = [f"algorithm.sde={sde}", *(["algorithm.kl_weight=0"] if "flow" in recipe else [])]
+    config = configured(recipe, *settings)
     samples = recorded(loaded, config)
     recording = samples.recording
     assert recording is not None
@@ -123,7 +127,7 @@ def test_ratios_are_clipped_on_the_side_that_gains() -> None:
     assert torch.allclose(change.grad * 5, torch.tensor([0.0, 3.0, -1.0, 0.0, -5.25]))
 
 
-def steps_of(solver: FlowSde) -> tuple[TrajectoryBatch, Velocities]:
+def steps_of(solver: StochasticSolver) -> tuple[TrajectoryBatch, Velocities]:
     """Three recorded steps at different levels, and velocities of three policies at them."""
     x, old, current, reference, noise = torch.randn(5, 3, 2, 4, 4, generator=torch.Generator().manual_seed(2)).unbind(0)
     sigma = torch.tensor([1.0, 0.7, 0.4], dtype=torch.float64)
@@ -147,7 +151,8 @@ def test_the_divergence_is_that_of_two_gaussians() -> None:
     s = 0.7 * (now / (1 - torch.where(now == 1, batch.sigma_next, now))).sqrt()
     apart = (velocity.current - velocity.reference).square().flatten(1).mean(1)
     assert torch.allclose(kl.double(), step / 2 * (s * (1 - now) / (2 * now) + 1 / s) ** 2 * apart, rtol=1e-5)
-    assert torch.allclose(released_kl(batch, kl).double(), kl.double() * step, rtol=1e-6)
+    released = FlowGrpo(FlowGrpoSettings()).released_kl(batch, kl)
+    assert torch.allclose(released.double(), kl.double() * step, rtol=1e-6)
 
 
 @pytest.mark.parametrize("recompute", [True, False])
@@ -165,6 +170,25 @@ def test_flowgrpo_adds_the_weighted_divergence(recompute: bool) -> None:
     change = (batch.log_prob_under(velocity.current) - batch.log_prob).detach()
     assert float(parts[0].figures["old_kl"]) == pytest.approx(float((change**2).mean() / 2), rel=1e-3)
     assert float(parts[0].figures["clipped"]) == float(((change.exp() - 1).abs() > 0.2).float().mean()) > 0
+
+
+def test_the_divergence_of_coefficients_preserving_steps_is_weighed_as_it_is() -> None:
+    batch, velocity = steps_of(Cps(0.8))
+    parts = [FlowGrpo(FlowGrpoSettings(sde="cps", kl_weight=weight)).loss(batch, velocity) for weight in (0.0, 0.04)]
+    kl = kl_divergence(batch, velocity.current, velocity.reference).detach().mean()
+    assert float((parts[1].value - parts[0].value).detach()) == pytest.approx(0.04 * float(kl), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_sampler_is_chosen_by_name(name: str) -> None:
+    config = configured(f"{name}_two_stage", "explore.steps=4", "algorithm.sde=cps", "algorithm.eta=0.8")
+    sde = config.explored_steps(0)
+    assert sde is not None
+    assert (sde.kind, sde.eta) == ("cps", 0.8)
+    with pytest.raises(ConfigError, match=r"eta is 1.2 for steps of kind cps; expected at most 1"):
+        configured(name, "algorithm.sde=cps", "algorithm.eta=1.2")
+    with pytest.raises(ConfigError, match=r"does not exist with this algorithm.name, only with dancegrpo and flowgrpo"):
+        configured("sol_rl", "algorithm.sde=cps")
 
 
 def test_only_the_needed_velocities_are_computed() -> None:

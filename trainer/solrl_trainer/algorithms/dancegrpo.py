@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
-from solrl_proto.rollouts import Eta, StochasticSteps
+from solrl_proto.rollouts import Eta, SdeKind
 
 from solrl_trainer.algorithms.algorithm import Algorithm, Loss, Velocities
 from solrl_trainer.algorithms.grpo import GrpoSettings, clipped_policy_loss
@@ -23,8 +23,11 @@ class DanceGrpoSettings(GrpoSettings):
     """Divide advantages by the standard deviation of all rewards of the iteration; false: of each prompt's rewards."""
     timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
     """Share of the stochastic steps at which each sample is trained, drawn for each sample."""
+    sde: SdeKind = "dance"
+    """Stochastic steps. flow: FlowGRPO's. dance: DanceGRPO's. cps: coefficients-preserving sampling, which leaves
+    no noise in the images that rewards judge."""
     eta: Eta = 0.3
-    """Level of the sampler's noise."""
+    """Level of the sampler's noise. That of cps is at most 1."""
 
 
 class DanceGrpo(Algorithm[DanceGrpoSettings, TrajectoryBatch]):
@@ -38,8 +41,8 @@ class DanceGrpo(Algorithm[DanceGrpoSettings, TrajectoryBatch]):
 
     @property
     def trains_on(self) -> RecordedTrajectory:
-        """DanceGRPO's stochastic steps in the settings' window."""
-        return RecordedTrajectory(StochasticSteps(kind="dance", eta=self.settings.eta), self.settings.stochastic)
+        """The settings' stochastic steps, by default DanceGRPO's."""
+        return self.settings.trajectory
 
     def advantages(self, rewards: torch.Tensor) -> torch.Tensor:
         """(r − mean of the prompt's kept rewards) / (unbiased standard deviation + 1e-8), [groups, kept].

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
-from solrl_proto.rollouts import Eta, StochasticSteps
 
 from solrl_trainer.algorithms.algorithm import Algorithm, FixedPolicy, Loss, Velocities
 from solrl_trainer.algorithms.grpo import GrpoSettings, clipped_policy_loss
@@ -20,8 +19,6 @@ class FlowGrpoSettings(GrpoSettings):
 
     timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the stochastic steps at which each sample is trained."""
-    eta: Eta = 0.7
-    """Level of the sampler's noise."""
     kl_weight: Annotated[float, Field(ge=0)] = 0.01
     """Weight of the KL divergence from the reference: 0.01 for human preference and 0.04 for rules in the paper."""
 
@@ -38,8 +35,8 @@ class FlowGrpo(Algorithm[FlowGrpoSettings, TrajectoryBatch]):
 
     @property
     def trains_on(self) -> RecordedTrajectory:
-        """FlowGRPO's stochastic steps in the settings' window."""
-        return RecordedTrajectory(StochasticSteps(kind="flow", eta=self.settings.eta), self.settings.stochastic)
+        """The settings' stochastic steps, by default FlowGRPO's."""
+        return self.settings.trajectory
 
     def loss(self, batch: TrajectoryBatch, velocity: Velocities) -> Loss:
         """Clipped policy loss, and the weighted KL divergence; figure `kl` is the divergence itself, per latent."""
@@ -47,8 +44,17 @@ class FlowGrpo(Algorithm[FlowGrpoSettings, TrajectoryBatch]):
         if self.settings.kl_weight:
             kl = kl_divergence(batch, velocity.current, velocity.reference)
             figures["kl"] = kl.detach().mean()
-            value = value + self.settings.kl_weight * released_kl(batch, kl).mean()
+            value = value + self.settings.kl_weight * self.released_kl(batch, kl).mean()
         return Loss(value, figures)
+
+    def released_kl(self, batch: TrajectoryBatch, kl: torch.Tensor) -> torch.Tensor:
+        """The divergence as FlowGRPO's code weighs it [B]: without the factor 1 / (σ − σ′), for which its weights hold.
+
+        The variance of coefficients-preserving steps has no such factor.
+        """
+        if self.settings.sde == "cps":
+            return kl
+        return kl * (batch.sigma - batch.sigma_next).to(kl.device, kl.dtype)
 
 
 def kl_divergence(batch: TrajectoryBatch, current: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
@@ -59,8 +65,3 @@ def kl_divergence(batch: TrajectoryBatch, current: torch.Tensor, reference: torc
     mean, deviation = batch.gaussian_under(current)
     reference_mean, _ = batch.gaussian_under(reference)
     return ((mean - reference_mean) ** 2 / (2 * deviation**2)).flatten(1).mean(1)
-
-
-def released_kl(batch: TrajectoryBatch, kl: torch.Tensor) -> torch.Tensor:
-    """The divergence as FlowGRPO's code weighs it [B]: without the factor 1 / (σ − σ′), for which its weights hold."""
-    return kl * (batch.sigma - batch.sigma_next).to(kl.device, kl.dtype)

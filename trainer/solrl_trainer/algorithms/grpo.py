@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from solrl_proto.rollouts import Eta, SdeKind, StochasticSteps, check_eta
 
 from solrl_trainer.algorithms.algorithm import AT, AlgorithmSettings, FixedPolicy, Velocities
-from solrl_trainer.algorithms.training_data import TrajectoryBatch
+from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrajectoryBatch
 from solrl_trainer.algorithms.windows import Window, WindowOrder
 from solrl_trainer.settings.section import Positive
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 class GrpoSettings(AlgorithmSettings):
     """Settings of both algorithms."""
 
+    sde: SdeKind = "flow"
+    """Stochastic steps. flow: FlowGRPO's. dance: DanceGRPO's. cps: coefficients-preserving sampling, which leaves
+    no noise in the images that rewards judge."""
+    eta: Eta = 0.7
+    """Level of the sampler's noise. That of cps is at most 1."""
     clip_range: Annotated[float, Field(gt=0, lt=1)] = 1e-4
     """The ratio of probabilities is clipped to 1 ± this. It is small because log-probabilities are means over
     latents, not sums."""
@@ -36,10 +42,16 @@ class GrpoSettings(AlgorithmSettings):
     window_every: Positive = 1
     """Iterations at each place of a progressive window."""
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        check_eta(self.sde, self.eta)
+        return self
+
     @property
-    def stochastic(self) -> Window:
-        """The stochastic steps."""
-        return Window(self.window, self.window_within, self.window_order, self.window_every)
+    def trajectory(self) -> RecordedTrajectory:
+        """Training data: the stochastic steps."""
+        window = Window(self.window, self.window_within, self.window_order, self.window_every)
+        return RecordedTrajectory(StochasticSteps(kind=self.sde, eta=self.eta), window)
 
     @property
     def behaviour(self) -> tuple[FixedPolicy, ...]:

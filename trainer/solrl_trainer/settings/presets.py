@@ -6,6 +6,7 @@ order, `--set key=value`. The source of every value is recorded for a dry run.
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -216,10 +217,22 @@ def _default_run(config: RunConfig) -> str:
 def _unknown(key: str, known: Collection[str], source: str) -> ConfigError:
     if section := sorted(name for name in known if name.startswith(f"{key}.")):
         return ConfigError(f"got setting {key!r} from {source}, which is a section; expected one of {section}")
+    owners = _algorithms_with(key.removeprefix("algorithm.")) if key.startswith("algorithm.") else []
+    hint = f" with this algorithm.name, only with {' and '.join(owners)}" if owners else did_you_mean(key, known)
     return ConfigError(
-        f"got setting {key!r} from {source}, which does not exist{did_you_mean(key, known)}; "
+        f"got setting {key!r} from {source}, which does not exist{hint}; "
         "`solrl-train run --dry-run` prints all settings"
     )
+
+
+def _algorithms_with(setting: str) -> list[str]:
+    """Names of the algorithms that have this setting, without those that cannot be loaded."""
+    owners = []
+    for name in ALGORITHMS.names():
+        with suppress(ValueError):
+            if setting in ALGORITHMS.find(name).Settings.model_fields:
+                owners.append(name)
+    return owners
 
 
 def read_settings_file(path: Path) -> Any:
