@@ -42,6 +42,7 @@ from solrl_trainer.rollouts.models import Models
 from solrl_trainer.session import Session, connect
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
+from solrl_trainer.settings.prompts import PromptSet
 from step_time import TOKENS
 from support.random_weights import materialize
 from support.results import Results, Row, device_name, options, table
@@ -95,8 +96,9 @@ class Bench:
         explorer = self.models.explorer if config.two_stage else self.models.generator
         models = replace(self.models, explorer=explorer, world=world)
         prompts = [PromptItem(id=str(number), text=f"{number + 2} red circles") for number in range(64)]
+        train = PromptSet((prompts,))
         session = connect(
-            config, DeviceSource(config, Loaded(self.backbone, self.rewards), models, prompts), prompts, prompts
+            config, DeviceSource(config, Loaded(self.backbone, self.rewards), models, train), train, prompts
         )
         session.start({0: encode_adapter(models.policy.behaviour())}, ())
         return session

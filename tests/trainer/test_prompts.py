@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 from solrl_minis import catalog
 from solrl_proto.rollouts import PromptItem
-from solrl_trainer.settings.prompts import find_prompts, in_both, prompts_of_iteration, read_prompts, read_split
+from solrl_trainer.settings.config import PromptSource
+from solrl_trainer.settings.prompts import (
+    find_prompts,
+    in_both,
+    prompts_of_iteration,
+    prompts_of_run,
+    read_prompts,
+    read_split,
+)
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -163,3 +171,51 @@ def test_an_iterations_prompts_depend_only_on_the_seed() -> None:
 def test_more_prompts_than_exist_is_an_error() -> None:
     with pytest.raises(ValueError, match="got 24 prompts per iteration; expected at most 23"):
         prompts_of_iteration(ITEMS, 24, 0, 0)
+
+
+def several(tmp_path: Path) -> dict[str, PromptSource]:
+    """Two sources: 20 and 9 training prompts, 10 and 5 held out; one prompt is in both."""
+    for name, train, test in (("photos", 20, 10), ("signs", 9, 5)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "train.txt").write_text("".join(f"{name} {i}\n" for i in range(train)) + "a cat\n")
+        (folder / "test.txt").write_text("".join(f"held {name} {i}\n" for i in range(test)))
+    return {str(tmp_path / "photos"): PromptSource(share=7), str(tmp_path / "signs"): PromptSource(share=3)}
+
+
+def test_every_iteration_has_each_sources_share(tmp_path: Path) -> None:
+    found = prompts_of_run(several(tmp_path), "train")
+    assert [len(source) for source in found.sources] == [21, 9]
+    assert found.counts(10) == [7, 3]
+    passes = [[item.text for item in found.of_iteration(10, 42, i)] for i in range(3)]
+    assert passes == [[item.text for item in found.of_iteration(10, 42, i)] for i in range(3)]
+    for texts in passes:
+        assert Counter(text.partition(" ")[0] == "signs" for text in texts) == {False: 7, True: 3}
+    # A source is shuffled as if it were alone, and comes once before it is repeated.
+    assert {text for texts in passes for text in texts} == {item.text for item in found.all} - {"held"}
+    alone = prompts_of_iteration(found.sources[1], 3, 42, 1)
+    assert [text for text in passes[1] if text.startswith("signs")] == [item.text for item in alone]
+    assert found.of_iteration(10, 43, 0) != found.of_iteration(10, 42, 0)
+
+
+def test_the_first_held_out_prompts_are_of_every_source(tmp_path: Path) -> None:
+    held_out = prompts_of_run(several(tmp_path), "test").all
+    assert Counter(item.text.split()[1] for item in held_out[:10]) == {"photos": 7, "signs": 3}
+    assert len(held_out) == 15
+
+
+def test_one_source_draws_as_a_plain_set(tmp_path: Path) -> None:
+    name = str(written(tmp_path, "train.txt", "\n".join(f"prompt {i}" for i in range(23))))
+    whole, one = read_prompts(tmp_path, "train"), prompts_of_run({name: PromptSource()}, "train")
+    assert one.all == whole
+    assert all(one.of_iteration(5, 3, i) == prompts_of_iteration(whole, 5, 3, i) for i in range(9))
+
+
+def test_a_text_in_two_sources_has_two_ids_if_its_metadata_differ(tmp_path: Path) -> None:
+    for name, tag in (("one", 1), ("two", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.jsonl").write_text(json.dumps({"prompt": "a cat", "tag": tag}))
+    sources = {str(tmp_path / name): PromptSource() for name in ("one", "two")}
+    first, second = prompts_of_run(sources, "train").all
+    assert first.text == second.text
+    assert first.id != second.id

@@ -21,7 +21,7 @@ from solrl_trainer.rollouts.source import Source
 from solrl_trainer.service.service_source import open_service_source
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.long_prompts import warn_of_long_prompts
-from solrl_trainer.settings.prompts import find_prompts, prompts_of_iteration, read_prompts
+from solrl_trainer.settings.prompts import PromptSet, prompts_of_run
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Session:
     config: RunConfig
     source: Source
     updater: Updater
-    train_prompts: list[PromptItem]
+    train_prompts: PromptSet
     test_prompts: list[PromptItem]
     scores: torch.Tensor | None = None
     adapters: dict[int, bytes] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Session:
     def prompts(self, iteration: int) -> list[PromptItem]:
         """Prompts of an iteration, for all ranks together."""
         config = self.config
-        return prompts_of_iteration(self.train_prompts, config.explore.prompts, config.seed, iteration)
+        return self.train_prompts.of_iteration(config.explore.prompts, config.seed, iteration)
 
     def start(self, adapters: Mapping[int, bytes], pushed: Collection[str]) -> None:
         """Start from these versions of the behaviour policy; arguments as of `Source.start`."""
@@ -113,16 +113,24 @@ def open_session(config: RunConfig, world: Communicator, on_wait: OnWait = ignor
         ValueError, OSError: model, reward or prompts cannot be loaded, or the device does not explore at the precision.
     """
     check_ranks(config, world)
-    folder = find_prompts(config.prompts)
-    train, test = read_prompts(folder, "train"), read_prompts(folder, "test")
+    train, held_out = (prompts_of_run(config.prompt_sources, split) for split in ("train", "test"))
+    test = held_out.all
     layout = running_text(config, world.size, pick_device(config.device, world))
     logger.info("loading %s; layout: %s", config.model, layout)
     open_source = open_service_source if config.uses_service else open_device_source
+    if len(train.sources) > 1:
+        logger.info(f"prompts of an iteration: {sources_text(config, train)}")
     with open_source(config, train, world, on_wait) as source:
         session = connect(config, source, train, test)
-        read = {"training": train, "held-out": session.test_prompts}
+        read = {"training": train.all, "held-out": session.test_prompts}
         warn_of_long_prompts(session.models.backbone, read)
         yield session
+
+
+def sources_text(config: RunConfig, train: PromptSet) -> str:
+    """How many of an iteration's prompts are of which source, as in "photos 9 of 700, ocr 3 of 64"."""
+    counts = zip(config.prompt_sources, train.counts(config.explore.prompts), train.sources, strict=True)
+    return ", ".join(f"{name} {count} of {len(prompts):,}" for name, count, prompts in counts)
 
 
 def check_ranks(config: RunConfig, world: Communicator) -> None:
@@ -141,7 +149,7 @@ def check_ranks(config: RunConfig, world: Communicator) -> None:
         )
 
 
-def connect(config: RunConfig, source: Source, train: list[PromptItem], test: list[PromptItem]) -> Session:
+def connect(config: RunConfig, source: Source, train: PromptSet, test: list[PromptItem]) -> Session:
     """Make a session of a source. Sessions may share models, one after the other; each has its own optimiser.
 
     Args:

@@ -16,7 +16,7 @@ from solrl_trainer.ranks.communicator import Communicator, SingleProcess
 from solrl_trainer.session import check_ranks
 from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import resolve
-from solrl_trainer.settings.prompts import further_prompts, prompts_of_iteration, read_prompts
+from solrl_trainer.settings.prompts import PromptSet, prompts_of_iteration, read_prompts
 from training_helpers import TINY, iterations
 
 SETTINGS = (
@@ -53,7 +53,7 @@ def test_prompts_with_spread_take_the_places_of_those_without(recipe: str, tmp_p
     train_set = read_prompts(catalog.prompts(), "train")
     own = prompts_of_iteration(train_set, 4, 42, 1)
     expected, replaced = [], 0
-    for prompt, others in zip(own, further_prompts(train_set, 4, 42, 1, 3), strict=True):
+    for prompt, others in zip(own, PromptSet((train_set,)).further(4, 42, 1, 3), strict=True):
         found = next((one for one in [prompt, *others] if "red" in one.text), prompt)
         expected.append(found.id)
         replaced += found is not prompt
@@ -86,7 +86,7 @@ def test_no_prompt_comes_twice_in_an_iteration() -> None:
     few = [PromptItem(id=str(i), text=str(i)) for i in range(10)]
     for iteration in range(6):
         own = prompts_of_iteration(few, 3, 7, iteration)
-        places = further_prompts(few, 3, 7, iteration, 4)
+        places = PromptSet((few,)).further(3, 7, iteration, 4)
         taken = ids(own) + [prompt.id for place in places for prompt in place]
         assert len(taken) == len(set(taken))
         assert ids(places[0])[:1] == [prompts_of_iteration(few, 3, 7, iteration + 1)[0].id] or iteration % 3 == 2

@@ -20,7 +20,7 @@ from solrl_trainer.rollouts.models import Models
 from solrl_trainer.selection import best_worst, select
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
-from solrl_trainer.settings.prompts import find_prompts, read_prompts
+from solrl_trainer.settings.prompts import PromptSet, find_prompts, read_prompts
 from training_helpers import TINY
 
 SMALL = (
@@ -77,7 +77,7 @@ def test_training_uses_the_selected_candidates_themselves(
     config = config_of(recipe, tmp_path)
     rewards = RewardSet.load(["clipscore"], backbone)
     prompt = read_prompts(find_prompts("shapes"), "train")[0]
-    source = DeviceSource(config, Loaded(backbone, rewards), Models.build(backbone, config), [prompt])
+    source = DeviceSource(config, Loaded(backbone, rewards), Models.build(backbone, config), PromptSet(([prompt],)))
     exploration = source.explore(3)
     (group,) = exploration
     root = seed_root(config.seed, 3)

@@ -10,7 +10,7 @@ from solrl_proto.rollouts import FittedSolver, PromptItem
 
 from solrl_trainer.ranks.rank_runtime import RankRuntime
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.prompts import find_prompts, read_prompts
+from solrl_trainer.settings.prompts import prompts_of_run
 
 FITTED_PROMPTS, FITTED_SEEDS = 24, 4
 """Training prompts, and candidates per prompt, whose trajectories the fitted solvers match."""
@@ -19,7 +19,7 @@ _SOLVERS = TypeAdapter(list[FittedSolver])
 
 def recipe_examples(config: RunConfig, generator: Generator) -> Examples:
     """The recipe's trajectories on training prompts; `generator` must be BF16."""
-    prompts = read_prompts(find_prompts(config.prompts), "train")[:FITTED_PROMPTS]
+    prompts = prompts_of_run(config.prompt_sources, "train").all[:FITTED_PROMPTS]
     return make_examples(
         generator,
         [prompt.text for prompt in prompts for _ in range(FITTED_SEEDS)],
@@ -60,12 +60,11 @@ def measured_prompts(config: RunConfig, count: int, *, fits: bool) -> list[Promp
     Raises:
         ValueError: the set has too few.
     """
-    train = read_prompts(find_prompts(config.prompts), "train")
+    train = prompts_of_run(config.prompt_sources, "train").all
     least = count + FITTED_PROMPTS * fits
     if len(train) < least:
+        sources = " and ".join(config.prompt_sources)
         apart = f": {FITTED_PROMPTS} to fit on and {count} others to measure on" if fits else " to measure on"
-        raise ValueError(
-            f"{config.prompts} has {len(train)} training prompts; expected at least {least}{apart} (--prompts)"
-        )
+        raise ValueError(f"{sources} has {len(train)} training prompts; expected at least {least}{apart} (--prompts)")
     start = min(FITTED_PROMPTS, len(train) - count)
     return train[start : start + count]

@@ -33,7 +33,7 @@ from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.long_prompts import warn_of_long_prompts
 from solrl_trainer.settings.preflight import require_judges, usable_judges
 from solrl_trainer.settings.presets import ConfigError, parse_override, refused
-from solrl_trainer.settings.prompts import find_prompts, read_prompts
+from solrl_trainer.settings.prompts import prompts_of_run
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def evaluate_run(
     given = dict(parse_override(override) for override in overrides)
     config = _changed(saved, given)
     settings = config.evaluate
-    held_out = read_prompts(find_prompts(config.prompts), "test")[: prompts or settings.prompts]
+    held_out = prompts_of_run(config.prompt_sources, "test").all[: prompts or settings.prompts]
     wanted = list(rewards) if rewards else [*config.rewards, *settings.rewards]
     chosen = given.get("reward_options", {})
     options = saved.reward_options | chosen
@@ -89,7 +89,7 @@ def evaluate_run(
     else:
         names = usable_judges(wanted, held_out, options)
         if not names:
-            raise ValueError(f"none of the run's rewards can score {config.prompts}; choose others with --rewards")
+            raise ValueError("none of the run's rewards can score the prompts; choose others with --rewards")
     world = processes.world(config.device, config.patience)
     # Rank 0's, because a run that still trains may write a newer one meanwhile.
     newest = checkpoints.require(folder / "checkpoints", checkpoint) if processes.is_rank_zero else None

@@ -77,7 +77,7 @@ def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
     settings = {
         "model": [config.model, config.revision, config.solver, config.guidance, session.models.backbone.device.type],
         "images": [config.evaluate.seeds, config.evaluate.steps, [prompt.id for prompt in session.test_prompts]],
-        "parts": {name: value for name, value in session.parts.items() if name != "prompts:train"},
+        "parts": {name: value for name, value in session.parts.items() if not name.startswith("prompts:train")},
         "rewards": dict(zip(rewards.names, rewards.digests().values(), strict=True)),
     }
     known = load_evaluation(path, settings) if again and session.world.rank == 0 else None

@@ -16,7 +16,7 @@ from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.rollouts.device_source import DeviceSource, open_device_source
 from solrl_trainer.session import Session, connect
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.prompts import find_prompts, read_prompts
+from solrl_trainer.settings.prompts import prompts_of_run
 
 _CANDIDATES = 24
 _MORE, _FEWER = 4, 2
@@ -35,7 +35,7 @@ def measure_rates(config: RunConfig) -> MeasuredRates:
     Raises:
         ValueError, OSError: model, reward or prompts cannot be loaded, or the GPU does not explore at the precision.
     """
-    train = read_prompts(find_prompts(config.prompts), "train")
+    train = prompts_of_run(config.prompt_sources, "train")
     # Half of the steps: seconds are proportional to steps, of regenerating and, through their number, of training.
     more = _small(config, _MORE, -(-config.regenerate.steps // 2))
     fewer = _small(config, _FEWER, _FEWER)

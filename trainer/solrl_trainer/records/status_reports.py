@@ -223,10 +223,10 @@ class StatusReporter:
 
 def run_settings(config: RunConfig) -> RunSettings:
     """Settings of a run for the page, without addresses and paths of a machine; dotted names."""
-    places = {"model": split_checkpoint(config.model)[0] or config.model, "prompts": config.prompts}
-    folders = {name: Path(place).name for name, place in places.items() if Path(place).exists()}
+    place = Path(split_checkpoint(config.model)[0] or config.model)
+    shown = {"prompts": config.shown_prompts, **({"model": place.name} if place.exists() else {})}
     values: dict[str, str] = {}
-    for name, value in config.model_copy(update=folders).model_dump(mode="json", exclude=set(OF_A_MACHINE)).items():
+    for name, value in config.model_copy(update=shown).model_dump(mode="json", exclude=set(OF_A_MACHINE)).items():
         inner = {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
         values |= {key: _setting(one) for key, one in ({name: value} if name == "rewards" else inner).items()}
     return RunSettings(trained=config.weights, values=values)

@@ -95,7 +95,7 @@ def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None,
     transformer = ""
     if file is not None and found is not None:
         transformer = _from_file(found.config["_class_name"], file.name, place, config.revision)
-    shown = config.model_copy(update={"model": name, "prompts": Path(config.prompts).name})
+    shown = config.model_copy(update={"model": name, "prompts": config.shown_prompts})
     page: str = environment.get_template("model_card.md.j2").render(
         front=yaml.safe_dump(_front(config, on_hub and file is None), sort_keys=False).strip(),
         mark=MARK,

@@ -33,14 +33,14 @@ from solrl_trainer.rollouts.plans import exploration_plan, training_plan
 from solrl_trainer.rollouts.reward_clock import Images, RewardClock
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.prompts import further_prompts, prompts_of_iteration
+from solrl_trainer.settings.prompts import PromptSet
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def open_device_source(
-    config: RunConfig, train: list[PromptItem], world: Communicator, on_wait: OnWait
+    config: RunConfig, train: PromptSet, world: Communicator, on_wait: OnWait
 ) -> Iterator["DeviceSource"]:
     """Load a run that explores on this device, which must compute in its precision.
 
@@ -90,7 +90,7 @@ class DeviceSource:
         sampler: draws training samples in BF16, as regeneration does.
     """
 
-    def __init__(self, config: RunConfig, loaded: Loaded, models: Models, train: list[PromptItem]) -> None:
+    def __init__(self, config: RunConfig, loaded: Loaded, models: Models, train: PromptSet) -> None:
         """Set up samplers and scorers.
 
         Args:
@@ -120,9 +120,7 @@ class DeviceSource:
     def own_prompts(self, iteration: int) -> Sequence[PromptItem]:
         """This rank's prompts of an iteration."""
         config = self._config
-        return share(
-            prompts_of_iteration(self._train, config.explore.prompts, config.seed, iteration), self.models.world
-        )
+        return share(self._train.of_iteration(config.explore.prompts, config.seed, iteration), self.models.world)
 
     def start(self, adapters: Mapping[int, bytes], pushed: Collection[str]) -> None:
         """Merge the newest of these versions."""
@@ -168,7 +166,7 @@ class DeviceSource:
         if not explore.refill:
             yield from groups
             return
-        places = further_prompts(self._train, explore.prompts, config.seed, iteration, explore.refill)
+        places = self._train.further(explore.prompts, config.seed, iteration, explore.refill)
         for group, further in zip(groups, share(places, self.models.world), strict=True):
             found = group
             for prompt in further:

@@ -40,6 +40,7 @@ from solrl_trainer.service.reward_specs import reward_specs
 from solrl_trainer.service.run_client import RunClient, run_client
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.preflight import FIRST_PATIENCE
+from solrl_trainer.settings.prompts import PromptSet
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ Arrived = CandidateGroup | ExplorationSummary
 
 @contextmanager
 def open_service_source(
-    config: RunConfig, train: list[PromptItem], world: Communicator, on_wait: OnWait
+    config: RunConfig, train: PromptSet, world: Communicator, on_wait: OnWait
 ) -> Iterator["ServiceSource"]:
     """Load a run that explores at a service, which must have the same model and rewards.
 

@@ -128,6 +128,13 @@ class PolicySettings(Section):
     averaged after each of them, with i = s. iterations: both happen once per iteration."""
 
 
+class PromptSource(Section):
+    """One of several prompt sets."""
+
+    share: Annotated[float, Field(gt=0)] = 1.0
+    """Its share of the prompts, in proportion to the others'."""
+
+
 class GenerateSettings(Section):
     """Size of every image of a run."""
 
@@ -223,8 +230,9 @@ class RunConfig(Section):
     """Name of the run, also at the service. By default model, recipe and trained rewards."""
     output: Path
     """Folder of the run; by default `runs/RUN`."""
-    prompts: str
-    """Registered prompt set, or a folder with train/test files."""
+    prompts: str | dict[str, PromptSource]
+    """Registered prompt set, or a folder with train/test files. Several: set → its share of every iteration's prompts
+    and of the held-out ones, in proportion to the others."""
     iterations: Positive = 100
     """Iterations of the run."""
     seed: Seed = 42
@@ -258,6 +266,18 @@ class RunConfig(Section):
     def model_name(self) -> str:
         """The model's name at the service."""
         return self.served_as or default_model_name(self.model)
+
+    @property
+    def prompt_sources(self) -> dict[str, PromptSource]:
+        """Prompt sets of the run."""
+        return {self.prompts: PromptSource()} if isinstance(self.prompts, str) else self.prompts
+
+    @property
+    def shown_prompts(self) -> str | dict[str, PromptSource]:
+        """`prompts` without the paths of a machine."""
+        if isinstance(self.prompts, str):
+            return Path(self.prompts).name
+        return {Path(name).name: source for name, source in self.prompts.items()}
 
     @property
     def two_stage(self) -> bool:
@@ -406,6 +426,20 @@ class RunConfig(Section):
     def _list_one(cls, value: Any) -> Any:
         """Convert a single name to a list."""
         return (value,) if isinstance(value, str) else value
+
+    @field_validator("prompts", mode="before")
+    @classmethod
+    def _share_each(cls, value: Any) -> Any:
+        """A number in place of a source's settings is its share."""
+        if not isinstance(value, Mapping):
+            return value
+        if not value:
+            raise ValueError("expected at least one prompt set")
+        sections = (Mapping, PromptSource)
+        return {
+            name: PromptSource.model_validate(one if isinstance(one, sections) else {"share": one})
+            for name, one in value.items()
+        }
 
     @field_validator("rewards", mode="before")
     @classmethod

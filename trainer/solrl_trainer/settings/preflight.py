@@ -5,6 +5,7 @@ The fastest checks come first. Without them, errors would appear after loading t
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from solrl_client.rollouts import RolloutClient
@@ -17,7 +18,7 @@ from solrl_trainer.records.folder import FolderInUseError, check_new, is_locked
 from solrl_trainer.records.waits import Waits
 from solrl_trainer.service.requirements import require_precision, require_rewards, run_taken
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.prompts import find_prompts, in_both, read_prompts, read_split
+from solrl_trainer.settings.prompts import find_prompts, in_both, prompts_of_run, read_split
 from solrl_trainer.trackers.registry import require_trackers
 
 logger = logging.getLogger(__name__)
@@ -134,27 +135,44 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
         from solrl_trainer.policy.start_lora import find_start
 
         find_start(config.start_lora)
-    folder = find_prompts(config.prompts)
-    train, test = read_split(folder, "train"), read_split(folder, "test")
-    if config.explore.prompts > (most := len(train.prompts)):
-        raise ValueError(
-            f"explore.prompts is {config.explore.prompts}, but {folder} has {most} train prompts; "
-            f"expected at most {most}: --set explore.prompts={most}"
-        )
-    if (refill := config.explore.refill) and config.explore.prompts == most:
-        raise ValueError(
-            f"explore.refill is {refill}, but {folder} has {most} train prompts and explore.prompts is {most}; "
-            "expected more train prompts than an iteration takes: add prompts, lower explore.prompts, or --set "
-            "explore.refill=0"
-        )
+    folders = [find_prompts(name) for name in config.prompt_sources]
+    train, test = ([read_split(folder, split) for folder in folders] for split in ("train", "test"))
+    _check_counts(config, folders)
     from solrl_core.rewards.reward import check_named, check_reward  # imports torch, so it follows the fast checks
 
     named = sorted({*config.rewards, *config.evaluate.rewards})
     check_named(config.reward_options, named)
     for name in named:
         check_reward(name, config.reward_options.get(name, {}), all_given=False)
-    for said in filter(None, (train.repeated, test.repeated, in_both(train, test))):
+    both = (in_both(one, other) for one in train for other in test)
+    for said in filter(None, (*(split.repeated for split in (*train, *test)), *both)):
         logger.warning(said)
+
+
+def _check_counts(config: RunConfig, folders: Sequence[Path]) -> None:
+    """Refuse more prompts per iteration than a source has, and a share of less than one."""
+    asked, found = config.explore.prompts, prompts_of_run(config.prompt_sources, "train")
+    several = len(folders) > 1
+    for folder, prompts, count in zip(folders, found.sources, found.counts(asked), strict=True):
+        most = len(prompts)
+        share = f", of which its share is {count}" if several else ""
+        if not count:
+            raise ValueError(
+                f"explore.prompts is {asked}{share}: no prompt of {folder}; expected more prompts per iteration, or a "
+                "larger share in prompts"
+            )
+        if count > most:
+            cure = "expected more prompts, or a smaller share in prompts"
+            raise ValueError(
+                f"explore.prompts is {asked}{share}, but {folder} has {most} train prompts; "
+                + (cure if several else f"expected at most {most}: --set explore.prompts={most}")
+            )
+        if (refill := config.explore.refill) and count == most:
+            raise ValueError(
+                f"explore.refill is {refill}, but {folder} has {most} train prompts and explore.prompts is {asked}"
+                f"{share}; expected more train prompts than an iteration takes: add prompts, lower explore.prompts, or "
+                "--set explore.refill=0"
+            )
 
 
 def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) -> None:
@@ -182,8 +200,7 @@ def _check_models(config: RunConfig) -> RunConfig:
     """Check that the rewards can score the prompts, and that the model exists."""
     from solrl_core.families.load import locate
 
-    folder = find_prompts(config.prompts)
-    train, test = read_prompts(folder, "train"), read_prompts(folder, "test")
+    train, test = (prompts_of_run(config.prompt_sources, split).all for split in ("train", "test"))
     require_judges(config.rewards, train, "train", config.reward_options)
     require_judges(config.rewards, test, "test", config.reward_options)
     held_out = test[: config.evaluate.prompts]

@@ -4,13 +4,15 @@ import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from solrl_core.registry import FolderRegistry
 from solrl_proto.rollouts import PromptItem
 
+from solrl_trainer.settings.config import PromptSource
 from solrl_trainer.settings.prompt_tables import PromptRow, prompts_of, rows_of
 
 PROMPTS = FolderRegistry(
@@ -20,6 +22,7 @@ NEGATIVE = ("negative_prompt", "negative_prompts", "neg_prompt")
 """Fields of data sets whose prompts say what an image must not show."""
 LONGEST = 4096
 """Characters of a prompt on the wire."""
+Value = TypeVar("Value")
 
 
 def find_prompts(name: str) -> Path:
@@ -80,10 +83,7 @@ def read_split(folder: Path, split: str) -> Split:
     for other in files[1:]:
         _require_equal({item.text for item in rows}, path, {item.text for item in _items(other)}, other)
     unique = list({_content(item): item for item in rows}.values())
-    texts = Counter(item.text for item in unique)
-    prompts = [
-        item if texts[item.text] == 1 else item.model_copy(update={"id": _digest(_content(item))}) for item in unique
-    ]
+    prompts = _identified(unique, Counter(item.text for item in unique))
     return Split(path, tuple(prompts), len(rows))
 
 
@@ -148,6 +148,13 @@ def _require_equal(texts: set[str], path: Path, others: set[str], other: Path) -
         )
 
 
+def _identified(items: Iterable[PromptItem], texts: Mapping[str, int]) -> list[PromptItem]:
+    """The items, whose id is a digest of their metadata, too, where there are several of a text."""
+    return [
+        item if texts[item.text] == 1 else item.model_copy(update={"id": _digest(_content(item))}) for item in items
+    ]
+
+
 def _content(item: PromptItem) -> str:
     return json.dumps([item.text, item.metadata], sort_keys=True)
 
@@ -171,18 +178,76 @@ def prompts_of_iteration(prompts: list[PromptItem], count: int, seed: int, itera
     return [prompts[i] for i in order[start : start + count]]
 
 
-def further_prompts(
-    prompts: list[PromptItem], count: int, seed: int, iteration: int, further: int
-) -> list[list[PromptItem]]:
-    """For each place of an iteration, the prompts at that place of the next `further` iterations.
+@dataclass(frozen=True)
+class PromptSet:
+    """The prompts of one split of a run, by source.
 
-    A prompt has one place at most, and none if the iteration has it anyway.
+    Attributes:
+        sources: prompts of each source. All ids differ.
+        shares: share of each source, in proportion to the others.
     """
-    used = {prompt.id for prompt in prompts_of_iteration(prompts, count, seed, iteration)}
-    places: list[list[PromptItem]] = [[] for _ in range(count)]
-    for ahead in range(1, further + 1):
-        for place, prompt in zip(places, prompts_of_iteration(prompts, count, seed, iteration + ahead), strict=True):
-            if prompt.id not in used:
-                used.add(prompt.id)
-                place.append(prompt)
-    return places
+
+    sources: tuple[list[PromptItem], ...]
+    shares: tuple[float, ...] = (1.0,)
+
+    @property
+    def all(self) -> list[PromptItem]:
+        """The prompts of all sources. The first ones, of any number, have the sources' shares."""
+        return self._interleaved(self.sources, sum(map(len, self.sources)))
+
+    def of_iteration(self, count: int, seed: int, iteration: int) -> list[PromptItem]:
+        """Choose the `count` prompts of an iteration: those of `prompts_of_iteration` of each source.
+
+        Raises:
+            ValueError: a source has fewer prompts than its share.
+        """
+        drawn = [
+            prompts_of_iteration(prompts, own, seed, iteration) if own else []
+            for prompts, own in zip(self.sources, self.counts(count), strict=True)
+        ]
+        return self._interleaved(drawn, count)
+
+    def counts(self, count: int) -> list[int]:
+        """Number of each source's prompts among `count` of an iteration, the same in every iteration."""
+        numbers = [[source] * count for source in range(len(self.sources))]
+        order = self._interleaved(numbers, count)
+        return [order.count(source) for source in range(len(self.sources))]
+
+    def further(self, count: int, seed: int, iteration: int, further: int) -> list[list[PromptItem]]:
+        """For each place of an iteration, the prompts at that place of the next `further` iterations.
+
+        A prompt has one place at most, and none if the iteration has it anyway.
+        """
+        used = {prompt.id for prompt in self.of_iteration(count, seed, iteration)}
+        places: list[list[PromptItem]] = [[] for _ in range(count)]
+        for ahead in range(1, further + 1):
+            for place, prompt in zip(places, self.of_iteration(count, seed, iteration + ahead), strict=True):
+                if prompt.id not in used:
+                    used.add(prompt.id)
+                    place.append(prompt)
+        return places
+
+    def _interleaved(self, parts: Sequence[Sequence[Value]], count: int) -> list[Value]:
+        """The first `count` values in the order of Webster's method, which gives each source its share of them."""
+        places = sorted(
+            ((place + 0.5) / share, source, place)
+            for source, (part, share) in enumerate(zip(parts, self.shares, strict=True))
+            for place in range(len(part))
+        )
+        return [parts[source][place] for _, source, place in places[:count]]
+
+
+def prompts_of_run(sources: Mapping[str, PromptSource], split: str) -> PromptSet:
+    """The prompts of a run's sources, by name or folder. Of equal prompts, the first source has one.
+
+    Raises:
+        ValueError, OSError: as `find_prompts` and `read_split`.
+    """
+    parts: list[list[PromptItem]] = []
+    seen: set[str] = set()
+    for name in sources:
+        own = {_content(item): item for item in read_prompts(find_prompts(name), split)}
+        parts.append([item for content, item in own.items() if content not in seen])
+        seen |= own.keys()
+    texts = Counter(item.text for part in parts for item in part)
+    return PromptSet(tuple(_identified(part, texts) for part in parts), tuple(one.share for one in sources.values()))

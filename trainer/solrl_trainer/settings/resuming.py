@@ -20,7 +20,7 @@ from solrl_trainer.records import checkpoints
 from solrl_trainer.records.checkpoints import Origin
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.prompts import find_prompts, read_prompts
+from solrl_trainer.settings.prompts import prompts_of_run
 
 Rule = Literal["free", "later", "named", "fixed"]
 MEANINGS: dict[Rule, str] = {
@@ -161,11 +161,13 @@ def parts_when_loaded(
 
 def parts_before_loading(config: RunConfig) -> dict[str, str]:
     """Digests of both splits' prompts with their metadata and of the algorithm's code, and the libraries' versions."""
-    folder = find_prompts(config.prompts)
     parts = {}
     for split in ("train", "test"):
-        prompts = [one.model_dump(mode="json") for one in read_prompts(folder, split)]
-        parts[f"prompts:{split}"] = combined_digest(json.dumps(prompts, sort_keys=True))
+        found = prompts_of_run(config.prompt_sources, split).sources
+        for name, prompts in zip(config.prompt_sources, found, strict=True):
+            part = f"prompts:{split}" if name == config.prompts else f"prompts:{split}:{name}"
+            content = [one.model_dump(mode="json") for one in prompts]
+            parts[part] = combined_digest(json.dumps(content, sort_keys=True))
     name = config.algorithm.name
     if not ALGORITHMS.is_built_in(name):  # those come with a version of solrl
         parts[f"algorithm:{name}"] = source_digest(ALGORITHMS.find(name))
