@@ -188,12 +188,12 @@ def test_requests_name_the_server_and_digest_of_what_is_not_loaded(
     with RolloutClient(service.url) as client:
         hosted = client.model(MODEL)
     digests = {f"reward:{BROUGHT}": "sha256:" + "1" * 64}
-    loaded, brought = reward_specs(config.service_rewards, config, hosted, digests)
+    loaded, brought = reward_specs(config.service_rewards(), config, hosted, digests)
     assert (loaded.name, loaded.at, loaded.digest) == ("clipscore", None, None)
     assert (brought.name, brought.weight, brought.at) == (BROUGHT, 0.5, server)
     assert brought.digest == digests[f"reward:{BROUGHT}"]
     plain = config.model_copy(update={"reward_options": {}})
-    assert reward_specs(plain.service_rewards, plain, hosted) == plain.service_rewards
+    assert reward_specs(plain.service_rewards(), plain, hosted) == plain.service_rewards()
 
 
 def test_a_service_that_does_not_ask_the_server_is_refused_before_the_run(
@@ -209,7 +209,7 @@ def test_a_service_that_does_not_ask_the_server_is_refused_before_the_run(
     with RolloutClient(service.url) as client:
         models = client.models()
     hosted, none = models.models[0], models.model_copy(update={"reward_hosts": ()})
-    asked = reward_specs(config.service_rewards, config, hosted)
+    asked = reward_specs(config.service_rewards(), config, hosted)
     with pytest.raises(ProblemError, match="asks no reward servers of runs"):
         require_rewards(service.url, none, hosted, asked)
     odd = [spec.model_copy(update={"at": f"{server}/path"}) for spec in asked if spec.at]

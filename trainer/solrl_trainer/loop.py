@@ -39,6 +39,7 @@ from solrl_trainer.selection import select
 from solrl_trainer.session import Session, open_session
 from solrl_trainer.settings import resuming
 from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.prompt_rewards import weights_of_all
 from solrl_trainer.settings.resuming import Change
 from solrl_trainer.trackers.run_trackers import Trackers
 
@@ -54,6 +55,7 @@ class Result:
     Attributes:
         prompts: held-out prompts, in the order of the evaluations.
         before, after: evaluations of the base and of the averaged weights; if `before` was read, only rank 0 has it.
+        weights: trained reward → its weight for these prompts, see `weights_of_all`.
         seconds: by phase and in total, also before a resume. Exploration at the service is concurrent with the
             other phases; "wait" is the part that the trainer waited for.
         spearman: rank fidelity of exploration by version, where it was measured; only on rank 0.
@@ -64,6 +66,7 @@ class Result:
     prompts: list[str]
     before: Evaluation
     after: Evaluation
+    weights: Mapping[str, float | torch.Tensor]
     seconds: dict[str, float]
     spearman: dict[int, float]
     samples: IterationSamples | None
@@ -147,6 +150,7 @@ def train(
             prompts=[prompt.text for prompt in session.test_prompts],
             before=before,
             after=after,
+            weights=weights_of_all(session.test_prompts, config.rewards),
             seconds=log.seconds(),
             spearman=log.spearman,
             samples=samples,
@@ -242,7 +246,7 @@ def train_step(
 
     # First the line, then the checkpoint, then the push: a run that is interrupted anywhere and resumed neither loses a
     # line nor pushes different bytes under the same version.
-    session.scores = _aggregated(session, samples.scores, samples.rewards).cpu()
+    session.scores = _aggregated(session, samples.prompts, samples.scores, samples.rewards).cpu()
     record = _record(session, log, iteration, samples, update, digest)
     log.iteration_trained(record)
     session.checkpoint(iteration + 1, adapter, log.held_out(config.weights))
@@ -251,12 +255,15 @@ def train_step(
     log.iteration_finished(replace(record, pushed_seconds=log.elapsed("push")))
 
 
-def _aggregated(session: Session, scores: torch.Tensor, rewards: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return aggregated(session.config.algorithm, scores, rewards, session.config.weights)
+def _aggregated(
+    session: Session, prompts: Sequence[PromptItem], scores: torch.Tensor, rewards: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    config = session.config
+    return aggregated(config.algorithm, scores, rewards, weights_of_all(prompts, config.rewards))
 
 
 def _update(session: Session, log: RunLog, iteration: int, samples: IterationSamples) -> UpdateFigures:
-    total, scores = samples.scores.numel(), _aggregated(session, samples.scores, samples.rewards)
+    total, scores = samples.scores.numel(), _aggregated(session, samples.prompts, samples.scores, samples.rewards)
     return session.updater.update(
         training_samples(session, samples, advantages_of(session.updater.algorithm, scores)),
         iteration,
@@ -319,7 +326,7 @@ def group_samples(session: Session, group: CandidateGroup) -> TrainingSamples:
     """The samples of one group with their advantages, before those of the iteration's other groups are known."""
     samples = group.trained
     (scores,) = _aggregated(
-        session, samples.scores[None], {name: values[None] for name, values in samples.rewards.items()}
+        session, [group.prompt], samples.scores[None], {name: values[None] for name, values in samples.rewards.items()}
     )
     return TrainingSamples(
         latents=samples.latents,
@@ -341,8 +348,14 @@ def _shares(config: RunConfig, samples: IterationSamples) -> dict[str, float]:
     """Each trained reward's share in the spread of what advantages are computed of."""
     rewards = samples.rewards
     if config.algorithm.aggregation == "gdpo":
-        rewards = {name: normalised(values) for name, values in rewards.items()}
-    return reward_shares(rewards, config.weights)
+        rewards = {name: normalised(values.nan_to_num()) for name, values in rewards.items()}
+    return reward_shares(rewards, weights_of_all(samples.prompts, config.rewards))
+
+
+def _of_prompts(rewards: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Each reward's values [groups, kept] in the groups that have it."""
+    own = {name: values[~values.isnan().any(1)] for name, values in rewards.items()}
+    return {name: values for name, values in own.items() if len(values)}
 
 
 def _share_refilled(planned: Sequence[PromptItem], explored: Sequence[PromptItem]) -> float:
@@ -361,9 +374,9 @@ def _record(
         proxy_mean=samples.proxy_mean,
         spearman=log.spearman.get(iteration),
         score=RewardSpread.of(samples.scores),
-        without_spread=share_without_spread(_aggregated(session, samples.scores, samples.rewards)),
+        without_spread=share_without_spread(_aggregated(session, samples.prompts, samples.scores, samples.rewards)),
         refilled=_share_refilled(session.prompts(iteration), samples.prompts) if config.explore.refill else None,
-        rewards={name: RewardSpread.of(values) for name, values in samples.rewards.items()},
+        rewards={name: RewardSpread.of(own) for name, own in _of_prompts(samples.rewards).items()},
         shares=_shares(config, samples),
         digest=digest,
         update=update,

@@ -411,8 +411,8 @@ def _kind_of(value: Any) -> str:
     return f"a value of type {type(value).__name__}{size}"
 
 
-def weighted_sum(scores: Mapping[str, torch.Tensor], weights: Mapping[str, float]) -> torch.Tensor:
-    """Weighted sum of raw scores, over the names in `weights`.
+def weighted_sum(scores: Mapping[str, torch.Tensor], weights: Mapping[str, float | torch.Tensor]) -> torch.Tensor:
+    """Weighted sum of raw scores, over the names in `weights`, which broadcast.
 
     Raises:
         OverflowError: a sum is beyond float32.

@@ -1,17 +1,28 @@
 """Runs with several sources of prompts."""
 
 import json
+import os
+import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from real_runs import Watcher
+from service_helpers import running_service
 from solrl_minis import catalog
+from solrl_trainer.commands.evaluate import evaluate_run
+from solrl_trainer.commands.run import summarize
 from solrl_trainer.loop import Result, train
+from solrl_trainer.records.figures import TRAINED_SUM
+from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import ConfigError, resolve
+from solrl_trainer.settings.prompts import read_prompts
 from training_helpers import TINY, iterations
 
 SMALL = (
@@ -35,13 +46,13 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     return {str(folder / "red"): 1, str(folder / "others"): 3}
 
 
-def config_of(output: Path, prompts: dict[str, float], *overrides: str) -> RunConfig:
+def config_of(output: Path, prompts: Mapping[str, Any], *overrides: str) -> RunConfig:
     arguments = {"output": output, "run": output.name}
     settings = [*SMALL, f"prompts={json.dumps(prompts)}", *overrides]
     return resolve("mini-sana/sol_rl/clipscore", overrides=settings, arguments=arguments).config
 
 
-def go(output: Path, prompts: dict[str, float], *overrides: str, resume: bool = False) -> tuple[Result, list[str]]:
+def go(output: Path, prompts: Mapping[str, Any], *overrides: str, resume: bool = False) -> tuple[Result, list[str]]:
     notes: list[str] = []
     with shown_log(notes.append):
         result = train(config_of(output, prompts, *overrides), Watcher(), resume=resume)
@@ -83,3 +94,81 @@ def test_shares_that_cannot_be_drawn_are_refused(sources: dict[str, float], tmp_
         check_run(config_of(tmp_path / "run", {few: 1, others: 1}), resume=False)
     with pytest.raises(ConfigError, match=r"prompts.*greater than 0"):
         config_of(tmp_path / "run", {red: 0, others: 1})
+
+
+def redness(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """The red of images whose prompts ask for it; others fail."""
+    assert all("red" in prompt for prompt in prompts)
+    return images[:, 0].mean((1, 2))
+
+
+RED = f"{__name__}:redness"
+OWN = (f"rewards={{clipscore: 1, '{RED}': 1}}", "evaluate.rewards=verifier", "iterations=1")
+
+
+def rewarded(sources: Mapping[str, float]) -> dict[str, Any]:
+    """The sources, of which only the red one has the reward of red, and only that."""
+    red, others = sources
+    return {red: {"share": 1, "rewards": {RED: 2.0}}, others: {"share": 3, "rewards": {"clipscore": 1.0}}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("aggregation", ["sum", "gdpo"])
+def test_prompts_of_one_run_have_different_rewards(aggregation: str, sources: dict[str, float], tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run", rewarded(sources), *OWN, f"algorithm.aggregation={aggregation}")
+    check_run(config, resume=False)
+    config.output.mkdir()
+    (config.output / "config.json").write_text(config.model_dump_json())
+    result = train(config, Watcher())
+    assert result.samples is not None
+    for row, prompt in enumerate(result.samples.prompts):
+        red, clip = (result.samples.rewards[name][row] for name in (RED, "clipscore"))
+        has, lacks, weight = (red, clip, 2.0) if "red" in prompt.text else (clip, red, 1.0)
+        assert lacks.isnan().all()
+        assert torch.allclose(result.samples.scores[row], weight * has)
+    (line,) = iterations(tmp_path / "run")
+    assert set(line["shares"]) == {"clipscore", RED}
+    assert min(line["shares"].values()) > 0
+    # Held out: 1 prompt of 4 is red, and the verifier judges all.
+    before = result.before.scores
+    assert [int((~before[name].isnan()).sum()) for name in ("clipscore", RED, "verifier")] == [3, 1, 4]
+    rows = summarize(config, result)["rewards"]
+    assert rows[TRAINED_SUM]["before"] == pytest.approx((3 * rows["clipscore"]["before"] + 2 * rows[RED]["before"]) / 4)
+    (_, evaluated) = (one for one in read_metrics(tmp_path / "run" / "metrics.jsonl") if one["event"] == "evaluation")
+    assert evaluated["rewards"][TRAINED_SUM] == pytest.approx(rows[TRAINED_SUM]["after"])
+    summary = evaluate_run(tmp_path / "run")
+    assert summary["rewards"][RED]["after"] == pytest.approx(rows[RED]["after"], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["trainer", "service"])
+def test_a_service_scores_prompts_with_their_own_rewards(
+    at: str, sources: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.pathsep.join(sys.path)}")
+    with running_service("--rewards", "clipscore", RED, model="mini-sana") as service:
+        url = f"http://127.0.0.1:{service.port}"
+        served = (*OWN, f"rollout_url={url}", "explore.lag=0", f"regenerate.at={at}", "evaluate.rewards=[]")
+        config = config_of(tmp_path / "run", rewarded(sources), *served)
+        check_run(config, resume=False)
+        result = train(config, Watcher())
+    assert result.samples is not None
+    found = {("red" in one.text): result.samples.scores[row] for row, one in enumerate(result.samples.prompts)}
+    assert torch.equal(found[True] / 2, result.samples.rewards[RED][~result.samples.rewards[RED].isnan()])
+    assert result.pairs is not None
+
+
+def test_rewards_that_a_run_does_not_have_are_refused_with_the_prompt(tmp_path: Path) -> None:
+    rows = [{"prompt": "a sign", "rewards": {"ocrr": 1.0}}]
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked = ("explore.prompts=1", "rewards={ocr: 1, clipscore: 1}")
+    with pytest.raises(ValueError, match=r"train.jsonl: prompt 'a sign' names the reward 'ocrr'.*did you mean.*'ocr'"):
+        check_run(config_of(tmp_path / "run", {str(tmp_path): 1}, *asked), resume=False)
+    for wrong in ({"ocr": 0}, {"ocr": "much"}, ["ocr"], {}):
+        (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "a sign", "rewards": wrong}))
+        with pytest.raises(ValueError, match=r"train.jsonl:1: got the rewards .*; expected weights by name"):
+            read_prompts(tmp_path, "train")
+    config = config_of(tmp_path / "run", {"shapes": {"share": 1, "rewards": {"orc": 1}}}, asked[1])
+    with pytest.raises(ValueError, match=r"got the reward 'orc' of shapes.*expected some of the run's rewards: ocr, c"):
+        check_run(config, resume=False)

@@ -28,18 +28,18 @@ def aggregated(
     settings: AlgorithmSettings,
     scores: torch.Tensor,
     rewards: Mapping[str, torch.Tensor],
-    weights: Mapping[str, float],
+    weights: Mapping[str, float | torch.Tensor],
 ) -> torch.Tensor:
     """Values [groups, kept] of which an algorithm's advantages are computed.
 
     Args:
         settings: say how several rewards are combined.
         scores: weighted sums of the rewards [groups, kept].
-        rewards: reward → its values [groups, kept].
-        weights: trained reward → its weight.
+        rewards: reward → its values [groups, kept]; NaN in a group of weight 0.
+        weights: trained reward → its weight, or [groups, 1].
     """
     if settings.aggregation == "sum":
         return scores
     import torch
 
-    return torch.stack([weight * normalised(rewards[name]) for name, weight in weights.items()]).sum(0)
+    return torch.stack([weight * normalised(rewards[name].nan_to_num()) for name, weight in weights.items()]).sum(0)

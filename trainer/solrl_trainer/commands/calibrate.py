@@ -44,6 +44,7 @@ from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.long_prompts import warn_of_long_prompts
 from solrl_trainer.settings.preflight import require_judges
+from solrl_trainer.settings.prompt_rewards import scored_prompts
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,8 @@ def calibrate(
         )
     limits = limits or PlanSet()
     measured_on = measured_prompts(config, prompts, fits=bool(limits.schedules))
-    require_judges(config.rewards, measured_on, "train", config.reward_options)
+    for reward in config.rewards:
+        require_judges([reward], scored_prompts(reward, measured_on), "train", config.reward_options)
     world = processes.world(config.device, config.patience)
     device = pick_device(config.device, world)
     precisions = explored_precisions(config.explore.precision, torch.device(device))

@@ -33,6 +33,7 @@ from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.long_prompts import warn_of_long_prompts
 from solrl_trainer.settings.preflight import require_judges, usable_judges
 from solrl_trainer.settings.presets import ConfigError, parse_override, refused
+from solrl_trainer.settings.prompt_rewards import scored_prompts, weights_of_all
 from solrl_trainer.settings.prompts import prompts_of_run
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,11 @@ def evaluate_run(
         names = wanted
         require_judges(names, held_out, "test", options)
     else:
-        names = usable_judges(wanted, held_out, options)
+        names = [
+            name
+            for name in dict.fromkeys(wanted)
+            if usable_judges([name], scored_prompts(name, held_out, settings.rewards), options)
+        ]
         if not names:
             raise ValueError("none of the run's rewards can score the prompts; choose others with --rewards")
     world = processes.world(config.device, config.patience)
@@ -114,6 +119,7 @@ def evaluate_run(
             scorer,
             held_out,
             world,
+            judges=names if rewards else [name for name in names if name in settings.rewards],
             seeds=seeds or settings.seeds,
             progress=lambda done, total: progress(earlier + done / total, 2),
         )
@@ -132,7 +138,7 @@ def evaluate_run(
         "prompts": len(held_out),
         "seeds": seeds or settings.seeds,
         "steps": steps or settings.steps,
-        "rewards": compare(before, after, config.weights),
+        "rewards": compare(before, after, weights_of_all(held_out, config.rewards)),
     }
     if processes.is_rank_zero:
         about = trained_text(config.model, config.preset, config.weights)

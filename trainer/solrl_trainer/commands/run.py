@@ -92,7 +92,7 @@ def summarize(config: RunConfig, result: Result) -> dict[str, Any]:
         "iterations": config.iterations,
         "prompts": len(result.prompts),
         "images": next(iter(result.before.scores.values())).numel(),
-        "rewards": compare(result.before, result.after, config.weights),
+        "rewards": compare(result.before, result.after, result.weights),
         "spearman": next(iter(result.spearman.values()), None),
         "spearman_by_version": result.spearman,
         "seconds": result.seconds,

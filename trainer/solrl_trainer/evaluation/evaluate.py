@@ -24,13 +24,14 @@ def evaluate(
     prompts: Sequence[PromptItem],
     *,
     seeds: int,
+    judges: Sequence[str] = (),
     encode: Callable[[Sequence[str], float], None] = lambda texts, guidance: None,
     progress: OnProgress = lambda done, total: None,
 ) -> Evaluation:
     """Generate `seeds` images per prompt, always from the same seeds, and score them with every loaded reward.
 
-    `encode` is called with the texts of the next few batches, and the guidance; `progress` with the numbers of images
-    made and wanted.
+    A prompt that names its own rewards is scored with these and with `judges`. `encode` is called with the texts of the
+    next few batches, and the guidance; `progress` with the numbers of images made and wanted.
     """
     names = scorer.rewards.names
     if not prompts:
@@ -47,7 +48,7 @@ def evaluate(
             encode([prompt.text for prompt, _ in pairs[start : start + _AHEAD * size]], sampler.plan().guidance)
         own, own_seeds = zip(*pairs[start : start + size], strict=True)
         made = sampler.sample(own, own_seeds).images
-        for name, values in score_policy_images(scorer, names, made, own)[0].items():
+        for name, values in score_policy_images(scorer, names, made, own, judges)[0].items():
             scores[name].append(values)
         images.append(made.cpu())
         progress(start + len(own), len(pairs))
@@ -64,13 +65,15 @@ def evaluate_together(
     world: Communicator,
     *,
     seeds: int,
+    judges: Sequence[str] = (),
     encode: Callable[[Sequence[str], float], None] = lambda texts, guidance: None,
     progress: OnProgress = lambda done, total: None,
 ) -> Evaluation:
     """Evaluate on all ranks: each generates its share of the prompts, and all get the whole result.
 
-    `encode` and `progress` are called as by `evaluate`, for this rank.
+    `judges` are as of `evaluate`; `encode` and `progress` are called as by `evaluate`, for this rank.
     """
-    own = evaluate(sampler, scorer, share(prompts, world), seeds=seeds, encode=encode, progress=progress)
+    part = share(prompts, world)
+    own = evaluate(sampler, scorer, part, seeds=seeds, judges=judges, encode=encode, progress=progress)
     scores = {name: gather_rows(values, world) for name, values in own.scores.items()}
     return Evaluation(scores, gather_rows(own.images, world))

@@ -21,6 +21,7 @@ from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, flattened, parts_of
 from solrl_trainer.session import Session
 from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.prompt_rewards import weights_of_all
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ def evaluate_average(
             session.test_prompts,
             session.world,
             seeds=seeds or settings.seeds,
+            judges=settings.rewards,
             encode=session.models.encoders.encode,
             progress=log.progress,
         )
@@ -60,7 +62,8 @@ def evaluate_average(
 def _log_evaluation(session: Session, log: RunLog, version: int, found: Evaluation, base: Evaluation) -> None:
     if session.world.rank == 0:
         config = session.config
-        record = HeldOutRecord.of(version, base, found, config.weights, config.curve_seeds)
+        weights = weights_of_all(session.test_prompts, config.rewards)
+        record = HeldOutRecord.of(version, base, found, weights, config.curve_seeds)
         log.evaluated(record, found, [prompt.text for prompt in session.test_prompts])
 
 

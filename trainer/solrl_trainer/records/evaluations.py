@@ -23,7 +23,7 @@ class Evaluation:
     """Scores on held-out prompts.
 
     Attributes:
-        scores: reward → float32 [prompts, seeds].
+        scores: reward → float32 [prompts, seeds]; NaN for a prompt that does not have it.
         images: [prompts, 3, H, W], the image of each prompt's first seed.
     """
 
@@ -31,8 +31,9 @@ class Evaluation:
     images: torch.Tensor
 
     def mean(self, reward: str) -> float:
-        """Mean over all images."""
-        return float(self.scores[reward].mean())
+        """Mean over all images that have it."""
+        scores = self.scores[reward]
+        return float(scores[~scores.isnan()].mean())
 
     def first(self, seeds: int) -> "Evaluation":
         """The same of the first seeds of each prompt."""
@@ -92,23 +93,32 @@ def within_prompt_std(scores: torch.Tensor) -> float:
     return float(scores.double().var(1).mean().sqrt()) if scores.shape[1] > 1 else 0.0
 
 
-def compare(before: Evaluation, after: Evaluation, weights: Mapping[str, float]) -> dict[str, dict[str, float]]:
+def compare(
+    before: Evaluation, after: Evaluation, weights: Mapping[str, float | torch.Tensor]
+) -> dict[str, dict[str, float]]:
     """Reward → means before and after, gain, the gain's 95 % interval, and the base's spread within a prompt.
+
+    Each is over the prompts that have the reward.
 
     Args:
         before, after: of the same prompts and seeds, by the same rewards.
-        weights: of the trained rewards. A sum of several has the first row, `TRAINED_SUM`, if all were evaluated.
+        weights: of the trained rewards, as of `weights_of_all`. A sum of several has the first row, `TRAINED_SUM`, if
+            all were evaluated.
     """
     first, second = dict(before.scores), dict(after.scores)
     if len(weights) > 1 and weights.keys() <= first.keys():
-        first = {TRAINED_SUM: weighted_sum(first, weights), **first}
-        second[TRAINED_SUM] = weighted_sum(second, weights)
+        trained = (weighted_sum({name: one[name].nan_to_num() for name in weights}, weights) for one in (first, second))
+        first, second = ({TRAINED_SUM: total, **one} for total, one in zip(trained, (first, second), strict=True))
     rows = {}
-    for name, scores in first.items():
-        gain, low, high = paired_gain(scores, second[name])
+    for name, all_scores in first.items():
+        having = ~all_scores.isnan().any(1)
+        if not having.any():
+            continue
+        scores, later = all_scores[having], second[name][having]
+        gain, low, high = paired_gain(scores, later)
         rows[name] = {
             "before": float(scores.mean()),
-            "after": float(second[name].mean()),
+            "after": float(later.mean()),
             "gain": gain,
             "low": low,
             "high": high,

@@ -27,6 +27,13 @@ def sum_text(weights: Mapping[str, float]) -> str:
     return " ".join(f"{sign} {term}" for sign, term in terms).removeprefix("+ ")
 
 
+def trained_sum(means: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    """The trained score of held-out means: their weighted sum, unless prompts differ in weights and it is there."""
+    if TRAINED_SUM in means:
+        return means[TRAINED_SUM]
+    return sum(weight * means[name] for name, weight in weights.items())
+
+
 def role_text(name: str, weights: Mapping[str, float]) -> str:
     """Whether a row's reward was trained on, and its weight if there are several."""
     if name == TRAINED_SUM:

@@ -67,15 +67,17 @@ class HeldOutRecord:
         version: of the averaged weights; 0 is the base.
         images: number of images.
         rewards: of the trained sum, if there are several trained rewards, and of each reward.
+        by_prompt: whether prompts differ in their weights, so that means of rewards do not give the sum's.
     """
 
     version: int
     images: int
     rewards: dict[str, RewardEstimate]
+    by_prompt: bool = False
 
     @classmethod
     def of(
-        cls, version: int, base: Evaluation, found: Evaluation, weights: Mapping[str, float], seeds: int
+        cls, version: int, base: Evaluation, found: Evaluation, weights: Mapping[str, float | torch.Tensor], seeds: int
     ) -> "HeldOutRecord":
         """The record of an evaluation: trained rewards first, over the first `seeds` images of each prompt."""
         rows = compare(base.first(seeds), found.first(seeds), weights)
@@ -85,11 +87,11 @@ class HeldOutRecord:
         for name in dict.fromkeys((*first, *rows)):
             row = rows[name]
             rewards[name] = RewardEstimate(row["after"], row["before"] + row["low"], row["before"] + row["high"])
-        return cls(version, images, rewards)
+        return cls(version, images, rewards, any(map(torch.is_tensor, weights.values())))
 
     def line(self) -> dict[str, Any]:
         """The evaluation's line of metrics.jsonl."""
-        means = {name: one.mean for name, one in self.rewards.items() if name != TRAINED_SUM}
+        means = {name: one.mean for name, one in self.rewards.items() if name != TRAINED_SUM or self.by_prompt}
         line = {"version": self.version, "images": self.images, "rewards": means}
         if not self.version:
             return line

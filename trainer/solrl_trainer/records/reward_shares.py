@@ -11,16 +11,16 @@ SMALL = 0.05
 """A reward with a smaller share hardly moves the weighted sum."""
 
 
-def reward_shares(rewards: Mapping[str, torch.Tensor], weights: Mapping[str, float]) -> dict[str, float]:
+def reward_shares(rewards: Mapping[str, torch.Tensor], weights: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
     """Share of each trained reward: |weight| × its mean standard deviation within a prompt, over the sum of all.
 
     Zeros if all rewards are constant within each prompt.
 
     Args:
-        rewards: reward → [groups, kept] values.
-        weights: weights of the trained ones.
+        rewards: reward → [groups, kept] values; NaN in a group that does not have it.
+        weights: weights of the trained ones, each also [groups, 1].
     """
-    spreads = {name: abs(weight) * _spread(rewards[name]) for name, weight in weights.items()}
+    spreads = {name: float((weight * _spreads(rewards[name])).abs().mean()) for name, weight in weights.items()}
     total = sum(spreads.values())
     return {name: spread / total if total else 0.0 for name, spread in spreads.items()}
 
@@ -44,9 +44,9 @@ def shares_text(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares.items())
 
 
-def _spread(values: torch.Tensor) -> float:
-    """Mean standard deviation within a prompt; 0 for values that are equal up to rounding."""
+def _spreads(values: torch.Tensor) -> torch.Tensor:
+    """Standard deviation within each prompt [groups, 1]; 0 for NaN, and for values that are equal up to rounding."""
     exact = values.double()
-    spreads = exact.std(1, correction=0)
-    rounding = 4 * torch.finfo(torch.float32).eps * exact.abs().amax(1)
-    return float(torch.where(spreads > rounding, spreads, 0.0).mean())
+    spreads = exact.std(1, correction=0, keepdim=True)
+    rounding = 4 * torch.finfo(torch.float32).eps * exact.abs().amax(1, keepdim=True)
+    return torch.where(spreads > rounding, spreads, 0.0)

@@ -13,7 +13,7 @@ from solrl_client.rollouts import RolloutClient
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.collapse import CollapseAlarm
 from solrl_trainer.records.evaluations import Evaluation
-from solrl_trainer.records.figures import TRAINED_SUM
+from solrl_trainer.records.figures import TRAINED_SUM, trained_sum
 from solrl_trainer.records.metrics_file import MetricsFile, own_time
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
 from solrl_trainer.records.status_reports import StatusReporter
@@ -179,17 +179,16 @@ class RunLog:
         """Weighted sum of the trained rewards on held-out prompts by version, as far as evaluated; only on rank 0."""
         lines = self._metrics.lines("evaluation") if self._metrics is not None else []
         return {
-            line["version"]: sum(weight * line["rewards"][name] for name, weight in weights.items())
+            line["version"]: trained_sum(line["rewards"], weights)
             for line in lines
             if weights.keys() <= line["rewards"].keys()
         }
 
     def held_out_low(self, version: int, weights: Mapping[str, float]) -> float:
         """Lower end of the 95 % interval of that sum at a version that was evaluated; the base's has no interval."""
-        name = TRAINED_SUM if len(weights) > 1 else next(iter(weights))
         lines = self._metrics.lines("evaluation") if self._metrics is not None else []
-        found = next(line for line in lines if line["version"] == version)
-        return float(found["low"][name]) if "low" in found else -math.inf
+        found = next(line for line in lines if line["version"] == version).get("low", {})
+        return float(found.get(TRAINED_SUM, found.get(next(iter(weights)), -math.inf)))
 
     def evaluated(self, record: HeldOutRecord, found: Evaluation, prompts: Sequence[str]) -> None:
         """A version was evaluated on held-out prompts; a resumed run measures its first version again."""

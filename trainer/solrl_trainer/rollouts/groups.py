@@ -34,7 +34,7 @@ class ScoredSamples:
         images: float32 [n, 3, H, W] in [0, 1], on the CPU; empty if nobody will see them.
         recording: every step, if the algorithm trains on trajectories.
         scores: weighted sum of the trained rewards [n].
-        rewards: each reward by name, trained or only logged [n].
+        rewards: each reward by name, trained or only logged [n]; NaN where it is none of the prompt's.
     """
 
     latents: torch.Tensor

@@ -23,7 +23,7 @@ class IterationSamples:
         proxy_mean: mean score of all ranks' candidates.
         latents: clean latents x0 of all ranks' samples, float32 [groups, kept, ...].
         scores: [groups, kept] scores of all ranks' samples.
-        rewards: reward → [groups, kept] values of all ranks' samples.
+        rewards: reward → [groups, kept] values of all ranks' samples; NaN in a group whose prompt does not have it.
         recording: every step of these samples, in the order of the groups, if the algorithm trains on trajectories.
     """
 

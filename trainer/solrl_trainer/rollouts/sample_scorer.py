@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from solrl_core.rewards.reward import weighted_sum
 from solrl_core.sampling.generator import GeneratorOutput
-from solrl_engine.scorer import NonFiniteImagesError, RewardTimes, Scorer, Scores
+from solrl_engine.scorer import NonFiniteImagesError, RewardTimes, Scorer, Scores, sum_times
 from solrl_engine.side_stream import Pending, SideStream
 from solrl_proto.rollouts import PromptItem, RewardSpec, RewardTime
 
 from solrl_trainer.rollouts.groups import ScoredSamples
+from solrl_trainer.settings.prompt_rewards import asked_rewards, rows_alike, weights_of
 
 OnTimes = Callable[[Mapping[str, RewardTime]], None]
 """Called with the times of rewards, by name."""
@@ -30,8 +31,8 @@ class SampleScorer:
 
         Args:
             scorer: scores images; scorers of samples share it.
-            names: rewards to apply.
-            trained: rewards that make up the score, with their weights.
+            names: rewards to apply. A prompt that names its own gets those of them that are trained or among these.
+            trained: rewards that make up the score of the other prompts, with their weights.
             side: stream to score on.
             on_times: called with the time of each reward, whenever images were scored.
         """
@@ -62,17 +63,41 @@ class SampleScorer:
     def _rate(self, prompts: Sequence[PromptItem], images: torch.Tensor) -> tuple[torch.Tensor, Scores]:
         rewards, times = score_policy_images(self._scorer, self._names, images, prompts)
         self._on_times(times)
-        return weighted_sum(rewards, self._weights), rewards
+        score = torch.empty(len(prompts))
+        for weights, rows in rows_alike(weights_of(prompt, self._weights) for prompt in prompts):
+            score[rows] = weighted_sum({name: rewards[name][rows] for name in weights}, weights)
+        return score, rewards
 
 
 def score_policy_images(
-    scorer: Scorer, names: Sequence[str], images: torch.Tensor, prompts: Sequence[PromptItem]
+    scorer: Scorer,
+    names: Sequence[str],
+    images: torch.Tensor,
+    prompts: Sequence[PromptItem],
+    always: Sequence[str] = (),
 ) -> tuple[Scores, RewardTimes]:
-    """Rewards of a policy's images and their times; raises as `Scorer.score`."""
+    """Rewards of a policy's images, NaN where a prompt does not have one, and their times; raises as `Scorer.score`.
+
+    Args:
+        scorer: scores images.
+        names: rewards of prompts that name none.
+        images: one for each prompt.
+        prompts: one for each image.
+        always: rewards of all prompts.
+    """
+    asked = [tuple(dict.fromkeys((*asked_rewards(prompt, names), *always))) for prompt in prompts]
+    scores = {name: torch.full((len(prompts),), torch.nan) for name in (*names, *(one for own in asked for one in own))}
+    times = []
     try:
-        return scorer.score(names, images, prompts)
+        for wanted, rows in rows_alike(asked):
+            chosen = images if len(rows) == len(prompts) else images[rows]
+            found, spent = scorer.score(wanted, chosen, [prompts[row] for row in rows])
+            times.append(spent)
+            for name, values in found.items():
+                scores[name][rows] = values
     except NonFiniteImagesError as error:
         raise FloatingPointError(
             "the policy generates images that are not finite, so the run stops before they are scored. Lower "
             "optimizer.learning_rate; `--resume` continues from the last checkpoint"
         ) from error
+    return scores, sum_times(times)

@@ -19,6 +19,7 @@ from solrl_trainer.service.balance import Balance
 from solrl_trainer.service.latents import from_base64
 from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.prompt_rewards import weights_of
 
 logger = logging.getLogger(__name__)
 
@@ -105,10 +106,12 @@ class ServiceRegenerator:
         answer = self._client.group_of(selection.prompt, selection.seeds, version)
         self._balance.served_in(answer.seconds.generate + answer.seconds.reward)
         (group,) = answer.groups
-        rewards = {spec.name: torch.tensor(group.rewards[spec.name]) for spec in self._client.rewards}
+        prompt, none = selection.prompt, torch.full((len(group.seeds),), torch.nan)
+        rewards = {name: torch.tensor(group.rewards[name]) for name in group.rewards}
         shape = self._device.models.backbone.latent_shape
         latents = from_base64(group, shape, adapter=adapter, url=self._client.url)
-        scores = weighted_sum(rewards, self._config.weights)
+        scores = weighted_sum(rewards, weights_of(prompt, self._config.rewards))
+        rewards = {name: rewards.get(name, none) for name in self._config.rewards}
         return ScoredSamples(latents, torch.empty(0), None, scores, rewards), answer.seconds.rewards
 
     def _request(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from solrl_client.rollouts import RolloutClient, rollout_request
+from solrl_engine.scorer import sum_times
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import Numerics
 from solrl_proto.problems import Problem
@@ -17,14 +18,18 @@ from solrl_proto.rollouts import (
     RewardSpec,
     RolloutAnswer,
     RolloutGroup,
+    RolloutTimings,
 )
 
 from solrl_trainer.rollouts.plans import exploration_plan
 from solrl_trainer.service.png import from_png
 from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.prompt_rewards import asked_rewards, own_rewards, rows_alike
 
 PlanOf = Callable[[int], Plan]
 """Settings of generation in an iteration."""
+Requested = tuple[tuple[RewardSpec, ...], str | None]
+"""Rewards as a request names them, and the fingerprint that its answer must have."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +41,11 @@ class RunClient:
         run, model: names at the service.
         candidates: candidates per prompt.
         plan_of: settings of generation in an iteration.
-        rewards: rewards in the score, see `reward_specs`.
-        fingerprint: digest of model and rewards that every answer must have; None to accept any.
+        rewards: rewards in the score of prompts that name none, see `reward_specs`.
+        fingerprint: digest of model and these rewards that an answer must have; None to accept any.
         numerics: of each precision, as the service said at the start; None to accept any.
         restore: removes the cause of a refusal, if it can; the request is then repeated.
+        requested: for rewards that prompts name.
     """
 
     client: RolloutClient
@@ -51,6 +57,7 @@ class RunClient:
     fingerprint: str | None = None
     numerics: Mapping[Precision, Numerics] | None = None
     restore: Callable[[Problem], bool] | None = None
+    requested: Callable[[Sequence[RewardSpec]], Requested] = lambda specs: (tuple(specs), None)
 
     @property
     def url(self) -> str:
@@ -120,36 +127,76 @@ class RunClient:
         """The plan of an iteration without pruning and without these other settings."""
         return self.plan_of(iteration).model_copy(update={"prune": None, **others})
 
+    def rewards_of(self, prompt: PromptItem) -> Requested:
+        """The rewards that are asked for a prompt."""
+        if (own := own_rewards(prompt)) is None:
+            return self.rewards, self.fingerprint
+        asked = asked_rewards(prompt, [spec.name for spec in self.rewards])
+        return self.requested([RewardSpec(name=name, weight=own[name]) for name in asked])
+
     def _answer(
         self,
         prompts: Sequence[PromptItem],
         version: int,
         candidates: Mapping[str, Any],
         plan: Plan,
+        **options: Any,
+    ) -> RolloutAnswer:
+        """The answer of one request, or of one for each set of rewards, joined."""
+        parts = []
+        for asked, rows in rows_alike(map(self.rewards_of, prompts)):
+            seeds = {"seeds": [candidates["seeds"][row] for row in rows]} if "seeds" in candidates else {}
+            own = [prompts[row] for row in rows]
+            parts.append((rows, self._ask(own, version, {**candidates, **seeds}, plan, asked, **options)))
+        answers = [answer for _, answer in parts]
+        places = sorted((row, group) for rows, answer in parts for row, group in zip(rows, answer.groups, strict=True))
+        return answers[0] if len(answers) == 1 else joined(answers, [group for _, group in places])
+
+    def _ask(
+        self,
+        prompts: Sequence[PromptItem],
+        version: int,
+        candidates: Mapping[str, Any],
+        plan: Plan,
+        asked: Requested,
         *,
         images: bool = False,
         latents: bool = False,
         ahead: bool = False,
         on_group: Callable[[RolloutGroup], None] = lambda group: None,
     ) -> RolloutAnswer:
+        rewards, expected = asked
         request = rollout_request(
             model=self.model,
             adapter=AdapterRef(run=self.run, version=version),
             prompts=tuple(prompts),
             candidates=candidates,
             plan=plan,
-            rewards=self.rewards,
+            rewards=rewards,
             images="png" if images else "none",
             latents="float32" if latents else None,
             ahead=ahead,
         )
         return self.client.rollouts(
             request,
-            fingerprint=self.fingerprint,
+            fingerprint=expected,
             numerics=self.numerics,
             on_group=on_group,
             restore=self.restore,
         )
+
+
+def joined(answers: Sequence[RolloutAnswer], groups: Sequence[RolloutGroup]) -> RolloutAnswer:
+    """One answer with these groups, and the seconds of all."""
+    seconds = [answer.seconds for answer in answers]
+    total = RolloutTimings(
+        queued=sum(one.queued for one in seconds),
+        switch=sum(one.switch for one in seconds),
+        generate=sum(one.generate for one in seconds),
+        reward=sum(one.reward for one in seconds),
+        rewards=sum_times(one.rewards for one in seconds),
+    )
+    return answers[0].model_copy(update={"groups": tuple(groups), "seconds": total})
 
 
 def run_client(
@@ -160,6 +207,7 @@ def run_client(
     fingerprint: str | None = None,
     numerics: Mapping[Precision, Numerics] | None = None,
     restore: Callable[[Problem], bool] | None = None,
+    requested: Callable[[Sequence[RewardSpec]], Requested] = RunClient.requested,
 ) -> RunClient:
     """A client that explores by a run's settings; without `rewards`, the service has loaded all."""
     return RunClient(
@@ -172,4 +220,5 @@ def run_client(
         fingerprint=fingerprint,
         numerics=numerics,
         restore=restore,
+        requested=requested,
     )

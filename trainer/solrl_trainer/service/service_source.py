@@ -21,7 +21,7 @@ from solrl_engine.side_stream import Pending, in_background
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
-from solrl_proto.rollouts import PromptItem, RolloutGroup
+from solrl_proto.rollouts import PromptItem, RewardSpec, RolloutGroup
 
 from solrl_trainer.layouts.running import WasteNote
 from solrl_trainer.policy.sharding import LockstepCommunicator
@@ -37,7 +37,7 @@ from solrl_trainer.service.agreement import check_hosted, check_size, note_arith
 from solrl_trainer.service.balance import Balance, Share
 from solrl_trainer.service.regenerator import ServiceRegenerator
 from solrl_trainer.service.reward_specs import reward_specs
-from solrl_trainer.service.run_client import RunClient, run_client
+from solrl_trainer.service.run_client import Requested, RunClient, run_client
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.preflight import FIRST_PATIENCE
 from solrl_trainer.settings.prompts import PromptSet
@@ -78,7 +78,12 @@ def open_service_source(
         loaded = load(config, world, on_wait)
         digests = loaded.digests
         check_size(served, loaded.backbone)
-        check_hosted(served, reward_specs(config.service_rewards, config, served, digests), digests)
+
+        def requested(specs: Sequence[RewardSpec]) -> Requested:
+            made = reward_specs(specs, config, served, digests)
+            return made, fingerprint(digests, [spec.name for spec in made])
+
+        check_hosted(served, requested(config.service_rewards(train.all))[0], digests)
         emulated = [info.precision for info in served.precisions if info.numerics == "emulated"]
         warn_of_emulation(emulated, config.explore.precision)
         note_arithmetic(served, arithmetic(loaded.backbone.device))
@@ -89,11 +94,13 @@ def open_service_source(
         supply = None
         if world.rank == 0:
             supply = AdapterSupply(client, run=config.run, model=config.model_name, lag=config.lag)
+        rewards, expected = requested(config.trained)
         asked = run_client(
             config,
             client,
-            rewards=reward_specs(config.trained, config, served, digests),
-            fingerprint=fingerprint(digests, [spec.name for spec in config.trained]),
+            rewards=rewards,
+            fingerprint=expected,
+            requested=requested,
             numerics={info.precision: info.numerics for info in served.precisions},
             restore=_restore(supply, world),
         )
@@ -103,22 +110,27 @@ def open_service_source(
             # Ranks that share the base's weights generate in step, so their divisions may not differ.
             shares = 1.0 if shares[0] == "auto" else shares[0], 1.0 if shares[1] == "auto" else shares[1]
         balance = Balance(len(device.own_prompts(0)), explore=shares[0], regenerate=shares[1])
-        regenerator = _regenerator(config, asked, device, balance, served) if regenerates else None
+        regenerator = _regenerator(config, asked, device, balance, served, requested) if regenerates else None
         source = ServiceSource(config, asked, device, balance, supply=supply, regenerator=regenerator)
         yield source
         source.wait_for_push()
 
 
 def _regenerator(
-    config: RunConfig, client: RunClient, device: DeviceSource, balance: Balance, served: ModelInfo
+    config: RunConfig,
+    client: RunClient,
+    device: DeviceSource,
+    balance: Balance,
+    served: ModelInfo,
+    requested: Callable[[Sequence[RewardSpec]], Requested],
 ) -> ServiceRegenerator:
-    digests, here = device.loaded.digests, device.loaded.backbone.device
-    rewards = reward_specs(config.service_rewards, config, served, digests)
+    here = device.loaded.backbone.device
+    rewards, expected = requested(config.service_rewards())
     asked = replace(
         client,
         plan_of=lambda iteration: training_plan(config, config.regenerate.steps),
         rewards=rewards,
-        fingerprint=fingerprint(digests, [spec.name for spec in rewards]),
+        fingerprint=expected,
     )
     exact = here.type == "cpu" and served.arithmetic == arithmetic(here)
     return ServiceRegenerator(config, asked, device, balance, exact=exact)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -18,12 +18,13 @@ from pydantic import (
 from solrl_client.addresses import check_rollout_url
 from solrl_core.model_options import ImageSize
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
-from solrl_proto.rollouts import ModelBinding, RewardSpec, Solver, StochasticSteps
+from solrl_proto.rollouts import ModelBinding, PromptItem, RewardSpec, Solver, StochasticSteps
 
 from solrl_trainer.algorithms.algorithm import AlgorithmSettings
 from solrl_trainer.algorithms.diffusionnft import DiffusionNftSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingData
+from solrl_trainer.settings.prompt_rewards import asked_rewards, check_own_rewards, weights_of_run
 from solrl_trainer.settings.rollout_sections import Explore, Regenerate
 from solrl_trainer.settings.section import Positive, Section, Steps
 
@@ -133,6 +134,15 @@ class PromptSource(Section):
 
     share: Annotated[float, Field(gt=0)] = 1.0
     """Its share of the prompts, in proportion to the others'."""
+    rewards: dict[str, float] | None = None
+    """Rewards of its prompts, with their weights; null: the run's."""
+
+    @field_validator("rewards")
+    @classmethod
+    def _trains_something(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if value is not None:
+            check_own_rewards(value, "rewards")
+        return value
 
 
 class GenerateSettings(Section):
@@ -218,7 +228,8 @@ class RunConfig(Section):
     served_as: ModelName | None = None
     """The model's name at the service, if it was started with --model name=…."""
     rewards: Annotated[dict[str, float], Field(min_length=1)]
-    """Reward → weight in the score. A reward of weight 0 is logged but not trained."""
+    """Reward → weight in the score. A reward of weight 0 is logged but not trained. A prompt's metadata may name others
+    of these weights in the field rewards, which then has all rewards of the prompt."""
     reward_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Reward → options of its loader: model, checkpoint, processor, dtype, batch_size, device; or at, a server. If the
     rollout service has not loaded a reward with at, requests bring it."""
@@ -232,7 +243,7 @@ class RunConfig(Section):
     """Folder of the run; by default `runs/RUN`."""
     prompts: str | dict[str, PromptSource]
     """Registered prompt set, or a folder with train/test files. Several: set → its share of every iteration's prompts
-    and of the held-out ones, in proportion to the others."""
+    and of the held-out ones, in proportion to the others. With rewards of its own: set → {share: …, rewards: …}."""
     iterations: Positive = 100
     """Iterations of the run."""
     seed: Seed = 42
@@ -325,19 +336,22 @@ class RunConfig(Section):
     @property
     def weights(self) -> dict[str, float]:
         """Trained reward → its weight in the score."""
-        return {name: weight for name, weight in self.rewards.items() if weight}
+        return weights_of_run(self.rewards)
 
     @property
     def trained(self) -> tuple[RewardSpec, ...]:
         """Rewards with a weight in the score."""
         return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.weights.items())
 
-    @property
-    def service_rewards(self) -> tuple[RewardSpec, ...]:
-        """Rewards that the service scores: all if it regenerates, otherwise those with a weight."""
-        if self.regenerate.at != "service":
-            return self.trained
-        return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.rewards.items())
+    def service_rewards(self, prompts: Iterable[PromptItem] = ()) -> tuple[RewardSpec, ...]:
+        """Rewards that the service scores: all if it regenerates, otherwise those with a weight, also for a prompt."""
+        own = {name for prompt in prompts for name in asked_rewards(prompt, self.weights)}
+        all_of_them = self.regenerate.at == "service"
+        return tuple(
+            RewardSpec(name=name, weight=weight)
+            for name, weight in self.rewards.items()
+            if all_of_them or weight or name in own
+        )
 
     @property
     def training_data(self) -> TrainingData[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from solrl_client.rollouts import RolloutClient
 from solrl_core.layer_list import read_layer_lists
+from solrl_core.suggestions import did_you_mean
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import PromptItem
@@ -18,6 +19,7 @@ from solrl_trainer.records.folder import FolderInUseError, check_new, is_locked
 from solrl_trainer.records.waits import Waits
 from solrl_trainer.service.requirements import require_precision, require_rewards, run_taken
 from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.prompt_rewards import check_known, scored_prompts
 from solrl_trainer.settings.prompts import find_prompts, in_both, prompts_of_run, read_split
 from solrl_trainer.trackers.registry import require_trackers
 
@@ -145,6 +147,14 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
     for name in named:
         check_reward(name, config.reward_options.get(name, {}), all_given=False)
     both = (in_both(one, other) for one in train for other in test)
+    for split in (*train, *test):
+        check_known(split.prompts, config.rewards, str(split.path))
+    for name, source in config.prompt_sources.items():
+        if unknown := next((one for one in source.rewards or () if one not in config.rewards), None):
+            raise ValueError(
+                f"prompts: got the reward {unknown!r} of {name}{did_you_mean(unknown, config.rewards)}; expected some "
+                f"of the run's rewards: {', '.join(config.rewards)}"
+            )
     for said in filter(None, (*(split.repeated for split in (*train, *test)), *both)):
         logger.warning(said)
 
@@ -182,7 +192,8 @@ def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) ->
 
     hosted, service = client.model(config.model_name), client.models()
     check_noise_contract(service.noise)
-    require_rewards(client.url, service, hosted, reward_specs(config.service_rewards, config, hosted))
+    train = prompts_of_run(config.prompt_sources, "train").all
+    require_rewards(client.url, service, hosted, reward_specs(config.service_rewards(train), config, hosted))
     _require_precisions(client.url, hosted, config)
     # Version 0 may be from an attempt of this run that ended before its first checkpoint.
     if not resume and (held := client.adapters(config.run)) is not None and held.head > 0:
@@ -201,8 +212,9 @@ def _check_models(config: RunConfig) -> RunConfig:
     from solrl_core.families.load import locate
 
     train, test = (prompts_of_run(config.prompt_sources, split).all for split in ("train", "test"))
-    require_judges(config.rewards, train, "train", config.reward_options)
-    require_judges(config.rewards, test, "test", config.reward_options)
+    for name in config.rewards:
+        for split, prompts in (("train", train), ("test", test)):
+            require_judges([name], scored_prompts(name, prompts), split, config.reward_options)
     held_out = test[: config.evaluate.prompts]
     judges = usable_judges(config.evaluate.rewards, held_out, config.reward_options)
     locate(config.model)

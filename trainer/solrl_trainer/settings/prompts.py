@@ -13,6 +13,7 @@ from solrl_core.registry import FolderRegistry
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.settings.config import PromptSource
+from solrl_trainer.settings.prompt_rewards import FIELD, check_own_rewards, own_rewards
 from solrl_trainer.settings.prompt_tables import PromptRow, prompts_of, rows_of
 
 PROMPTS = FolderRegistry(
@@ -136,6 +137,8 @@ def _item(row: PromptRow) -> PromptItem:
             f"{place}: got a {negative!r}, which no image would be generated with; remove it, or rename it if only "
             "rewards read it"
         )
+    if FIELD in metadata:
+        check_own_rewards(metadata[FIELD], place)
     return item
 
 
@@ -146,6 +149,13 @@ def _require_equal(texts: set[str], path: Path, others: set[str], other: Path) -
             f"{other} and {path} have different prompts, and only the latter would be read; remove one of them, or "
             f"give both the same prompts (only one has {odd[0][:80]!r})"
         )
+
+
+def _with_rewards(item: PromptItem, source: PromptSource) -> PromptItem:
+    """The item with its source's rewards, unless it names others or the source has none."""
+    if source.rewards is None or own_rewards(item) is not None:
+        return item
+    return item.model_copy(update={"metadata": {**item.metadata, FIELD: source.rewards}})
 
 
 def _identified(items: Iterable[PromptItem], texts: Mapping[str, int]) -> list[PromptItem]:
@@ -245,8 +255,9 @@ def prompts_of_run(sources: Mapping[str, PromptSource], split: str) -> PromptSet
     """
     parts: list[list[PromptItem]] = []
     seen: set[str] = set()
-    for name in sources:
-        own = {_content(item): item for item in read_prompts(find_prompts(name), split)}
+    for name, source in sources.items():
+        rewarded = [_with_rewards(item, source) for item in read_prompts(find_prompts(name), split)]
+        own = {_content(item): item for item in rewarded}
         parts.append([item for content, item in own.items() if content not in seen])
         seen |= own.keys()
     texts = Counter(item.text for part in parts for item in part)
