@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +19,6 @@ from torch import Tensor
 
 from solrl_core.precision.fp8 import fp8_product
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
-
-Recipe = Literal["nvfp4", "fp8"]
-"""NVFP4BlockScaling or Float8CurrentScaling. The latter runs the same code without Blackwell, for tests."""
 
 MULTIPLE = 32
 """16 bytes of 4-bit values. Both sides of a weight must be multiples of this; tokens are padded to it."""
@@ -73,21 +70,15 @@ def fault_of_trial(command: list[str]) -> str | None:
 
 def native_product(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
     """x [rows, depth] × weight [outs, depth]ᵀ, both BF16 → BF16, in native NVFP4."""
-    engine = _engine("nvfp4", device)
+    engine = _engine(device)
     return lambda x, weight: engine.product(x, engine.quantize_weight(weight), None)
 
 
-def require_engine(recipe: Recipe, device: torch.device) -> None:
-    """Raise ValueError, naming precisions that work, if Transformer Engine cannot run `recipe` on `device`."""
-    if recipe == "nvfp4":
-        obstacle = nvfp4_obstacle(device)
-    elif device.type != "cuda":
-        obstacle = f"Transformer Engine needs a CUDA GPU, this is {device.type.upper()}"
-    else:
-        obstacle = "Transformer Engine is not installed" if engine_version() is None else None
-    if obstacle is not None:
+def require_engine(device: torch.device) -> None:
+    """Raise ValueError, naming precisions that work, if `device` does not support native NVFP4."""
+    if (obstacle := nvfp4_obstacle(device)) is not None:
         others = "fp8 or bf16" if fp8_product(device) else "bf16"
-        raise ValueError(f"native {recipe} by Transformer Engine: {obstacle}; use {others}, or emulated nvfp4")
+        raise ValueError(f"native nvfp4 by Transformer Engine: {obstacle}; use {others}, or emulated nvfp4")
 
 
 class _Te:
@@ -95,14 +86,13 @@ class _Te:
 
     weight: Tensor
     bias: Tensor | None
-    recipe: Recipe = "nvfp4"
 
     def _hold(self, weight: Tensor, bias: Tensor | None) -> None:
         if weight.shape[0] % MULTIPLE or weight.shape[1] % MULTIPLE:
             shape = tuple(weight.shape[:2])
             raise ValueError(f"native NVFP4 weights need both axes to be multiples of {MULTIPLE}: got {shape}")
-        require_engine(self.recipe, weight.device)
-        parts = _engine(self.recipe, weight.device).quantize_weight(weight)
+        require_engine(weight.device)
+        parts = _engine(weight.device).quantize_weight(weight)
         self._names = ["weight", *(f"scale_{i}" for i in range(1, len(parts)))]
         for name, part in zip(self._names, parts, strict=True):
             self.register_buffer(name, part)  # type: ignore[attr-defined]
@@ -110,13 +100,13 @@ class _Te:
         self.register_buffer("bias", kept)  # type: ignore[attr-defined]
 
     def _write(self, weight: Tensor) -> None:
-        new = _engine(self.recipe, self.weight.device).quantize_weight(weight.to(self.weight.device))
+        new = _engine(self.weight.device).quantize_weight(weight.to(self.weight.device))
         for part, value in zip(self._parts(), new, strict=True):
             part.copy_(value)
 
     def _linear(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        out: Tensor = product(rows, self._parts(), self.bias, self.weight.shape[0], self.recipe)
+        out: Tensor = product(rows, self._parts(), self.bias, self.weight.shape[0])
         return out.view(*x.shape[:-1], -1)
 
     def _parts(self) -> list[Tensor]:
@@ -129,18 +119,6 @@ class TeLinear(_Te, QuantLinear):
 
 class TePointwiseConv(_Te, QuantPointwiseConv):
     """1×1 ``nn.Conv2d`` in native NVFP4."""
-
-
-class TeFp8Linear(TeLinear):
-    """``TeLinear`` with Transformer Engine's FP8 recipe, a stand-in for tests without Blackwell; never served."""
-
-    recipe: Recipe = "fp8"
-
-
-class TeFp8PointwiseConv(TePointwiseConv):
-    """``TePointwiseConv`` with Transformer Engine's FP8 recipe."""
-
-    recipe: Recipe = "fp8"
 
 
 NVFP4_SETTINGS: dict[str, Any] = {
@@ -160,25 +138,27 @@ NVFP4_SETTINGS: dict[str, Any] = {
 
 
 @torch.library.custom_op("solrl::te_linear", mutates_args=())
-def product(x: Tensor, weight: list[Tensor], bias: Tensor | None, out_features: int, recipe: str) -> Tensor:
-    """x [M, K] in any float dtype × weight [N, K]ᵀ, quantised by ``recipe`` → bfloat16 [M, N]."""
+def product(x: Tensor, weight: list[Tensor], bias: Tensor | None, out_features: int) -> Tensor:
+    """x [M, K] in any float dtype × weight [N, K]ᵀ, quantised to NVFP4 → bfloat16 [M, N]."""
     rows = x.to(torch.bfloat16)
     if len(x) % MULTIPLE:
         rows = F.pad(rows, (0, 0, 0, -len(x) % MULTIPLE))
-    return _engine(recipe, x.device).product(rows, weight, bias)[: len(x)]
+    return _engine(x.device).product(rows, weight, bias)[: len(x)]
 
 
 @product.register_fake
-def _(x: Tensor, weight: list[Tensor], bias: Tensor | None, out_features: int, recipe: str) -> Tensor:
+def _(x: Tensor, weight: list[Tensor], bias: Tensor | None, out_features: int) -> Tensor:
     return x.new_empty(x.shape[0], out_features, dtype=torch.bfloat16)
 
 
 class _Engine:
-    """Quantisers and matrix product of one Transformer Engine recipe on one device."""
+    """Quantisers and matrix product of Transformer Engine's NVFP4 recipe on one device."""
 
-    def __init__(self, recipe: Any, device: torch.device) -> None:
+    def __init__(self, device: torch.device) -> None:
+        from transformer_engine.common.recipe import NVFP4BlockScaling
         from transformer_engine.pytorch.quantization import RecipeState
 
+        recipe = NVFP4BlockScaling(**NVFP4_SETTINGS)
         self._device = device
         with torch.cuda.device(device):
             state = RecipeState.create(recipe, mode="forward", num_quantizers=2, device=device)
@@ -217,12 +197,8 @@ class _Engine:
 
 
 @cache
-def _engine(recipe: str, device: torch.device) -> _Engine:
-    from transformer_engine.common.recipe import Float8CurrentScaling, NVFP4BlockScaling
-
-    if recipe == "fp8":
-        return _Engine(Float8CurrentScaling(), device)
-    return _Engine(NVFP4BlockScaling(**NVFP4_SETTINGS), device)
+def _engine(device: torch.device) -> _Engine:
+    return _Engine(device)
 
 
 def _dotted(capability: tuple[int, int]) -> str:
