@@ -1,7 +1,6 @@
-"""Fault injection with real processes: `python benchmarks/faults.py [--only ROW …] [--trials N] [--short] [--resume]`.
+"""Fault injection with real processes: `python benchmarks/faults.py [--only ROW …] [--trials N]`.
 
-Writes docs/results/faults.{json,md} and prints the page; rows that did not run this time keep their last result. A long
-row may run in pieces: `--resume` adds the missing trials to those of the last run.
+Writes docs/results/faults.{json,md} and prints the page; rows that did not run this time keep their last result.
 """
 
 import os
@@ -62,8 +61,6 @@ def main() -> int:
     parser = options(__doc__)
     parser.add_argument("--only", nargs="+", choices=known, metavar="ROW", help=", ".join(known))
     parser.add_argument("--trials", type=int, help="trials per row, instead of the full count")
-    parser.add_argument("--short", action="store_true", help="the short counts that the tests use")
-    parser.add_argument("--resume", action="store_true", help="run only the trials that these rows lack")
     parser.add_argument(
         "--redis", help="path of another redis-server; its rows are kept in addition to those of the default one"
     )
@@ -75,9 +72,7 @@ def main() -> int:
     passed = True
     for name in () if args.render else args.only or known:
         row, place = known[name], f"{name}, {_version(args.redis)}" if args.redis else name
-        before = stored.get(place, {}) if args.resume else {}
-        trials = args.trials or (row.short if args.short else row.full)
-        stored[place] = _measure(row, trials, before, results, place)
+        stored[place] = _measure(row, args.trials or row.full, results, place)
         passed &= stored[place]["passed"]
     results.found = {"command": "make faults", "rows": dict(sorted(stored.items(), key=lambda one: _order(one[0])))}
     results.write()
@@ -94,14 +89,9 @@ def _order(place: str) -> tuple[int, str]:
     return list(rows()).index(place.split(",")[0]), place
 
 
-def _measure(row: Row, trials: int, before: Mapping[str, Any], results: Results, place: str) -> dict[str, Any]:
-    """Run a row, writing its result also while it runs, since a long one may be interrupted.
-
-    `before` is its last result, of which the missing trials are run. Those of another promise do not count.
-    """
-    continued = row.resumable and before.get("promise") == row.promise
-    findings = Findings(**{name: before[name] for name in ("trials", "counted", "broken") if continued})
-    started = time.monotonic() - 60 * (before["minutes"] if continued else 0)
+def _measure(row: Row, trials: int, results: Results, place: str) -> dict[str, Any]:
+    """Run a row, writing its result also while it runs, since a long one may be interrupted."""
+    findings, started = Findings(), time.monotonic()
 
     def result() -> dict[str, Any]:
         return {

@@ -35,6 +35,8 @@ CANDIDATES, KEPT = 96, 24
 EXPLORE_STEPS, REGENERATE_STEPS, FITTED_STEPS = 6, 10, 4
 KEEP = 64
 """Candidates that the pruned plan keeps after four of the six steps."""
+REWARD_DTYPE = "bfloat16"
+"""Of the reward's weights and products, as of a service on a GPU."""
 SPENT = ("transformer", "encode", "decode", "reward", "other")
 NAMES = {"flux": "FLUX.1", "sd3": "SD3.5-L", "sana": "SANA 1.6B"}
 UNPRUNED, REGENERATE, BASELINE = "6 steps", "regenerate", "baseline"
@@ -71,9 +73,7 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=2, help="rounds of exploring and regenerating; the baseline runs once"
     )
-    parser.add_argument("--reward-dtype", default="bfloat16", help="dtype of the reward's weights and products")
     parser.add_argument("--limit", type=float, default=500, help="time limit per model in seconds")
-    parser.add_argument("--note", help="with --render: a sentence that the page adds for these models")
     args = parser.parse_args()
     results = Results("rollout_phase", args.out, page, {"rollout_phase": plot})
     models = results.found.setdefault("models", {})
@@ -82,8 +82,6 @@ def main() -> None:
         of[part] = values
         results.write()
 
-    for model in args.models if args.render and args.note else ():
-        note(models[model], "note", args.note)
     with empty_caches():
         for model in () if args.render else args.models:
             own = models.setdefault(model, {})
@@ -117,9 +115,9 @@ def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
     on_gpu = args.device != "cpu"
     with tempfile.TemporaryDirectory() as folder:
         backbone = materialize(skeleton(model, Path(folder), args.device), args.device)
-    rewards = RewardSet({"hpsv2": random_hps(args.device, args.reward_dtype)})
+    rewards = RewardSet({"hpsv2": random_hps(args.device, REWARD_DTYPE)})
     cheap = Explorer(Generator(backbone, "fp8" if on_gpu else "nvfp4"), rewards)
-    setting = {"device": device_name(args.device), "reward": args.reward_dtype, "size": backbone.width}
+    setting = {"device": device_name(args.device), "reward": REWARD_DTYPE, "size": backbone.width}
     yield row("setting", setting | {"precision": cheap.generator.precision, "baseline": "diffusers' modules"})
     cheap.explore("warm-up", range(CHUNK_SIZE + 1), Plan(steps=1))  # compiles both batch sizes
     if "fp8-decoder" in args.parts:

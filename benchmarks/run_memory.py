@@ -6,7 +6,6 @@ model runs in a separate process; models that did not run keep their rows. Write
 """
 
 import math
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,13 +13,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from solrl_client.retries import Wait
 from solrl_core.precision import fastest_precision
 from solrl_core.rewards import RewardSet
 from solrl_trainer import loop
 from solrl_trainer.memory.run_memory import plan_run
-from solrl_trainer.records.records import IterationRecord
-from solrl_trainer.records.shown_log import shown_log
+from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 from support.own_process import rows_of
@@ -37,26 +34,6 @@ SETTINGS = (
     *("evaluate.prompts=24", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.fidelity_prompts=0"),
 )
 """Changes to a preset: one prompt, one noise level per sample, and few steps of evaluation."""
-
-
-class Printed:
-    """A reporter on stderr."""
-
-    def phase(self, iteration: int, name: str) -> None:
-        """A phase of an iteration begins."""
-        print(name, file=sys.stderr, flush=True)
-
-    def progress(self, done: float, total: float) -> None:
-        """So much of the phase is done."""
-
-    def counted(self, iteration: int, part: str, done: int, total: int) -> None:
-        pass
-
-    def waiting(self, server: str, wait: Wait | None) -> None:
-        pass
-
-    def finished(self, record: IterationRecord) -> None:
-        """An iteration is complete."""
 
 
 HEAD = ("model", "micro-batch", "recomputed blocks", "planned, GiB", "measured, GiB", "difference", "reserved, GiB")
@@ -110,9 +87,9 @@ def train(config: RunConfig, family: str, folder: Path, device: str) -> None:
     with (
         patch("solrl_trainer.rollouts.loading.load_backbone", return_value=backbone),
         patch("solrl_trainer.rollouts.loading.RewardSet.load", return_value=rewards),
-        shown_log(lambda text: print(text, file=sys.stderr, flush=True)),
+        RichReporter(config.iterations) as reporter,
     ):
-        loop.train(config, Printed())
+        loop.train(config, reporter)
 
 
 def peaks(device: str) -> tuple[float, float]:

@@ -35,7 +35,7 @@ from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from support.results import Results, device_name, options, table
 from support.true_size import written
 
-STEPS = 6
+MODEL, STEPS = "mini-sana", 6
 HEAD = (
     *("workers on", "model", "in the service's process", "one process", "several"),
     *("several / one", "wanted", "met", "one / in the service's", "wanted", "met"),
@@ -99,7 +99,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "threads": args.threads,
         "share_cores": args.share_cores,
-        "model": "FLUX.1, random weights" if args.true_size else args.model,
+        "model": "FLUX.1, random weights" if args.true_size else MODEL,
         "precision": args.precision,
         "steps": STEPS,
         "candidates_per_round_and_worker": args.chunks * CHUNK_SIZE,
@@ -114,8 +114,6 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = options(__doc__)
-    parser.add_argument("--model", default="mini-sana")
-    parser.add_argument("--reward", default="clipscore")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--workers", type=int, default=2)
@@ -129,7 +127,7 @@ def arguments() -> argparse.Namespace:
 
 def settings_of(args: argparse.Namespace) -> RolloutSettings:
     """The settings of every engine."""
-    chosen: dict[str, Any] = {"model": (args.model,), "rewards": (args.reward,)}
+    chosen: dict[str, Any] = {"model": (MODEL,), "rewards": ("clipscore",)}
     if args.true_size:
         model, options = written(args.true_size, args.device)
         chosen = {"model": (str(model),), "rewards": ("hpsv2",), "reward_options": options}

@@ -48,14 +48,10 @@ class Findings:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: name, guarantee, numbers of trials (full and short), and the function that runs them.
-
-    The function of a resumable row runs only the trials that its findings lack.
-    """
+    """A row of the table: name, guarantee, numbers of trials (full and in tests), and the function that runs them."""
 
     name: str
     promise: str
     full: int
     short: int
     run: Callable[[int, Findings], None]
-    resumable: bool = False

@@ -60,15 +60,13 @@ def run(trials: int, findings: Findings) -> None:
         whole = SharedRun(Path(name), "whole", 1, service)
         if code := whole.start().wait():
             raise RuntimeError(f"the undisturbed run ended with {code}: {whole.log}")
-        chance, before = random.Random(0), findings.trials
+        chance = random.Random(0)
         for number in range(trials):
             size = _SIZES[number % len(_SIZES)]
             phase = PHASES[number // 2 % len(PHASES)]
             # Alternate between the last rank and the first.
             victim = 0 if number % 4 == 3 else size - 1
             delay = chance.uniform(0, 0.9) * whole.seconds.get(phase, 0.3)
-            if number < before:
-                continue
             trial = SharedRun(Path(name), f"run-{number}", size, service)
             _trial(trial, whole, victim, KillPoint(phase, number % _KIND.iterations, delay), findings)
 
@@ -109,5 +107,4 @@ ROW = Row(
     full=50,
     short=1,
     run=run,
-    resumable=True,
 )

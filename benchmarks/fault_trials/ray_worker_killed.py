@@ -49,5 +49,4 @@ ROW = Row(
     full=20,
     short=1,
     run=run,
-    resumable=True,
 )

@@ -34,6 +34,8 @@ _ROOT = 11
 _CHUNK = 24
 _PATIENCE = 300.0
 _JUDGING = threading.Lock()
+Made = tuple[str, tuple[int, ...]]
+"""Prompt and seeds of a chunk."""
 
 
 @dataclass(frozen=True)
@@ -176,12 +178,19 @@ def require_whole(
     whole: Sequence[RolloutGroup],
     groups: Sequence[RolloutGroup],
     asked: Asked,
+    events: Sequence[dict[str, Any]],
     findings: Findings,
-) -> None:
-    """Require the undisturbed answer, with every seed once."""
+) -> tuple[Counter[Made], Counter[Made]]:
+    """Require the undisturbed answer, with every seed once; returns how often each chunk was begun, and made."""
     findings.require(tuple(groups) == tuple(whole), trial, "seeds or scores differ from the undisturbed answer's")
     seeds = [(group.prompt_id, seed) for group in asked.groups for seed in group.seeds]
     findings.require(len(set(seeds)) == len(seeds) == shape.groups * shape.candidates, trial, "seeds lost or doubled")
+    begun, made = (
+        Counter((one["prompt"], tuple(one["seeds"])) for one in events if one["event"] == kind)
+        for kind in ("begun", "made")
+    )
+    findings.require(len(made) == shape.chunks, trial, f"{len(made)} chunks were made of {shape.chunks}")
+    return begun, made
 
 
 def _judge(
@@ -193,18 +202,15 @@ def _judge(
     events: list[dict[str, Any]],
     findings: Findings,
 ) -> None:
-    require_whole(trial, shape, whole, groups, asked, findings)
+    begun, made = require_whole(trial, shape, whole, groups, asked, events, findings)
     came = [group.prompt_id for group in asked.groups]
     findings.require(sorted(came) == [prompt.id for prompt in shape.prompts], trial, f"the trainer got groups {came}")
-    made = Counter((one["prompt"], tuple(one["seeds"])) for one in events if one["event"] == "made")
-    begun = sum(one["event"] == "begun" for one in events)
-    findings.require(len(made) == shape.chunks, trial, f"{len(made)} chunks were made of {shape.chunks}")
     twice = {prompt for (prompt, _), times in made.items() if times > 1}
     findings.require(len(twice) <= 1 and max(made.values()) <= 2, trial, f"groups {sorted(twice)} were made twice")
     redone = made.total() - shape.chunks
     findings.most("most groups with chunks made twice", len(twice))
     findings.most(f"most chunks made twice, of groups of {shape.candidates}", redone)
-    findings.most("most chunks begun in vain or twice", begun - shape.chunks)
+    findings.most("most chunks begun in vain or twice", begun.total() - shape.chunks)
     findings.add("adapters pushed again", asked.pushed_again)
 
 

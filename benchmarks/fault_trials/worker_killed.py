@@ -59,11 +59,11 @@ def kill_workers(service: RolloutService, processes: Callable[[], set[int]], tri
     Args:
         service: a service with two workers.
         processes: returns the process ids of its workers.
-        trials: number of kills, with those that the findings have.
+        trials: number of kills.
         findings: takes counts and violated guarantees.
     """
-    done = number = findings.trials
-    chance, whole, events = random.Random(f"worker {done}"), {}, {}
+    done = number = 0
+    chance, whole, events = random.Random("worker 0"), {}, {}
     for shape in SHAPES:
         since = service.event_log.size
         whole[shape] = Asked(service, shape, f"whole-{shape.candidates}").finish()
@@ -176,10 +176,7 @@ def _judge(
     events: list[dict[str, Any]],
     findings: Findings,
 ) -> None:
-    require_whole(trial, shape, whole, groups, asked, findings)
-    made = Counter((one["prompt"], tuple(one["seeds"])) for one in events if one["event"] == "made")
-    begun = Counter((one["prompt"], tuple(one["seeds"])) for one in events if one["event"] == "begun")
-    findings.require(len(made) == shape.chunks, trial, f"{len(made)} chunks were made of {shape.chunks}")
+    begun, made = require_whole(trial, shape, whole, groups, asked, events, findings)
     again = begun.total() - shape.chunks
     findings.require(0 <= again <= _AT_ONCE and max(begun.values()) <= 2, trial, f"{again} chunks were begun again")
     findings.most("most chunks begun again", again)
@@ -207,5 +204,4 @@ ROW = Row(
     full=200,
     short=1,
     run=run,
-    resumable=True,
 )

@@ -74,30 +74,32 @@ def counters(url: str) -> dict[str, float]:
 def race(
     clients: Mapping[str, RolloutClient],
     asked: Callable[[str, int], RolloutRequest],
-    over: Callable[[Mapping[str, int]], bool],
+    over: Callable[[Mapping[str, int], float], bool],
 ) -> dict[str, int]:
     """Let several parties always have work queued; returns the groups of each, from when all are served.
 
     Args:
         clients: of each party.
         asked: a party's next request, with this root of its seeds.
-        over: whether enough groups were counted.
+        over: whether groups so far, and seconds of counting, are enough.
     """
     begun, made = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0)
-    counting, stop, lock = threading.Event(), threading.Event(), threading.Lock()
+    counting, stop, lock, since = threading.Event(), threading.Event(), threading.Lock(), 0.0
 
     def ask(party: str, root: int) -> None:
         def on_group(_: object) -> None:
+            nonlocal since
             with lock:
                 if stop.is_set():
                     raise _Over
                 begun[party] += 1
                 if counting.is_set():
                     made[party] += 1
+                    if over(made, time.monotonic() - since):
+                        stop.set()
                 elif min(begun.values()) >= _WARM:
+                    since = time.monotonic()
                     counting.set()
-                if over(made):
-                    stop.set()
 
         with suppress(_Over):
             while not stop.is_set():

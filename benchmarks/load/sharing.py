@@ -3,7 +3,7 @@
 import statistics
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 from common import GROUP, client_of, counters, farthest, push_runs, race, request, service
 from support.targets import Row
@@ -50,7 +50,7 @@ def sharing_workers(groups: int) -> Row:
         made = race(
             clients,
             lambda name, root: request(name, 4, GROUP, root=root),
-            lambda made: max(made.values()) >= groups,
+            lambda made, _: max(made.values()) >= groups,
         )
     off = farthest(made)
     return Row(
@@ -64,37 +64,14 @@ def sharing_workers(groups: int) -> Row:
 
 def _count(url: str, names: list[str], seconds: float) -> dict[str, int]:
     """Candidates that each run receives within `seconds`, while every run always has work queued."""
-    made = dict.fromkeys(names, 0)
-    begin = threading.Event()
-    stop = threading.Event()
-
-    def ask(name: str, part: int) -> None:
-        def count(_: object) -> None:
-            if stop.is_set():
-                raise _Over  # closes the connection instead of waiting for queued work
-            if begin.is_set():
-                made[name] += GROUP
-
-        root = part
-        with client_of(url) as client, suppress(_Over):
-            while not stop.is_set():
-                client.rollouts(request(name, 16, GROUP, root=root), on_group=count)
-                root += 2
-
-    threads = [threading.Thread(target=ask, args=(name, part)) for name in names for part in (0, 1)]
-    for thread in threads:
-        thread.start()
-    time.sleep(min(5.0, seconds / 4))
-    begin.set()
-    time.sleep(seconds)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    return made
-
-
-class _Over(Exception):  # noqa: N818
-    """Ends a client's stream when the time is over."""
+    with ExitStack() as stack:
+        clients = {name: stack.enter_context(client_of(url)) for name in names}
+        made = race(
+            clients,
+            lambda name, root: request(name, 16, GROUP, root=root),
+            lambda _, counted: counted >= seconds,
+        )
+    return {name: GROUP * groups for name, groups in made.items()}
 
 
 def small_beside_big(trials: int) -> Row:

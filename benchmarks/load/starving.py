@@ -33,7 +33,7 @@ def starving(groups: int) -> Row:
             for run in names:
                 clients["greedy"].push(run, 0, None, MODEL, bodies[0])
             clients["modest"].push("steady", 0, None, MODEL, bodies[1])
-            made = race(clients, asked, lambda made: made["modest"] >= groups)
+            made = race(clients, asked, lambda made, _: made["modest"] >= groups)
             for client in clients.values():
                 client.close()
     off = farthest(made)
