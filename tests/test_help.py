@@ -93,17 +93,31 @@ def test_the_trainer_names_what_is_near(words: list[str], said: str) -> None:
     assert len(line) < 400
 
 
-@pytest.mark.parametrize("words", [["runn"], ["runs", "lst"]])
-def test_an_unknown_command_gets_the_known_ones(words: list[str]) -> None:
-    done = typed(PROGRAMS["solrl-train"], *words)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("solrl-train runn", "run, demo"),
+        ("solrl-train runs lst", "list, delete"),
+        ("solrl-rollout serv", "serve, check, doctor, memory, token"),
+        ("solrl-rollout token creat", "create, list, revoke"),
+    ],
+)
+def test_an_unknown_command_gets_the_known_ones(words: str, said: str) -> None:
+    program, *given = words.split()
+    done = typed(PROGRAMS[program], *given)
     assert done.returncode == 2
-    assert words[-1] in done.stderr
-    assert ("list, delete" if words[0] == "runs" else "run, demo") in done.stderr
+    assert given[-1] in done.stderr
+    assert said in done.stderr
 
 
-def test_a_flag_at_fault_gets_the_near_ones_of_its_command_alone() -> None:
-    done = typed(PROGRAMS["solrl-train"], "calibrate", "--promts", "3")
+@pytest.mark.parametrize(
+    ("words", "near", "far"),
+    [("solrl-train calibrate --promts", "--prompts", "evaluate"), ("solrl-rollout serve --modle", "--model", "token")],
+)
+def test_a_flag_at_fault_gets_the_near_ones_of_its_command_alone(words: str, near: str, far: str) -> None:
+    program, command, flag = words.split()
+    done = typed(PROGRAMS[program], command, flag, "3", COLUMNS="160")
     assert done.returncode == 2
-    assert "--prompts" in done.stderr
-    assert "evaluate" not in done.stderr
-    assert "solrl-train calibrate --help" in done.stderr
+    assert done.stderr.count(near) == 1
+    assert far not in done.stderr
+    assert f"{program} {command} --help" in done.stderr

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -247,15 +247,6 @@ def test_benchmarks_and_scripts_have_no_circular_imports(folder: str) -> None:
     assert circular(files) == []
 
 
-def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and text of the docstrings of a file's module, classes and functions."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
-            text := ast.get_docstring(node)
-        ):
-            yield node.body[0].lineno, text
-
-
 def test_no_two_classes_have_one_name() -> None:
     """The miniatures and their recipe have names of their own."""
     found = Counter(
@@ -266,20 +257,6 @@ def test_no_two_classes_have_one_name() -> None:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert [name for name, count in found.items() if count > 1] == []
-
-
-@pytest.mark.parametrize(
-    "folder", ["proto", "core", "clients", "minis", "services", "trainer", "minis_recipe", *SCRIPTS]
-)
-def test_a_docstring_says_what_the_thing_is(folder: str) -> None:
-    """It opens with a noun or a verb, not with a question word."""
-    found = [
-        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        for line, text in docstrings(path)
-        if re.match(r"(What|Who|Whose|Which|Where)\b", text)
-    ]
-    assert found == []
 
 
 def test_nothing_is_unpickled() -> None:

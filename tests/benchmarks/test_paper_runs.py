@@ -2,12 +2,9 @@
 
 import json
 import math
-import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +15,9 @@ from paper import runner, worker
 from paper.experiments import Experiment, Programme
 from paper.finished import MixedRunsError, file_of, read_finished
 from paper.runner import run_missing
-from paper.tables import algorithms, families, gap, quantised, sweeps
-from paper.tables.common import Context
-from paper.tuning import GRID, SEED, choose, trials
+from paper.tuning import choose, trials
 from paper.worker import Job, do
-from paper_runs import MACHINE, RESULTS, context_of, finish, finish_trials
+from paper_runs import MACHINE, RESULTS, context_of, finish
 from solrl_trainer.loop import train
 from solrl_trainer.settings.config import RunConfig
 
@@ -40,7 +35,6 @@ TINY: dict[str, Any] = {
     "evaluate.steps": 2,
     "evaluate.fidelity_prompts": 0,
 }
-ROOT = Path(__file__).parents[2]
 PROGRAMME = Programme(seeds=(1, 2))
 
 
@@ -48,26 +42,6 @@ def job(experiment: Experiment, folder: Path, **changes: Any) -> Job:
     return Job(
         **({"experiment": experiment, "folder": str(folder), "jobs": 1, "device": "cpu", "grid": False} | changes)
     )
-
-
-def test_tables_share_equal_runs() -> None:
-    context = Context(PROGRAMME, {}, RESULTS)
-    usual = {one.name for one in PROGRAMME.over_seeds("sol_rl")}
-    for module in (families, gap, sweeps):
-        assert usual <= {one.name for one in module.experiments(context, whole=True)}
-    assert sweeps.sol_rl(context, sweeps.group(96, 12)) == PROGRAMME.over_seeds("sol_rl")
-    assert sweeps.sol_rl(context, {"explore.steps": 6}) == sweeps.sol_rl(context, sweeps.lagging(0))
-
-
-def test_experiments_vary_one_axis_and_explore_in_nvfp4_without_a_service() -> None:
-    usual = PROGRAMME.experiment("sol_rl", 1).config
-    assert (usual.uses_service, usual.explore.precision, usual.seed) == (False, "nvfp4", 1)
-    narrow = PROGRAMME.experiment("sol_rl", 1, {"explore.candidates": 24}).config
-    assert narrow.explore == usual.explore.model_copy(update={"candidates": 24})
-    assert narrow.model_copy(update={"explore": usual.explore, "run": usual.run, "output": usual.output}) == usual
-    assert set(usual.rewards) | set(usual.evaluate.rewards) == set(PROGRAMME.judged_by)
-    lagging = PROGRAMME.experiment("sol_rl", 1, sweeps.lagging(2)).config
-    assert (lagging.explore.lag, lagging.uses_service) == (2, True)
 
 
 @pytest.mark.slow
@@ -215,15 +189,6 @@ def test_the_visible_gpus_are_those_of_the_command(
     assert runner.visible_gpus(device) == expected
 
 
-def test_every_algorithm_has_the_same_trials_at_the_same_compute() -> None:
-    for recipe in algorithms.ALGORITHMS.values():
-        found = trials(PROGRAMME, recipe, RESULTS)
-        assert tuple(found) == GRID
-        assert {one.seed for one in found.values()} == {SEED}
-        assert len({one.config.iterations for one in found.values()}) == 1
-    assert trials(PROGRAMME, "sol_rl", RESULTS)[1e-3].config.iterations == PROGRAMME.iterations / 2
-
-
 def test_the_learning_rate_is_that_of_the_best_training_reward(tmp_path: Path) -> None:
     tried = trials(PROGRAMME, "awm", RESULTS)
     for number, one in enumerate(tried.values()):
@@ -233,39 +198,3 @@ def test_the_learning_rate_is_that_of_the_best_training_reward(tmp_path: Path) -
     choice = choose(PROGRAMME, "awm", context_of(PROGRAMME, tmp_path).runs, RESULTS)
     assert choice is not None
     assert (choice.rate, choice.scores[3e-3], choice.at_edge) == (1e-3, -math.inf, False)
-
-
-def test_the_other_tables_run_at_the_rate_that_their_baseline_chose(tmp_path: Path) -> None:
-    modules = (families, quantised, sweeps, gap)
-    tried = set(trials(PROGRAMME, "diffusionnft", RESULTS).values())
-    for module in modules:
-        assert set(module.experiments(context_of(PROGRAMME, tmp_path))) == tried
-    assert finish_trials(PROGRAMME, tmp_path, 1e-4).changes["optimizer.learning_rate"] == 1e-4
-    for module in modules:
-        found = set(module.experiments(context_of(PROGRAMME, tmp_path)))
-        assert found > tried
-        assert {one.config.optimizer.learning_rate for one in found - tried} == {1e-4}
-
-
-def test_evaluations_are_at_equal_compute(tmp_path: Path) -> None:
-    context = context_of(PROGRAMME, tmp_path)
-    for name in algorithms.ALGORITHMS:
-        (one, *_) = algorithms.runs_of(context, name, "clipscore", whole=True) or []
-        share = one.config.evaluate.every / one.config.iterations
-        assert share == pytest.approx(PROGRAMME.every / PROGRAMME.iterations, rel=0.05)
-    often = replace(PROGRAMME, every=1, iterations=100)
-    runs = algorithms.runs_of(context_of(often, tmp_path), "FlowGRPO", "clipscore", whole=True) or []
-    assert runs[0].config.evaluate.every == 1
-    never = replace(PROGRAMME, every=0)
-    runs = algorithms.runs_of(context_of(never, tmp_path), "FlowGRPO", "clipscore", whole=True) or []
-    assert runs[0].config.evaluate.every == 0
-
-
-def test_the_stored_runs_give_the_page(tmp_path: Path) -> None:
-    results = ROOT / "docs" / "results"
-    shutil.copytree(results / "paper", tmp_path / "out" / "paper")
-    options = ["--show", "--stored", "--unprepared", "runs/unprepared/mini-flux", "--out", str(tmp_path / "out")]
-    command = [sys.executable, "benchmarks/paper", *options, "--runs", str(tmp_path / "runs")]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    # The last digits of paper.json depend on the processor.
-    assert (tmp_path / "out" / "paper.md").read_text() == (results / "paper.md").read_text()

@@ -237,8 +237,3 @@ def test_a_native_precision_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("solrl_core.precision.probe", lambda precision, device: native)
     rows = {finding.subject: finding for finding in diagnosis.machine("cpu")}
     assert rows["precision fp8"] == Finding("precision fp8", "ok", "native: on tensor cores")
-
-
-LONG = Finding(
-    "model", "missing", "got [name=]location " + "/a/long/folder" * 20, "do [this] " + "and that " * 20 + "END"
-)

@@ -170,7 +170,11 @@ def test_the_trial_sees_other_scales_codes_and_numbers(monkeypatch: pytest.Monke
 
 def test_no_environment_variable_changes_the_recipe() -> None:
     recipes = pytest.importorskip("transformer_engine.common.recipe")
-    assert {field.name for field in fields(recipes.NVFP4BlockScaling)} == {*te.NVFP4_SETTINGS, "fp4_format", "fp8_format"}
+    assert {field.name for field in fields(recipes.NVFP4BlockScaling)} == {
+        *te.NVFP4_SETTINGS,
+        "fp4_format",
+        "fp8_format",
+    }
 
 
 def test_a_gpu_that_passes_is_native_and_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:

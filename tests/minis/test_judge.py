@@ -1,7 +1,6 @@
 """The judge reads scenes as they were drawn, is trained on them alone, and its card says how far to trust it."""
 
 import ast
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,8 +177,3 @@ def test_the_judge_uses_neither_verifier_nor_reward_and_no_reward_uses_the_judge
     assert not learns_from & trained
     for module in trained:
         assert not imports(module) & {"solrl_minis.judge", "minis_recipe.detection"}, module
-
-
-def counted(card: str, kind: str) -> list[int]:
-    (row,) = re.findall(rf"^\| {kind} \| (\d+) \| (\d+) \| (\d+) \|$", card, re.MULTILINE)
-    return [int(cell) for cell in row]

@@ -1,19 +1,50 @@
+"""Progress: plain lines, a live line in a terminal, the estimate of the end, and the table of the result."""
+
 import io
 import os
 import pty
 import re
 import select
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
+from typing import TextIO
 
 import pytest
 from rich.console import Console
 from run_folders import LONG_REWARD, RESULT, iteration_record, result_of_sum
 from solrl_client.retries import Wait
+from solrl_trainer.records import time_left
 from solrl_trainer.records.progress import RichReporter, evaluation_table, result_table
 from solrl_trainer.records.shown_log import shown_log
+from solrl_trainer.records.time_left import Countdown, ProgressCounter, TimeLeft
 
 
-def drive(reporter, iterations, start=0):
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The monotonic clock, which stands; change its value to move it."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def seen(show: Callable[[TextIO], None], columns: int = 80) -> str:
+    """Text that a terminal is sent, without its colours."""
+    main, other = pty.openpty()
+    shown = b""
+    with os.fdopen(other, "w") as terminal, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", "xterm-256color")
+        patch.setenv("COLUMNS", str(columns))
+        show(terminal)
+        terminal.flush()
+        while select.select([main], [], [], 0.2)[0]:
+            shown += os.read(main, 65536)
+    os.close(main)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+
+
+def drive(reporter: RichReporter, iterations: int, start: int = 0) -> None:
     with reporter:
         reporter.print("comparing digests [with] http://127.0.0.1:8100")
         reporter.phase(start, "evaluate")
@@ -24,7 +55,7 @@ def drive(reporter, iterations, start=0):
         reporter.phase(iterations, "evaluate")
 
 
-def test_lines_are_plain_without_a_terminal():
+def test_lines_are_plain_without_a_terminal() -> None:
     out = io.StringIO()
     drive(RichReporter(3, file=out), 3)
     lines = out.getvalue().splitlines()
@@ -37,25 +68,15 @@ def test_lines_are_plain_without_a_terminal():
     assert len(lines) == 7
 
 
-def test_a_resumed_run_continues_counting():
+def test_a_resumed_run_continues_counting() -> None:
     out = io.StringIO()
     drive(RichReporter(30, start=28, file=out), 30, start=28)
     assert "29/30" in out.getvalue()
     assert "30/30" in out.getvalue()
 
 
-def test_in_a_terminal_a_line_shows_iteration_phase_and_time_left(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "120")
-    main, other = pty.openpty()
-    shown = b""
-    with os.fdopen(other, "w") as terminal:
-        drive(RichReporter(3, file=terminal), 3)
-        terminal.flush()
-        while select.select([main], [], [], 0.2)[0]:
-            shown += os.read(main, 65536)
-    os.close(main)
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+def test_in_a_terminal_a_line_shows_iteration_phase_and_time_left() -> None:
+    text = seen(lambda terminal: drive(RichReporter(3, file=terminal), 3), columns=120)
     assert "iteration 2 of 3" in text
     assert "regenerate" in text
     assert re.search(r"\d s left", text)
@@ -66,7 +87,7 @@ WAIT = Wait("no answer (ConnectError)", waited=4.0, left=596.0)
 SERVICE = "http://gpu-node:8100"
 
 
-def test_a_wait_of_seconds_is_a_line_and_so_is_its_end():
+def test_a_wait_of_seconds_is_a_line_and_so_is_its_end() -> None:
     out = io.StringIO()
     with RichReporter(3, file=out) as reporter, shown_log(reporter.print):
         for wait in (replace(WAIT, waited=0.0), None, replace(WAIT, waited=0.0), WAIT, replace(WAIT, waited=9.0), None):
@@ -76,11 +97,11 @@ def test_a_wait_of_seconds_is_a_line_and_so_is_its_end():
     assert re.fullmatch(rf"waited \d+\.\d s for {SERVICE}", ended)
 
 
-def test_the_live_line_says_who_is_waited_for_unless_the_run_trains(monkeypatch):
+def test_the_live_line_says_who_is_waited_for_unless_the_run_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "80")
 
-    def shown(phase, wait):
+    def shown(phase: str, wait: bool) -> str:
         main, other = pty.openpty()
         with os.fdopen(other, "w") as terminal, RichReporter(40, file=terminal) as reporter:
             reporter.phase(2, "explore")
@@ -102,7 +123,7 @@ def test_the_live_line_says_who_is_waited_for_unless_the_run_trains(monkeypatch)
     assert "waiting" not in shown("train", True)
 
 
-def test_the_table_shows_the_result():
+def test_the_table_shows_the_result() -> None:
     console = Console(width=120, file=io.StringIO(), record=True)
     console.print(result_table(RESULT))
     text = " ".join(re.sub(r"[│╭╮╰╯─├┤╴╶━]", " ", console.export_text()).split())
@@ -116,7 +137,7 @@ def test_the_table_shows_the_result():
 
 
 @pytest.mark.parametrize(("prompts", "over"), [(7, "7 prompts"), (1, "1 prompt"), (8, None)])
-def test_the_table_names_what_was_trained_and_warns_of_few_prompts(prompts, over):
+def test_the_table_names_what_was_trained_and_warns_of_few_prompts(prompts: int, over: str | None) -> None:
     result = result_of_sum(prompts)
     evaluated = result | {"version": 12, "seeds": 4}
     for table, what in ((result_table(result), "30 iterations"), (evaluation_table(evaluated), "version 12")):
@@ -131,3 +152,90 @@ def test_the_table_names_what_was_trained_and_warns_of_few_prompts(prompts, over
         assert ("may be too narrow" in text) == (over is not None)
         if over is not None:
             assert f"the intervals are over {over} and may be too narrow" in text
+
+
+def test_the_end_follows_from_the_mean_pace(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Today(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> "Today":
+            return cls(2026, 1, 1, 14, 4)
+
+    monkeypatch.setattr(time_left, "datetime", Today)
+    left = TimeLeft()
+    assert left.text(0, 200) == "0 %"
+    clock[0] += 30
+    assert left.text(50, 200) == "25 %, ends at 14:05:30, 1 min 30 s left"
+    assert left.text(50, 200, brief=True) == "25 %, ends at 14:05:30"
+    assert left.text(200, 200) == "100 %, ends at 14:04:00, 0.0 s left"
+
+
+def test_plain_lines_come_now_and_then(clock: list[float]) -> None:
+    out = io.StringIO()
+    with Countdown("calibrating", file=out) as shown:
+        work = ProgressCounter(10, shown)
+        for _ in range(10):
+            clock[0] += 8
+            work.finish(1)
+    lines = out.getvalue().splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["calibrating: 40 %", "calibrating: 80 %"]
+    assert lines[0].endswith(", 48.0 s left")
+
+
+def test_a_terminal_shows_the_end_and_notes_above_it() -> None:
+    def show(terminal: TextIO) -> None:
+        with Countdown("evaluating", file=terminal) as shown:
+            shown(0, 4)
+            shown(1, 4)
+            shown.print("base: [clipscore] 0.3")
+
+    text = seen(show)
+    assert re.search(r"evaluating .* 25 %, ends at \d\d:\d\d:\d\d, ", text)
+    assert "base: [clipscore] 0.3" in text
+
+
+def test_a_run_shows_the_end_of_its_evaluations(clock: list[float]) -> None:
+    out = io.StringIO()
+    with RichReporter(3, file=out) as reporter:
+        reporter.phase(0, "evaluate")
+        for done in range(5):
+            clock[0] += 20
+            reporter.progress(done, 4)
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "evaluating held-out prompts (version 0)"
+    assert [line.partition(",")[0] for line in lines[1:]] == [f"evaluating held-out prompts: {n} %" for n in (25, 75)]
+
+
+def test_a_live_line_fits_80_columns_and_forgets_a_phase() -> None:
+    def show(terminal: TextIO) -> None:
+        with RichReporter(40, start=39, file=terminal) as reporter:
+            reporter.phase(39, "evaluate")
+            reporter.progress(1, 4)
+            reporter.phase(39, "regenerate")
+
+    text = seen(show)
+    assert re.search(r"iteration 39 of 40 .* evaluating .* 25 %, ends at \d\d:\d\d:\d\d", text)
+    assert re.search(r"iteration 40 of 40 .* regenerate .* estimating", text)
+
+
+def test_a_run_shows_its_progress_within_an_iteration(clock: list[float]) -> None:
+    out = io.StringIO()
+    with RichReporter(3, file=out) as reporter:
+        for done in (24, 48):
+            reporter.counted(0, "explored", done, 48)
+            clock[0] += 20
+            reporter.counted(0, "regenerated", done // 2, 24)
+        reporter.counted(1, "explored", 24, 48)
+    assert out.getvalue().splitlines() == ["iteration 1 of 3: explored 48/48, regenerated 24/24"]
+
+
+def test_a_live_line_has_the_candidates_of_its_phase_within_80_columns() -> None:
+    def show(terminal: TextIO) -> None:
+        with RichReporter(40, start=11, file=terminal) as reporter:
+            reporter.phase(11, "explore")
+            reporter.counted(11, "explored", 4608, 4608)
+            reporter.phase(11, "regenerate")
+            reporter.counted(11, "regenerated", 1128, 1152)
+            reporter.phase(11, "regenerate")
+
+    text = seen(show)
+    assert re.search(r"iteration 12 of 40 .* regenerate 1128/1152 .* estimating", text)

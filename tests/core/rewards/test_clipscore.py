@@ -1,12 +1,20 @@
 """CLIPScore against transformers' CLIP, and the behaviour that all CLIP rewards share."""
 
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from reward_helpers import CLIP, ODD_SIZES, PROMPTS, as_pil, on_bytes, rows_through
+from reward_helpers import AESTHETIC, CLIP, ODD_SIZES, PROMPTS, as_pil, on_bytes, rows_through
 from solrl_core.rewards import clip
+from solrl_core.rewards.aesthetic import CHECKPOINT, REPOSITORY, Aesthetic
 from solrl_core.rewards.clipscore import ClipScore
+from solrl_core.rewards.pickscore import PickScore
 from transformers import CLIPModel, CLIPProcessor
 
 
@@ -106,3 +114,121 @@ def test_bfloat16_scores_are_close_and_the_digest_is_equal(clipscore: ClipScore)
     assert scores.dtype == torch.float32
     assert torch.allclose(scores, clipscore(images, PROMPTS, [{}] * 4), atol=5e-3)
     assert reward.digest == clipscore.digest
+
+
+@pytest.fixture(scope="module")
+def pickscore() -> PickScore:
+    return PickScore(CLIP)
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), *ODD_SIZES])
+def test_pickscore_equals_transformers_logits_over_26(pickscore: PickScore, height: int, width: int) -> None:
+    images = on_bytes(4, height, width)
+    inputs = CLIPProcessor.from_pretrained(CLIP)(
+        text=PROMPTS,
+        images=[as_pil(image) for image in images],
+        return_tensors="pt",
+        padding=True,
+        max_length=24,
+        truncation=True,
+    )
+    model = CLIPModel.from_pretrained(CLIP, dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = model(**inputs).logits_per_image.diagonal() / 26
+    scores = pickscore(images, PROMPTS, [{}] * 4)
+    assert scores.dtype == torch.float32
+    assert torch.allclose(scores, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_images_are_rounded_to_bytes_and_batches_do_not_matter(pickscore: PickScore) -> None:
+    images = on_bytes(4, 80, 64)
+    scores = pickscore(images, PROMPTS, [{}] * 4)
+    assert torch.allclose(scores, pickscore(images + 0.4 / 255, PROMPTS, [{}] * 4), rtol=1e-5)
+    assert torch.allclose(scores, PickScore(CLIP, batch_size=1)(images, PROMPTS, [{}] * 4), rtol=1e-5)
+
+
+def test_another_processor_is_used_and_changes_the_digest(pickscore: PickScore, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "processor_config.json"):
+        shutil.copy(Path(CLIP) / name, tmp_path)
+    assert PickScore(CLIP, str(tmp_path)).digest == pickscore.digest
+    settings = json.loads((tmp_path / "processor_config.json").read_text())
+    settings["image_processor"]["image_mean"] = [0.5, 0.5, 0.5]
+    (tmp_path / "processor_config.json").write_text(json.dumps(settings))
+    other = PickScore(CLIP, str(tmp_path))
+    assert other.digest != pickscore.digest
+    images = on_bytes(4, 64, 64)
+    assert not torch.allclose(other(images, PROMPTS, [{}] * 4), pickscore(images, PROMPTS, [{}] * 4), rtol=1e-4)
+
+
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def aesthetic() -> Aesthetic:
+    return Aesthetic(**AESTHETIC)
+
+
+def score(reward: Aesthetic, images: torch.Tensor, prompt: str = "a") -> torch.Tensor:
+    return reward(images, [prompt] * len(images), [{}] * len(images))
+
+
+def test_scores_are_of_images_alone_and_in_batches(aesthetic: Aesthetic) -> None:
+    images = on_bytes(5, 64, 96)
+    found = score(aesthetic, images)
+    assert (found.shape, found.dtype) == ((5,), torch.float32)
+    assert len(set(found.tolist())) == 5
+    assert torch.equal(score(aesthetic, images, "another prompt"), found)
+    small = Aesthetic(**AESTHETIC, batch_size=2)
+    with rows_through(small._model) as rows:
+        torch.testing.assert_close(score(small, images), found, rtol=1e-5, atol=1e-6)
+    assert rows == [2, 2, 1]
+    assert score(aesthetic, images[:0]).shape == (0,)
+
+
+def rewritten(folder: Path, change: Callable[[Tensors], Any]) -> dict[str, Any]:
+    """Options with a changed copy of the head."""
+    tensors = torch.load(AESTHETIC["checkpoint"], weights_only=True)
+    change(tensors)
+    torch.save(tensors, folder / "head.pth")
+    return {**AESTHETIC, "checkpoint": str(folder / "head.pth")}
+
+
+def test_the_digest_is_of_both_networks(aesthetic: Aesthetic, tmp_path: Path) -> None:
+    assert Aesthetic(**AESTHETIC, batch_size=1).digest == aesthetic.digest
+    other = Aesthetic(**rewritten(tmp_path, lambda t: t["layers.7.bias"].add_(1)))
+    assert other.digest != aesthetic.digest
+    images = on_bytes(2, 48, 48)
+    torch.testing.assert_close(score(other, images), score(aesthetic, images) + 1, rtol=0, atol=1e-3)
+    other._model.visual_projection.weight.data.add_(1)
+    other._model.save_pretrained(tmp_path / "clip")
+    assert Aesthetic(str(tmp_path / "clip"), AESTHETIC["checkpoint"]).digest not in (aesthetic.digest, other.digest)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.clear(), "has the wrong tensors"),
+        (lambda t: t.pop("layers.4.bias"), r"wrong tensors \(layers.4.bias\); expected the head of LAION's"),
+        (lambda t: t.update(strange=torch.zeros(1)), r"wrong tensors \(strange\)"),
+        (lambda t: t.update({"layers.2.weight": torch.zeros(16, 31)}), r"of shapes .*\(16, 31\).* no MLP"),
+        (lambda t: t.update({"layers.7.weight": torch.zeros(2, 8)}), "no MLP with one output"),
+        (lambda t: t.update({"layers.0.weight": torch.zeros(32, 19)}), "a head for 19 features and .*, which has 20"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(tmp_path: Path, change: Callable[[Tensors], Any], said: str) -> None:
+    with pytest.raises(ValueError, match=rf"(?s){said}"):
+        Aesthetic(**rewritten(tmp_path, change))
+
+
+def test_missing_files_and_invalid_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(OSError, match="is not a file"):
+        Aesthetic(AESTHETIC["model"], str(tmp_path / "none.pth"))
+    with pytest.raises(OSError, match=f"cannot get {CHECKPOINT} of {REPOSITORY} .* as `checkpoint`"):
+        Aesthetic(AESTHETIC["model"])
+    with pytest.raises(ValueError, match="a head for 20 features"):
+        Aesthetic(CLIP, AESTHETIC["checkpoint"])
+    with pytest.raises(ValueError, match="got batch_size 0"):
+        Aesthetic(**AESTHETIC, batch_size=0)
+    with pytest.raises(ValueError, match="got dtype 'int8'"):
+        Aesthetic(**AESTHETIC, dtype="int8")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fake_backend import FakeBackend, chunk, job, started_engine
-from service_helpers import RunningService, problem, rollout_request
+from service_helpers import RunningService, rollout_request
 from solrl_core.errors import DecoderError
 from solrl_core.families import load_backbone
 from solrl_core.rewards import RewardSet
@@ -35,14 +35,6 @@ def test_scores_are_those_of_images_decoded_in_fp8(service: RunningService) -> N
     assert list(group.scores) == pytest.approx(rounded.tolist(), abs=1e-4)
     assert list(group.scores) != pytest.approx(whole.tolist(), abs=1e-4)
     assert torch.corrcoef(torch.stack([rounded, whole]))[0, 1] > 0.99
-
-
-def test_images_are_not_answered_in_fp8(service: RunningService) -> None:
-    asked = rollout_request(prompts=[TEXT], count=2, steps=STEPS, precision="bf16", images="png")
-    asked["plan"]["decoder_precision"] = "fp8"
-    response = service.client.post("/v1/rollouts", json=asked)
-    assert response.status_code == 422
-    assert "scores them decoded in fp8; expected images none" in str(problem(response))
 
 
 def test_a_decoder_that_cannot_compute_in_fp8_is_a_422() -> None:

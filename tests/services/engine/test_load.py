@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from service_helpers import (
     QUEUE_LIMIT,
     Layout,
@@ -48,11 +47,6 @@ def test_alternating_runs_keep_their_adapters(service: RunningService, runs: lis
     with ThreadPoolExecutor(6) as pool:
         together = list(pool.map(lambda ref: scores(service.rollout(count=25, steps=1, adapter=ref)), refs * 2))
     assert together == alone * 2
-
-
-def counted(service: RunningService, name: str) -> float:
-    families = text_string_to_metric_families(service.client.get("/metrics").text)
-    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
 
 @pytest.mark.parametrize("accept", ["application/json", STREAM_MEDIA_TYPE])

@@ -66,15 +66,7 @@ def test_fitted_steps_equal_the_generator_s(service: RunningService) -> None:
     assert list(group.scores) != pytest.approx(list(ask(service, None, "euler").groups[0].scores), abs=1e-2)
 
 
-def test_fitted_steps_that_do_not_fit_the_plan_are_refused(service: RunningService) -> None:
-    body = rollout_request(prompts=[TEXT], count=COUNT, steps=STEPS + 1)
-    body["plan"]["fitted"] = fitted()
-    response = service.client.post("/v1/rollouts", json=body)
-    assert response.status_code == 422
-    assert "expected 4, as the solver was fitted for" in str(problem(response))
-
-
-def test_a_solver_fitted_to_a_different_model_or_setting_is_refused(service: RunningService) -> None:
+def test_a_solver_fitted_to_a_different_model_is_refused(service: RunningService) -> None:
     body = rollout_request(prompts=[TEXT], count=COUNT, steps=STEPS)
     digests = service.client.get("/v1/models").json()["models"][0]["digests"]
     parts = {part: digest for part, digest in digests.items() if not part.startswith("reward:")}
@@ -84,20 +76,6 @@ def test_a_solver_fitted_to_a_different_model_or_setting_is_refused(service: Run
     body["plan"]["fitted"] = {**fitted(), "fitted_for": {**bound, "model": "sha256:" + "0" * 64}}
     response = service.client.post("/v1/rollouts", json=body)
     assert (response.status_code, problem(response)["kind"]) == (422, "fitted-mismatch")
-    body["plan"]["fitted"] = {**fitted(), "fitted_for": {**bound, "guidance": 2.0}}
-    response = service.client.post("/v1/rollouts", json=body)
-    assert (response.status_code, problem(response)["kind"]) == (422, "invalid-request")
-    assert "fitted for euler at guidance 2; got euler at guidance 1" in str(problem(response))
-
-
-def test_a_fitted_weight_that_would_overflow_is_refused(service: RunningService) -> None:
-    body = rollout_request(prompts=[TEXT], count=COUNT, steps=STEPS)
-    solver = fitted()
-    solver["x0_coeffs"][-1] = [1e308, *solver["x0_coeffs"][-1][1:]]
-    body["plan"]["fitted"] = solver
-    response = service.client.post("/v1/rollouts", json=body)
-    assert response.status_code == 422
-    assert "a weight is beyond ±1000" in str(problem(response))
 
 
 def test_candidates_with_extreme_predicted_images_survive(service: RunningService) -> None:
@@ -133,20 +111,3 @@ def test_capacity_is_reserved_for_the_survivors(keep: int) -> None:
     for chunks in cut_into_chunks(request, job):
         assert sum(chunk.reserved for chunk in chunks) == min(keep, COUNT)
         assert all(chunk.reserved <= chunk.candidates for chunk in chunks)
-
-
-@pytest.mark.parametrize(
-    ("prune", "where"),
-    [
-        ({"after": STEPS, "keep": 4}, "body.plan"),
-        ({"after": 0, "keep": 4}, "body.plan.prune.after"),
-        ({"after": 1, "keep": 1}, "body.plan.prune.keep"),
-        ({"after": 1}, "body.plan.prune.keep"),
-    ],
-)
-def test_an_impossible_plan_is_refused(service: RunningService, prune: dict[str, int], where: str) -> None:
-    body = rollout_request(steps=STEPS)
-    body["plan"]["prune"] = prune
-    response = service.client.post("/v1/rollouts", json=body)
-    assert response.status_code == 422
-    assert problem(response)["where"] == where

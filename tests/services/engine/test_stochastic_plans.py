@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from service_helpers import RunningService, problem, rollout_request
+from service_helpers import RunningService, rollout_request
 from solrl_core.families import load_backbone
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.generator import Generator
@@ -66,22 +66,3 @@ def test_survivors_continue_with_their_own_noise(service: RunningService, kind: 
     )
     scores = RewardSet.load(["clipscore"], backbone).score(["clipscore"], halfway.images, [TEXT] * COUNT, [{}] * COUNT)
     assert set(found) == set(best_worst(scores["clipscore"], KEEP))
-
-
-@pytest.mark.parametrize(
-    ("sde", "where", "said"),
-    [
-        ({"kind": "flow", "eta": 0}, "body.plan.sde.eta", "greater than 0"),
-        ({"kind": "flow", "eta": 0.7, "first": STEPS - 1}, "body.plan", "the last one never has noise"),
-        ({"kind": "other", "eta": 0.7}, "body.plan.sde.kind", "'flow', 'dance' or 'cps'"),
-        ({"kind": "cps", "eta": 1.1}, "body.plan.sde", "expected at most 1"),
-    ],
-)
-def test_impossible_stochastic_steps_are_refused(
-    service: RunningService, sde: dict[str, Any], where: str, said: str
-) -> None:
-    body = rollout_request(steps=STEPS)
-    body["plan"]["sde"] = sde
-    response = service.client.post("/v1/rollouts", json=body)
-    assert (response.status_code, problem(response)["where"]) == (422, where)
-    assert said in str(problem(response))

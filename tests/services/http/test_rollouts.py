@@ -55,15 +55,6 @@ def test_rank_does_not_depend_on_batching(service: RunningService) -> None:
     assert len(set(together)) > 90
 
 
-def test_bf16_images_do_not_depend_on_batching(service: RunningService) -> None:
-    seeds = list(range(24))
-    together = pixels(service.rollout(seeds=[seeds], precision="bf16", images="png"))
-    parts = (seeds[:7], seeds[7:])
-    apart = [pixels(service.rollout(seeds=[p], precision="bf16", images="png")) for p in parts]
-    assert np.abs(together - np.concatenate(apart)).max() <= 1
-    assert np.abs(together[0] - together[1]).max() > 1
-
-
 def test_bf16_images_and_scores_equal_those_in_process(
     service: RunningService, backbone: Backbone, layout: Layout
 ) -> None:

@@ -33,7 +33,6 @@ from solrl_reward.reward_metrics import RewardMetrics
 from solrl_reward.service import RewardService
 from solrl_reward.settings import RewardSettings
 
-ROOT = Path(__file__).parents[3]
 BRIGHT, GATED, GREEDY = (f"served_rewards:{name}" for name in ("brightness", "gated", "greedy"))
 NOWHERE, LEAVING, AWAY, PATIENT = (f"served_rewards:{name}" for name in ("nowhere", "leaving", "away", "patient"))
 FUSSY = "served_rewards:fussy"
