@@ -2,10 +2,8 @@
 
 from types import ModuleType
 
-from paper.tables import algorithms, authors, families, gap, hacking, plateaus, quantised, sweeps
+from paper.tables import algorithms, families, gap, hacking, quantised, sweeps
 
-ON_REQUEST = ("plateaus", "authors")
-"""Tables whose runs are done only if the table is named, and which the page has once some are finished."""
 TABLES: dict[str, ModuleType] = {
     "algorithms": algorithms,
     "families": families,
@@ -13,6 +11,4 @@ TABLES: dict[str, ModuleType] = {
     "sweeps": sweeps,
     "gap": gap,
     "hacking": hacking,
-    "plateaus": plateaus,
-    "authors": authors,
 }

@@ -1,24 +1,16 @@
 """Several processes train one run: any number of them gives the same weights, bit for bit."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from fault_trials.processes import RankPrograms
-from rank_programs import (
-    held_bytes,
-    solrl_train,
-    with_a_forgetful_service,
-    with_a_slow_rank,
-    with_few_fitted_prompts,
-    with_noted_samples,
-)
-from rank_runs import LAST, SETTINGS, arguments, messages, run, same_weights
-from service_helpers import RunningService, running_service
-from small_model import small_model
+from rank_programs import held_bytes, with_a_slow_rank, with_few_fitted_prompts
+from rank_runs import LAST, arguments, messages, run, same_weights
 from training_helpers import iterations, state
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +22,6 @@ def together(alone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_two_processes_and_then_four_give_the_weights_of_one_bit_for_bit(alone: Path, together: Path) -> None:
     for version in range(1, LAST + 1):
         expected, found = state(alone, version), state(together, version)
@@ -40,7 +31,6 @@ def test_two_processes_and_then_four_give_the_weights_of_one_bit_for_bit(alone: 
     assert (together / "lora.safetensors").read_bytes() == (alone / "lora.safetensors").read_bytes()
 
 
-@pytest.mark.slow
 def test_ranks_share_two_stages_without_a_service(tmp_path: Path) -> None:
     extra = ("rollout_url=null", "explore.precision=nvfp4", "explore.prune={after: 1, keep: 4}")
     watched = ("evaluate.fidelity_prompts=2", "evaluate.fidelity_every=1")
@@ -58,7 +48,6 @@ def test_ranks_share_two_stages_without_a_service(tmp_path: Path) -> None:
     assert results[0]["spearman_by_version"] == results[1]["spearman_by_version"]
 
 
-@pytest.mark.slow
 def test_all_ranks_stop_below_the_floor(tmp_path: Path) -> None:
     settings = ("rollout_url=null", "explore.steps=1", "explore.candidates=24", "evaluate.fidelity_floor=1")
     sets = ["--preset", "mini-sana/sol_rl/clipscore", *(word for setting in settings for word in ("--set", setting))]
@@ -69,7 +58,6 @@ def test_all_ranks_stop_below_the_floor(tmp_path: Path) -> None:
     assert not list((tmp_path / "run" / "checkpoints").glob("*"))
 
 
-@pytest.mark.slow
 def test_a_sharded_base_gives_the_same_weights(alone: Path, tmp_path: Path) -> None:
     """Three ranks have unequal numbers of prompts and micro-batches, so each waits in passes of the others."""
     words = [
@@ -85,7 +73,6 @@ def test_a_sharded_base_gives_the_same_weights(alone: Path, tmp_path: Path) -> N
     assert iterations(tmp_path) == iterations(alone)[:2]
 
 
-@pytest.mark.slow
 def test_each_rank_holds_its_part_of_the_base(tmp_path: Path) -> None:
     held = {}
     for setting in ("true", "false"):
@@ -99,14 +86,12 @@ def test_each_rank_holds_its_part_of_the_base(tmp_path: Path) -> None:
         assert whole["process"] - spread["process"] > 0.3 * whole["base"]
 
 
-@pytest.mark.slow
 def test_only_rank_0_prints(together: Path) -> None:
     log = (together / "log").read_text()
     for line in ("loading /", "continuing after 1 iterations", "writing the report"):
         assert log.count(line) == (1 if line.startswith("continuing") else 2), log
 
 
-@pytest.mark.slow
 def test_several_ranks_evaluate_like_one(alone: Path, together: Path, tmp_path: Path) -> None:
     words = ["evaluate", str(together), "--prompts", "3", "--seeds", "2", "--steps", "2"]
     assert run(2, words, tmp_path / "log") == 0, (tmp_path / "log").read_text()
@@ -117,7 +102,6 @@ def test_several_ranks_evaluate_like_one(alone: Path, together: Path, tmp_path: 
     assert (shared["prompts"], shared["version"]) == (3, LAST)
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_several_ranks_calibrate_like_one(tmp_path: Path) -> None:
     words = ["calibrate", "--preset", "mini-sana/sol_rl/clipscore", "--prompts", "3", "--wanted", "0.999"]
@@ -145,115 +129,6 @@ def test_several_ranks_calibrate_like_one(tmp_path: Path) -> None:
         assert log.count(line) == 1, log
 
 
-@pytest.mark.slow
 def test_a_rank_that_waits_as_long_as_the_patience_fails_no_other(tmp_path: Path) -> None:
     words = [*arguments(tmp_path, 1), "--set", "patience=120"]
     assert run(2, words, tmp_path / "log", with_a_slow_rank) == 0, (tmp_path / "log").read_text()
-
-
-FIGURES = {
-    "awm": {"ratio", "clipped", "error", "old_distance", "kl"},
-    "dpo": {"accuracy", "margin", "tied", "error", "reference_error"},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["awm_two_stage", "dpo"])
-def test_two_ranks_and_a_resumed_run_give_the_weights_of_one_bit_for_bit(recipe: str, tmp_path: Path) -> None:
-    settings = ["optimizer.batch=3"]
-    settings += ["rollout_url=null", "explore.precision=nvfp4"] if "two_stage" in recipe else ["explore.steps=4"]
-    extra = ["--preset", f"mini-sana/{recipe}/clipscore", *(word for one in settings for word in ("--set", one))]
-    whole, shared, log = tmp_path / "whole", tmp_path / "shared", tmp_path / "log"
-    assert run(1, [*arguments(whole, 2), *extra], log) == 0, log.read_text()
-    assert run(2, [*arguments(shared, 1), *extra], log) == 0, log.read_text()
-    assert run(1, [*arguments(shared, 2), *extra], log) == 0, log.read_text()
-    assert same_weights(shared, whole, 1)
-    assert same_weights(shared, whole, 2)
-    found = iterations(whole)
-    assert found == iterations(shared)
-    algorithm = recipe.removesuffix("_two_stage")
-    figures = {key.removeprefix("objective/") for line in found for key in line if key.startswith("objective/")}
-    assert figures == FIGURES[algorithm]
-    first, second = found
-    assert first["loss"] != second["loss"]
-    if algorithm == "awm":
-        assert first["objective/ratio"] != 1
-        assert 0 < first["objective/old_distance"] < 1
-    else:
-        assert first["objective/margin"] != 0
-        assert 0 <= first["objective/accuracy"] <= 1
-
-
-RANKS, ITERATIONS, PROMPTS = 2, 2, 4
-
-LAGGED = ("explore.precision=nvfp4", "explore.prune=null", "explore.lag=1", "evaluate.fidelity_prompts=0")
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[RunningService]:
-    with running_service(model=small_model()) as running:
-        yield running
-
-
-def train(size: int, service: RunningService, folder: Path, *settings: str) -> list[list[tuple[int, str]]]:
-    """Train with this many ranks; returns version and prompt of each rank's requests for samples."""
-    words = ["run", "--preset", "mini-sana/sol_rl/clipscore", "--iterations", str(ITERATIONS)]
-    words += ["--rollout-url", service.url, "--run", folder.name, "--output", str(folder)]
-    words += [word for setting in (*SETTINGS, *LAGGED, *settings) for word in ("--set", setting)]
-    noted, log = folder.with_suffix(".asked"), folder.with_suffix(".log")
-    ranks = RankPrograms(size, with_noted_samples, (words, str(noted)), log)
-    assert ranks.wait(600) == 0, log.read_text()
-    assert "differ by rounding" not in log.read_text()
-    return [_requests(Path(f"{noted}-{rank}")) for rank in range(size)]
-
-
-def _requests(path: Path) -> list[tuple[int, str]]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = [(int(version), prompt) for version, prompt, kept in map(str.split, lines) if kept == "4"]
-    assert len(found) == len(lines)
-    return found
-
-
-@pytest.fixture(scope="module")
-def alone(service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a run of one process that regenerates on its own device."""
-    folder = tmp_path_factory.mktemp("served") / "alone"
-    assert train(1, service, folder) == [[]]
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [pytest.param(1.0, marks=pytest.mark.release), 0.5])
-def test_ranks_train_the_same_weights_on_samples_of_a_service(
-    share: float, alone: Path, service: RunningService, tmp_path: Path
-) -> None:
-    folder = tmp_path / f"ranks-{share}"
-    asked = train(RANKS, service, folder, "regenerate.at=service", f"regenerate.share={share}")
-    assert same_weights(folder, alone, ITERATIONS)
-    assert iterations(folder) == iterations(alone)
-    lines = [line for line in service.log.read_text().splitlines() if f"/v1/runs/{folder.name}/adapters/" in line]
-    assert len([line for line in lines if "PUT" in line]) == ITERATIONS + 1, "rank 0 alone pushes"
-    each = int(PROMPTS / RANKS * share)
-    # Each rank asks for its own prompts, under the newest version although exploration lags behind it.
-    for requests in asked:
-        assert sorted(version for version, _ in requests) == sorted([*range(ITERATIONS)] * each)
-    assert len({request for requests in asked for request in requests}) == RANKS * ITERATIONS * each
-
-
-@pytest.mark.slow
-def test_rank_0_pushes_lost_versions_again_while_another_rank_asks(tmp_path: Path) -> None:
-    words = ["run", "--preset", "mini-sana/sol_rl/clipscore", "--iterations", "2"]
-    settings = (*SETTINGS, "explore.precision=nvfp4", "explore.prune=null", "explore.lag=0", "patience=20")
-    words += [word for setting in settings for word in ("--set", setting)]
-    whole, bereft = tmp_path / "whole", tmp_path / "bereft"
-    with running_service(model=small_model()) as service:
-        words += ["--rollout-url", service.url]
-        own = [*words, "--run", "whole", "--output", str(whole)]
-        assert RankPrograms(1, solrl_train, (own,), tmp_path / "first").wait(600) == 0
-        own = [*words, "--run", "bereft", "--output", str(bereft)]
-        marks, log = ("bereft", str(tmp_path / "explored")), tmp_path / "log"
-        assert RankPrograms(2, with_a_forgetful_service, (own, *marks), log).wait(600) == 0, log.read_text()
-        held = service.client.get("/v1/runs/bereft/adapters").json()
-    assert [info["version"] for info in held["versions"]] == [0, 1, 2]
-    assert log.read_text().count("the service had lost this run's versions 0 and 1; pushed again") == 1
-    assert same_weights(whole, bereft, 2)
