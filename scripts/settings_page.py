@@ -47,6 +47,7 @@ A checkpoint also has what the run depends on beside its settings:
 
 - `prompts:train` and `prompts:test`: digests of the prompts with their metadata; of several sets
   `prompts:train:SET` and `prompts:test:SET`;
+- `prompts:images`: a digest of the names and sizes of stored images (`explore.source`), not of their contents;
 - `model:vae` and so on: a digest of each part of the model, its `solrl.json` among them, whatever its folder or hub
   revision;
 - `rewards:NAME`: a digest of each reward's code or weights;
@@ -89,7 +90,7 @@ def page() -> str:
         # Settings of its own, and common ones with another default.
         known = set(settings_of(common, "algorithm."))
         rows = [row for row in settings_of(own, "algorithm.") if row not in known]
-        parts += [f"### With `algorithm.name={name}`\n", _table(rows)]
+        parts += [] if not rows else [f"### With `algorithm.name={name}`\n", _table(rows)]
     parts.append(_RESUMING + _rules() + _PARTS)
     parts += [_SERVICE, _options(RolloutSettings), _REWARD_SERVICE, _options(RewardSettings)]
     return "\n".join(parts)

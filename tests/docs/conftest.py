@@ -1,6 +1,7 @@
 """The documentation's examples as installed packages, and one service for all pages."""
 
 import importlib
+import json
 import os
 import signal
 import sys
@@ -28,6 +29,12 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for split in ("train", "test"):
         texts = "".join(f"a picture of {split} number {i}\n" for i in range(100))
         (folder / "my_prompts" / f"{split}.txt").write_text(texts)
+    for name, fields in (("my_images", ["image"]), ("my_pairs", ["chosen", "rejected"])):
+        (folder / name).mkdir()
+        (folder / name / "test.txt").write_text("a cat\n")
+        (folder / name / "cat.png").touch()
+        rows = [{"prompt": f"cat {i}", **dict.fromkeys(fields, "cat.png")} for i in range(12)]
+        (folder / name / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     info = folder / "examples-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: examples\nVersion: 1.0\n")

@@ -138,7 +138,7 @@ def train(
             measure_fidelity(session, log, iteration)
             step = begin_step(session, log, iteration)
             samples = collect_samples(session, log, iteration, step)
-            if iteration == version:
+            if iteration == version and config.explore.source == "model":
                 log_shares(_shares(config, samples))
             if iteration + 1 == config.iterations:
                 pictures = begin_pairs(session, log, iteration, samples)

@@ -24,10 +24,12 @@ def select(group: CandidateGroup, settings: Explore, seed_root: int) -> Candidat
     """Select `settings.keep` of a group's candidates, never pruned ones, which have no score.
 
     Args:
-        group: explored candidates of a prompt.
+        group: explored candidates of a prompt; stored ones are all trained on.
         settings: selection mode and number of candidates to keep.
         seed_root: seed root of the iteration. A random selection depends only on this and the prompt.
     """
+    if settings.source != "model":
+        return group
     made = [index for index, score in enumerate(group.scores) if not math.isnan(score)]
     seed = expand_seeds(seed_root, f"select/{group.prompt.id}", 1)[0]
     chosen = choose(settings.selection, [group.scores[index] for index in made], settings.keep, seed)

@@ -14,7 +14,7 @@ from solrl_core.families.backbone import Conditioning
 from solrl_core.families.flux import PATCH
 from solrl_core.families.flux2_klein_fused import Flux2FusedBlock, Flux2FusedSingleBlock
 from solrl_core.families.flux_fused import PairAngles
-from solrl_core.families.pipeline import PipelineBackbone, classifier_free, replace_children, token_counts
+from solrl_core.families.pipeline import PipelineBackbone, classifier_free, most_likely, replace_children, token_counts
 from solrl_core.precision import LayerPolicy
 
 
@@ -136,6 +136,13 @@ class Flux2Klein(PipelineBackbone):
         patches = latents * torch.sqrt(variance + vae.config.batch_norm_eps).float() + mean.float()
         out: torch.Tensor = vae.decode(F.pixel_shuffle(patches, PATCH).to(vae.dtype), return_dict=False)[0]
         return out
+
+    def _encoded(self, vae: Any, images: torch.Tensor) -> torch.Tensor:
+        """Latents in patches, normalised."""
+        mean, variance = vae.bn.running_mean[:, None, None], vae.bn.running_var[:, None, None]
+        patches = F.pixel_unshuffle(most_likely(vae.encode(images, return_dict=False)[0]), PATCH)
+        scaled: torch.Tensor = (patches - mean.float()) / torch.sqrt(variance + vae.config.batch_norm_eps).float()
+        return scaled
 
 
 def position_ids(times: int, rows: int, columns: int, tokens: int, device: torch.device) -> torch.Tensor:

@@ -174,6 +174,19 @@ class PipelineBackbone(Backbone):
         out: torch.Tensor = vae.decode(scaled, return_dict=False)[0]
         return out
 
+    @torch.no_grad()
+    def encode_images(self, images: torch.Tensor) -> torch.Tensor:
+        """Clean latents float32 [B, ...] of images [B, 3, H, W] in [0, 1]: the most likely ones of the autoencoder."""
+        vae = self._pipeline.vae
+        return self._encoded(vae, (2 * images - 1).to(vae.dtype)).float()
+
+    def _encoded(self, vae: Any, images: torch.Tensor) -> torch.Tensor:
+        """Latents of images in [−1, 1], the inverse of `_decoded`."""
+        config = vae.config
+        latents = most_likely(vae.encode(images, return_dict=False)[0])
+        scaled: torch.Tensor = (latents - (config.get("shift_factor") or 0)) * config.scaling_factor
+        return scaled
+
     @property
     def decodes_by_kernels(self) -> bool:
         """Whether the decoder has kernels of its own on this device."""
@@ -260,6 +273,12 @@ def _compile_blocks(vae: Any) -> None:
     for block in (*listed_blocks(vae.decoder), *last_norms):
         if block._compiled_call_impl is None:
             block.compile(dynamic=False)
+
+
+def most_likely(encoded: Any) -> torch.Tensor:
+    """Latents that an autoencoder gives, or the mode of their distribution."""
+    latents: torch.Tensor = encoded if isinstance(encoded, torch.Tensor) else encoded.mode()
+    return latents
 
 
 def _as_images(decoded: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 
 from solrl_core.families.backbone import Conditioning
 from solrl_core.families.flux import PATCH, pack, unpack
-from solrl_core.families.pipeline import PipelineBackbone, both_predictions, replace_children, token_counts
+from solrl_core.families.pipeline import PipelineBackbone, both_predictions, most_likely, replace_children, token_counts
 from solrl_core.families.qwen_image_fused import QwenFusedBlock, RealPositions
 from solrl_core.model_options import ModelOptions
 from solrl_core.precision import LayerPolicy
@@ -167,6 +167,15 @@ class QwenImage(PipelineBackbone):
         )
         out: torch.Tensor = vae.decoder(vae.post_quant_conv(latents[:, :, None].to(vae.dtype) * std + mean))
         return out[:, :, 0]
+
+    def _encoded(self, vae: Any, images: torch.Tensor) -> torch.Tensor:
+        """Normalised latents of videos of one frame."""
+        config = vae.config
+        mean, std = (
+            torch.tensor(values, device=images.device).view(-1, 1, 1)
+            for values in (config.latents_mean, config.latents_std)
+        )
+        return (most_likely(vae.encode(images[:, :, None], return_dict=False)[0])[:, :, 0].float() - mean) / std
 
 
 class Positions(nn.Module):

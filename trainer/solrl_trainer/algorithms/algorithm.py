@@ -90,11 +90,13 @@ class Algorithm(ABC, Generic[SettingsT, BatchT]):
     Attributes:
         Settings: class of its settings; the fields are the run's `algorithm.…`.
         fixed: policies whose velocities the loss needs; each costs a forward pass per micro-batch.
+        compares: whether the loss needs better and worse samples of a prompt; otherwise it trains on all alike.
         settings: the run's values.
     """
 
     Settings: ClassVar[type[Any]] = AlgorithmSettings
     fixed: tuple[FixedPolicy, ...] = ()
+    compares: ClassVar[bool] = True
 
     def __init__(self, settings: SettingsT) -> None:
         self.settings = settings

@@ -25,6 +25,7 @@ ALGORITHMS: Registry[type[Algorithm[Any, Any]]] = Registry(
         "diffusionnft": "solrl_trainer.algorithms.diffusionnft:DiffusionNft",
         "dpo": "solrl_trainer.algorithms.dpo:DiffusionDpo",
         "flowgrpo": "solrl_trainer.algorithms.flowgrpo:FlowGrpo",
+        "sft": "solrl_trainer.algorithms.sft:Sft",
     },
     wrong=_wrong,
 )

@@ -133,7 +133,7 @@ def evaluate_run(
         "model": config.model,
         "preset": config.preset,
         "run": config.run,
-        "trained": config.weights,
+        "trained": config.shown_weights,
         "version": found.version,
         "prompts": len(held_out),
         "seeds": seeds or settings.seeds,
@@ -141,7 +141,7 @@ def evaluate_run(
         "rewards": compare(before, after, weights_of_all(held_out, config.rewards)),
     }
     if processes.is_rank_zero:
-        about = trained_text(config.model, config.preset, config.weights)
+        about = trained_text(config.model, config.preset, config.shown_weights)
         title = f"{config.run}, version {found.version}"
         _write(folder / "evaluation", summary, held_out, before, after, title, about)
     return summary

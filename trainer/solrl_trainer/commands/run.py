@@ -88,7 +88,7 @@ def summarize(config: RunConfig, result: Result) -> dict[str, Any]:
         "model": config.model,
         "preset": config.preset,
         "run": config.run,
-        "trained": config.weights,
+        "trained": config.shown_weights,
         "iterations": config.iterations,
         "prompts": len(result.prompts),
         "images": next(iter(result.before.scores.values())).numel(),

@@ -19,7 +19,12 @@ def trained_text(model: str, preset: str, weights: Mapping[str, float]) -> str:
 
 
 def sum_text(weights: Mapping[str, float]) -> str:
-    """The trained score as a formula, such as "clipscore + 0.2 × hpsv2"; a single reward is its name."""
+    """The trained score as a formula, such as "clipscore + 0.2 × hpsv2"; a single reward is its name.
+
+    Without rewards, stored images are trained on.
+    """
+    if not weights:
+        return "stored images"
     terms = [
         ("−" if weight < 0 else "+", name if abs(weight) == 1 else f"{abs(weight):g} × {name}")
         for name, weight in weights.items()

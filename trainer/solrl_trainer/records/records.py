@@ -24,9 +24,11 @@ class RewardSpread:
 
     @classmethod
     def of(cls, rewards: torch.Tensor) -> "RewardSpread":
-        """Spread of rewards [groups, kept], with each group's best half first."""
-        half = rewards.shape[1] // 2
-        return cls(float(rewards.mean()), float(rewards[:, :half].mean()), float(rewards[:, half:].mean()))
+        """Spread of rewards [groups, kept], with each group's best half first; a single sample is both halves."""
+        kept = rewards.shape[1]
+        half = kept // 2 or 1
+        worst = rewards[:, min(half, kept - 1) :]
+        return cls(float(rewards.mean()), float(rewards[:, :half].mean()), float(worst.mean()))
 
     def message(self) -> Spread:
         """Wire message."""

@@ -101,7 +101,7 @@ def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None,
         mark=MARK,
         run=config.run,
         base=f"[{base}](https://huggingface.co/{base})" if on_hub and file is None else f"`{name}`",
-        score=figures.sum_text(config.weights),
+        score=figures.sum_text(config.shown_weights),
         version=version,
         iterations=config.iterations,
         registered=registered,
@@ -150,7 +150,7 @@ def _rows(measured: HeldOutFigures, config: RunConfig) -> list[tuple[str, ...]]:
             interval = figures.interval_text(name, row["low"], row["high"])
             gain = f"{figures.gain_text(name, row['gain'])} {interval}"
         values = (figures.reward_text(name, row[when]) for when in ("before", "after"))
-        rows.append((figures.reward_label(name), figures.role_text(name, config.weights), *values, gain))
+        rows.append((figures.reward_label(name), figures.role_text(name, config.shown_weights), *values, gain))
     return rows
 
 

@@ -32,8 +32,10 @@ from solrl_trainer.rollouts.models import Models
 from solrl_trainer.rollouts.plans import exploration_plan, training_plan
 from solrl_trainer.rollouts.reward_clock import Images, RewardClock
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
+from solrl_trainer.rollouts.stored_images import StoredImages
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompts import PromptSet
+from solrl_trainer.settings.stored_files import stored_files
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +110,8 @@ class DeviceSource:
         self._side = SideStream(models.backbone.device)
         self.scorer = self._scorer("samples", tuple(config.rewards))
         self.sampler = self._training_sampler(models.generator, config.sample_steps)
+        stored = stored_files(config)
+        self._stored = StoredImages(stored, models.backbone, list(config.rewards), config.batch) if stored else None
         self._planned = 0
         """Iteration whose plan the candidates follow."""
         self._group_sampler = self._make_group_sampler()
@@ -156,7 +160,9 @@ class DeviceSource:
         )
 
     def groups(self, prompts: Sequence[PromptItem], iteration: int) -> Iterator[CandidateGroup]:
-        """Explore these prompts of an iteration, under the newest version."""
+        """Explore these prompts of an iteration, under the newest version, or read their stored images."""
+        if self._stored is not None:
+            return self._stored.groups(prompts)
         return self._groups(prompts, iteration, seed_root(self._config.seed, iteration))
 
     def _refilled(self, groups: Iterator[CandidateGroup], iteration: int) -> Iterator[CandidateGroup]:

@@ -339,6 +339,11 @@ class RunConfig(Section):
         return weights_of_run(self.rewards)
 
     @property
+    def shown_weights(self) -> dict[str, float]:
+        """Rewards that samples are compared by, for a reader; none if stored images are trained on."""
+        return self.weights if self.explore.source == "model" else {}
+
+    @property
     def trained(self) -> tuple[RewardSpec, ...]:
         """Rewards with a weight in the score."""
         return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.weights.items())
@@ -406,6 +411,11 @@ class RunConfig(Section):
             raise ValueError(f"share is {value.share}, but at={value.at}; expected at=service, or share=auto")
         if value.at == "service" and not served:
             raise ValueError(f"at=service needs a service that explores; expected {_GIVE_URL}, or at=trainer")
+        if value.at != "none" and explore is not None and explore.source != "model":
+            raise ValueError(
+                f"explore.source={explore.source} trains on stored images, which cannot be generated again; expected "
+                "regenerate.at=none"
+            )
         if value.at == "none" and served:
             raise ValueError(
                 "a service answers with scores, not with candidates to train on; "
@@ -516,6 +526,23 @@ class RunConfig(Section):
                 "expected equal numbers of at least 2, since the noise belongs to a step"
             )
         self.explored_steps(0)
+        return self
+
+    @model_validator(mode="after")
+    def _trains_on_what_is_stored(self) -> Self:
+        source, name = self.explore.source, self.algorithm.name
+        if ALGORITHMS.find(name).compares == (source == "images"):
+            wanted = "source=images has one image per prompt" if source == "images" else f"{name} compares no samples"
+            raise ValueError(
+                f"explore.source is {source} with algorithm.name={name}, but {wanted}; expected algorithm.name=sft and "
+                "explore.source=images, or neither"
+            )
+        if source != "model" and (self.training_data.recorded or self.algorithm.aggregation != "sum"):
+            raise ValueError(
+                f"explore.source is {source}, but stored images have neither the steps that {name} may train on nor "
+                "rewards to aggregate; expected an algorithm of the forward process, such as dpo, and "
+                "algorithm.aggregation=sum"
+            )
         return self
 
     @model_validator(mode="after")

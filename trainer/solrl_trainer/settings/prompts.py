@@ -60,7 +60,7 @@ class Split:
 
 
 def read_split(folder: Path, split: str) -> Split:
-    """Read `<split>_metadata.jsonl`, `<split>.jsonl` or `<split>.txt`, the first that exists.
+    """Read `<split>_metadata.jsonl`, `<split>.jsonl`, `<split>.txt` or `<split>/metadata.jsonl`, the first that exists.
 
     Rows are merged if text and metadata are equal. A prompt's id is a digest of its text, and of its metadata if the
     file has the text with several, so that its seeds do not depend on its position in the file.
@@ -74,7 +74,7 @@ def read_split(folder: Path, split: str) -> Split:
     files = [path for path in names if path.is_file()]
     if not files:
         raise ValueError(
-            f"{folder} has none of {', '.join(path.name for path in names)}; expected one of them. "
+            f"{folder} has none of {', '.join(str(path.relative_to(folder)) for path in names)}; expected one of them. "
             "`solrl-train prompts FILE --output FOLDER` makes them from other files"
         )
     path = files[0]
@@ -90,7 +90,8 @@ def read_split(folder: Path, split: str) -> Split:
 
 def split_files(folder: Path, split: str) -> tuple[Path, ...]:
     """Files that may have a split's prompts, the first that exists being read."""
-    return metadata_file(folder, split), folder / f"{split}.jsonl", folder / f"{split}.txt"
+    files = (f"{split}.jsonl", f"{split}.txt", f"{split}/metadata.jsonl")  # the last as of Hugging Face's imagefolder
+    return metadata_file(folder, split), *(folder / name for name in files)
 
 
 def metadata_file(folder: Path, split: str) -> Path:

@@ -21,6 +21,7 @@ from solrl_trainer.records.checkpoints import Origin
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompts import prompts_of_run
+from solrl_trainer.settings.stored_files import stored_files
 
 Rule = Literal["free", "later", "named", "fixed"]
 MEANINGS: dict[Rule, str] = {
@@ -168,6 +169,9 @@ def parts_before_loading(config: RunConfig) -> dict[str, str]:
             part = f"prompts:{split}" if name == config.prompts else f"prompts:{split}:{name}"
             content = [one.model_dump(mode="json") for one in prompts]
             parts[part] = combined_digest(json.dumps(content, sort_keys=True))
+    if files := stored_files(config):
+        sizes = [[path.name, path.stat().st_size] for paths in files.values() for path in paths]
+        parts["prompts:images"] = combined_digest(json.dumps(sizes))
     name = config.algorithm.name
     if not ALGORITHMS.is_built_in(name):  # those come with a version of solrl
         parts[f"algorithm:{name}"] = source_digest(ALGORITHMS.find(name))

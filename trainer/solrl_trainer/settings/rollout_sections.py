@@ -14,6 +14,11 @@ ExplorationSampler = Literal["ode", "training"]
 class Explore(Section):
     """Candidates of each prompt."""
 
+    source: Literal["model", "images", "pairs"] = "model"
+    """model: candidates that the model generates. images, pairs: one stored image, or a better and a worse one, that
+    each training prompt's metadata names, in the place of candidates; `candidates` and `keep` then have no meaning.
+    Needs regenerate.at=none. Fields are file_name or image; chosen and rejected, or jpg_0, jpg_1 and label_0. Images
+    are scaled and cropped to the run's size. images needs an algorithm that compares no samples, such as sft."""
     prompts: Positive = 48
     """Prompts per iteration."""
     candidates: Annotated[int, Field(ge=2)] = 96

@@ -1,0 +1,134 @@
+"""Runs that train on stored images with captions, and on stored pairs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from real_runs import Watcher
+from small_model import small_model
+from solrl_core.families import load_backbone
+from solrl_trainer.commands.run import summarize
+from solrl_trainer.loop import Result, train
+from solrl_trainer.rollouts.stored_images import StoredImages
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.preflight import check_run
+from solrl_trainer.settings.presets import ConfigError, resolve
+from solrl_trainer.settings.prompts import prompts_of_run
+from solrl_trainer.settings.stored_files import stored_files
+from training_helpers import TINY, iterations
+
+SMALL = (
+    *TINY,
+    f"model={small_model()}",
+    *("explore.prompts=2", "evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.rewards=[]"),
+)
+COLOURS = {"red": (230, 30, 30), "green": (30, 200, 60), "blue": (40, 60, 220), "white": (250, 250, 250)}
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four captioned images as of Hugging Face's imagefolder, one of another shape, and pairs of them."""
+    folder = tmp_path_factory.mktemp("stored")
+    (folder / "images" / "train").mkdir(parents=True)
+    (folder / "pairs").mkdir()
+    for name, colour in COLOURS.items():
+        size = (200, 100) if name == "red" else (64, 64)
+        for place in (folder / "images" / "train", folder / "pairs"):
+            Image.new("RGB", size, colour).save(place / f"{name}.png")
+    rows: list[dict[str, Any]] = [{"file_name": f"{name}.png", "text": f"a {name} wall"} for name in COLOURS]
+    (folder / "images" / "train" / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    rows = [
+        {"prompt": "a red wall", "chosen": "red.png", "rejected": "blue.png"},
+        {"prompt": "a green wall", "jpg_0": "white.png", "jpg_1": "green.png", "label_0": 0},
+    ]
+    (folder / "pairs" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for kind in ("images", "pairs"):
+        (folder / kind / "test.txt").write_text("a red circle\na blue square\n")
+    return folder
+
+
+def config_of(recipe: str, prompts: Path, output: Path, *overrides: str) -> RunConfig:
+    arguments = {"output": output, "run": output.name}
+    settings = [*SMALL, f"prompts={prompts}", *overrides]
+    return resolve(f"mini-sana/{recipe}/clipscore", overrides=settings, arguments=arguments).config
+
+
+def go(config: RunConfig, *, resume: bool = False) -> Result:
+    return train(check_run(config, resume=resume), Watcher(), resume=resume)
+
+
+@pytest.mark.slow
+def test_fine_tuning_lowers_the_error_on_its_images_and_resumes(stored: Path, tmp_path: Path) -> None:
+    settings = ("optimizer.learning_rate=3e-3", "regenerate.steps=8", "algorithm.timestep_fraction=1")
+    result = go(config_of("sft", stored / "images", tmp_path / "whole", *settings, "iterations=6"))
+    lines = iterations(tmp_path / "whole")
+    for figure in ("objective/error", "objective/reference_error"):
+        assert lines[0][figure] > 0
+    gains = [1 - line["objective/error"] / line["objective/reference_error"] for line in lines]
+    assert max(gains[-2:]) > gains[0]
+    assert gains[-1] > 0.02
+    assert lines[0]["rewards"] == {}
+    assert summarize(config_of("sft", stored / "images", tmp_path / "whole"), result)["trained"] == {}
+    go(config_of("sft", stored / "images", tmp_path / "parts", *settings, "iterations=4"))
+    go(config_of("sft", stored / "images", tmp_path / "parts", *settings, "iterations=6"), resume=True)
+    assert iterations(tmp_path / "parts") == lines
+    parts = json.loads((tmp_path / "whole" / "checkpoints" / "000006" / "parts.json").read_text())
+    assert "prompts:images" in parts
+
+
+@pytest.mark.slow
+def test_dpo_learns_which_of_a_stored_pair_was_chosen(stored: Path, tmp_path: Path) -> None:
+    settings = ("optimizer.learning_rate=1e-3", "regenerate.steps=8", "algorithm.timestep_fraction=1", "iterations=6")
+    result = go(config_of("dpo_pairs", stored / "pairs", tmp_path / "run", *settings))
+    lines = iterations(tmp_path / "run")
+    assert [line["objective/tied"] for line in lines] == [0] * 6
+    assert lines[-1]["objective/margin"] > lines[0]["objective/margin"]
+    assert lines[-1]["objective/accuracy"] > 0.9
+    assert result.samples is not None
+    for prompt, group in zip(result.samples.prompts, result.samples.groups, strict=True):
+        better = group.trained.images[0].mean((1, 2))
+        assert int(better.argmax()) == (0 if "red" in prompt.text else 1)
+
+
+def test_images_are_cropped_to_the_models_size_and_encoded(stored: Path, tmp_path: Path) -> None:
+    config, backbone = config_of("sft", stored / "images", tmp_path), load_backbone(small_model())
+    source = StoredImages(stored_files(config), backbone, ["clipscore"], batch=3)
+    prompts = prompts_of_run(config.prompt_sources, "train").all
+    for prompt, group in zip(prompts, source.groups(prompts), strict=True):
+        samples = group.trained
+        colour = torch.tensor(COLOURS[prompt.text.split()[1]]) / 255
+        assert samples.images.shape == (1, 3, backbone.height, backbone.width)
+        assert torch.allclose(samples.images[0], colour[:, None, None].expand_as(samples.images[0]), atol=1e-6)
+        assert torch.allclose(backbone.decode(samples.latents)[0].mean((1, 2)), colour, atol=0.2)
+        assert samples.rewards["clipscore"].isnan().all()
+
+
+def test_what_cannot_be_trained_on_is_refused(stored: Path, tmp_path: Path) -> None:
+    for recipe, text in (("sft", "file_name or image"), ("dpo_pairs", "chosen and rejected, or jpg_0")):
+        with pytest.raises(ValueError, match=rf"has the fields .*expected {text}"):
+            check_run(config_of(recipe, Path("shapes"), tmp_path / "run"), resume=False)
+    for row, text in (
+        ({"chosen": "red.png", "rejected": "none.png"}, r"names the image 'none.png', which is not in"),
+        ({"jpg_0": "red.png", "jpg_1": "red.png", "label_0": 0.5}, r"label_0 0.5; expected 1 .* leave out ties"),
+    ):
+        (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "a wall", **row}))
+        (tmp_path / "red.png").write_bytes(b"no image")
+        with pytest.raises(ValueError, match=text):
+            stored_files(config_of("dpo_pairs", tmp_path, tmp_path / "run"))
+    (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "a wall", "image": "red.png"}))
+    config = config_of("sft", tmp_path, tmp_path / "run")
+    source = StoredImages(stored_files(config), load_backbone(small_model()), [], batch=1)
+    with pytest.raises(ValueError, match=r"red.png: expected an image"):
+        list(source.groups(prompts_of_run(config.prompt_sources, "train").all))
+    for recipe, setting, text in (
+        ("dpo_pairs", "algorithm.name=sft", "compares no samples"),
+        ("sft", "algorithm.name=dpo", "one image per prompt"),
+        ("sol_rl", "algorithm.name=sft", "compares no samples"),
+        ("flowgrpo", "explore.source=pairs", "neither the steps"),
+        ("dpo_two_stage", "explore.source=pairs", "expected regenerate.at=none"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            config_of(recipe, stored / "pairs", tmp_path / "run", setting)

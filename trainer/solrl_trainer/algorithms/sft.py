@@ -1,0 +1,20 @@
+"""Supervised fine-tuning by flow matching, on stored images with captions."""
+
+from __future__ import annotations
+
+from solrl_trainer.algorithms.algorithm import Algorithm, AlgorithmSettings, Loss, Velocities
+from solrl_trainer.algorithms.training_data import ForwardBatch, ForwardProcess
+
+
+class Sft(Algorithm[AlgorithmSettings, ForwardBatch]):
+    """The mean squared error of the velocity at x_t = (1 − t)·x0 + t·noise, whose true value is noise − x0."""
+
+    trains_on = ForwardProcess()
+    compares = False
+    fixed = ("reference",)
+
+    def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
+        """Loss of a micro-batch, with the base model's error as the figure `reference_error`."""
+        true = batch.noise - batch.x0
+        error, reference = ((one - true).square().mean() for one in (velocity.current, velocity.reference))
+        return Loss(error, {"error": error.detach(), "reference_error": reference})

@@ -1,0 +1,57 @@
+"""Stored images in the place of explored candidates."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.rewards.images import as_floats
+from solrl_proto.rollouts import PromptItem
+
+from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, parts_of
+
+
+class StoredImages:
+    """Groups of stored images, encoded by the model's autoencoder: the chosen one scores 1, a rejected one 0."""
+
+    def __init__(
+        self, files: Mapping[str, Sequence[Path]], backbone: PipelineBackbone, rewards: Sequence[str], batch: int
+    ) -> None:
+        """Set up a source of groups.
+
+        Args:
+            files: of each prompt's images by its id, as of `stored_files`.
+            backbone: the model.
+            rewards: of the run; none is computed of stored images.
+            batch: largest number of images that are encoded at once.
+        """
+        self._files, self._backbone, self._rewards, self._batch = files, backbone, rewards, batch
+
+    def groups(self, prompts: Sequence[PromptItem]) -> Iterator[CandidateGroup]:
+        """The groups of these prompts.
+
+        Raises:
+            ValueError, OSError: a file is no image, or cannot be read.
+        """
+        for part in parts_of(prompts, max(1, self._batch // len(self._files[prompts[0].id]))):
+            paths = [path for prompt in part for path in self._files[prompt.id]]
+            images = torch.stack([self._read(path) for path in paths])
+            count = len(paths) // len(part)
+            scores = torch.tensor([1.0, 0.0][:count]).repeat(len(part))
+            rewards = {name: torch.full((len(paths),), torch.nan) for name in self._rewards}
+            latents = self._backbone.encode_images(images.to(self._backbone.device))
+            samples = ScoredSamples(latents, images, None, scores, rewards).split(len(part))
+            for prompt, own in zip(part, samples, strict=True):
+                yield CandidateGroup(prompt, range(count), own.scores.tolist(), own)
+
+    def _read(self, path: Path) -> torch.Tensor:
+        """An image float32 [3, H, W] in [0, 1], scaled and cropped at its centre to the model's size."""
+        try:
+            with Image.open(path) as file:
+                image = ImageOps.exif_transpose(file).convert("RGB")
+        except UnidentifiedImageError as error:
+            raise ValueError(f"{path}: expected an image; {error}") from error
+        fitted = ImageOps.fit(image, (self._backbone.width, self._backbone.height), Image.Resampling.LANCZOS)
+        return as_floats(torch.from_numpy(np.array(fitted)).permute(2, 0, 1))

@@ -1,0 +1,66 @@
+"""Files of stored images that a run trains on, by the prompts whose metadata names them."""
+
+from pathlib import Path
+
+from solrl_proto.rollouts import PromptItem
+
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.prompts import find_prompts, prompts_of_run
+
+_IMAGE = ("file_name", "image")
+
+
+def stored_files(config: RunConfig) -> dict[str, tuple[Path, ...]]:
+    """Id of each training prompt → its image, or its better and its worse image; empty for a run that explores.
+
+    Raises:
+        ValueError: a prompt names no images, or a file does not exist; names the prompt.
+        OSError: as `prompts_of_run`.
+    """
+    if config.explore.source == "model":
+        return {}
+    found = {}
+    for name, prompts in zip(
+        config.prompt_sources, prompts_of_run(config.prompt_sources, "train").sources, strict=True
+    ):
+        folder = find_prompts(name)
+        for prompt in prompts:
+            names = _pair(prompt) if config.explore.source == "pairs" else _image(prompt)
+            found[prompt.id] = tuple(_file(folder, one, prompt) for one in names)
+    return found
+
+
+def _image(prompt: PromptItem) -> tuple[str]:
+    for field in _IMAGE:
+        if name := prompt.metadata.get(field):
+            return (str(name),)
+    raise _fault(prompt, f"has the fields {_fields(prompt)}; expected file_name or image, with a file")
+
+
+def _pair(prompt: PromptItem) -> tuple[str, str]:
+    """The better image and the worse one; Pick-a-Pic says by `label_0` which is which."""
+    fields = prompt.metadata
+    if fields.get("chosen") and fields.get("rejected"):
+        return str(fields["chosen"]), str(fields["rejected"])
+    if fields.get("jpg_0") and fields.get("jpg_1"):
+        if (label := fields.get("label_0")) not in (0, 1):
+            raise _fault(prompt, f"has label_0 {label!r}; expected 1 if jpg_0 is better, or 0; leave out ties")
+        first, second = str(fields["jpg_0"]), str(fields["jpg_1"])
+        return (first, second) if label else (second, first)
+    raise _fault(prompt, f"has the fields {_fields(prompt)}; expected chosen and rejected, or jpg_0, jpg_1 and label_0")
+
+
+def _file(folder: Path, name: str, prompt: PromptItem) -> Path:
+    """A file beside the prompts, or in the folder `train` as of Hugging Face's imagefolder."""
+    for path in (folder / name, folder / "train" / name):
+        if path.is_file():
+            return path
+    raise _fault(prompt, f"names the image {name!r}, which is not in {folder}")
+
+
+def _fields(prompt: PromptItem) -> str:
+    return ", ".join(prompt.metadata) or "none"
+
+
+def _fault(prompt: PromptItem, text: str) -> ValueError:
+    return ValueError(f"training prompt {prompt.text[:80]!r} {text}; see explore.source")
