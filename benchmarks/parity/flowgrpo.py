@@ -8,9 +8,10 @@ from typing import Any, Optional, Union
 import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from solrl_core.sampling.sde import SDES
+from solrl_core.sampling.sde import SDES, StochasticSolver
 from solrl_trainer.algorithms.algorithm import FixedPolicy, Velocities
-from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings, kl_divergence
+from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings
+from solrl_trainer.algorithms.grpo import kl_divergence
 from solrl_trainer.algorithms.training_data import TrajectoryBatch
 
 from parity.published import Published, normals, values_of
@@ -19,7 +20,7 @@ REPOSITORY = "https://github.com/yifan123/flow_grpo"
 _STEP = ("flow_grpo/diffusers_patch/sd3_sde_with_logprob.py",)
 _LOSS = ("scripts/train_sd3.py",)
 _TRACKER = ("flow_grpo/stat_tracking.py",)
-STEPS = (0, 1, 3, 4)
+_STEPS = (0, 1, 3, 4)
 """Steps of a schedule of six, of one sample each; the first begins at σ = 1."""
 CASES: dict[str, dict[str, Any]] = {
     "paper": {"kl_weight": 0.04},
@@ -34,17 +35,15 @@ def ours(cases: Mapping[str, Any] = CASES) -> dict[str, torch.Tensor]:
     values: dict[str, torch.Tensor] = {}
     for case, chosen in cases.items():
         given, settings = fixed_inputs(), FlowGrpoSettings(recompute=False, **chosen)
-        algorithm, solver, levels = FlowGrpo(settings), SDES[settings.sde](settings.eta), schedule().sigmas.double()
-        sigma, sigma_next = levels[list(STEPS)], levels[[step + 1 for step in STEPS]]
-        x, x_next, v = given["x"], given["x_next"], given["v"].requires_grad_()
-        mean, _ = solver.gaussian(x, sigma, sigma_next, given["v_old"])
-        old = solver.log_prob(x, sigma, sigma_next, given["v_old"], x_next)
-        batch = TrajectoryBatch(x, sigma.float(), given["advantages"], x_next, sigma, sigma_next, old, solver)
+        algorithm = FlowGrpo(settings)
+        v, batch = given["v"].requires_grad_(), fixed_steps(given, SDES[settings.sde](settings.eta))
+        mean, _ = batch.gaussian_under(given["v_old"])
         fixed: dict[FixedPolicy, torch.Tensor] = {"reference": given["v_ref"]}
         loss = algorithm.loss(batch, Velocities(v, fixed))
         ratio = torch.as_tensor(loss.figures["ratio"])
         kl = algorithm.released_kl(batch, kl_divergence(batch, v, given["v_ref"])).mean()
-        others = {"mean": mean, "log probability": old, "advantages": algorithm.advantages(given["rewards"])}
+        others = {"mean": mean, "log probability": batch.log_prob}
+        others |= {"advantages": algorithm.advantages(given["rewards"])}
         values |= values_of(case, loss.value, v, others | {"ratio": ratio, "kl": kl})
     return values
 
@@ -86,7 +85,7 @@ def theirs(
 def _bound(step: Any, given: dict[str, torch.Tensor], eta: float) -> Callable[[torch.Tensor], Any]:
     """The public step under a velocity, to the fixed next latents."""
     scheduler = schedule()
-    times = scheduler.timesteps[list(STEPS)]
+    times = scheduler.timesteps[list(_STEPS)]
     return lambda v: step(scheduler, v, times, given["x"], noise_level=eta, prev_sample=given["x_next"])
 
 
@@ -95,6 +94,15 @@ def schedule() -> Any:
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     scheduler.set_timesteps(6)
     return scheduler
+
+
+def fixed_steps(given: dict[str, torch.Tensor], solver: StochasticSolver) -> TrajectoryBatch:
+    """The steps of `fixed_inputs`, with their log-probabilities under v_old."""
+    levels = schedule().sigmas.double()
+    sigma, sigma_next = levels[list(_STEPS)], levels[[step + 1 for step in _STEPS]]
+    old = solver.log_prob(given["x"], sigma, sigma_next, given["v_old"], given["x_next"])
+    x, x_next, advantages = given["x"], given["x_next"], given["advantages"]
+    return TrajectoryBatch(x, sigma.float(), advantages, x_next, sigma, sigma_next, old, solver)
 
 
 def fixed_inputs() -> dict[str, torch.Tensor]:

@@ -7,13 +7,13 @@ import torch
 from run_folders import iteration_record
 from solrl_core.families import Backbone
 from solrl_core.sampling.generator import Generator
-from solrl_core.sampling.sde import Cps, FlowSde, StochasticSolver
+from solrl_core.sampling.sde import Cps, DanceSde, FlowSde, StochasticSolver
 from solrl_engine.sampler import Sampler
 from solrl_proto.rollouts import Plan, PromptItem
 from solrl_trainer.algorithms.algorithm import Velocities
 from solrl_trainer.algorithms.dancegrpo import DanceGrpo, DanceGrpoSettings
-from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings, kl_divergence
-from solrl_trainer.algorithms.grpo import clipped_objective
+from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings
+from solrl_trainer.algorithms.grpo import clipped_objective, kl_divergence, masked_objective
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrainingSamples, TrajectoryBatch
 from solrl_trainer.algorithms.windows import Window
@@ -177,6 +177,56 @@ def test_the_divergence_of_coefficients_preserving_steps_is_weighed_as_it_is() -
     parts = [FlowGrpo(FlowGrpoSettings(sde="cps", kl_weight=weight)).loss(batch, velocity) for weight in (0.0, 0.04)]
     kl = kl_divergence(batch, velocity.current, velocity.reference).detach().mean()
     assert float((parts[1].value - parts[0].value).detach()) == pytest.approx(0.04 * float(kl), rel=1e-4)
+
+
+def test_the_guarded_ratio_is_the_noise_times_the_change_of_the_mean() -> None:
+    """It is linear in the mean, so it does not drift below 1 as the square of the change does."""
+    batch, velocity = steps_of(DanceSde(0.3))
+    settings = DanceGrpoSettings(trust_region="guard", clip_range=0.9)
+    (mean, deviation), (old, _) = batch.gaussian_under(velocity.current), batch.gaussian_under(velocity.old)
+    noise = (batch.x_next - old) / deviation
+    log_ratio = (noise * (mean - old)).flatten(1).mean(1).detach()
+    figures = DanceGrpo(settings).loss(batch, velocity).figures
+    assert float(figures["ratio"]) == pytest.approx(float(log_ratio.exp().mean()), rel=1e-4)
+    plain = DanceGrpo(settings.model_copy(update={"trust_region": "clip"})).loss(batch, velocity).figures
+    assert float(plain["ratio"]) < float(figures["ratio"])
+    assert plain["old_kl"] == figures["old_kl"]
+
+
+def test_a_step_beyond_the_threshold_may_only_come_back() -> None:
+    change = torch.tensor([0.1, -0.1, 0.1, -0.1, 0.1]).requires_grad_()
+    advantages, kl = torch.tensor([2.0, 2.0, -2.0, -2.0, 2.0]), torch.tensor([1.0, 1.0, 1.0, 1.0, 0.1])
+    value, figures = masked_objective(change, advantages, kl, 0.5)
+    (gradient,) = torch.autograd.grad(value, change)
+    ratio = change.detach().exp()
+    assert torch.allclose(gradient * 5, -advantages * ratio * torch.tensor([0.0, 1, 1, 0, 1]))
+    assert float(figures["clipped"]) == pytest.approx(2 / 5)
+    assert float(figures["old_divergence"]) == pytest.approx(4.1 / 5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trust_regions_that_compare_means_need_them(name: str) -> None:
+    for region in ("guard", "dppo"):
+        config = configured(name, f"algorithm.trust_region={region}")
+        assert "old" in ALGORITHMS.find(name)(config.algorithm).fixed
+        with pytest.raises(ConfigError, match=f"trust_region is {region}, which compares the policies' means, but rec"):
+            configured(name, f"algorithm.trust_region={region}", "algorithm.recompute=false")
+    cps = ("algorithm.sde=cps", "algorithm.eta=0.8")
+    configured(name, "algorithm.trust_region=dppo", *cps)
+    with pytest.raises(ConfigError, match=r"expected sde=flow or dance, or trust_region=dppo"):
+        configured(name, "algorithm.trust_region=guard", *cps)
+
+
+@pytest.mark.parametrize("region", ["guard", "dppo"])
+def test_the_first_update_begins_on_the_behaviour_policy(region: str, backbone: Backbone, loaded: Backbone) -> None:
+    config = configured("flowgrpo", f"algorithm.trust_region={region}", "algorithm.kl_weight=0")
+    policy, optimizer = make_policy(backbone, config)
+    before = [parameter.clone() for parameter in policy.parameters]
+    found = updater(policy, backbone, optimizer, config).update(recorded(loaded, config), 0)
+    assert found.figures["ratio"] == pytest.approx(1, abs=1e-6)
+    assert found.figures["clipped"] == 0
+    assert found.grad_norm > 1e-3
+    assert not all(torch.equal(*pair) for pair in zip(before, policy.parameters, strict=True))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ from pydantic import Field
 from solrl_proto.rollouts import Eta, SdeKind
 
 from solrl_trainer.algorithms.algorithm import Algorithm, Loss, Velocities
-from solrl_trainer.algorithms.grpo import GrpoSettings, clipped_policy_loss
+from solrl_trainer.algorithms.grpo import GrpoSettings, policy_loss
 from solrl_trainer.algorithms.rounding import centred
 from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrajectoryBatch
 
@@ -31,7 +31,7 @@ class DanceGrpoSettings(GrpoSettings):
 
 
 class DanceGrpo(Algorithm[DanceGrpoSettings, TrajectoryBatch]):
-    """Clipped ratios on a random part of the steps of DanceGRPO's sampler, without a KL divergence."""
+    """Clipped ratios on a random part of the stochastic steps, without a KL divergence."""
 
     Settings = DanceGrpoSettings
 
@@ -54,5 +54,5 @@ class DanceGrpo(Algorithm[DanceGrpoSettings, TrajectoryBatch]):
         return (centred(exact) / (std + 1e-8)).to(rewards.dtype)
 
     def loss(self, batch: TrajectoryBatch, velocity: Velocities) -> Loss:
-        """Clipped policy loss."""
-        return Loss(*clipped_policy_loss(batch, velocity, self.settings))
+        """Policy loss."""
+        return Loss(*policy_loss(batch, velocity, self.settings))

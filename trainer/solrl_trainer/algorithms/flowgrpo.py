@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from solrl_trainer.algorithms.algorithm import Algorithm, FixedPolicy, Loss, Velocities
-from solrl_trainer.algorithms.grpo import GrpoSettings, clipped_policy_loss
+from solrl_trainer.algorithms.grpo import GrpoSettings, kl_divergence, policy_loss
 from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrajectoryBatch
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class FlowGrpoSettings(GrpoSettings):
 
 
 class FlowGrpo(Algorithm[FlowGrpoSettings, TrajectoryBatch]):
-    """Clipped ratios on the steps of FlowGRPO's sampler, and the KL divergence from the reference."""
+    """Clipped ratios on stochastic steps, and the KL divergence from the reference."""
 
     Settings = FlowGrpoSettings
 
@@ -39,8 +39,8 @@ class FlowGrpo(Algorithm[FlowGrpoSettings, TrajectoryBatch]):
         return self.settings.trajectory
 
     def loss(self, batch: TrajectoryBatch, velocity: Velocities) -> Loss:
-        """Clipped policy loss, and the weighted KL divergence; figure `kl` is the divergence itself, per latent."""
-        value, figures = clipped_policy_loss(batch, velocity, self.settings)
+        """Policy loss, and the weighted KL divergence; figure `kl` is the divergence itself, per latent."""
+        value, figures = policy_loss(batch, velocity, self.settings)
         if self.settings.kl_weight:
             kl = kl_divergence(batch, velocity.current, velocity.reference)
             figures["kl"] = kl.detach().mean()
@@ -55,13 +55,3 @@ class FlowGrpo(Algorithm[FlowGrpoSettings, TrajectoryBatch]):
         if self.settings.sde == "cps":
             return kl
         return kl * (batch.sigma - batch.sigma_next).to(kl.device, kl.dtype)
-
-
-def kl_divergence(batch: TrajectoryBatch, current: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """KL divergence [B] of the steps' Gaussians, which have equal variance, as a mean over latents.
-
-    It is (μ − μ_ref)² / (2·s²·(σ − σ′)); see FlowGRPO's equation for D_KL.
-    """
-    mean, deviation = batch.gaussian_under(current)
-    reference_mean, _ = batch.gaussian_under(reference)
-    return ((mean - reference_mean) ** 2 / (2 * deviation**2)).flatten(1).mean(1)

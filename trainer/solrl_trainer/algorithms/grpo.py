@@ -1,8 +1,8 @@
-"""Mathematics and settings that FlowGRPO and DanceGRPO share: the clipped ratio on recorded steps."""
+"""Mathematics and settings that FlowGRPO and DanceGRPO share: the ratio on recorded steps, and its trust regions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from solrl_proto.rollouts import Eta, SdeKind, StochasticSteps, check_eta
@@ -27,6 +27,13 @@ class GrpoSettings(AlgorithmSettings):
     clip_range: Annotated[float, Field(gt=0, lt=1)] = 1e-4
     """The ratio of probabilities is clipped to 1 ± this. It is small because log-probabilities are means over
     latents, not sums."""
+    trust_region: Literal["clip", "guard", "dppo"] = "clip"
+    """What keeps an update near the behaviour policy. clip: the ratio is clipped. guard: as in GRPO-Guard, the
+    ratio is centred at 1 and scaled before it is clipped, and the loss of a step is divided by its length. dppo: as in
+    Flow-DPPO, nothing is clipped; a step beyond kl_threshold that would go further has no gradient."""
+    kl_threshold: Annotated[float, Field(gt=0)] = 1e-5
+    """With trust_region=dppo, the KL divergence from the behaviour policy, as a mean over latents, beyond which a step
+    must not go further."""
     adv_clip: Annotated[float, Field(gt=0)] = 5.0
     """Advantages are clipped to ± this."""
     recompute: bool = True
@@ -45,6 +52,16 @@ class GrpoSettings(AlgorithmSettings):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         check_eta(self.sde, self.eta)
+        if self.trust_region != "clip" and not self.recompute:
+            raise ValueError(
+                f"trust_region is {self.trust_region}, which compares the policies' means, but recompute is false; "
+                "expected recompute=true, or trust_region=clip"
+            )
+        if self.trust_region == "guard" and self.sde == "cps":
+            raise ValueError(
+                "trust_region is guard, which needs log-probabilities divided by the variance, unlike sde=cps; "
+                "expected sde=flow or dance, or trust_region=dppo"
+            )
         return self
 
     @property
@@ -59,26 +76,44 @@ class GrpoSettings(AlgorithmSettings):
         return ("old",) if self.recompute else ()
 
 
-def clipped_policy_loss(
+def policy_loss(
     batch: TrajectoryBatch, velocity: Velocities, settings: GrpoSettings
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """PPO's clipped objective over the recorded steps.
+    """The objective over the recorded steps, in the settings' trust region.
 
     Args:
         batch: recorded steps.
         velocity: velocities of the current policy, and with `recompute` of the behaviour policy.
-        settings: clip ranges.
+        settings: trust region and its ranges.
 
     Returns:
-        Scalar loss, and figures: the mean ratio, the share of ratios beyond the clip range, and the approximate KL
-        divergence from the behaviour policy, ½·mean (Δ log-probability)²; with `recompute`, also `log_prob_gap`.
+        Scalar loss, and figures: the mean ratio, the share of steps beyond the trust region, and the approximate KL
+        divergence from the behaviour policy, ½·mean (Δ log-probability)²; with `recompute`, also `log_prob_gap`; with
+        Flow-DPPO, `old_divergence`, the exact divergence.
     """
     before = batch.log_prob_under(velocity.old) if settings.recompute else batch.log_prob
     gap = log_prob_gap(batch, before) if settings.recompute else {}
     change = batch.log_prob_under(velocity.current) - before
+    gap["old_kl"] = (change.detach() ** 2).mean() / 2
     advantages = batch.advantages.clamp(-settings.adv_clip, settings.adv_clip)
-    value, figures = clipped_objective(change, advantages, settings.clip_range)
-    return value, figures | {"old_kl": (change.detach() ** 2).mean() / 2} | gap
+    if settings.trust_region == "clip":
+        value, figures = clipped_objective(change, advantages, settings.clip_range)
+    elif settings.trust_region == "guard":
+        value, figures = guarded_objective(batch, velocity, change, advantages, settings.clip_range)
+    else:
+        kl = kl_divergence(batch, velocity.current.detach(), velocity.old)
+        value, figures = masked_objective(change, advantages, kl, settings.kl_threshold)
+    return value, figures | gap
+
+
+def kl_divergence(batch: TrajectoryBatch, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """KL divergence [B] of the steps' Gaussians under two velocities, with equal variance, as a mean over latents.
+
+    It is (μ − μ')² / (2·s²·(σ − σ′)); see FlowGRPO's equation for D_KL.
+    """
+    mean, deviation = batch.gaussian_under(one)
+    other_mean, _ = batch.gaussian_under(other)
+    return ((mean - other_mean) ** 2 / (2 * deviation**2)).flatten(1).mean(1)
 
 
 def log_prob_gap(batch: TrajectoryBatch, recomputed: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -97,7 +132,7 @@ def log_prob_gap(batch: TrajectoryBatch, recomputed: torch.Tensor) -> dict[str, 
 
 
 def clipped_objective(
-    change: torch.Tensor, advantages: torch.Tensor, clip_range: float
+    change: torch.Tensor, advantages: torch.Tensor, clip_range: float, weights: torch.Tensor | float = 1.0
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """PPO's objective, −min(ratio·A, clip(ratio)·A), averaged.
 
@@ -105,6 +140,7 @@ def clipped_objective(
         change: log-probability under the current policy less that under the behaviour policy [B].
         advantages: [B], clipped.
         clip_range: the ratio is clipped to 1 ± this.
+        weights: of the steps [B].
 
     Returns:
         Scalar, and figures: the mean `ratio`, and `clipped`, the share of ratios beyond the clip range.
@@ -113,7 +149,51 @@ def clipped_objective(
 
     ratio = change.exp()
     clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
-    value = torch.maximum(-advantages * ratio, -advantages * clipped).mean()
+    value = (torch.maximum(-advantages * ratio, -advantages * clipped) * weights).mean()
     ratio = ratio.detach()
     beyond = (ratio - 1).abs() > clip_range
     return value, {"ratio": ratio.mean(), "clipped": beyond.to(ratio.dtype).mean()}
+
+
+def guarded_objective(
+    batch: TrajectoryBatch, velocity: Velocities, change: torch.Tensor, advantages: torch.Tensor, clip_range: float
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """GRPO-Guard's: PPO's with a normalised ratio, each step divided by its length σ − σ′.
+
+    Under the behaviour policy, `change` has the mean −D, with the divergence D of the two, and a spread that is large
+    where the step's standard deviation s is small. So the ratio here is exp(s·(change + D)). Other arguments and
+    figures are those of `clipped_objective`.
+
+    Source: Wang et al., arXiv 2510.22319, as in verl-project/verl-omni.
+    """
+    _, deviation = batch.gaussian_under(velocity.old)
+    normalised = (change + kl_divergence(batch, velocity.current, velocity.old)) * deviation.flatten()
+    lengths = (batch.sigma - batch.sigma_next).to(change.device, change.dtype)
+    return clipped_objective(normalised, advantages, clip_range, 1 / lengths)
+
+
+def masked_objective(
+    change: torch.Tensor, advantages: torch.Tensor, kl: torch.Tensor, threshold: float
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Flow-DPPO's objective, −ratio·A averaged, without the steps that have gone too far and would go further.
+
+    Args:
+        change: log-probability under the current policy less that under the behaviour policy [B].
+        advantages: [B], clipped.
+        kl: divergence of the two policies' steps [B], without gradient.
+        threshold: a divergence from which on a step must not go further.
+
+    Returns:
+        Scalar, and figures: the mean `ratio`, `clipped`, the share of steps left out, and `old_divergence`, the mean
+        divergence.
+
+    Source: Ping et al., arXiv 2606.11025, and its code, Tencent-Hunyuan/UniRL.
+    """
+    import torch
+
+    ratio = change.exp()
+    further = (ratio.detach() - 1) * advantages > 0
+    left_out = (kl >= threshold) & further
+    value = torch.where(left_out, 0, -advantages * ratio).mean()
+    ratio = ratio.detach()
+    return value, {"ratio": ratio.mean(), "clipped": left_out.to(ratio.dtype).mean(), "old_divergence": kl.mean()}
