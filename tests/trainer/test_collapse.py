@@ -1,5 +1,6 @@
 """The alarm for collapse: silent on a run that goes well, and once, with what to change, on one that does not."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,9 @@ import pytest
 from run_folders import iteration_record
 from solrl_trainer.records.collapse import CollapseAlarm, collapse
 from solrl_trainer.records.metrics_file import MetricsFile
+from solrl_trainer.records.records import RewardSpread
 from solrl_trainer.records.run_log import RunLog
+from solrl_trainer.settings.resuming import Change
 
 
 def lines(count: int, **figures: Any) -> list[dict[str, Any]]:
@@ -30,6 +33,20 @@ def test_a_distance_from_zero_is_no_growth() -> None:
     assert collapse(lines(15, objective_kl=lambda i: float(i > 12))) is None
     assert collapse(lines(15, objective_old_kl=lambda i: 1e-14 if i < 10 else 1e-11)) is None, "rounding"
     assert collapse([{**line, "reward_best": 0.0, "reward_worst": 0.0} for line in lines(15)]) is None
+
+
+def test_a_model_that_breaks_at_once_is_named() -> None:
+    found = lines(3, reward_best=lambda i: 0.3)
+    for i, line in enumerate(found):
+        line |= {"reward_best": 0.52, "reward_worst": 0.32} if i == 0 else {"reward_best": 0.1, "reward_worst": -0.15}
+    said = collapse(found)
+    assert said is not None
+    assert said.startswith(
+        "the best samples of a prompt score 0.1, and the worst of the first iteration 0.32: the model"
+    )
+    assert "Go back, and lower optimizer.learning_rate" in said
+    assert collapse(found[:2]) is None, "one iteration may have hard prompts"
+    assert collapse([*found[:2], found[0]]) is None
 
 
 def test_lost_spread_is_named() -> None:
@@ -104,6 +121,21 @@ def test_a_resumed_runs_log_compares_with_the_iterations_before(
     for _ in range(5):
         log.iteration_trained(iteration_record(75))
     assert [message.split(":")[0] for message in caplog.messages] == ["this run may be collapsing at version 76"]
+
+
+def test_a_runs_log_compares_with_no_iteration_of_other_rewards(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = replace(iteration_record(3), score=RewardSpread(mean=-2.5, best=-2.0, worst=-3.0))
+    for changed in ("optimizer.learning_rate", "rewards"):
+        log = RunLog(metrics := MetricsFile(tmp_path / changed))
+        metrics.log("iteration", **iteration_record(0).line())
+        log.rewind(1)
+        log.changed(1, [Change(changed, 1, 2)])
+        caplog.clear()
+        for _ in range(2):
+            log.iteration_trained(broken)
+        assert len(caplog.messages) == (changed != "rewards")
 
 
 def test_a_runs_log_does_not_read_its_file_again(tmp_path: Path) -> None:

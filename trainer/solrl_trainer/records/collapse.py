@@ -1,4 +1,4 @@
-"""Alarm for a training that collapses: figures of several iterations that a run seldom recovers from."""
+"""Alarm for a training that collapses: figures that a run seldom recovers from."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,9 @@ logger = logging.getLogger(__name__)
 
 WINDOW = 5
 """Iterations that a figure is averaged over: one batch of prompts may be easy, or alike."""
+FALLEN = 2
+"""Iterations in a row whose best samples score less than the worst of the run's first iteration, which are the base's.
+One may have hard prompts. A run that breaks in its first update falls further than the base's samples are apart."""
 LEAST_SPREAD = 0.1
 """Share of the spread of the run's first iterations. Advantages are divided by it, so ten times less spread is ten
 times the noise of scoring in them."""
@@ -34,6 +37,12 @@ def collapse(lines: Sequence[Mapping[str, Any]], steps: int = 1) -> str | None:
         lines: the iterations' lines of metrics.jsonl, in their order.
         steps: optimiser steps per iteration.
     """
+    recent = lines[1:][-FALLEN:]
+    if len(recent) == FALLEN and all(_best(line) < lines[0]["reward_worst"] for line in recent):
+        return (
+            f"the best samples of a prompt score {_mean(recent, _best):.3g}, and the worst of the first iteration "
+            f"{lines[0]['reward_worst']:.3g}: the model has lost what it could do. Go back, and {_SMALLER}"
+        )
     if len(lines) < WINDOW:
         return None
     first, before, last = lines[:WINDOW], lines[-2 * WINDOW : -WINDOW], lines[-WINDOW:]
@@ -69,7 +78,7 @@ class CollapseAlarm:
         self._lines: list[Mapping[str, Any]] = []
 
     def start(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """The run continues after these iterations; `lines` as for `collapse`."""
+        """The run continues after these iterations, whose rewards are its own; `lines` as for `collapse`."""
         self._lines = [*lines[:WINDOW], *lines[WINDOW:][-2 * WINDOW :]]
 
     def iteration(self, line: Mapping[str, Any]) -> None:
@@ -85,6 +94,10 @@ class CollapseAlarm:
                 f"this run may be collapsing at version {line['version']}: {found}; `--resume` with "
                 "`--checkpoint` continues from an earlier version"
             )
+
+
+def _best(line: Mapping[str, Any]) -> float:
+    return float(line["reward_best"])
 
 
 def _spread(line: Mapping[str, Any]) -> float:

@@ -90,7 +90,7 @@ class RunLog:
         if self._metrics is not None:
             self._metrics.rewind(version)
             self._earlier = self._metrics.seconds()
-            self._collapse.start(self._metrics.lines("iteration"))
+            self._watch_collapse(self._metrics)
             self.spearman = {line["version"]: line["spearman"] for line in self._metrics.lines("fidelity")}
             if self._trackers is not None:
                 self._trackers.start(version, self._metrics.lines())
@@ -99,7 +99,15 @@ class RunLog:
         """The run continues from `version` with these changes."""
         if changes:
             self._log("change", version=version, changes={one.name: [one.then, one.now] for one in changes})
+            if self._metrics is not None:
+                self._watch_collapse(self._metrics)
             logger.info(f"changed after version {version}: {'; '.join(map(str, changes))}")
+
+    def _watch_collapse(self, metrics: MetricsFile) -> None:
+        """Compare with the iterations since rewards or prompts changed last."""
+        changes = ((line["version"], name) for line in metrics.lines("change") for name in line["changes"])
+        since = max((version for version, name in changes if name.startswith(("reward", "prompts"))), default=-1)
+        self._collapse.start([line for line in metrics.lines("iteration") if line["version"] > since])
 
     def candidates(self, iteration: int, exploration: Exploration) -> Iterator[CandidateGroup]:
         """Yield the groups of an exploration; time spent waiting for a group counts as "wait"."""
