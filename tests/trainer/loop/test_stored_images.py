@@ -10,7 +10,10 @@ from PIL import Image
 from real_runs import Watcher
 from small_model import small_model
 from solrl_core.families import load_backbone
-from solrl_trainer.commands.run import summarize
+from solrl_trainer.calibration.deciding import Requirement
+from solrl_trainer.commands.calibrate import calibrate
+from solrl_trainer.commands.layout import layout
+from solrl_trainer.commands.run import run, summarize
 from solrl_trainer.loop import Result, train
 from solrl_trainer.rollouts.stored_images import StoredImages
 from solrl_trainer.settings.config import RunConfig
@@ -77,6 +80,23 @@ def test_fine_tuning_lowers_the_error_on_its_images_and_resumes(stored: Path, tm
     assert iterations(tmp_path / "parts") == lines
     parts = json.loads((tmp_path / "whole" / "checkpoints" / "000006" / "parts.json").read_text())
     assert "prompts:images" in parts
+
+
+@pytest.mark.slow
+def test_a_report_and_a_card_say_that_stored_images_were_trained_on(stored: Path, tmp_path: Path) -> None:
+    run(config_of("sft", stored / "images", tmp_path / "run", "iterations=1"), resume=False, version=None)
+    report, card = ((tmp_path / "run" / name).read_text() for name in ("report.html", "README.md"))
+    assert "trained on stored images" in report
+    assert "Rewards during training" not in report
+    assert "2 prompts, stored images" in card
+
+
+def test_commands_about_candidates_are_refused(stored: Path, tmp_path: Path) -> None:
+    config = config_of("sft", stored / "images", tmp_path)
+    with pytest.raises(ValueError, match=r"calibrate is about candidates, .*source=images generates none"):
+        calibrate(config, tmp_path, prompts=1, requirement=Requirement(0.8))
+    with pytest.raises(ValueError, match=r"layout is about candidates"):
+        layout(config, gpus=2, serving=None, runs=1, prices=(None, None), speed=1.0, measure=False, file=None)
 
 
 @pytest.mark.slow

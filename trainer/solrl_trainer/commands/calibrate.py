@@ -73,6 +73,7 @@ def calibrate(
     Returns:
         Content of calibration.json; `chosen` is null if no plan meets the requirement.
     """
+    config.require_exploring("calibrate")
     if config.explore.sampler == "training":
         raise ValueError(
             "calibrate compares plans of the ODE, and explore.sampler is training, whose steps are the algorithm's; "

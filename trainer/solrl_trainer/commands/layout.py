@@ -45,6 +45,7 @@ def layout(
     for option, value in {"--gpus": gpus, "--runs": runs, "--services": serving}.items():
         if value is not None and value < 1:
             raise ValueError(f"got {option} {value}; expected at least 1")
+    config.require_exploring("layout")
     if not speed > 0:
         raise ValueError(f"got --serving-speed {speed:g}; expected more than 0, such as 0.5")
     found = list(

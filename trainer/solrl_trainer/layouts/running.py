@@ -23,7 +23,7 @@ def running_text(config: RunConfig, ranks: int, device: str) -> str:
         device: of each, as torch names it.
     """
     served = config.regenerate.at == "service"
-    here = ["explore"] if config.explores_here else []
+    here = ["explore" if config.explore.source == "model" else "encode"] if config.explores_here else []
     here += ["regenerate"] if config.two_stage and not (served and config.regenerate.share == 1) else []
     units = ("GPU", "GPUs") if device.startswith("cuda") else ("CPU process", "CPU processes")
     here = [verb if ranks > 1 else f"{verb}s" for verb in (*here, "train")]

@@ -158,10 +158,12 @@ def _facts(config: RunConfig) -> dict[str, str]:
     explore, kept = config.explore, f"{config.explore.keep} kept"
     if config.two_stage:
         kept += f" and regenerated in BF16 with {config.regenerate.steps} steps"
-    explored = f"{explore.candidates} candidates each in {explore.steps} steps"
+    trained_on = f"{explore.candidates} candidates each in {explore.steps} steps; {kept}"
+    if explore.source != "model":
+        trained_on = f"stored {explore.source}"
     return {
         "recipe": f"{config.preset}, algorithm {config.algorithm.name}",
-        "an iteration": f"{explore.prompts} prompts, {explored}; {kept}",
+        "an iteration": f"{explore.prompts} prompts, {trained_on}",
         "LoRA": f"rank {config.lora.rank}, alpha {config.lora.alpha:g}",
         "AdamW": f"learning rate {config.optimizer.learning_rate:g}, {config.optimizer.steps} steps per iteration",
         "solver, guidance": f"{config.solver}, {config.guidance:g}",

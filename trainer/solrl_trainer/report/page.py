@@ -81,6 +81,7 @@ def _content(run: RunFiles) -> dict[str, Any]:
         # The other phases come from the metrics, which include the time before a resume.
         totals["evaluate"] = result["seconds"].get("evaluate", 0.0)
     explore, regenerate = (config or {}).get("explore", {}), (config or {}).get("regenerate", {})
+    explores = explore.get("source", "model") == "model"
     return {
         "title": run.name,
         "about": figures.trained_text(facts["model"], facts["preset"], weights) if facts else None,
@@ -92,11 +93,11 @@ def _content(run: RunFiles) -> dict[str, Any]:
         "finished": result is not None,
         "done": iterations[-1]["version"] if iterations else 0,
         "planned": facts.get("iterations"),
-        "served": served_text(iterations),
+        "served": served_text(iterations) if explores else "",
         "rewards": [_reward_card(name, row, weights) for name, row in (result or {}).get("rewards", {}).items()],
         "shares": shares_text(shares),
         "small": ", ".join(name for name, share in shares.items() if share < SMALL),
-        "reward_chart": reward_chart(iterations) if iterations else None,
+        "reward_chart": reward_chart(iterations) if iterations and explores else None,
         "scoring": _scoring(iterations),
         "evaluation_charts": evaluation_charts(evaluations, weights),
         "evaluated_images": evaluations[-1].get("images") if evaluations else None,

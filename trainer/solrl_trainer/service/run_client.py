@@ -189,13 +189,8 @@ class RunClient:
 def joined(answers: Sequence[RolloutAnswer], groups: Sequence[RolloutGroup]) -> RolloutAnswer:
     """One answer with these groups, and the seconds of all."""
     seconds = [answer.seconds for answer in answers]
-    total = RolloutTimings(
-        queued=sum(one.queued for one in seconds),
-        switch=sum(one.switch for one in seconds),
-        generate=sum(one.generate for one in seconds),
-        reward=sum(one.reward for one in seconds),
-        rewards=sum_times(one.rewards for one in seconds),
-    )
+    sums = {name: sum(getattr(one, name) for one in seconds) for name in ("queued", "switch", "generate", "reward")}
+    total = RolloutTimings(**sums, rewards=sum_times(one.rewards for one in seconds))
     return answers[0].model_copy(update={"groups": tuple(groups), "seconds": total})
 
 

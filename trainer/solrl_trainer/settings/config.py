@@ -380,6 +380,18 @@ class RunConfig(Section):
             )
         return solver
 
+    def require_exploring(self, command: str) -> None:
+        """Refuse a command about exploration for a run that trains on stored images.
+
+        Raises:
+            ValueError: it does.
+        """
+        if self.explore.source != "model":
+            raise ValueError(
+                f"{command} is about candidates, and explore.source={self.explore.source} generates none; expected "
+                "explore.source=model"
+            )
+
     @field_validator("explore")
     @classmethod
     def _follows_the_url(cls, value: Explore, given: ValidationInfo) -> Explore:
