@@ -8,7 +8,9 @@ Writes docs/results/shared_service.{json,md}.
 """
 
 import json
+import statistics
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -18,7 +20,7 @@ from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 from support.results import Results, Row, options, table
 from support.service_simulation import simulate
-from true_run import of_model
+from true_run import STEPS, of_model
 
 MODELS = {"flux1": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 1024²"}
 PLANS = {"6 steps": {}, "4 fitted steps": {"explore.steps": 4}}
@@ -28,13 +30,14 @@ SPEEDS = {"the same GPU": 1.0, "RTX 5090": 0.42, "L40S": 0.37}
 """Serving GPU → its speed relative to an H200, by the dense FP8 rates in the vendor's data sheets: 1,979, 838 and 733
 TFLOPS."""
 INTRODUCTION = """By `python benchmarks/shared_service.py`: a simulation of the service's queue, fed with the seconds
-that [equal_gpus.md](equal_gpus.md) measured on an {gpu}. Nothing in these tables was run as a whole. Each run has one
-training GPU, 48 prompts per iteration, 24 of 96 candidates and a lag of one. "× naive" compares prompts per second with
-naive scaling in BF16 on as many GPUs with the same trainer. "Alone" is the same for runs that explore on their own
-GPUs, without a service. A run's share of the service is at most {unfair:.1%} from equal. `solrl-train layout` is within
-{error:.1%} of the simulation."""
-MEASURED = """By `python benchmarks/true_run.py` on {gpu}s. An iteration's first sample comes after a
-push and a regeneration, which weighs less with more prompts."""
+that [equal_gpus.md](equal_gpus.md), and of training [true_run.md](true_run.md), measured on an {gpu}. Nothing in
+these tables was run as a whole. Each run has one training GPU, 48 prompts per iteration, 24 of 96 candidates and a lag
+of one. "× naive" compares prompts per second with naive scaling in BF16 on as many GPUs with the same trainer. "Alone"
+is the same for runs that explore on their own GPUs, without a service. A run's share of the service is at most
+{unfair:.1%} from equal. `solrl-train layout` is within {error:.1%} of the simulation."""
+MEASURED = """By `python benchmarks/true_run.py` on {gpu}s. Simulated with each run's own exploring, training, and
+seconds between iterations. An iteration's first sample comes after a push and a regeneration, which weighs less with
+more prompts."""
 
 
 def main() -> None:
@@ -73,8 +76,8 @@ def configured(model: str, settings: Mapping[str, Any]) -> RunConfig:
     return resolve(f"{model}/sol_rl/hpsv2", overrides=[f"{name}={value}" for name, value in settings.items()]).config
 
 
-def simulated(parts: Stages, prompts: int, serving: int, runs: int, speed: float) -> Row:
-    """One layout: planned by `solrl-train layout`, and simulated."""
+def simulated(parts: Stages, prompts: int, serving: int, runs: int, speed: float, between: float = 1.0) -> Row:
+    """One layout: planned by `solrl-train layout`, and simulated with so many seconds between iterations."""
     planned = served(parts, prompts, serving, 1, runs=runs, speed=speed)
     found = simulate(
         parts,
@@ -85,6 +88,7 @@ def simulated(parts: Stages, prompts: int, serving: int, runs: int, speed: float
         share=planned.share,
         explored=planned.explored,
         speed=speed,
+        push=between,
     )
     return {
         "serving": serving,
@@ -107,12 +111,28 @@ def measured(runs: Mapping[str, Any]) -> Iterator[Row]:
         run = runs.get(of_model(family, f"{way}, {number} runs" if number > 1 else way))
         if run is None or not run["devices"][0].startswith(shipped.gpu):
             continue
-        parts = stages(configured(model, settings), shipped.rates)
+        parts = own_parts(configured(model, settings), shipped.rates, run)
         yield {
             **{"model": model, "plan": plan, "runs": number, "gpu": shipped.gpu, "prompts": run["prompts"]},
             "s": run["wall"] / run["prompts"],
-            "simulated": simulated(parts, run["prompts"], 1, number, 1.0)["s"],
+            "simulated": simulated(parts, run["prompts"], 1, number, 1.0, between(run, parts))["s"],
         }
+
+
+def own_parts(config: RunConfig, rates: Rates, run: Mapping[str, Any]) -> Stages:
+    """Stages with the exploring and training of a measured run; the service was timed alone with `true_run.STEPS`."""
+    explore = config.explore
+    fewer = explore.candidates * (STEPS - explore.steps) * rates.fp8
+    return replace(
+        stages(config, rates),
+        explore=statistics.median(run["explore_alone"]) - fewer,
+        train=run["medians"]["train"] / run["prompts"],
+    )
+
+
+def between(run: Mapping[str, Any], parts: Stages) -> float:
+    """Seconds of a measured iteration of pushing, and of regenerating beyond one prompt by the trainer."""
+    return float(run["medians"]["push"] + run["medians"]["regenerate"] - parts.regenerate)
 
 
 def naive(config: RunConfig, rates: Rates, parts: Stages) -> float:

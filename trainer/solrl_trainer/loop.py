@@ -34,7 +34,7 @@ from solrl_trainer.records.run_log import Reporter, RunLog, open_run_log
 from solrl_trainer.rollouts.exploration import Exploration, seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, parts_of
 from solrl_trainer.rollouts.iteration import IterationSamples, explored_prompts
-from solrl_trainer.rollouts.pairs import SHOWN_PROMPTS, CandidatePairs, candidate_pairs
+from solrl_trainer.rollouts.pairs import SHOWN_EACH, SHOWN_PROMPTS, CandidatePairs, candidate_pairs
 from solrl_trainer.selection import select
 from solrl_trainer.session import Session, open_session
 from solrl_trainer.settings import resuming
@@ -44,8 +44,6 @@ from solrl_trainer.settings.resuming import Change
 from solrl_trainer.trackers.run_trackers import Trackers
 
 logger = logging.getLogger(__name__)
-
-_SHOWN_EACH = 3
 
 
 @dataclass
@@ -222,7 +220,7 @@ def regenerated_groups(
                 begun[selection.planned] = selection, partial(_part, scored, len(selections), index)
         selection, samples = begun.pop(prompt.id)
         with log.phase(iteration, "regenerate"):
-            group = replace(selection, samples=samples())
+            group = replace(selection, samples=samples().with_outermost_images(SHOWN_EACH))
         yield group
     next(parts, None)  # the summary
 
@@ -304,7 +302,7 @@ def _pairs(session: Session, log: RunLog, samples: IterationSamples) -> Candidat
     if session.world.rank > 0 or not session.config.two_stage:
         return None
     try:
-        return candidate_pairs(samples, session.source, prompts=SHOWN_PROMPTS, each=_SHOWN_EACH)
+        return candidate_pairs(samples, session.source, prompts=SHOWN_PROMPTS, each=SHOWN_EACH)
     except ProblemError as error:
         logger.warning(f"the report does not show explored and regenerated images: {error}")
         return None

@@ -11,7 +11,7 @@ from solrl_trainer.policy.update import trained_steps
 from solrl_trainer.settings.config import RunConfig
 
 SHIPPED = "rates.json"
-"""Measured by `benchmarks/equal_gpus.py`: model of the presets → its GPU and rates."""
+"""Model of the presets → its GPU and rates: of training by `benchmarks/true_run.py`, all others by `equal_gpus.py`."""
 
 
 @dataclass(frozen=True)

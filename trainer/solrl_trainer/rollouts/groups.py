@@ -31,7 +31,8 @@ class ScoredSamples:
 
     Attributes:
         latents: clean latents x0, float32 [n, ...].
-        images: float32 [n, 3, H, W] in [0, 1], on the CPU; empty if nobody will see them.
+        images: float32 [n, 3, H, W] in [0, 1], on the CPU; of the outermost alone, or of none if
+            nobody will see them.
         recording: every step, if the algorithm trains on trajectories.
         scores: weighted sum of the trained rewards [n].
         rewards: each reward by name, trained or only logged [n]; NaN where it is none of the prompt's.
@@ -56,6 +57,11 @@ class ScoredSamples:
             torch.cat([part.scores for part in parts]),
             {name: torch.cat([part.rewards[name] for part in parts]) for name in parts[0].rewards},
         )
+
+    def with_outermost_images(self, each: int) -> Self:
+        """These samples with the images of the first and the last `each` alone."""
+        images = self.images
+        return self if len(images) <= 2 * each else replace(self, images=torch.cat([images[:each], images[-each:]]))
 
     def split(self, groups: int) -> list[Self]:
         """The samples of each of `groups` groups of equal size."""

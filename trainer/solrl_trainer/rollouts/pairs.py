@@ -10,6 +10,8 @@ from solrl_trainer.rollouts.source import ImageSource
 
 SHOWN_PROMPTS = 3
 """The most of an iteration's prompts of which pairs are shown."""
+SHOWN_EACH = 3
+"""The most of a prompt's best and of its worst samples of which pairs are shown."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,8 @@ def candidate_pairs(samples: IterationSamples, source: ImageSource, *, prompts: 
         ProblemError: a service refuses, has lost the adapter version, or cannot be reached.
     """
     groups = samples.groups[:prompts]
-    kept = samples.scores.shape[1]
-    half = kept // 2
-    each = min(each, half)
-    places = [*range(each), *range(kept - each, kept)]
+    each = min(each, samples.scores.shape[1] // 2)
+    places = [*range(each), *range(-each, 0)]  # also of images of the outermost samples alone
     explored, seconds = source.images_of(
         [group.prompt for group in groups],
         [[group.seeds[i] for i in places] for group in groups],
@@ -72,7 +72,7 @@ def candidate_pairs(samples: IterationSamples, source: ImageSource, *, prompts: 
             Pair(
                 prompt=group.prompt.text,
                 seed=group.seeds[i],
-                place="best" if i < half else "worst",
+                place="worst" if i < 0 else "best",
                 proxy=group.scores[i],
                 true=float(group.trained.scores[i]),
             )

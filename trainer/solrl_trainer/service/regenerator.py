@@ -14,7 +14,7 @@ from solrl_proto.rollouts import RewardTime
 
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples
-from solrl_trainer.rollouts.pairs import SHOWN_PROMPTS
+from solrl_trainer.rollouts.pairs import SHOWN_EACH, SHOWN_PROMPTS
 from solrl_trainer.service.balance import Balance
 from solrl_trainer.service.latents import from_base64
 from solrl_trainer.service.run_client import RunClient
@@ -84,8 +84,11 @@ class ServiceRegenerator:
             if repeated is not None:
                 self._compare(samples.latents[place], repeated[0].cpu(), selection, place)
             latents = samples.latents.to(models.backbone.device)
-            images = models.generator.decode(latents).cpu() if decoded else samples.images
-            return replace(samples, latents=latents, images=images)
+            samples = replace(samples, latents=latents)
+            if not decoded:
+                return samples
+            outermost = torch.cat([latents[:SHOWN_EACH], latents[-SHOWN_EACH:]])
+            return replace(samples, images=models.generator.decode(outermost).cpu())
 
         return arrived
 
