@@ -32,7 +32,7 @@ from solrl_trainer.records.records import IterationRecord, RewardSpread, share_w
 from solrl_trainer.records.reward_shares import log_shares, reward_shares
 from solrl_trainer.records.run_log import Reporter, RunLog, open_run_log
 from solrl_trainer.rollouts.exploration import Exploration, seed_root
-from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, parts_of
+from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, outermost, parts_of
 from solrl_trainer.rollouts.iteration import IterationSamples, explored_prompts
 from solrl_trainer.rollouts.pairs import SHOWN_EACH, SHOWN_PROMPTS, CandidatePairs, candidate_pairs
 from solrl_trainer.selection import select
@@ -220,7 +220,8 @@ def regenerated_groups(
                 begun[selection.planned] = selection, partial(_part, scored, len(selections), index)
         selection, samples = begun.pop(prompt.id)
         with log.phase(iteration, "regenerate"):
-            group = replace(selection, samples=samples().with_outermost_images(SHOWN_EACH))
+            made = samples()
+            group = replace(selection, samples=replace(made, images=outermost(made.images, SHOWN_EACH)))
         yield group
     next(parts, None)  # the summary
 

@@ -18,6 +18,11 @@ def flattened(prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]]) -> 
     return [prompt for prompt, _ in rows], [seed for _, seed in rows]
 
 
+def outermost(rows: torch.Tensor, each: int) -> torch.Tensor:
+    """The first and the last `each` rows."""
+    return rows if len(rows) <= 2 * each else torch.cat([rows[:each], rows[-each:]])
+
+
 def parts_of(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     """The items in lists of at most `size`, each as soon as it is complete."""
     items = iter(items)
@@ -57,11 +62,6 @@ class ScoredSamples:
             torch.cat([part.scores for part in parts]),
             {name: torch.cat([part.rewards[name] for part in parts]) for name in parts[0].rewards},
         )
-
-    def with_outermost_images(self, each: int) -> Self:
-        """These samples with the images of the first and the last `each` alone."""
-        images = self.images
-        return self if len(images) <= 2 * each else replace(self, images=torch.cat([images[:each], images[-each:]]))
 
     def split(self, groups: int) -> list[Self]:
         """The samples of each of `groups` groups of equal size."""

@@ -13,7 +13,7 @@ from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import RewardTime
 
 from solrl_trainer.rollouts.device_source import DeviceSource
-from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples
+from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, outermost
 from solrl_trainer.rollouts.pairs import SHOWN_EACH, SHOWN_PROMPTS
 from solrl_trainer.service.balance import Balance
 from solrl_trainer.service.latents import from_base64
@@ -84,11 +84,8 @@ class ServiceRegenerator:
             if repeated is not None:
                 self._compare(samples.latents[place], repeated[0].cpu(), selection, place)
             latents = samples.latents.to(models.backbone.device)
-            samples = replace(samples, latents=latents)
-            if not decoded:
-                return samples
-            outermost = torch.cat([latents[:SHOWN_EACH], latents[-SHOWN_EACH:]])
-            return replace(samples, images=models.generator.decode(outermost).cpu())
+            shown = models.generator.decode(outermost(latents, SHOWN_EACH)).cpu() if decoded else samples.images
+            return replace(samples, latents=latents, images=shown)
 
         return arrived
 
