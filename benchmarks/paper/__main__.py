@@ -30,7 +30,7 @@ from paper.finished import MixedRunsError, read_finished
 from paper.page import write_page
 from paper.runner import run_missing
 from paper.stored import ARCHIVE, take_stored
-from paper.tables import TABLES
+from paper.tables import ON_REQUEST, TABLES
 from paper.tables.common import Context
 from paper.tuning import SEED
 
@@ -87,9 +87,9 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument(
         "tables",
         nargs="*",
-        default=list(TABLES),
+        default=[one for one in TABLES if one not in ON_REQUEST],
         metavar="TABLE",
-        help=f"any of {', '.join(TABLES)}; by default all",
+        help=f"any of {', '.join(TABLES)}; by default all but {' and '.join(ON_REQUEST)}",
     )
     parser.add_argument("--model", choices=[name for name in MODELS if name.startswith("mini")], default=usual.model)
     parser.add_argument("--reward", choices=list(REWARD_WORDS), default=usual.reward, help="of tables with one reward")

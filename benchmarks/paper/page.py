@@ -38,7 +38,7 @@ def write_page(context: Context, folder: Path, out: Path, command: str) -> str:
     store(context.runs, folder, out)
     if context.runs:
         store_costs(context.results, out)
-    sections = {name: module.section(context) for name, module in TABLES.items()}
+    sections = {name: found for name, module in TABLES.items() if (found := module.section(context)) is not None}
     text = page(context, sections, drawn, command)
     out.mkdir(parents=True, exist_ok=True)
     content = {

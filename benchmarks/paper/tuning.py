@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from paper.compute import costs_of, iterations_within, passes_of_iteration
 from paper.experiments import Experiment, Programme
@@ -16,6 +18,9 @@ SHARE = 0.5
 """Compute of a trial, as a share of a run's."""
 LAST = 0.25
 """Share of the iterations, the last ones, over which a trial is judged."""
+Changes = Mapping[str, Any]
+"""Settings of a recipe by dotted key."""
+AS_IS: Changes = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -42,22 +47,22 @@ def budget(programme: Programme, results: Path) -> float:
     return config.iterations * costs_of(programme.shape, results).seconds(passes_of_iteration(config))
 
 
-def affordable(programme: Programme, recipe: str, results: Path, share: float = 1.0) -> int:
-    """Iterations of a recipe within `share` of the budget."""
-    config = programme.experiment(recipe, programme.seeds[0]).config
+def affordable(programme: Programme, recipe: str, results: Path, share: float = 1.0, changes: Changes = AS_IS) -> int:
+    """Iterations of a recipe with changes within `share` of the budget."""
+    config = programme.experiment(recipe, programme.seeds[0], changes).config
     return iterations_within(config, share * budget(programme, results), costs_of(programme.shape, results))
 
 
-def trials(programme: Programme, recipe: str, results: Path) -> dict[float, Experiment]:
-    """The trials of a recipe, by learning rate."""
-    count = affordable(programme, recipe, results, SHARE)
-    unjudged = {"iterations": count, "evaluate.every": 0, "evaluate.fidelity_prompts": 0}
+def trials(programme: Programme, recipe: str, results: Path, changes: Changes = AS_IS) -> dict[float, Experiment]:
+    """The trials of a recipe with changes, by learning rate."""
+    count = affordable(programme, recipe, results, SHARE, changes)
+    unjudged = {**changes, "iterations": count, "evaluate.every": 0, "evaluate.fidelity_prompts": 0}
     return {rate: programme.experiment(recipe, SEED, {**unjudged, "optimizer.learning_rate": rate}) for rate in GRID}
 
 
-def choose(programme: Programme, recipe: str, runs: Runs, results: Path) -> Choice | None:
-    """The learning rate of a recipe; None while a trial is missing."""
-    tried = trials(programme, recipe, results)
+def choose(programme: Programme, recipe: str, runs: Runs, results: Path, changes: Changes = AS_IS) -> Choice | None:
+    """The learning rate of a recipe with changes; None while a trial is missing."""
+    tried = trials(programme, recipe, results, changes)
     if any(one.name not in runs for one in tried.values()):
         return None
     scores = {rate: training_reward(runs[one.name]) for rate, one in tried.items()}

@@ -11,7 +11,7 @@ from paper.__main__ import main
 from paper.experiments import Programme
 from paper.intervals import Estimate, over_seeds
 from paper.stored import ARCHIVE
-from paper.tables import families
+from paper.tables import authors, families, plateaus
 from paper.tables.gap import verdict
 from paper.tables.pace import first_reached, pooled
 from paper_runs import RESULTS, context_of, finish, finish_all, finish_trials
@@ -49,6 +49,28 @@ def row(lines: object, start: str) -> list[str]:
 def families_row(lines: object, family: str) -> list[str]:
     """Cells of a family's row of the first reward, without the reward."""
     return row(lines, f"clipscore | {family}")[1:]
+
+
+def test_long_runs_reach_shares_of_the_plateau(tmp_path: Path) -> None:
+    programme = Programme(rewards=("pickscore", "imagereward"), judges=("verifier",))
+    found = plateaus.section(finish_all(programme, tmp_path, GAINS, "plateaus"))
+    assert found is not None
+    # Straight lines: twice the gain reaches every share in half of the iterations.
+    assert {name: round(one["mean"], 1) for name, one in found.data["iterations"]["24-in-96 BF16"].items()} == {
+        "50%": 2.0, "70%": 2.0, "90%": 2.0, "95%": 2.0, "99%": 2.0
+    }  # fmt: skip
+    slower = found.data["compute"]["24-in-96 BF16, FLUX.1, 0.4"]["95%"]
+    assert slower["mean"] < 2.0
+    assert slower["seeds"] == len(plateaus.SEEDS)
+
+
+def test_grpo_by_its_authors_settings_has_trials_of_its_own(tmp_path: Path) -> None:
+    finish_all(PROGRAMME, tmp_path, GAINS, "algorithms")
+    found = authors.section(finish_all(PROGRAMME, tmp_path, GAINS, "authors"))
+    assert found is not None
+    assert found.data["gains"]["FlowGRPO, clipscore"]["sol_rl"]["mean"] == pytest.approx(0.69, abs=0.05)
+    assert found.data["gains"]["FlowGRPO, clipscore"]["usual"]["mean"] == pytest.approx(0, abs=0.05)
+    assert not any("not run" in line for line in found.lines)
 
 
 def test_a_speed_up_over_rewards_has_one_value_for_each_seed() -> None:

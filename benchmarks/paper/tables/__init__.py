@@ -2,8 +2,10 @@
 
 from types import ModuleType
 
-from paper.tables import algorithms, families, gap, hacking, quantised, sweeps
+from paper.tables import algorithms, authors, families, gap, hacking, plateaus, quantised, sweeps
 
+ON_REQUEST = ("plateaus", "authors")
+"""Tables whose runs are done only if the table is named, and which the page has once some are finished."""
 TABLES: dict[str, ModuleType] = {
     "algorithms": algorithms,
     "families": families,
@@ -11,4 +13,6 @@ TABLES: dict[str, ModuleType] = {
     "sweeps": sweeps,
     "gap": gap,
     "hacking": hacking,
+    "plateaus": plateaus,
+    "authors": authors,
 }

@@ -27,7 +27,7 @@ from paper.tables.common import (
     share_text,
     signed,
 )
-from paper.tuning import GRID, SHARE, affordable, choose, trials
+from paper.tuning import AS_IS, GRID, SHARE, Changes, affordable, choose, trials
 
 TITLE = "1. Algorithms at equal compute"
 ALGORITHMS = {
@@ -51,15 +51,18 @@ def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
     return found
 
 
-def runs_of(context: Context, algorithm: str, reward: str, *, whole: bool = False) -> list[Experiment] | None:
+def runs_of(
+    context: Context, algorithm: str, reward: str, *, whole: bool = False, settings: Changes = AS_IS
+) -> list[Experiment] | None:
     """Runs of an algorithm with a reward; None while its learning rate is not known, unless `whole` takes any."""
     programme, recipe = context.programme, ALGORITHMS[algorithm]
-    choice = choose(programme, recipe, context.runs, context.results)
+    choice = choose(programme, recipe, context.runs, context.results, settings)
     if choice is None and not whole:
         return None
-    count = affordable(programme, recipe, context.results)
+    count = affordable(programme, recipe, context.results, changes=settings)
     # Evaluations at equal compute too: DanceGRPO's many cheap iterations would have three times as many.
     changes = {
+        **settings,
         "iterations": count,
         "evaluate.every": round(programme.every * count / programme.iterations) or programme.every,
     }
