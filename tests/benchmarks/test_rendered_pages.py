@@ -1,6 +1,7 @@
 """The stored pages are those of the stored figures."""
 
 import importlib
+import io
 import json
 import re
 import shutil
@@ -10,7 +11,9 @@ from pathlib import Path
 import claims
 import pytest
 from demo_figures import page, row
+from rich.console import Console
 from solrl_trainer.commands.demo import demo_config, plan_file
+from solrl_trainer.records.progress import result_table
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
 
@@ -134,6 +137,18 @@ def test_readme_quotes_the_stored_figures() -> None:
     assert f"clipscore +{low} to +{high}" in results
     seconds = [one["seconds"]["total"] for one in RECORDED["runs"]]
     assert {f"{one / 60:.0f}" for one in seconds} == set(re.findall(r"takes about (\d) minutes", readme))
+
+
+def test_readme_shows_the_end_of_a_stored_run() -> None:
+    (recorded,) = [one for one in RECORDED["runs"] if one["seed"] == demo_config().seed]
+    config = demo_config()
+    known = {"run": config.run, "model": config.model, "preset": config.preset, "trained": config.weights}
+    console = Console(file=io.StringIO(), width=80, record=True)
+    console.print(result_table(recorded | known | {"prompts": config.evaluate.prompts}))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```\n(│.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    assert shown.count("\n") == 8
+    assert shown in console.export_text()
 
 
 @pytest.mark.release

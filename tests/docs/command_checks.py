@@ -139,7 +139,7 @@ def _python(words: list[str]) -> None:
 
 
 def _run_by_a_test(words: list[str]) -> None:
-    """Nothing: test_own_prompts.py runs the README's."""
+    """Nothing: test_own_prompts.py runs the guide's."""
 
 
 CHECKS: dict[str, Callable[[list[str]], None]] = {

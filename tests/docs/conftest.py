@@ -25,10 +25,11 @@ PAGES = ("docs/extending/reward.md", "docs/extending/algorithm.md", "docs/extend
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder on the import path, for the duration of the module, with the pages' files and their entry points."""
     folder = tmp_path_factory.mktemp("examples")
-    (folder / "my_prompts").mkdir()
-    for split in ("train", "test"):
-        texts = "".join(f"a picture of {split} number {i}\n" for i in range(100))
-        (folder / "my_prompts" / f"{split}.txt").write_text(texts)
+    for name in ("my_prompts", "flux_prompts"):
+        (folder / name).mkdir()
+        for split in ("train", "test"):
+            texts = "".join(f"a picture of {split} number {i}\n" for i in range(100))
+            (folder / name / f"{split}.txt").write_text(texts)
     for name, fields in (("my_images", ["image"]), ("my_pairs", ["chosen", "rejected"])):
         (folder / name).mkdir()
         (folder / name / "test.txt").write_text("a cat\n")
@@ -39,10 +40,11 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: examples\nVersion: 1.0\n")
     lines = []
+    redness = example("README.md")
+    (folder / redness.title).write_text(redness.text)
     for page in PAGES:
         file = example(page)
-        more = [block.text for block in blocks("README.md", "python")] if file.title == "my_rewards.py" else []
-        (folder / file.title).write_text("\n\n".join([file.text, *more]))
+        (folder / file.title).write_text(file.text)
         for block in blocks(page, "toml"):
             for group, entries in tomllib.loads(block.text)["project"]["entry-points"].items():
                 lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]

@@ -68,8 +68,8 @@ def test_python_of_the_readme_is_python() -> None:
         compile(block.text, block.page, "exec")
 
 
-@pytest.mark.parametrize("page", TASKS)
-def test_pages_by_task_have_short_sentences_and_cells(page: str) -> None:
+@pytest.mark.parametrize("page", ["README.md", *TASKS])
+def test_readme_and_pages_by_task_have_short_sentences_and_cells(page: str) -> None:
     """At most 25 words each, so that nothing needs to be decoded."""
     text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"\]\([^)]*\)", "]", text)

@@ -1,4 +1,4 @@
-"""README's own prompts and own reward: its commands in an empty folder, with fewer iterations and candidates."""
+"""Own rewards of README and docs/train.md, and own prompts: their commands in an empty folder, with smaller groups."""
 
 import os
 import re
@@ -10,55 +10,59 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fences import Block, blocks
+from fences import blocks, example
 from support.ports import free_port
 
 SMALLER = "--iterations 1 --set explore.candidates=24 --set explore.keep=4"
+ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
-def section() -> tuple[Block, Block]:
-    """The reward and the commands."""
-    reward, commands = (
-        next(block for block in blocks("README.md", language) if "redness" in block.text)
-        for language in ("python", "sh")
-    )
-    return reward, commands
+def shell(text: str, folder: Path) -> None:
+    """Run a page's commands in a folder, with the programs of this environment."""
+    done = subprocess.run(["sh", "-ec", text], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def assert_trained(run: Path, reward: str) -> None:
+    assert reward in (run / "report.html").read_text()
+    assert (run / "lora.safetensors").is_file()
 
 
 @pytest.mark.slow
 @pytest.mark.release
-def test_the_commands_train_on_them(tmp_path: Path) -> None:
-    reward, block = section()
-    (tmp_path / "my_rewards.py").write_text(reward.text)
+def test_the_commands_of_the_readme_train_on_its_reward(tmp_path: Path) -> None:
+    reward = example("README.md")
+    (tmp_path / reward.title).write_text(reward.text)
+    (block,) = [block for block in blocks("README.md", "sh") if "redness" in block.text]
+    shell(f"{block.text.strip()} {SMALLER}", tmp_path)
+    assert_trained(tmp_path / "runs/red", "my_redness:redness")
+
+
+@pytest.mark.slow
+@pytest.mark.release
+def test_the_commands_of_the_guide_train_at_a_service_on_its_prompts(tmp_path: Path) -> None:
+    reward = example("docs/extending/reward.md")
+    (tmp_path / reward.title).write_text(reward.text)
+    (block,) = [block for block in blocks("docs/train.md", "sh") if "mkdir" in block.text]
     before, serve, run = re.split(r"^(?=solrl-)", block.text, flags=re.MULTILINE)
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-
-    def shell(text: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["sh", "-ec", text], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-
-    done = shell(before)
-    assert done.returncode == 0, done.stderr
+    shell(before, tmp_path)
     with (tmp_path / "log").open("wb") as log:
         service = subprocess.Popen(
-            ["sh", "-c", f"exec {serve.strip()} --port {port}"], cwd=tmp_path, env=environment, stdout=log, stderr=log
+            ["sh", "-c", f"exec {serve.strip()} --port {port}"], cwd=tmp_path, env=ENVIRONMENT, stdout=log, stderr=log
         )
     try:
         while not ready(url):
             assert service.poll() is None, (tmp_path / "log").read_text()
             time.sleep(0.1)
-        done = shell(f"{run.strip()} --rollout-url {url} {SMALLER}")
-        assert done.returncode == 0, done.stdout + done.stderr
+        shell(f"{run.strip()} --rollout-url {url} {SMALLER}", tmp_path)
         service.send_signal(signal.SIGTERM)
         assert service.wait(600) == 0
     finally:
         service.kill()
         service.wait()
-    assert "my_rewards:redness" in (tmp_path / "runs/mine/report.html").read_text()
-    assert (tmp_path / "runs/mine/lora.safetensors").is_file()
+    assert_trained(tmp_path / "runs/vivid", "my_rewards:colourfulness")
 
 
 def ready(url: str) -> bool:
