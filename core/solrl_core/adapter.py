@@ -70,7 +70,13 @@ class Adapter:
         return self.scale * (self.tensors[lora_b_key(module)] @ self.tensors[lora_a_key(module)])
 
 
-def encode_adapter(adapter: Adapter) -> AdapterFile:
+class EncodedAdapter(AdapterFile):
+    """The bytes of an adapter file, with the adapter in host memory, which its writer need not parse again."""
+
+    adapter: Adapter
+
+
+def encode_adapter(adapter: Adapter) -> EncodedAdapter:
     """Encode an adapter as a file; equal tensors, rank and alpha give equal bytes.
 
     Raises AdapterError `dtype` for a tensor that is not float32; casting is left to the caller.
@@ -87,7 +93,9 @@ def encode_adapter(adapter: Adapter) -> AdapterFile:
     header["__metadata__"] = {"lora_alpha": repr(float(adapter.alpha)), "r": str(adapter.rank)}
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return AdapterFile(b"".join((len(text).to_bytes(8, "little"), text, memoryview(plain)[8 + length :])))
+    file = EncodedAdapter(b"".join((len(text).to_bytes(8, "little"), text, memoryview(plain)[8 + length :])))
+    file.adapter = replace(adapter, tensors=copies)
+    return file
 
 
 def encode_for_diffusers(adapter: Adapter) -> bytes:

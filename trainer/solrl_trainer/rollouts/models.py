@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from solrl_core.adapter import Adapter, decode_adapter
+from solrl_core.adapter import Adapter, EncodedAdapter, decode_adapter
 from solrl_core.families import Backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.precision import fastest_precision
@@ -81,7 +81,10 @@ class Models:
         """Merge a version of the behaviour policy; `adapter` is the file that a service gets, too."""
         self.behaviour_digest = adapter_digest(adapter)
         self.version = version
-        self._behaviour = decode_adapter(adapter, self.generator.layout)
+        if isinstance(adapter, EncodedAdapter):
+            self._behaviour = adapter.adapter
+        else:
+            self._behaviour = decode_adapter(adapter, self.generator.layout)
         self.generator.set_adapter(self._behaviour)
         if self.explorer is not self.generator:
             self.explorer.set_adapter(self._behaviour, self.explored_use)
