@@ -25,8 +25,8 @@ PAGES = ("docs/extending/reward.md", "docs/extending/algorithm.md", "docs/extend
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder on the import path, for the duration of the module, with the pages' files and their entry points."""
     folder = tmp_path_factory.mktemp("examples")
-    for name in ("my_prompts", "flux_prompts"):
-        (folder / name).mkdir()
+    for name in ("my_prompts", "flux_prompts", "dataset/pickscore"):
+        (folder / name).mkdir(parents=True)
         for split in ("train", "test"):
             texts = "".join(f"a picture of {split} number {i}\n" for i in range(100))
             (folder / name / f"{split}.txt").write_text(texts)

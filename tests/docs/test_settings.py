@@ -1,10 +1,13 @@
 """docs/settings.md: every setting of a run and of the services, with a meaning."""
 
+import re
+
 from fences import ROOT
 from settings_page import page, settings_of
 from solrl_reward.settings import RewardSettings
 from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.presets import resolve
 
 
 def test_the_page_is_generated() -> None:
@@ -16,3 +19,12 @@ def test_every_setting_is_described() -> None:
     rows = [*settings_of(RunConfig), *settings_of(RolloutSettings), *settings_of(RewardSettings)]
     assert {"explore.candidates", "optimizer.shard_base", "queue_limit", "batch"} <= {row.name for row in rows}
     assert all(row.meaning.endswith(".") for row in rows), [row.name for row in rows if not row.meaning.endswith(".")]
+
+
+def test_the_guide_names_existing_settings_to_users_of_flow_grpo() -> None:
+    guide = (ROOT / "docs/train.md").read_text(encoding="utf-8")
+    table = guide.partition("| flow_grpo | here |")[2].partition("\n\n")[0]
+    named = re.findall(r"`([\w.]+)`", " ".join(row.split("|")[2] for row in table.splitlines()[2:]))
+    assert len(named) > 30
+    fields = type(resolve("sd3-medium/flowgrpo_fast/pickscore").config.algorithm).model_fields
+    assert set(named) <= {row.name for row in settings_of(RunConfig)} | {f"algorithm.{name}" for name in fields}
