@@ -68,6 +68,14 @@ def test_python_of_the_readme_is_python() -> None:
         compile(block.text, block.page, "exec")
 
 
+def test_the_readme_is_short() -> None:
+    """Words of its text and tables, and characters of a line outside of tables."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```$|\]\([^)]*\)|[|-]{2,}", "", readme, flags=re.MULTILINE | re.DOTALL)
+    assert 500 < len(text.replace("|", " ").split()) <= 800
+    assert [line for line in readme.splitlines() if len(line) > 130 and not line.startswith("|")] == []
+
+
 @pytest.mark.parametrize("page", ["README.md", *TASKS])
 def test_readme_and_pages_by_task_have_short_sentences_and_cells(page: str) -> None:
     """At most 25 words each, so that nothing needs to be decoded."""
