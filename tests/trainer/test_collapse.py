@@ -47,6 +47,7 @@ def test_a_model_that_breaks_at_once_is_named() -> None:
     assert "Go back, and lower optimizer.learning_rate" in said
     assert collapse(found[:2]) is None, "one iteration may have hard prompts"
     assert collapse([*found[:2], found[0]]) is None
+    assert collapse([found[0] | {"weights": {"ocr": 2.0}}, *found[1:]]) is None, "scores of another scale"
 
 
 def test_lost_spread_is_named() -> None:

@@ -39,7 +39,7 @@ from solrl_trainer.selection import select
 from solrl_trainer.session import Session, open_session
 from solrl_trainer.settings import resuming
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.prompt_rewards import weights_of_all
+from solrl_trainer.settings.prompt_rewards import mean_weights, weights_of_all
 from solrl_trainer.settings.resuming import Change
 from solrl_trainer.trackers.run_trackers import Trackers
 
@@ -377,6 +377,7 @@ def _record(
         refilled=_share_refilled(session.prompts(iteration), samples.prompts) if config.explore.refill else None,
         rewards={name: RewardSpread.of(own) for name, own in _of_prompts(samples.rewards).items()},
         shares=_shares(config, samples),
+        weights=mean_weights(samples.prompts, config.rewards),
         digest=digest,
         update=update,
         explored_seconds=exploration.seconds,

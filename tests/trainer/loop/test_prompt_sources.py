@@ -129,6 +129,7 @@ def test_prompts_of_one_run_have_different_rewards(aggregation: str, sources: di
     (line,) = iterations(tmp_path / "run")
     assert set(line["shares"]) == {"clipscore", RED}
     assert min(line["shares"].values()) > 0
+    assert line["weights"] == {"clipscore": 0.75, RED: 0.5}
     # Held out: 1 prompt of 4 is red, and the verifier judges all.
     before = result.before.scores
     assert [int((~before[name].isnan()).sum()) for name in ("clipscore", RED, "verifier")] == [3, 1, 4]

@@ -10,7 +10,8 @@ WINDOW = 5
 """Iterations that a figure is averaged over: one batch of prompts may be easy, or alike."""
 FALLEN = 2
 """Iterations in a row whose best samples score less than the worst of the run's first iteration, which are the base's.
-One may have hard prompts. A run that breaks in its first update falls further than the base's samples are apart."""
+One may have hard prompts. Iterations of other mean weights have scores of another scale. A run that breaks in its first
+update falls further than the base's samples are apart."""
 LEAST_SPREAD = 0.1
 """Share of the spread of the run's first iterations. Advantages are divided by it, so ten times less spread is ten
 times the noise of scoring in them."""
@@ -38,7 +39,8 @@ def collapse(lines: Sequence[Mapping[str, Any]], steps: int = 1) -> str | None:
         steps: optimiser steps per iteration.
     """
     recent = lines[1:][-FALLEN:]
-    if len(recent) == FALLEN and all(_best(line) < lines[0]["reward_worst"] for line in recent):
+    alike = all(line.get("weights") == lines[0].get("weights") for line in recent)
+    if len(recent) == FALLEN and alike and all(_best(line) < lines[0]["reward_worst"] for line in recent):
         return (
             f"the best samples of a prompt score {_mean(recent, _best):.3g}, and the worst of the first iteration "
             f"{lines[0]['reward_worst']:.3g}: the model has lost what it could do. Go back, and {_SMALLER}"

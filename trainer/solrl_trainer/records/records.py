@@ -1,7 +1,7 @@
 """Records of a run's iterations, and their forms in metrics.jsonl and in reports to the service."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -119,6 +119,7 @@ class IterationRecord:
         score: spread of the training samples' scores.
         without_spread: share of the prompts whose samples all score equally up to rounding.
         refilled: share of the prompts that others replaced, for want of spread; None if the run replaces none.
+        weights: mean weight of each reward over the prompts, if prompts have other weights than the run's.
         rewards: spread of each reward of the training samples.
         shares: share of each trained reward in the spread of the score.
         digest: digest of the new behaviour policy's adapter file.
@@ -151,6 +152,7 @@ class IterationRecord:
     pushed_seconds: float | None = None
     explored_here_seconds: float | None = None
     refilled: float | None = None
+    weights: Mapping[str, float] = field(default_factory=dict)
     scoring: tuple[ScoringTime, ...] = ()
 
     @property
@@ -184,6 +186,7 @@ class IterationRecord:
             **({} if self.refilled is None else {"groups_refilled": self.refilled}),
             "rewards": {name: spread.mean for name, spread in self.rewards.items()},
             **({"shares": self.shares} if len(self.shares) > 1 else {}),
+            **({"weights": self.weights} if self.weights else {}),
             "explored_version": self.explored_version,
             "precision": self.precision,
             "numerics": self.numerics,

@@ -52,6 +52,15 @@ def weights_of_all(prompts: Sequence[PromptItem], rewards: Mapping[str, float]) 
     return {name: torch.tensor([[own.get(name, 0.0)] for own in each]) for name in names}
 
 
+def mean_weights(prompts: Sequence[PromptItem], rewards: Mapping[str, float]) -> dict[str, float]:
+    """Trained reward → its mean weight for these prompts; empty if all have the weights of the run."""
+    each = [weights_of(prompt, rewards) for prompt in prompts]
+    if all(own == weights_of_run(rewards) for own in each):
+        return {}
+    names = sorted({name for own in each for name in own})
+    return {name: math.fsum(own.get(name, 0.0) for own in each) / len(each) for name in names}
+
+
 def weights_of_run(rewards: Mapping[str, float]) -> dict[str, float]:
     """Trained reward → its weight for prompts that name none."""
     return {name: weight for name, weight in rewards.items() if weight}
