@@ -183,7 +183,7 @@ class PipelineBackbone(Backbone):
     def _encoded(self, vae: Any, images: torch.Tensor) -> torch.Tensor:
         """Latents of images in [−1, 1], the inverse of `_decoded`."""
         config = vae.config
-        latents = most_likely(vae.encode(images, return_dict=False)[0])
+        latents = most_likely(vae.encode(images, return_dict=False)[0]).float()
         scaled: torch.Tensor = (latents - (config.get("shift_factor") or 0)) * config.scaling_factor
         return scaled
 

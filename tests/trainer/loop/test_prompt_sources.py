@@ -92,8 +92,14 @@ def test_shares_that_cannot_be_drawn_are_refused(sources: dict[str, float], tmp_
     few = str(tmp_path / "few")
     with pytest.raises(ValueError, match=rf"its share is 2, but {few} has 1 train prompts; expected more"):
         check_run(config_of(tmp_path / "run", {few: 1, others: 1}), resume=False)
-    with pytest.raises(ConfigError, match=r"prompts.*greater than 0"):
-        config_of(tmp_path / "run", {red: 0, others: 1})
+    for given, text in (
+        ({red: 0, others: 1}, rf"setting prompts .*: share of {red} is 0; Input should be greater than 0"),
+        ({red: {"shar": 1}}, rf"shar of {red} is 1; Extra inputs"),
+        ([red, others], r"got \['.*'\]; expected a prompt set, or several with their shares"),
+        ({}, "expected a prompt set"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            config_of(tmp_path / "run", given)
 
 
 def redness(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:

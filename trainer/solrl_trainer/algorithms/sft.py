@@ -11,10 +11,7 @@ class Sft(Algorithm[AlgorithmSettings, ForwardBatch]):
 
     trains_on = ForwardProcess()
     compares = False
-    fixed = ("reference",)
 
     def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
-        """Loss of a micro-batch, with the base model's error as the figure `reference_error`."""
-        true = batch.noise - batch.x0
-        error, reference = ((one - true).square().mean() for one in (velocity.current, velocity.reference))
-        return Loss(error, {"error": error.detach(), "reference_error": reference})
+        """Loss of a micro-batch."""
+        return Loss((velocity.current - (batch.noise - batch.x0)).square().mean(), {})

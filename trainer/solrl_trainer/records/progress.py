@@ -38,9 +38,6 @@ from solrl_trainer.records.waits import Waits
 
 _TIMES = {"explore": 9, "wait": 8, "regenerate": 12, "train": 9, "push": 8}
 """Column → width. Exploration at a service is concurrent; "wait" is the part that the trainer waited for."""
-_HEADER = f"{'iteration':>9}" + "".join(
-    f"{name:>{width}}" for name, width in [*_TIMES.items(), *((n, 9) for n in ("proxy", "best", "worst", "loss"))]
-)
 _HEADER_EVERY = 20
 _LABELS = {"evaluate": "evaluating held-out prompts", "fidelity": "measuring how well the proxy ranks"}
 _LIVE_LABELS = {"evaluate": "evaluating", "fidelity": "ranking"}
@@ -147,13 +144,19 @@ class RichReporter:
 
     def finished(self, record: IterationRecord) -> None:
         """An iteration is complete."""
+        done, seconds, score = record.version, record.seconds, record.score
+        # Stored images have no scores; what their algorithm measures takes the place.
+        scores = {"proxy": record.proxy_mean, "best": score.best, "worst": score.worst}
+        values = {**(scores if record.rewards else record.update.figures), "loss": record.update.loss}
+        widths = _TIMES | {name: max(9, len(name) + 2) for name in values}
         if self._printed % _HEADER_EVERY == 0:
-            self._print(_HEADER, style="dim")
+            columns = "".join(f"{name:>{width}}" for name, width in widths.items())
+            self._print(f"{'iteration':>9}{columns}", style="dim")
         self._printed += 1
-        done, seconds = record.version, record.seconds
-        times = "".join(f"{f'{seconds.get(name, 0.0):.1f} s':>{width}}" for name, width in _TIMES.items())
-        values = (record.proxy_mean, record.score.best, record.score.worst, record.update.loss)
-        self._print(f"{f'{done}/{self._iterations}':>9}{times}" + "".join(f"{value:9.4f}" for value in values))
+        shown = {name: f"{seconds.get(name, 0.0):.1f} s" for name in _TIMES}
+        shown |= {name: f"{value:.4f}" for name, value in values.items()}
+        cells = "".join(f"{shown[name]:>{width}}" for name, width in widths.items())
+        self._print(f"{f'{done}/{self._iterations}':>9}{cells}")
         if self._progress is not None and self._began is not None:
             first, began = self._began
             pace = (time.monotonic() - began) / (done - first)
@@ -224,13 +227,12 @@ def result_table(result: dict[str, Any]) -> Table:
     iterations = "1 iteration" if result["iterations"] == 1 else f"{result['iterations']} iterations"
     table = Table(title=_title(result, iterations), box=box.ROUNDED, show_header=False)
     table.add_column()
-    for part in (
-        rewards_table(result),
-        times,
-        f"Spearman of proxy against BF16 rewards within a prompt: {_spearman(result)}",
-    ):
-        table.add_row(part)
+    table.add_row(rewards_table(result))
+    table.add_section()
+    table.add_row(times)
+    if result["spearman"] is not None:
         table.add_section()
+        table.add_row(f"Spearman of proxy against BF16 rewards within a prompt: {_spearman(result)}")
     return table
 
 
@@ -239,7 +241,7 @@ def _spearman(result: Mapping[str, Any]) -> str:
     measured = list(result.get("spearman_by_version", {}).items())
     if len(measured) > 1:
         return ", ".join(f"{value:.3f} at version {version}" for version, value in (measured[0], measured[-1]))
-    return "not measured" if result["spearman"] is None else f"{result['spearman']:.3f}"
+    return f"{result['spearman']:.3f}"
 
 
 def _title(result: Mapping[str, Any], what: str) -> Text:

@@ -101,6 +101,7 @@ def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None,
         mark=MARK,
         run=config.run,
         base=f"[{base}](https://huggingface.co/{base})" if on_hub and file is None else f"`{name}`",
+        method="by reinforcement learning " if config.shown_weights else "",
         score=figures.sum_text(config.shown_weights),
         version=version,
         iterations=config.iterations,
@@ -137,7 +138,7 @@ def _front(config: RunConfig, on_hub: bool) -> dict[str, Any]:
         **base,
         "library_name": "diffusers",
         "pipeline_tag": "text-to-image",
-        "tags": ["lora", "text-to-image", "reinforcement-learning", "solrl"],
+        "tags": ["lora", "text-to-image", *(["reinforcement-learning"] if config.shown_weights else []), "solrl"],
     }
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.rewards.images import as_floats
 from solrl_proto.rollouts import PromptItem
@@ -33,7 +33,7 @@ class StoredImages:
         """The groups of these prompts.
 
         Raises:
-            ValueError, OSError: a file is no image, or cannot be read.
+            ValueError: a file is no image, or cannot be read.
         """
         for part in parts_of(prompts, max(1, self._batch // len(self._files[prompts[0].id]))):
             paths = [path for prompt in part for path in self._files[prompt.id]]
@@ -51,7 +51,7 @@ class StoredImages:
         try:
             with Image.open(path) as file:
                 image = ImageOps.exif_transpose(file).convert("RGB")
-        except UnidentifiedImageError as error:
+        except OSError as error:
             raise ValueError(f"{path}: expected an image; {error}") from error
         fitted = ImageOps.fit(image, (self._backbone.width, self._backbone.height), Image.Resampling.LANCZOS)
         return as_floats(torch.from_numpy(np.array(fitted)).permute(2, 0, 1))

@@ -11,6 +11,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializeAsAny,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -467,15 +468,20 @@ class RunConfig(Section):
     @classmethod
     def _share_each(cls, value: Any) -> Any:
         """A number in place of a source's settings is its share."""
-        if not isinstance(value, Mapping):
+        if isinstance(value, str):
             return value
-        if not value:
-            raise ValueError("expected at least one prompt set")
-        sections = (Mapping, PromptSource)
-        return {
-            name: PromptSource.model_validate(one if isinstance(one, sections) else {"share": one})
-            for name, one in value.items()
-        }
+        if not isinstance(value, Mapping) or not value:
+            raise ValueError("expected a prompt set, or several with their shares, such as {mine: 0.7, shapes: 0.3}")
+        sources = {}
+        for name, one in value.items():
+            try:
+                given = one if isinstance(one, Mapping | PromptSource) else {"share": one}
+                sources[name] = PromptSource.model_validate(given)
+            except ValidationError as error:
+                first = error.errors()[0]
+                field, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+                raise ValueError(f"{field} of {name} is {first['input']!r}; {said}") from error
+        return sources
 
     @field_validator("rewards", mode="before")
     @classmethod

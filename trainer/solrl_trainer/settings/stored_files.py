@@ -26,6 +26,8 @@ def stored_files(config: RunConfig) -> dict[str, tuple[Path, ...]]:
         folder = find_prompts(name)
         for prompt in prompts:
             names = _pair(prompt) if config.explore.source == "pairs" else _image(prompt)
+            if len(set(names)) < len(names):
+                raise _fault(prompt, f"names {names[0]!r} as the better and as the worse image; expected two images")
             found[prompt.id] = tuple(_file(folder, one, prompt) for one in names)
     return found
 
