@@ -178,7 +178,8 @@ class PipelineBackbone(Backbone):
     def encode_images(self, images: torch.Tensor) -> torch.Tensor:
         """Clean latents float32 [B, ...] of images [B, 3, H, W] in [0, 1]: the most likely ones of the autoencoder."""
         vae = self._pipeline.vae
-        return self._encoded(vae, (2 * images - 1).to(vae.dtype)).float()
+        # An encoder may leave channels last; the order of memory changes how sums are rounded.
+        return self._encoded(vae, (2 * images - 1).to(vae.dtype)).float().contiguous()
 
     def _encoded(self, vae: Any, images: torch.Tensor) -> torch.Tensor:
         """Latents of images in [−1, 1], the inverse of `_decoded`."""

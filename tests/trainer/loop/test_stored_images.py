@@ -124,6 +124,7 @@ def test_images_are_cropped_to_the_models_size_and_encoded(stored: Path, tmp_pat
         assert torch.allclose(samples.images[0], colour[:, None, None].expand_as(samples.images[0]), atol=1e-6)
         assert torch.allclose(backbone.decode(samples.latents)[0].mean((1, 2)), colour, atol=0.2)
         assert samples.rewards["clipscore"].isnan().all()
+        assert samples.latents.is_contiguous(), "as latents of other ranks are, or sums of a loss differ"
 
 
 def test_what_cannot_be_trained_on_is_refused(stored: Path, tmp_path: Path) -> None:
