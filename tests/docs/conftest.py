@@ -33,8 +33,10 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, fields in (("my_images", ["image"]), ("my_pairs", ["chosen", "rejected"])):
         (folder / name).mkdir()
         (folder / name / "test.txt").write_text("a cat\n")
-        (folder / name / "cat.png").touch()
-        rows = [{"prompt": f"cat {i}", **dict.fromkeys(fields, "cat.png")} for i in range(12)]
+        files = {field: f"{field}.png" for field in fields}
+        for file in files.values():
+            (folder / name / file).touch()
+        rows = [{"prompt": f"cat {i}", **files} for i in range(12)]
         (folder / name / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     info = folder / "examples-1.0.dist-info"
     info.mkdir()
