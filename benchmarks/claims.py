@@ -59,7 +59,8 @@ def figures(results: Path) -> dict[str, str]:
         **_ranks(results),
         **_algorithms(tables["algorithms"]),
         **_pace(tables["families"]),
-        **_gap(tables["gap"]["gap"], programme),
+        **_plateaus(tables["plateaus"]),
+        **_gap(tables["gap"]["gap"] | tables["margin"]["gap"], programme),
         **_naive(tables["quantised"]),
         **_sweeps(tables["sweeps"]),
         **_hacking(tables["hacking"]["gains"]),
@@ -139,10 +140,34 @@ def _pace(table: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def _plateaus(table: Mapping[str, Any]) -> dict[str, str]:
+    iterations, compute, gains = table["iterations"], table["compute"], table["gains"]
+    own, preset = [clock for clock in compute if clock.startswith("Sol-RL, FLUX.1")]
+    families = {"small": "24-in-24 BF16", "bf16": FAMILIES["bf16"], "ours": FAMILIES["ours"]}
+    return {
+        "plateau": _times_text(iterations["Sol-RL"]["95%"]),
+        "plateau_half": _times_text(iterations["Sol-RL"]["50%"]),
+        "plateau_bf16": _times_text(iterations[FAMILIES["bf16"]]["90%"]),
+        "plateau_below": _signed(table["best less BF16"]),
+        "plateau_compute": _times_text(compute[own]["95%"]),
+        "plateau_compute_preset": _times_text(compute[preset]["95%"]),
+        **{
+            f"{at}_{key}": " and ".join(
+                f"{round(one[at]['mean'], 2) + 0:.2f}" for row, one in gains.items() if row.startswith(name)
+            )
+            for at in ("best", "end")
+            for key, name in families.items()
+        },
+    }
+
+
 def _gap(table: Mapping[str, Any], programme: Mapping[str, Any]) -> dict[str, str]:
-    usual = {reward: table[f"{reward}, {programme['iterations']}"] for reward in programme["rewards"]}
-    rows = {**usual, "pooled": table["pooled"], "long": table[f"{programme['reward']}, {programme['long']}"]}
-    return {f"gap_{name}": _percent(one["share"]) for name, one in rows.items()}
+    rows = {**{reward: table[reward] for reward in programme["rewards"]}, "pooled": table["mean of all"]}
+    rows["long"] = table[f"{programme['reward']}, {programme['long']}"]
+    return {
+        **{f"gap_{name}": _percent(one["share"]) for name, one in rows.items()},
+        **{f"gap_seeds_{name}": str(one["share"]["seeds"]) for name, one in rows.items()},
+    }
 
 
 def _naive(table: Mapping[str, Any]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from paper.__main__ import main
 from paper.experiments import Programme
 from paper.intervals import Estimate, over_seeds
 from paper.stored import ARCHIVE
-from paper.tables import authors, families, plateaus
+from paper.tables import authors, families, margin, plateaus
 from paper.tables.gap import verdict
 from paper.tables.pace import first_reached, pooled
 from paper_runs import RESULTS, context_of, finish, finish_all, finish_trials
@@ -64,6 +65,30 @@ def test_long_runs_reach_shares_of_the_plateau(tmp_path: Path) -> None:
     assert slower["seeds"] == len(plateaus.SEEDS)
 
 
+def test_a_plateau_is_the_best_of_a_run_and_not_its_end(tmp_path: Path) -> None:
+    programme = Programme(rewards=("pickscore", "imagereward"), judges=("verifier",))
+    context = finish_all(programme, tmp_path, GAINS, "plateaus")
+    fallen = {name: replace(run, curve=[*run.curve, (300, run.curve[0][1])]) for name, run in context.runs.items()}
+    risen, found = plateaus.section(context), plateaus.section(replace(context, runs=fallen))
+    assert risen is not None
+    assert found is not None
+    assert found.data["gains"] == risen.data["gains"]
+    assert found.data["iterations"] == risen.data["iterations"]
+
+
+def test_more_seeds_stand_beside_those_of_the_programme(tmp_path: Path) -> None:
+    context = finish_all(PROGRAMME, tmp_path, GAINS, "gap")
+    assert margin.section(context) is None
+    for recipe in margin.RECIPES:
+        for run in replace(context.tuned, seeds=(4, 5)).over_seeds(recipe, reward="hpsv2"):
+            finish(run, tmp_path, GAINS[recipe])
+    found = margin.section(context_of(PROGRAMME, tmp_path))
+    assert found is not None
+    assert {name: one["share"]["seeds"] for name, one in found.data["gap"].items()} == {
+        "clipscore": 3, "hpsv2": 5, "mean of all": 3
+    }  # fmt: skip
+
+
 def test_grpo_by_its_authors_settings_has_trials_of_its_own(tmp_path: Path) -> None:
     finish_all(PROGRAMME, tmp_path, GAINS, "algorithms")
     found = authors.section(finish_all(PROGRAMME, tmp_path, GAINS, "authors"))
@@ -79,7 +104,7 @@ def test_a_speed_up_over_rewards_has_one_value_for_each_seed() -> None:
     alone = over_seeds(np.array([0.2, 0.4, 0.6]))
     assert found is not None
     assert (found.mean, found.low, found.seeds) == (pytest.approx(np.exp(0.4)), pytest.approx(np.exp(alone.low)), 3)
-    assert str(pooled([[0.1, 0.2], [0.1, -np.inf]])) == "not reached by every run"
+    assert str(pooled([[0.1, 0.2], [0.1, -np.inf]])) == "reached by 3 of 4 runs"
     assert str(pooled([[0.1, 0.2], [0.1]])) == str(pooled([])) == "not run"
 
 

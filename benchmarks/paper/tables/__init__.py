@@ -2,9 +2,9 @@
 
 from types import ModuleType
 
-from paper.tables import algorithms, authors, families, gap, hacking, plateaus, quantised, sweeps
+from paper.tables import algorithms, authors, families, gap, hacking, margin, plateaus, quantised, sweeps
 
-ON_REQUEST = ("plateaus", "authors")
+ON_REQUEST = ("plateaus", "authors", "margin")
 """Tables whose runs are done only if the table is named, and which the page has once some are finished."""
 TABLES: dict[str, ModuleType] = {
     "algorithms": algorithms,
@@ -15,4 +15,5 @@ TABLES: dict[str, ModuleType] = {
     "hacking": hacking,
     "plateaus": plateaus,
     "authors": authors,
+    "margin": margin,
 }

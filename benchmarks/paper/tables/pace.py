@@ -51,6 +51,16 @@ def curve(run: Finished, reward: str) -> list[tuple[int, float]]:
     return [(version, means[reward]) for version, means in run.curve]
 
 
+def last(points: Curve) -> float:
+    """Reward at the end of a learning curve."""
+    return points[-1][1]
+
+
+def best(points: Curve) -> float:
+    """Highest reward of a learning curve."""
+    return max(value for _, value in points)
+
+
 def first_reached(points: Curve, target: float) -> float | None:
     """Iterations after which a learning curve first reaches `target`, linear between evaluations; None if never."""
     for (before, low), (after, high) in pairwise(points):
@@ -68,11 +78,12 @@ def log_ratios(
     reward: str,
     share: float = 1.0,
     goal: Sequence[Experiment] | None = None,
+    height: Callable[[Curve], float] = last,
 ) -> list[float]:
     """Logarithm of the baseline's iterations over ours, by seed that all have finished.
 
-    The target is this share of the final gain of `goal`, by default the baseline. Infinite where one of the two never
-    reaches it, not a number where `goal` did not rise.
+    The target is this share of the gain at the `height` of the curve of `goal`, by default the baseline's last point.
+    Infinite where one of the two never reaches it, not a number where `goal` did not rise.
     """
     found = []
     for experiments in zip(ours, baseline, goal or baseline, strict=True):
@@ -80,7 +91,7 @@ def log_ratios(
         if len(runs) < len(experiments):
             continue
         mine, theirs, points = (curve(run, reward) for run in runs)
-        target = points[0][1] + share * (points[-1][1] - points[0][1])
+        target = points[0][1] + share * (height(points) - points[0][1])
         spent, needed = (first_reached(one, target) for one in (theirs, mine))
         if spent == 0:
             found.append(math.nan)
@@ -103,8 +114,8 @@ def pooled(by_reward: Sequence[Sequence[float]]) -> SpeedUp:
     logs = np.array(by_reward) if by_reward and len({len(one) for one in by_reward}) == 1 else np.zeros((0, 0))
     if not logs.size:
         return SpeedUp(None)
-    if not np.isfinite(logs).all():
-        return SpeedUp(None, "not reached by every run")
+    if not (reached := np.isfinite(logs)).all():
+        return SpeedUp(None, f"reached by {reached.sum()} of {reached.size} runs")
     return SpeedUp(_exponential(logs.mean(0)))
 
 

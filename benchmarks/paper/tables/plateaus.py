@@ -3,12 +3,15 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from support.results import table
 
 from paper.experiments import Experiment
-from paper.tables.common import Context, Section, as_json, difference, gain, gain_text, rate_text, signed
+from paper.finished import Finished
+from paper.intervals import Values, over_seeds
+from paper.tables.common import Context, Section, as_json, cell, gain, gain_text, rate_text, signed
 from paper.tables.families import BASELINE, BF16, FAMILIES, OURS, costs
-from paper.tables.pace import SpeedUp, log_ratios, pooled
+from paper.tables.pace import SpeedUp, best, curve, log_ratios, pooled
 
 TITLE = "7. Plateaus"
 REWARDS = ("pickscore", "imagereward")
@@ -31,31 +34,41 @@ def rewards(context: Context) -> list[str]:
 
 
 def section(context: Context) -> Section | None:
-    """The table; None before any run is finished."""
+    """The table; None before all of its runs are finished."""
     seeded, prices = _seeded(context), costs(context)
-    if not any(context.finished(_runs(seeded, OURS, reward)) for reward in rewards(context)):
+    families = (BASELINE, *COMPARED)
+    every = [_runs(seeded, name, reward) for name in families for reward in rewards(context)]
+    if not all(len(seeded.finished(runs)) == len(SEEDS) for runs in every):
         return None
-    levels = [
-        [name, reward, gain_text(seeded, _runs(seeded, name, reward), reward), _less(seeded, name, reward)]
-        for reward in rewards(context)
-        for name in (BASELINE, *COMPARED)
-    ]
+    rows, data = [], {}
+    for reward in rewards(context):
+        for name in families:
+            runs = _runs(seeded, name, reward)
+            finished = seeded.finished(runs)
+            highest = over_seeds(np.array([_rise(run, reward) for run in finished])) if finished else None
+            at = f"{np.mean([_peak(run, reward) for run in finished]):.0f}" if finished else ""
+            rows.append([name, reward, cell(seeded, runs, highest), at, gain_text(seeded, runs, reward)])
+            data[f"{name}, {reward}"] = {"best": as_json(highest), "end": as_json(gain(seeded, runs, reward))}
     pace = {name: {share: _pace(seeded, name, share) for share in SHARES} for name in COMPARED}
     compute = {
         f"{name}, {clock}": {share: one.over(price) for share, one in pace[name].items()}
         for name in COMPARED
         for clock, price in prices[name].items()
     }
+    below = over_seeds(_bests(seeded, OURS) - _bests(seeded, BF16))
     shares = [f"{share:.0%}" for share in SHARES]
     lines = [
         *rate_text(context),
         f"{ITERATIONS} iterations, {len(SEEDS)} seeds; the learning rate falls to 0 along half a cosine. Gains in",
-        "standard deviations of the base.",
+        "standard deviations of the base. Best: the highest of a run's evaluations, and the mean iteration that has",
+        "it. End: the averaged weights after the last iteration.",
         "",
-        *table(["family", "trained on", "gain, sd", f"less {BASELINE}"], levels),
+        *table(["family", "trained on", "best, sd", "at iteration", "end, sd"], rows),
         "",
-        f"× iterations and × compute, over all rewards, to a share of the final gain of {BASELINE}: its own, over",
-        "those of the family. Compute as in table 2.",
+        f"Best of Sol-RL less that of {BF16}, over all rewards: {signed(below)}.",
+        "",
+        f"× iterations and × compute, over all rewards, to a share of the plateau: the best gain of {BASELINE} with",
+        "the same seed. Its iterations, over those of the family. Compute as in table 2.",
         "",
         *table(["× iterations", *shares], [[name, *map(str, found.values())] for name, found in pace.items()]),
         "",
@@ -65,11 +78,8 @@ def section(context: Context) -> Section | None:
         TITLE,
         lines,
         {
-            "gains": {
-                f"{name}, {reward}": as_json(gain(seeded, _runs(seeded, name, reward), reward))
-                for reward in rewards(context)
-                for name in (BASELINE, *COMPARED)
-            },
+            "gains": data,
+            "best less BF16": as_json(below),
             "iterations": {name: _json(found) for name, found in pace.items()},
             "compute": {name: _json(found) for name, found in compute.items()},
         },
@@ -84,16 +94,30 @@ def _runs(seeded: Context, family: str, reward: str) -> list[Experiment]:
     return seeded.tuned.over_seeds(FAMILIES[family], CHANGES, reward=reward)
 
 
-def _less(seeded: Context, family: str, reward: str) -> str:
-    if family == BASELINE:
-        return ""
-    return signed(difference(seeded, _runs(seeded, family, reward), _runs(seeded, BASELINE, reward), reward))
+def _bests(seeded: Context, family: str) -> Values:
+    """Best gain of a family's runs [seeds], averaged over rewards."""
+    rises = [
+        [_rise(run, reward) for run in seeded.finished(_runs(seeded, family, reward))] for reward in rewards(seeded)
+    ]
+    return np.mean(rises, axis=0)
+
+
+def _rise(run: Finished, reward: str) -> float:
+    points = curve(run, reward)
+    return (best(points) - points[0][1]) / run.within[reward]
+
+
+def _peak(run: Finished, reward: str) -> int:
+    points = curve(run, reward)
+    return next(version for version, value in points if value == best(points))
 
 
 def _pace(seeded: Context, family: str, share: float) -> SpeedUp:
     return pooled(
         [
-            log_ratios(seeded, _runs(seeded, family, reward), _runs(seeded, BASELINE, reward), reward, share)
+            log_ratios(
+                seeded, _runs(seeded, family, reward), _runs(seeded, BASELINE, reward), reward, share, height=best
+            )
             for reward in rewards(seeded)
         ]
     )

@@ -24,7 +24,7 @@ from paper.tables.common import (
     rate_text,
     signed,
 )
-from paper.tables.pace import SpeedUp, curve, log_ratios, speed_up
+from paper.tables.pace import SpeedUp, best, curve, last, log_ratios, speed_up
 
 TITLE = "3. Training on quantised samples"
 FAMILIES = {"24-in-96 BF16": "naive_scaling", "naive quant": "naive_quant", "Sol-RL": "sol_rl"}
@@ -158,5 +158,5 @@ def ranks_along(context: Context, changes: Mapping[str, Any]) -> dict[int, Estim
 
 def fall(run: Finished, reward: str) -> float:
     """Highest held-out reward of a run's evaluations less the last, in standard deviations of the base."""
-    values = [value for _, value in curve(run, reward)]
-    return (max(values) - values[-1]) / run.within[reward]
+    points = curve(run, reward)
+    return (best(points) - last(points)) / run.within[reward]
