@@ -7,15 +7,19 @@ from typing import Any
 from diffusers import (
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
+    AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
     Flux2Transformer2DModel,
     QwenImageTransformer2DModel,
+    UniPCMultistepScheduler,
+    WanTransformer3DModel,
 )
 from tokenizers import pre_tokenizers
 from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Tokenizer,
     Qwen3ForCausalLM,
+    UMT5EncoderModel,
 )
 
 _TEXT = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
@@ -26,11 +30,13 @@ _CHAT = "<|im_start|>user\n{{ messages[0].content }}<|im_end|>\n<|im_start|>assi
 Parts = dict[str, tuple[Any, dict[str, Any]]]
 """Part of a pipeline → (its class, values of its configuration)."""
 
-TINY: dict[str, tuple[str, dict[str, Any], Parts]] = {
+TINY: dict[str, tuple[str, Any, Parts]] = {
     "qwen-image": (
         "QwenImagePipeline",
         # The released schedule.
-        {"max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02},
+        FlowMatchEulerDiscreteScheduler(
+            use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
+        ),
         {
             "transformer": (
                 QwenImageTransformer2DModel,
@@ -55,7 +61,7 @@ TINY: dict[str, tuple[str, dict[str, Any], Parts]] = {
     ),
     "flux2-klein": (
         "Flux2KleinPipeline",
-        {"shift": 3.0},
+        FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift=3.0),
         {
             "transformer": (
                 Flux2Transformer2DModel,
@@ -78,13 +84,35 @@ TINY: dict[str, tuple[str, dict[str, Any], Parts]] = {
             "text_encoder": (Qwen3ForCausalLM, _TEXT | {"num_hidden_layers": 28, "head_dim": 16}),
         },
     ),
+    "wan": (
+        "WanPipeline",
+        # The released schedule for 480p.
+        UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
+        {
+            "transformer": (
+                WanTransformer3DModel,
+                {"in_channels": 4, "out_channels": 4, "num_layers": 1, "attention_head_dim": 16}
+                | {"num_attention_heads": 2, "text_dim": 64, "freq_dim": 32, "ffn_dim": 64},
+            ),
+            "vae": (
+                AutoencoderKLWan,
+                {"base_dim": 8, "z_dim": 4, "num_res_blocks": 1}
+                | {"latents_mean": [-0.7, 0.1, 0.9, -0.2], "latents_std": [2.8, 1.4, 2.3, 0.6]},
+            ),
+            "text_encoder": (
+                UMT5EncoderModel,
+                {"vocab_size": 512, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 4},
+            ),
+        },
+    ),
 }
-"""Model → (class of its pipeline, its own settings of the scheduler, its parts)."""
+TINY["wan-14b"] = TINY["wan"]
+"""Model → (class of its pipeline, its scheduler, its parts)."""
 
 
 def write_tiny(model: str, folder: Path) -> Path:
     """Write the tiny configurations of a model, a key of `TINY`, with a tokenizer of bytes; returns the folder."""
-    pipeline, schedule, parts = TINY[model]
+    pipeline, scheduler, parts = TINY[model]
     index = {"_class_name": pipeline}
     for name, (kind, values) in parts.items():
         (folder / name).mkdir(parents=True)
@@ -94,7 +122,6 @@ def write_tiny(model: str, folder: Path) -> Path:
             config = kind.config_class(**values).to_dict() | {"architectures": [kind.__name__]}
         (folder / name / "config.json").write_text(json.dumps(config, indent=1))
         index[name] = ["diffusers" if of_diffusers else "transformers", kind.__name__]
-    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, **schedule)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Qwen2Tokenizer(vocab={letter: i for i, letter in enumerate(letters)}, chat_template=_CHAT)
     for name, part in (("scheduler", scheduler), ("tokenizer", tokenizer)):

@@ -13,16 +13,26 @@ from diffusers import (
     AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
+    AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
     Flux2Transformer2DModel,
     FluxTransformer2DModel,
     QwenImageTransformer2DModel,
     SanaTransformer2DModel,
     SD3Transformer2DModel,
+    WanTransformer3DModel,
     ZImageTransformer2DModel,
 )
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import CLIPTextConfig, Gemma2Config, Qwen2_5_VLConfig, Qwen2Tokenizer, Qwen3Config, T5Config
+from transformers import (
+    CLIPTextConfig,
+    Gemma2Config,
+    Qwen2_5_VLConfig,
+    Qwen2Tokenizer,
+    Qwen3Config,
+    T5Config,
+    UMT5Config,
+)
 
 WIDE_VAE = {
     "block_out_channels": [128, 256, 512, 512],
@@ -52,6 +62,7 @@ T5_XXL = {
     "feed_forward_proj": "gated-gelu",
     "tie_word_embeddings": False,
 }
+UMT5_XXL = T5_XXL | {"vocab_size": 256384}
 GEMMA_2_2B = {
     "hidden_size": 2304,
     "intermediate_size": 9216,
@@ -135,6 +146,7 @@ Z_IMAGE = {
     "axes_dims": [32, 48, 48],
     "axes_lens": [1536, 512, 512],
 }
+WAN_1_3B = {"num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30}
 SANA_1600M: dict[str, Any] = {}
 """Defaults of diffusers."""
 QWEN_2_5_VL_7B = {
@@ -166,7 +178,15 @@ SD35: Parts = {
     "text_encoder_2": (CLIPTextConfig, CLIP_G),
     "text_encoder_3": (T5Config, T5_XXL),
 }
+WAN: Parts = {
+    # Defaults of diffusers: the 14B's transformer.
+    "transformer": (WanTransformer3DModel, {}),
+    "vae": (AutoencoderKLWan, {}),
+    "text_encoder": (UMT5Config, UMT5_XXL),
+}
 MODELS: dict[str, Parts] = {
+    "wan": WAN | {"transformer": (WanTransformer3DModel, WAN_1_3B)},
+    "wan-14b": WAN,
     "flux": {
         "transformer": (FluxTransformer2DModel, FLUX),
         "vae": (AutoencoderKL, WIDE_VAE | {"scaling_factor": 0.3611, "shift_factor": 0.1159}),

@@ -9,10 +9,11 @@ from solrl_proto.text_files import read_json
 
 
 class ImageSize(NamedTuple):
-    """Height and width of an image in pixels; None for the model's own."""
+    """Height and width of an image in pixels, and the frames of a clip; None for the model's own."""
 
     height: int | None = None
     width: int | None = None
+    frames: int | None = None
 
 
 MODELS_OWN = ImageSize()
@@ -25,6 +26,7 @@ class ModelOptions:
     Attributes:
         height: of an image in pixels.
         width: of an image in pixels.
+        frames: of a clip, for a model that makes clips; one frame is an image.
         max_sequence_length: number of text tokens.
         complex_human_instruction: SANA's prompt prefix; an empty list turns it off.
         quantize: see `LayerPolicy`.
@@ -35,6 +37,7 @@ class ModelOptions:
 
     height: int | None = None
     width: int | None = None
+    frames: int | None = None
     max_sequence_length: int | None = None
     complex_human_instruction: list[str] | None = None
     quantize: tuple[str, ...] | None = None
@@ -43,8 +46,9 @@ class ModelOptions:
     rewards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def sized(self, size: ImageSize) -> "ModelOptions":
-        """The same with another height and width of images, where they are given."""
-        return replace(self, height=size.height or self.height, width=size.width or self.width)
+        """The same with another size of images, where that is given."""
+        given = {name: value for name, value in size._asdict().items() if value is not None}
+        return replace(self, **given)
 
 
 def read_options(folder: str) -> ModelOptions:

@@ -35,6 +35,7 @@ class Backbone(ABC):
         dtype: dtype in which the transformer computes.
         height: of an image in pixels, by default.
         width: of an image in pixels, by default.
+        frames: of a sample: 1 for an image, more for a clip.
         lora_targets: regular expression that matches the whole dotted name of each module that LoRA adapts.
         text_layers: regular expression that matches the whole dotted name of each layer of the transformer that sees
             only the prompt; by default none.
@@ -55,6 +56,7 @@ class Backbone(ABC):
     dtype: torch.dtype
     height: int
     width: int
+    frames: int = 1
     lora_targets: str
     text_layers: str | None = None
     policy: LayerPolicy
@@ -156,10 +158,10 @@ class Backbone(ABC):
 
     @abstractmethod
     def decode(self, latents: torch.Tensor, precision: DecoderPrecision | None = None) -> torch.Tensor:
-        """Decode latents [B, ...] to images [B, 3, H, W], float32 in [0, 1].
+        """Decode latents [B, ...] to images [B, 3, H, W], or clips [B, F, 3, H, W]; float32 in [0, 1].
 
         Args:
-            latents: of B images.
+            latents: of B samples.
             precision: of the decoder's convolutions; None for the autoencoder's own.
 
         Raises:

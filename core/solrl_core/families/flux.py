@@ -13,6 +13,7 @@ from torch import nn
 from solrl_core.families.backbone import Conditioning
 from solrl_core.families.flux_fused import FluxFusedBlock, FluxFusedSingleBlock, PairAngles
 from solrl_core.families.pipeline import PipelineBackbone, replace_children
+from solrl_core.model_options import ImageSize
 from solrl_core.precision import LayerPolicy
 
 PATCH = 2
@@ -38,9 +39,9 @@ class Flux(PipelineBackbone):
     fp8_policy = LayerPolicy(quantize=quantize, keep=keep)
 
     @classmethod
-    def own_size(cls, config: Mapping[str, Any]) -> int | None:
+    def own_size(cls, config: Mapping[str, Any]) -> ImageSize:
         """Sol-RL's size; FLUX.1's configuration gives none."""
-        return 512
+        return ImageSize(512, 512)
 
     @property
     def _patch_size(self) -> int:

@@ -15,6 +15,7 @@ from solrl_core.families.flux import PATCH
 from solrl_core.families.flux2_klein_fused import Flux2FusedBlock, Flux2FusedSingleBlock
 from solrl_core.families.flux_fused import PairAngles
 from solrl_core.families.pipeline import PipelineBackbone, classifier_free, most_likely, replace_children, token_counts
+from solrl_core.model_options import ImageSize
 from solrl_core.precision import LayerPolicy
 
 
@@ -38,9 +39,9 @@ class Flux2Klein(PipelineBackbone):
     fp8_policy = LayerPolicy(quantize=quantize)
 
     @classmethod
-    def own_size(cls, config: Mapping[str, Any]) -> int | None:
+    def own_size(cls, config: Mapping[str, Any]) -> ImageSize:
         """UniRL's size; its configuration gives none."""
-        return 512
+        return ImageSize(512, 512)
 
     @property
     def _patch_size(self) -> int:

@@ -36,6 +36,7 @@ FAMILIES: Registry[type[PipelineBackbone]] = Registry(
         "QwenImagePipeline": "solrl_core.families.qwen_image:QwenImage",
         "SanaPipeline": "solrl_core.families.sana:Sana",
         "StableDiffusion3Pipeline": "solrl_core.families.sd3:StableDiffusion3",
+        "WanPipeline": "solrl_core.families.wan:Wan",
         "ZImagePipeline": "solrl_core.families.z_image:ZImage",
     },
     wrong=_wrong_family,

@@ -69,6 +69,11 @@ ORIGINAL_LAYERS: Mapping[str, tuple[OriginalLayer, ...]] = {
         for blocks in ("noise_refiner", "context_refiner", "layers")
         for name, parts in (("qkv", _QKV), ("out", ["to_out.0"]))
     ),
+    "wan": tuple(
+        _fused(f"blocks.{{}}.{theirs}.{name}", f"blocks.{{}}.{ours}", [part])
+        for theirs, ours in (("self_attn", "attn1"), ("cross_attn", "attn2"))
+        for name, part in zip("qkvo", (*_QKV, "to_out.0"), strict=True)
+    ),
     "qwen-image": tuple(
         _fused(f"{_BLOCK}.{name}", _BLOCK, [name])
         for name in (

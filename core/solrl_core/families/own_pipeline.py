@@ -1,4 +1,4 @@
-"""Images by a model's own diffusers pipeline, from the same noise and by the same schedule as here."""
+"""Images or clips by a model's own diffusers pipeline, from the same noise and by the same schedule as here."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +19,11 @@ def by_own_pipeline(
     output_type: str = "pt",
     pipeline: Any = None,
 ) -> torch.Tensor:
-    """Images float32 [N, 3, H, W] in [0, 1], or latents as the pipeline has them, by Euler steps.
+    """Samples as `Backbone.decode` gives them, or latents as the pipeline has them, by Euler steps.
 
     Args:
         backbone: the model.
-        prompts, seeds: one for each image.
+        prompts, seeds: one for each sample.
         steps: solver steps.
         guidance: as the family takes it.
         output_type: "pt" or "latent".
@@ -38,6 +38,8 @@ def by_own_pipeline(
         call["sigmas"] = unshifted_sigmas(steps)[:-1]
     pipeline.set_progress_bar_config(disable=True)
     noise = initial_noise(seeds, backbone.latent_shape).to(backbone.device, backbone.dtype)
+    if backbone.family == "wan":
+        return _clips(backbone, pipeline, noise, output_type, prompt=list(prompts), num_inference_steps=steps, **call)
     packs = backbone.family in ("flux", "qwen-image")
     made: torch.Tensor = pipeline(
         prompt=list(prompts),  # some pipelines write into it
@@ -47,3 +49,20 @@ def by_own_pipeline(
         **call,
     ).images
     return made
+
+
+def _clips(
+    backbone: PipelineBackbone, pipeline: Any, noise: torch.Tensor, output_type: str, **call: Any
+) -> torch.Tensor:
+    """As `by_own_pipeline` of a pipeline that makes clips: it takes no noise levels, and its UniPC is no Euler."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    class EulerAtLevels(FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]
+        def set_timesteps(self, steps: int, device: Any = None) -> None:
+            super().set_timesteps(device=device, sigmas=backbone.sigmas(steps)[:-1])
+
+    own = type(pipeline)(**pipeline.components | {"scheduler": EulerAtLevels()})
+    own.set_progress_bar_config(disable=True)
+    call["num_frames"] = backbone.frames
+    made: torch.Tensor = own(latents=noise, output_type=output_type, **call).frames
+    return made[:, 0] if output_type == "pt" and backbone.frames == 1 else made

@@ -14,7 +14,7 @@ from torch import nn
 from solrl_core.families.backbone import Backbone, Conditioning, raise_recompile_limit
 from solrl_core.families.decoder_fp8 import decodes_images, fp8_decoder, has_decoder_kernels
 from solrl_core.families.decoder_fused import fused_decoder
-from solrl_core.model_options import ModelOptions
+from solrl_core.model_options import MODELS_OWN, ImageSize, ModelOptions
 from solrl_core.precision import LayerPolicy
 from solrl_core.precision.fuse import fuse_feed_forwards
 from solrl_core.sampling.noise import initial_noise
@@ -37,6 +37,7 @@ class PipelineBackbone(Backbone):
         keep_max_dim: of the same policy.
         max_sequence_length: the family's number of text tokens; the model's options override it.
         own_schedule: the noise levels are those of the pipeline's scheduler; otherwise evenly spaced.
+        frame_step: frames of a clip for each further one of its latents; 0 for a family that makes images alone.
         file_encoders: names of the text encoders in single-file checkpoints, in the pipeline's order.
     """
 
@@ -45,6 +46,7 @@ class PipelineBackbone(Backbone):
     keep_max_dim: int = 0
     max_sequence_length: int
     own_schedule: bool = True
+    frame_step: int = 0
     file_encoders: tuple[str, ...] = ()
 
     def __init__(self, pipeline: Any, name: str, options: ModelOptions) -> None:
@@ -61,9 +63,18 @@ class PipelineBackbone(Backbone):
         if decodes_images(pipeline.vae):
             # There is no such layout for videos.
             pipeline.vae.to(memory_format=torch.channels_last)  # convolutions are faster, on CPUs too
-        self._scale: int = pipeline.vae_scale_factor
-        self.height = options.height or self._default_size()
-        self.width = options.width or self._default_size()
+        self._scale: int = getattr(pipeline, "vae_scale_factor", None) or pipeline.vae_scale_factor_spatial
+        own = self.own_size(self._config)
+        self.height = options.height or own.height or self._config.sample_size * self._scale
+        self.width = options.width or own.width or self._config.sample_size * self._scale
+        self.frames = options.frames or own.frames or 1
+        if self.frames > 1 and not self.frame_step:
+            raise ValueError(f"got clips of {self.frames} frames; {name} makes images: omit frames")
+        if self.frame_step and (self.frames - 1) % self.frame_step:
+            raise ValueError(
+                f"got clips of {self.frames} frames; {name} needs 1 more than a multiple of {self.frame_step}, such as "
+                f"{8 * self.frame_step + 1}"
+            )
         multiple = self._scale * self._patch_size
         if self.height % multiple or self.width % multiple:
             raise ValueError(
@@ -91,7 +102,7 @@ class PipelineBackbone(Backbone):
             guidance: as this family takes it.
         """
         own = cls.own_size(config)
-        sizes = {"height": options.height or own, "width": options.width or own}
+        sizes = {"height": options.height or own.height, "width": options.width or own.width}
         given = {name: value for name, value in sizes.items() if value is not None}
         length = options.max_sequence_length or cls.max_sequence_length
         return {"guidance_scale": guidance, **given, "max_sequence_length": length}
@@ -113,9 +124,9 @@ class PipelineBackbone(Backbone):
         return config
 
     @classmethod
-    def own_size(cls, config: Mapping[str, Any]) -> int | None:
-        """Default height and width in pixels for a transformer's configuration; None for what that says itself."""
-        return None
+    def own_size(cls, config: Mapping[str, Any]) -> ImageSize:
+        """Default size for a transformer's configuration; None for what that says itself."""
+        return MODELS_OWN
 
     @property
     def text_encoders(self) -> dict[str, nn.Module]:
@@ -146,11 +157,6 @@ class PipelineBackbone(Backbone):
         """Load the parts of the pipeline in `folder` that diffusers cannot load by itself; usually none."""
         return {}
 
-    def _default_size(self) -> int:
-        """Height and width in pixels, if the model's options give none."""
-        own = self.own_size(self._config)
-        return self._config.sample_size * self._scale if own is None else own
-
     @property
     def _patch_size(self) -> int:
         """Latent pixels along the side of one image token."""
@@ -176,7 +182,7 @@ class PipelineBackbone(Backbone):
 
     @torch.no_grad()
     def encode_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Clean latents float32 [B, ...] of images [B, 3, H, W] in [0, 1]: the most likely ones of the autoencoder."""
+        """Clean latents float32 [B, ...] of samples as `decode` makes them: the most likely ones of the autoencoder."""
         vae = self._pipeline.vae
         # An encoder may leave channels last; the order of memory changes how sums are rounded.
         return self._encoded(vae, (2 * images - 1).to(vae.dtype)).float().contiguous()

@@ -13,7 +13,7 @@ from solrl_core.families.backbone import Conditioning
 from solrl_core.families.flux import PATCH, pack, unpack
 from solrl_core.families.pipeline import PipelineBackbone, both_predictions, most_likely, replace_children, token_counts
 from solrl_core.families.qwen_image_fused import QwenFusedBlock, RealPositions
-from solrl_core.model_options import ModelOptions
+from solrl_core.model_options import ImageSize, ModelOptions
 from solrl_core.precision import LayerPolicy
 
 _NEGATIVE = " "
@@ -53,9 +53,9 @@ class QwenImage(PipelineBackbone):
         return call | ({"negative_prompt": _NEGATIVE} if guidance > 1 else {})
 
     @classmethod
-    def own_size(cls, config: Mapping[str, Any]) -> int | None:
+    def own_size(cls, config: Mapping[str, Any]) -> ImageSize:
         """Size at which Flow-GRPO, verl-omni and Flow-Factory train it; its configuration gives none."""
-        return 512
+        return ImageSize(512, 512)
 
     @property
     def unused_lora_layers(self) -> str:

@@ -12,6 +12,7 @@ from torch import nn
 from solrl_core.families.backbone import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone, classifier_free, replace_children
 from solrl_core.families.sd3_fused import Sd3FusedBlock
+from solrl_core.model_options import MODELS_OWN, ImageSize
 from solrl_core.precision import LayerPolicy
 
 
@@ -33,9 +34,9 @@ class StableDiffusion3(PipelineBackbone):
     fp8_policy = LayerPolicy(quantize=(r"^transformer_blocks\.",), keep=("norm1",))
 
     @classmethod
-    def own_size(cls, config: Mapping[str, Any]) -> int | None:
+    def own_size(cls, config: Mapping[str, Any]) -> ImageSize:
         """The size at which Flow-GRPO, DiffusionNFT and AWM train SD3.5-Medium, the one model with dual attention."""
-        return 512 if config.get("dual_attention_layers") else None
+        return ImageSize(512, 512) if config.get("dual_attention_layers") else MODELS_OWN
 
     def sigmas(self, steps: int) -> list[float]:
         """Schedule of the pipeline: a static shift (3 for the released models), or a dynamic one if so configured."""

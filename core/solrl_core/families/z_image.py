@@ -13,7 +13,7 @@ from torch import nn
 from solrl_core.families.backbone import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone, replace_children, token_counts
 from solrl_core.families.z_image_fused import RealAngles, ZImageFusedBlock
-from solrl_core.model_options import ModelOptions
+from solrl_core.model_options import ImageSize, ModelOptions
 from solrl_core.precision import LayerPolicy
 
 
@@ -35,9 +35,9 @@ class ZImage(PipelineBackbone):
     fp8_policy = LayerPolicy(quantize=(r"^(noise_refiner|context_refiner|layers)\.",), keep=("adaLN_modulation",))
 
     @classmethod
-    def own_size(cls, config: Mapping[str, Any]) -> int | None:
+    def own_size(cls, config: Mapping[str, Any]) -> ImageSize:
         """The size at which UniRL and Flow-Factory train it; its configuration gives none."""
-        return 512
+        return ImageSize(512, 512)
 
     @classmethod
     def pipeline_call(cls, options: ModelOptions, config: Mapping[str, Any], guidance: float) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import safetensors.torch
 import torch
-from diffusers import Flux2KleinPipeline, FluxPipeline, QwenImagePipeline, ZImagePipeline
+from diffusers import Flux2KleinPipeline, FluxPipeline, QwenImagePipeline, WanPipeline, ZImagePipeline
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.families.original_layers import ORIGINAL_LAYERS, Layout, encode_in_layout, from_layout
 
@@ -85,12 +85,20 @@ def qwen_image(i: int, w: int) -> dict[str, Key]:
     return {f"transformer_blocks.{i}.{name}": f"transformer_blocks.{i}.{name}" for name in names}
 
 
+def wan(i: int, w: int) -> dict[str, Key]:
+    """As the names of Wan's authors, which ComfyUI keeps."""
+    parts = {"attn1": "self_attn", "attn2": "cross_attn"}
+    names = {"to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "o"}
+    return {f"blocks.{i}.{a}.{b}": f"blocks.{i}.{parts[a]}.{names[b]}" for a in parts for b in names}
+
+
 COMFYUI: dict[str, Callable[[int, int], dict[str, Key]]] = {
     "flux": flux,
     "flux2-klein": flux2,
     "sd3": sd3,
     "z-image": z_image,
     "qwen-image": qwen_image,
+    "wan": wan,
 }
 
 
@@ -135,6 +143,7 @@ def test_comfyui_makes_our_change(family: str, layout: Layout, rank: int, alpha:
         ("flux", FluxPipeline, ("comfyui", "kohya")),
         ("flux2-klein", Flux2KleinPipeline, ("kohya",)),
         ("qwen-image", QwenImagePipeline, ("comfyui", "kohya")),
+        ("wan", WanPipeline, ("comfyui",)),
         ("z-image", ZImagePipeline, ("kohya",)),
     ],
 )

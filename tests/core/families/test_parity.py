@@ -3,7 +3,7 @@
 import pytest
 from solrl_core.families.backbone import stack
 from tiny_models import Tiny, by_diffusers, sized
-from tiny_pipelines import HEIGHT, PROMPTS, QWEN_TOKENS, T5_TOKENS, WIDTH, difference
+from tiny_pipelines import FRAMES, HEIGHT, PROMPTS, QWEN_TOKENS, T5_TOKENS, WIDTH, difference
 
 SEEDS = [3, 14]
 ROWS: dict[str, dict[str, tuple[int, ...]]] = {
@@ -12,6 +12,7 @@ ROWS: dict[str, dict[str, tuple[int, ...]]] = {
     "z-image": {"states": (QWEN_TOKENS, 64), "mask": (QWEN_TOKENS,)},
     "qwen-image": {"states": (T5_TOKENS, 32), "mask": (T5_TOKENS,)},
     "flux2-klein": {"states": (T5_TOKENS, 3 * 32)},
+    "wan": {"states": (T5_TOKENS, 64)},
 }
 """Shapes of a prompt's tensors by family."""
 DISTILLED = ("flux/dev", "flux/schnell", "flux2-klein/distilled")
@@ -29,7 +30,7 @@ def test_images_equal_the_pipelines(tiny: Tiny, size: tuple[int, int], guidance:
     tiny = sized(tiny, *size)
     ours = tiny.generator.generate(PROMPTS, SEEDS, steps=4, guidance=guidance).images
     theirs = by_diffusers(tiny, PROMPTS, SEEDS, 4, guidance)
-    assert ours.shape == (2, 3, *size)
+    assert ours.shape == (2, *([FRAMES] if tiny.backbone.family == "wan" else []), 3, *size)
     # Z-Image's pipeline encodes one prompt at a time.
     assert difference(ours, theirs) <= (5e-5 if tiny.backbone.family == "z-image" else 1e-5)
     assert float(ours.std()) > 0.02
@@ -44,6 +45,10 @@ def test_sigmas_equal_the_pipelines(tiny: Tiny, steps: int) -> None:
         if steps == 1:
             return  # the pipeline's own schedule would be NaN
         assert sigmas[-2] == pytest.approx(0.02)
+    if tiny.backbone.family == "wan":
+        tiny.pipeline.scheduler.set_timesteps(steps)  # UniPC keeps away from 1 by a millionth
+        assert sigmas == pytest.approx(tiny.pipeline.scheduler.sigmas.tolist(), abs=1.1e-6)
+        return
     by_diffusers(tiny, PROMPTS[:1], SEEDS[:1], steps, output_type="latent")
     assert sigmas == tiny.pipeline.scheduler.sigmas.tolist()
 

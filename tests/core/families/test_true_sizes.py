@@ -32,7 +32,7 @@ class Published:
     """What is known of a model; `tiny` is one of its family.
 
     Attributes:
-        size: default height and width in pixels.
+        size: default height and width in pixels, and frames.
         tokens: the pipeline's argument `max_sequence_length`.
         quantised: numbers of blocks with a layer at NVFP4, by its name without the block's number.
         shares: of the blocks' linear FLOPs, at NVFP4 and at FP8.
@@ -41,7 +41,7 @@ class Published:
     """
 
     tiny: str
-    size: int
+    size: int | tuple[int, int, int]
     tokens: int
     quantised: dict[tuple[str, ...], int]
     shares: tuple[float, float]
@@ -119,6 +119,32 @@ PUBLISHED = {
         adapted=(*within("attn", JOINT), "attn.to_qkv_mlp_proj", "linear_in", "linear_out"),
         adapters=5 * 12 + 20,
     ),
+    "wan": Published(
+        tiny="wan/2.1",
+        size=(480, 832, 33),
+        tokens=512,
+        quantised={
+            within(
+                "blocks", (*within("attn1", ATTENTION), *within("attn2", ATTENTION), *within("ffn", FEED_FORWARD))
+            ): 30
+        },
+        shares=(1.0, 1.0),
+        adapted=(*within("attn1", ATTENTION), *within("attn2", ATTENTION)),
+        adapters=30 * 8,
+    ),
+    "wan-14b": Published(
+        tiny="wan/2.1",
+        size=(480, 832, 33),
+        tokens=512,
+        quantised={
+            within(
+                "blocks", (*within("attn1", ATTENTION), *within("attn2", ATTENTION), *within("ffn", FEED_FORWARD))
+            ): 40
+        },
+        shares=(1.0, 1.0),
+        adapted=(*within("attn1", ATTENTION), *within("attn2", ATTENTION)),
+        adapters=40 * 8,
+    ),
     "z-image": Published(
         tiny="z-image/static",
         size=512,
@@ -136,7 +162,8 @@ def test_a_published_model(name: str, tmp_path: Path) -> None:
     known = PUBLISHED[name]
     folder = write_skeleton(name, MODELS[known.tiny](tmp_path / "tiny"), tmp_path / name)
     model = load_skeleton(str(folder))
-    assert (model.height, model.width, model.max_sequence_length) == (known.size, known.size, known.tokens)
+    size = known.size if isinstance(known.size, tuple) else (known.size, known.size, 1)
+    assert (model.height, model.width, model.frames, model.max_sequence_length) == (*size, known.tokens)
     call = pipeline_call(str(folder), 4.5)
     assert call is not None
     assert call.get("true_cfg_scale", call.get("guidance_scale")) == (3.5 if name == "z-image" else 4.5)

@@ -15,7 +15,7 @@ from solrl_core.families.load import locate
 from solrl_core.families.own_pipeline import by_own_pipeline
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.sampling.generator import Generator
-from tiny_pipelines import write_flux, write_sd3, write_z_image
+from tiny_pipelines import write_flux, write_sd3, write_wan, write_z_image
 from tiny_qwen import write_flux2_klein, write_qwen_image
 
 MODELS: dict[str, Callable[[Path], Path]] = {
@@ -29,10 +29,11 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "z-image/dynamic": partial(write_z_image, dynamic=True),
     "qwen-image/base": write_qwen_image,
     "flux2-klein/base": write_flux2_klein,
+    "wan/2.1": write_wan,
     "flux2-klein/distilled": partial(write_flux2_klein, distilled=True),
 }
 """Family and variant → writer of its folder; SANA's is the shipped one. A `dynamic` schedule depends on the size."""
-ONE_EACH = ["sana/mini", "sd3/3.5", "flux/dev", "z-image/static", "qwen-image/base", "flux2-klein/base"]
+ONE_EACH = ["sana/mini", "sd3/3.5", "flux/dev", "z-image/static", "qwen-image/base", "flux2-klein/base", "wan/2.1"]
 """The variants of which tests of every family take one."""
 
 

@@ -13,6 +13,7 @@ from diffusers import (
     FluxTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
+    WanPipeline,
     ZImagePipeline,
     ZImageTransformer2DModel,
 )
@@ -20,6 +21,7 @@ from lora_helpers import own_copy
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.families import Backbone
 from solrl_core.lora import target_modules
+from support.tiny_skeletons import TINY
 from support.true_shapes import qwen_tokenizer
 from transformers import (
     CLIPTextConfig,
@@ -40,6 +42,8 @@ HEIGHT, WIDTH = 64, 96
 PROMPTS = ["a red circle", "two blue squares to the left of a green cross"]
 T5_TOKENS = 20
 QWEN_TOKENS = 80
+FRAMES = 5
+"""Of a clip, whose latents have two."""
 
 _PIECES = ("<pad>", "</s>", "<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz", "▁a", "▁red", "▁blue", "▁circle", "▁squares")
 
@@ -94,7 +98,7 @@ def _vae() -> AutoencoderKL:
     )
 
 
-def save(pipeline: DiffusionPipeline, folder: Path, tokens: int = T5_TOKENS) -> Path:
+def save(pipeline: DiffusionPipeline, folder: Path, tokens: int = T5_TOKENS, **options: int) -> Path:
     """Write a pipeline with weights that BF16 holds exactly, so that every loader gets the same values."""
     for name, part in pipeline.components.items():
         if not isinstance(part, torch.nn.Module):
@@ -107,7 +111,7 @@ def save(pipeline: DiffusionPipeline, folder: Path, tokens: int = T5_TOKENS) -> 
                 tensor.add_(torch.randn_like(tensor) * 0.05)
             tensor.copy_(tensor.bfloat16())
     pipeline.save_pretrained(folder)
-    settings = {"height": HEIGHT, "width": WIDTH, "max_sequence_length": tokens, "keep_max_dim": 0}
+    settings = {"height": HEIGHT, "width": WIDTH, "max_sequence_length": tokens, "keep_max_dim": 0, **options}
     (folder / "solrl.json").write_text(json.dumps(settings))
     return folder
 
@@ -206,6 +210,23 @@ def write_z_image(folder: Path, *, dynamic: bool = False) -> Path:
     save(pipeline, folder, QWEN_TOKENS)
     language.save_pretrained(folder / "text_encoder")
     return folder
+
+
+def write_wan(folder: Path, *, residual: bool = False) -> Path:
+    """A tiny Wan2.1; `residual` has the autoencoder and the times of each token of Wan2.2's 5B."""
+    torch.manual_seed(0)
+    own = {"is_residual": True, "patch_size": 2, "in_channels": 12, "out_channels": 12, "scale_factor_spatial": 16}
+    _, scheduler, parts = TINY["wan"]
+    (transformer, blocks), (vae, levels), (encoder, text) = parts.values()
+    pipeline = WanPipeline(
+        tokenizer=_t5_tokenizer(),
+        text_encoder=encoder(encoder.config_class(**text)),
+        vae=vae(**levels, **(own if residual else {})),
+        scheduler=scheduler,
+        transformer=transformer(**blocks | {"num_layers": 2}),
+        expand_timesteps=residual,
+    )
+    return save(pipeline, folder, frames=FRAMES)
 
 
 def on_a_grid(backbone: Backbone) -> tuple[Backbone, Adapter]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import diffusers
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
 from support.tiny_skeletons import TINY
 from tiny_pipelines import PROMPTS, save
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -52,7 +51,7 @@ def write_flux2_klein(folder: Path, *, distilled: bool = False) -> Path:
 
 def _write(model: str, folder: Path, blocks: dict[str, int], **settings: Any) -> Path:
     torch.manual_seed(0)
-    pipeline, schedule, parts = TINY[model]
+    pipeline, scheduler, parts = TINY[model]
     made: dict[str, Any] = {}
     for name, (kind, values) in parts.items():
         if name == "transformer":
@@ -61,5 +60,4 @@ def _write(model: str, folder: Path, blocks: dict[str, int], **settings: Any) ->
     if "bn" in made["vae"]._modules:
         made["vae"].bn.running_mean.normal_()
         made["vae"].bn.running_var.uniform_(0.5, 2)
-    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, **schedule)
     return save(getattr(diffusers, pipeline)(scheduler=scheduler, tokenizer=_tokenizer(), **made, **settings), folder)

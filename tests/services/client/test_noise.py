@@ -43,8 +43,8 @@ def test_noise_levels_are_z_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 4, 10])
-@pytest.mark.parametrize("model", ["qwen-image", "flux2-klein"])
-def test_noise_levels_of_other_families_depend_on_the_tokens(model: str, steps: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["qwen-image", "flux2-klein", "wan"])
+def test_noise_levels_of_other_families(model: str, steps: int, tmp_path: Path) -> None:
     backbone = load_skeleton(str(write_tiny(model, tmp_path / model)))
     settings = {"high": 0.9, "most": 8192} if model == "qwen-image" else {}
     assert sigmas(backbone.family, steps, **settings) == pytest.approx(backbone.sigmas(steps), abs=1e-6)

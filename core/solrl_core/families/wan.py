@@ -1,0 +1,162 @@
+"""Wan: UMT5 text encoder, one-stream transformer with cross-attention, causal VAE of videos. Its samples are clips.
+
+Source: Wan Team, arXiv 2503.20314, through diffusers.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from solrl_core.families.backbone import Conditioning
+from solrl_core.families.pipeline import PipelineBackbone, classifier_free, most_likely, replace_children, token_counts
+from solrl_core.families.wan_fused import WanFusedBlock
+from solrl_core.model_options import ImageSize, ModelOptions
+from solrl_core.precision import LayerPolicy
+
+
+class Wan(PipelineBackbone):
+    """A Wan 2.1 pipeline for text to video, or Wan 2.2's with one transformer, loaded through diffusers.
+
+    Latents are [B, C, T, H / f, W / f] for clips of F frames, with T = (F − 1) / 4 + 1. One frame is an image.
+    """
+
+    family = "wan"
+    blocks = ("blocks",)
+    max_sequence_length = 512
+    frame_step = 4
+    # Flow-GRPO's.
+    lora_targets = r"blocks\.\d+\.attn[12]\.(to_[qkv]|to_out\.0)"
+    text_layers = r"condition_embedder\.text_embedder|blocks\.\d+\.attn2\.(to_k|to_v|norm_k)"
+    quantize = (r"^blocks\.",)
+    keep = ()
+    fp8_policy = LayerPolicy(quantize=quantize)
+
+    def __init__(self, pipeline: Any, name: str, options: ModelOptions) -> None:
+        if pipeline.transformer_2 is not None:
+            raise ValueError(
+                f"{name} has two transformers, for high and for low noise; expected a Wan with one, such as Wan2.1, "
+                "because an adapter is of one"
+            )
+        super().__init__(pipeline, name, options)
+        # The first parameters stay in float32.
+        self.dtype = self.transformer.get_parameter("proj_out.weight").dtype
+
+    @classmethod
+    def pipeline_call(cls, options: ModelOptions, config: Mapping[str, Any], guidance: float) -> dict[str, Any]:
+        """With the number of frames."""
+        return super().pipeline_call(options, config, guidance) | {
+            "num_frames": options.frames or cls.own_size(config).frames
+        }
+
+    @classmethod
+    def own_size(cls, config: Mapping[str, Any]) -> ImageSize:
+        """The published 480p, and Flow-GRPO's two seconds; the configuration gives neither."""
+        return ImageSize(480, 832, 33)
+
+    @property
+    def _patch_size(self) -> int:
+        size: int = self._config.patch_size[1]
+        return size
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        """(channels, (frames − 1) / 4 + 1, height / f, width / f)."""
+        times = (self.frames - 1) // self.frame_step + 1
+        return self._pipeline.vae.config.z_dim, times, self.height // self._scale, self.width // self._scale
+
+    def sigmas(self, steps: int) -> list[float]:
+        """Noise levels of the pipeline's UniPC: from 1 evenly towards 1/1000, with the scheduler's static shift."""
+        config = self._pipeline.scheduler.config
+        shift = config.get("flow_shift") or config.get("shift", 1.0)
+        unshifted = torch.linspace(1, 1 / config.num_train_timesteps, steps + 1, dtype=torch.float64)
+        return [*(shift * unshifted / (1 + (shift - 1) * unshifted)).tolist()[:-1], 0.0]
+
+    def fuse(self, transformer: nn.Module) -> None:
+        """Swap in blocks that fuse norms with quantisation and quantise a shared input once."""
+        super().fuse(transformer)
+        replace_children(transformer.get_submodule("blocks"), WanFusedBlock)
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:
+        """UMT5's states of the cleaned prompts, zero at padding; with guidance above 1, also of the empty prompt."""
+        conditioning = {"states": self._states(prompts)}
+        if guidance > 1:
+            conditioning["negative_states"] = self._states([""]).expand_as(conditioning["states"])
+        return conditioning
+
+    def _states(self, prompts: Sequence[str]) -> torch.Tensor:
+        pipeline = self._pipeline
+        tokens = pipeline.tokenizer(
+            _cleaned(prompts),
+            padding="max_length",
+            max_length=self.max_sequence_length,
+            truncation=True,
+            return_tensors="pt",
+        ).to(self.device)
+        states = pipeline.text_encoder(tokens.input_ids, tokens.attention_mask).last_hidden_state
+        return torch.where(tokens.attention_mask[..., None].bool(), states, 0)
+
+    def truncated_tokens(self, prompts: Sequence[str]) -> list[int]:
+        """Tokens of the cleaned prompts beyond the limit."""
+        counts = token_counts(self._pipeline.tokenizer, _cleaned(prompts))
+        return [max(0, count - self.max_sequence_length) for count in counts]
+
+    def velocity(
+        self,
+        transformer: nn.Module,
+        latents: torch.Tensor,
+        sigma: torch.Tensor,
+        conditioning: Conditioning,
+        guidance: float = 1.0,
+    ) -> torch.Tensor:
+        """Velocity from one forward pass, or two in one batch with classifier-free guidance."""
+
+        def predict(latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
+            out: torch.Tensor = transformer(
+                latents.to(self.dtype),
+                sigma.to(self.device) * 1000,
+                conditioning["states"].to(self.dtype),
+                return_dict=False,
+            )[0]
+            return out.float()
+
+        return classifier_free(predict, latents, sigma, conditioning, guidance)
+
+    @torch.no_grad()
+    def _decoded(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
+        """Decode one latent frame after the other, with a cache of its own: `vae.decode` shares one among threads."""
+        from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, unpatchify
+
+        mean, std = self._statistics(latents.device, vae.dtype)
+        latents = vae.post_quant_conv(latents.to(vae.dtype) * std + mean)
+        cache = [None] * sum(isinstance(part, WanCausalConv3d) for part in vae.decoder.modules())
+        parts = [
+            vae.decoder(one, feat_cache=cache, feat_idx=[0], first_chunk=at == 0)
+            for at, one in enumerate(torch.split(latents, 1, 2))
+        ]
+        clips: torch.Tensor = torch.cat(parts, 2)
+        if vae.config.patch_size is not None:
+            clips = unpatchify(clips, vae.config.patch_size)
+        return clips.transpose(1, 2) if self.frames > 1 else clips[:, :, 0]
+
+    def _encoded(self, vae: Any, images: torch.Tensor) -> torch.Tensor:
+        clips = images.transpose(1, 2) if images.ndim == 5 else images[:, :, None]
+        mean, std = self._statistics(images.device, torch.float32)
+        return (most_likely(vae.encode(clips, return_dict=False)[0]).float() - mean) / std
+
+    def _statistics(self, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        """Mean and standard deviation of each channel of the autoencoder's latents, [C, 1, 1, 1]."""
+        config = self._pipeline.vae.config
+        return tuple(
+            torch.tensor(values, device=device, dtype=dtype).view(-1, 1, 1, 1)
+            for values in (config.latents_mean, config.latents_std)
+        )
+
+
+def _cleaned(prompts: Sequence[str]) -> list[str]:
+    """Prompts as the pipeline cleans them: mended Unicode, no HTML entities, single spaces."""
+    from diffusers.pipelines.wan.pipeline_wan import prompt_clean
+
+    return [prompt_clean(prompt) for prompt in prompts]

@@ -1,0 +1,94 @@
+"""Wan: its clips, its prompts, its memory, and what it refuses."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from solrl_core.families import load_backbone
+from solrl_core.families.own_pipeline import by_own_pipeline
+from solrl_core.families.skeleton import load_skeleton
+from solrl_core.memory_plan import plan_memory
+from solrl_core.model_options import ImageSize
+from solrl_core.sampling.generator import Generator
+from solrl_core.sampling.noise import initial_noise
+from support.tiny_skeletons import write_tiny
+from tiny_models import Tiny, by_diffusers, variants
+from tiny_pipelines import PROMPTS, T5_TOKENS, difference, write_wan
+
+SEEDS = [3, 14]
+
+
+@pytest.mark.parametrize(("frames", "shape"), [(1, (3,)), (9, (9, 3))])
+def test_clips_and_images_of_wan_2_2_equal_the_pipelines(frames: int, shape: tuple[int, ...], tmp_path: Path) -> None:
+    backbone = load_backbone(str(write_wan(tmp_path / "wan", residual=True)), size=ImageSize(64, 96, frames))
+    assert backbone.latent_shape == (4, (frames + 3) // 4, 4, 6)
+    ours = Generator(backbone, "bf16").generate(PROMPTS, SEEDS, steps=3, guidance=3.5).images
+    assert ours.shape == (2, *shape, 64, 96)
+    assert difference(ours, by_own_pipeline(backbone, PROMPTS, SEEDS, 3, 3.5)) <= 1e-5
+
+
+@variants("wan")
+def test_latents_equal_the_pipelines(tiny: Tiny) -> None:
+    made = tiny.generator.generate(PROMPTS, SEEDS, steps=4, guidance=5.0, decode=False)
+    assert difference(made.latents, by_diffusers(tiny, PROMPTS, SEEDS, 4, 5.0, "latent")) <= 1e-5
+
+
+@variants("wan")
+def test_threads_decode_at_once(tiny: Tiny) -> None:
+    latents = initial_noise(range(4), tiny.backbone.latent_shape)
+    expected = tiny.backbone.decode(latents)
+    with ThreadPoolExecutor(4) as pool:
+        alone = torch.cat(list(pool.map(tiny.backbone.decode, latents.split(1))))
+    assert difference(alone, expected) <= 1e-5
+
+
+@variants("wan")
+def test_prompts_are_cleaned_as_the_pipeline_cleans_them(tiny: Tiny) -> None:
+    backbone = tiny.backbone
+    untidy = " a  red\n&amp;amp; blue circle"
+    options = {"do_classifier_free_guidance": False, "max_sequence_length": T5_TOKENS}
+    theirs, _ = tiny.pipeline.encode_prompt([untidy], **options)
+    for text in (untidy, "a red & blue circle"):
+        assert difference(backbone.encode([text])["states"], theirs) <= 1e-5
+    letters = "z" * (T5_TOKENS - 2)  # a token before them, and one after
+    assert backbone.truncated_tokens([untidy, letters, letters + "   zzz"]) == [0, 0, 4]
+
+
+@pytest.mark.parametrize("frames", [4, 6])
+def test_numbers_of_frames_between_latents_are_refused(frames: int, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=f"got clips of {frames} frames; .* needs 1 more than a multiple of 4, such as 33"
+    ):
+        load_backbone(str(write_wan(tmp_path / "wan")), size=ImageSize(frames=frames))
+
+
+def test_a_model_of_images_makes_no_clips() -> None:
+    with pytest.raises(ValueError, match="got clips of 5 frames; mini-sana makes images: omit frames"):
+        load_backbone("mini-sana", size=ImageSize(frames=5))
+
+
+def test_a_model_of_two_transformers_is_refused(tmp_path: Path) -> None:
+    pipeline = DiffusionPipeline.from_pretrained(write_wan(tmp_path / "wan"))
+    pipeline.register_modules(transformer_2=pipeline.transformer)
+    pipeline.save_pretrained(tmp_path / "two")
+    assert json.loads((tmp_path / "two" / "model_index.json").read_text())["transformer_2"][0] == "diffusers"
+    with pytest.raises(
+        ValueError, match="two has two transformers, for high and for low noise; expected a Wan with one"
+    ):
+        load_backbone(str(tmp_path / "two"))
+
+
+def test_memory_grows_with_the_frames(tmp_path: Path) -> None:
+    folder = str(write_tiny("wan", tmp_path / "wan"))
+    sizes = [ImageSize(64, 96, frames) for frames in (33, 65, 97)]
+    plans = [plan_memory(load_skeleton(folder, size=size), ["bf16", "fp8"], 2) for size in sizes]
+    assert plans[0].weights == plans[2].weights
+    assert plans[0].activations["encode"] == plans[2].activations["encode"] > 0
+    for phase in ("denoise, bf16", "denoise, fp8", "decode"):
+        first, second, third = (plan.activations[phase] for plan in plans)
+        # In proportion to the tokens: attention's scores are not stored.
+        assert third - second == pytest.approx(second - first, rel=0.2)
+        assert second - first > 0.1 * first
