@@ -46,7 +46,7 @@ def test_the_folder_overrides_the_familys_default_settings(own: Path) -> None:
 
 
 def test_the_layers_of_the_papers_flux_are_the_familys_modulation_and_last_projection(own: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "method.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "precision.md").read_text()
     (paper,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     model = load_backbone(settings(own, **json.loads(paper)))
     more = set(model.policy.select(model.transformer)) - set(model.fp8_policy.select(model.transformer))

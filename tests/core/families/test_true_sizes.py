@@ -1,6 +1,6 @@
 """Published models by their true configurations, without weights: sizes, quantised layers, layers that LoRA adapts.
 
-The page docs/method.md has reasons for the layers at NVFP4. Layers of LoRA are those of Sol-RL for the models that it
+docs/precision.md has reasons for the layers at NVFP4. Layers of LoRA are those of Sol-RL for the models that it
 trains (SANA, SD3.5-Large, FLUX.1), of the others those of the baselines: Flow-Factory for FLUX.2 [klein], verl-omni for
 Qwen-Image, UniRL for Z-Image.
 """

@@ -1,6 +1,6 @@
 """Advantage weighted matching on the forward process. Source: arXiv 2509.25050, and its authors' code.
 
-docs/method.md lists the differences.
+docs/algorithms.md lists the differences.
 """
 
 from __future__ import annotations

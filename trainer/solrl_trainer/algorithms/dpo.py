@@ -1,6 +1,6 @@
 """Diffusion-DPO on the best and worst samples of each prompt. Source: arXiv 2311.12908, for velocities.
 
-docs/method.md lists the differences.
+docs/algorithms.md lists the differences.
 """
 
 from __future__ import annotations
