@@ -1,7 +1,7 @@
 """Figures of finished demos: `python benchmarks/demo_figures.py RUN_FOLDER… [--note TEXT]`, on their machine.
 
 The folders are from `solrl-train demo --seed N --output FOLDER`, one per seed. It only reads their files, and writes
-docs/results/demo.{json,md}.
+benchmarks/results/demo.{json,md}.
 """
 
 import json

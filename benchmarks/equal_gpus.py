@@ -7,7 +7,7 @@ turns. The baseline trainer (diffusers' blocks uncompiled, PEFT's layers) trains
 
 First, each rank measures its own GPU alone; then all ranks share the work. Numbers of GPUs that were not run are
 computed from the measured parts, and marked. Rows are written as soon as they are measured. A later call measures a
-model again on one GPU, or on all, if rows of that number are missing. Writes docs/results/equal_gpus.{json,md}.
+model again on one GPU, or on all, if rows of that number are missing. Writes benchmarks/results/equal_gpus.{json,md}.
 """
 
 import argparse

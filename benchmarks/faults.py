@@ -1,6 +1,6 @@
 """Fault injection with real processes: `python benchmarks/faults.py [--only ROW …] [--trials N]`.
 
-Writes docs/results/faults.{json,md} and prints the page; rows that did not run this time keep their last result.
+Writes benchmarks/results/faults.{json,md} and prints the page; rows that did not run this time keep their last result.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Planned and measured memory at the real models' shapes: `python benchmarks/memory.py`, on a CUDA GPU.
 
 Plans each model from its configurations, then builds it on the GPU with random weights, serves one batch at each
-precision, and compares the peak of allocated memory. Writes docs/results/memory.{json,md}, where rows of other models
-and precisions stay.
+precision, and compares the peak of allocated memory. Writes benchmarks/results/memory.{json,md}, where rows of other
+models and precisions stay.
 """
 
 import gc

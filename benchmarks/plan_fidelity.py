@@ -7,7 +7,7 @@ chosen on training prompts. One pass over all candidates, also scored after some
 a GPU this is an approximation, because a value near a rounding boundary may round differently in a batch of another
 size. A few groups are therefore really pruned, and the largest difference is printed. Without FP8 units, FP8 is
 emulated. Scores are kept in runs/plan_fidelity, from which the same command resumes.
-Writes docs/results/plan_fidelity.{json,md,png}.
+Writes benchmarks/results/plan_fidelity.{json,md}.
 """
 
 import argparse
@@ -48,7 +48,7 @@ from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
-from support.plan_page import ALLOWED, CHECKED, FITTED, FP8, STEPS, TRUE_STEPS, WHOLE, page, plot
+from support.plan_page import ALLOWED, CHECKED, FITTED, FP8, STEPS, TRUE_STEPS, WHOLE, page
 from support.precisions import LISTS, MODELS, OF_PRESET, PRECISIONS, REWARDS, solver_of, use_layers
 from support.results import Results, command
 
@@ -97,7 +97,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--chosen-on", type=int, default=16, help="training prompts for choosing the fitted steps")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--scores", type=Path, default=Path("runs/plan_fidelity"))
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     return parser
 
 
@@ -111,10 +111,10 @@ def _candidates(text: str) -> int:
 def main() -> None:
     """Measure the missing scores, print the table and write it."""
     parser = options(__doc__)
-    parser.add_argument("--render", action="store_true", help="measure nothing: page and plot from the JSON alone")
+    parser.add_argument("--render", action="store_true", help="measure nothing: the page from the JSON alone")
     args = parser.parse_args()
     prompts = held_out(args.prompts)
-    results = Results(NAME, args.out, page, {NAME: plot})
+    results = Results(NAME, args.out, page)
     if args.render:
         return results.show()
     rows, off, solvers, used, numerics = [], {}, {}, {}, {}

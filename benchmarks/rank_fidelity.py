@@ -3,7 +3,7 @@
 Compares the rewards of NVFP4 and FP8 at 6 steps, and of BF16 at 6 steps (the upper bound for any quantisation), with
 those of BF16 at 10 steps, on held-out prompts with 96 candidates each from the same seeds. The solver is the one that
 the preset of the model's family uses. Without FP8 units, FP8 is emulated.
-Models measured before with the same settings stay. Writes docs/results/rank_fidelity.{json,md}.
+Models measured before with the same settings stay. Writes benchmarks/results/rank_fidelity.{json,md}.
 """
 
 import argparse

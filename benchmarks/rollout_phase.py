@@ -4,7 +4,7 @@ All parts have true size and random weights, on which time does not depend: tran
 HPSv2 with its CLIP ViT-H/14. Candidates are generated as in the service: 24 at a time, scored while the next 24 are
 generated. The baseline generates every candidate as it is trained, in BF16 with diffusers' own modules, compiled.
 Each model runs in its own process. Each part is written as soon as it is measured; parts that do not run keep their
-last result, but a phase replaces all plans of an earlier one. Writes docs/results/rollout_phase.{json,md,png}.
+last result, but a phase replaces all plans of an earlier one. Writes benchmarks/results/rollout_phase.{json,md}.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from solrl_core.sampling.generator import Generator
 from solrl_proto.rollouts import Plan, Prune
 from support.own_process import ProcessEndedError, rows_of
 from support.random_weights import materialize
-from support.results import Results, Row, device_name, figure_of, options, table
+from support.results import Results, Row, device_name, options, table
 from support.rollout_path import Explorer, shares
 from support.true_size import random_hps, skeleton
 
@@ -75,7 +75,7 @@ def main() -> None:
     )
     parser.add_argument("--limit", type=float, default=500, help="time limit per model in seconds")
     args = parser.parse_args()
-    results = Results("rollout_phase", args.out, page, {"rollout_phase": plot})
+    results = Results("rollout_phase", args.out, page)
     models = results.found.setdefault("models", {})
 
     def note(of: dict[str, Any], part: str, values: Any) -> None:
@@ -221,8 +221,6 @@ def page(result: Mapping[str, Any]) -> str:
         "the transformer is of the whole time, with a new prompt, and with overlapped scoring as in the service.",
         "",
         *table(SHARE, (cells for name, one in models.items() for cells in _share(name, one))),
-        "",
-        "![Time of an exploration by part](rollout_phase.png)",
     ]
     return "\n".join(lines) + "\n"
 
@@ -268,25 +266,6 @@ def _share(name: str, one: Mapping[str, Any]) -> Iterator[Sequence[str]]:
     for model, plan, share, wanted in found:
         parts = (f"{share['parts'][part]:.3f}" for part in SPENT)
         yield (model, plan, f"{share['served_s']:.2f}", *parts, f"{share['outside']['served']:.1%}", wanted)
-
-
-def plot(result: Mapping[str, Any], path: Path) -> None:
-    """Plot the parts of explorations without overlap as stacked bars, and their time with overlap as a mark."""
-    bars = [
-        (f"{NAMES[name]}, {plan}", share)
-        for name in NAMES
-        for plan, share in result["models"].get(name, {}).get("share", {}).items()
-    ][::-1]
-    with figure_of(path, figsize=(8, 1 + 0.45 * len(bars))) as (figure, ((axes,),)):
-        left = [0.0] * len(bars)
-        for part in SPENT:
-            seconds = [share["parts"][part] for _, share in bars]
-            axes.barh([name for name, _ in bars], seconds, left=left, label=part, height=0.6)
-            left = [start + more for start, more in zip(left, seconds, strict=True)]
-        whole = [share["served_s"] for _, share in bars]
-        axes.scatter(whole, range(len(bars)), marker="|", s=260, color="black", label="whole, overlapped", zorder=3)
-        axes.set(xlabel="s for 96 candidates")
-        figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=9)
 
 
 if __name__ == "__main__":

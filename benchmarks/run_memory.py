@@ -2,7 +2,7 @@
 
 Plans the presets of `sol_rl` with local exploration from configurations alone, as `solrl-train memory` does. Then
 trains one iteration with random weights and a reward of HPSv2's size, and compares the peak of allocated memory. Each
-model runs in a separate process; models that did not run keep their rows. Writes docs/results/run_memory.{json,md}.
+model runs in a separate process; models that did not run keep their rows. Writes run_memory.{json,md}.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 Trains one iteration of FLUX.1 at true size with random weights, written to FOLDER (38 GB), under torchrun: once with
 `optimizer.shard_base=true`, once with false. Compares the memory of each GPU, the seconds, and the norm of the first
-gradient. Writes docs/results/sharding.{json,md}.
+gradient. Writes benchmarks/results/sharding.{json,md}.
 """
 
 import json

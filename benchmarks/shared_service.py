@@ -4,7 +4,7 @@ Simulates the service's own queue with seconds that `equal_gpus.py` measured, an
 with naive scaling in BF16 on as many GPUs, and with runs that use their GPUs alone without a service. The shares of the
 prompts that the service explores and regenerates are the best of each layout, as `explore.share=auto` and
 `regenerate.share=auto` find them. Runs that `true_run.py` measured are simulated, too. Needs no GPU.
-Writes docs/results/shared_service.{json,md}.
+Writes benchmarks/results/shared_service.{json,md}.
 """
 
 import json

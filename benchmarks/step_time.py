@@ -2,7 +2,7 @@
 
 Each model runs in its own process, which builds the transformer with random weights at each precision, compiles it for
 both batch sizes, and then measures all precisions interleaved, so that all run at the same clocks. Rows are written as
-they are measured. Writes docs/results/step_time.{json,md}.
+they are measured. Writes benchmarks/results/step_time.{json,md}.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 The baseline has diffusers' uncompiled blocks, PEFT's layers, flash attention, and recomputes every block of FLUX.1 and
 SD3.5-L. Both train the same random weights of the true shapes with the presets' settings, and are measured in turns.
 Also measured: options, one at a time; planned and used memory. Each model is measured in a separate process. Writes
-docs/results/training_phase.{json,md}.
+benchmarks/results/training_phase.{json,md}.
 """
 
 import copy

@@ -3,7 +3,7 @@
 Writes the model and a reward of HPSv2's size with random weights (FLUX.1: 38 GB) to FOLDER. `solrl-rollout serve` and
 `solrl-train run` load them like published ones. Measures how much of the exploration is hidden behind training at a
 lag of one, and how long an iteration takes if trainer, service or both regenerate; with more than two devices, the
-runs of all but the first share the service. Writes docs/results/true_run.{json,md}, which keep the newest run of each.
+runs of all but the first share the service. Writes true_run.{json,md}, which keep the newest run of each.
 """
 
 import json

@@ -5,7 +5,7 @@ have the same number of threads unless `--share-cores` gives each of them its pa
 take turns, so that all see the same load on the machine; on GPUs, one is loaded after another. With `--true-size
 FOLDER` the model is FLUX.1 with random weights, written to that folder, with a reward of HPSv2's size.
 
-Writes docs/results/workers.{json,md}; settings that did not run this time keep their last result.
+Writes benchmarks/results/workers.{json,md}; settings that did not run this time keep their last result.
 """
 
 import argparse

@@ -12,7 +12,7 @@ from paper.tables import TABLES
 from paper.tables.common import TUNED_FOR, Context
 from paper.tuning import trials
 
-RESULTS = Path(__file__).parents[1] / "docs/results"
+RESULTS = Path(__file__).parents[1] / "benchmarks/results"
 PROMPTS = 12
 MACHINE = "a machine"
 

@@ -1,7 +1,7 @@
 """Load tests of one service: `python benchmarks/load` (or `make load`).
 
 Each row starts real services and clients on loopback and measures everything it compares in one run. Writes
-docs/results/load.{json,md,png}; rows that did not run this time keep their last result.
+benchmarks/results/load.{json,md}; rows that did not run this time keep their last result.
 """
 
 import os
@@ -35,9 +35,7 @@ HEAD = (
     "# Load tests of one service",
     "",
     "By `python benchmarks/load`: the miniature SANA, real processes on loopback, clients on the same CPU.",
-    "",
-    "![cost per candidate](load.png)",
 )
 
 if __name__ == "__main__":
-    sys.exit(measure("load", ROWS, __doc__, HEAD, {"load": scale.plot}))
+    sys.exit(measure("load", ROWS, __doc__, HEAD))

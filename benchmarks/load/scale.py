@@ -1,14 +1,11 @@
 """Cost per candidate as requests grow and experiments become more numerous."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 from common import client_of, push_runs, request, seconds_of, service
 from solrl_client.rollouts import RolloutClient
-from support.results import figure_of
 from support.targets import Row
 
 SIZES = {24: (1, 24), 96: (4, 24), 480: (20, 24), 2400: (100, 24), 9984: (208, 48)}
@@ -106,22 +103,3 @@ def _together(url: str, count: int, groups: int, root: int) -> float:
 
         with ThreadPoolExecutor(count) as pool:
             return seconds_of(lambda: list(pool.map(ask, clients, [f"experiment-{i}" for i in range(count)])))
-
-
-def plot(found: Mapping[str, Any], file: Path) -> None:
-    """Plot both costs relative to their cheapest case, if they are known."""
-    if "scale" not in found:
-        return
-    with figure_of(file, ncols=2, figsize=(8, 3), sharey=True) as (_, axes):
-        parts = (("ms_by_request_size", "candidates per request"), ("ms_by_experiments", "concurrent experiments"))
-        for axis, (key, label) in zip(axes[0], parts, strict=True):
-            cost = {int(count): ms for count, ms in found["scale"]["figures"][key].items()}
-            base = min(cost.values())
-            axis.axhspan(1.0, 1.1, color="0.93")
-            axis.plot(list(cost), [ms / base for ms in cost.values()], marker="o", color="#0a6ebd")
-            axis.set_xscale("log")
-            axis.set_xticks(list(cost), [f"{count:,}" for count in cost])
-            axis.minorticks_off()
-            axis.set_xlabel(label)
-            axis.set_ylim(0.8, 1.4)
-        axes[0, 0].set_ylabel("cost per candidate / cheapest")

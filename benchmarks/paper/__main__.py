@@ -4,8 +4,8 @@ Does the runs that the tables need and are missing, then writes all tables from 
 stopped (`--minutes` stops it) and run again: finished runs are skipped, unfinished ones resume from their last
 checkpoint. `--runs` has a small file for each finished run; folders of several machines of one kind are merged by
 copying their files. `--plan` counts the runs, `--show` only writes the tables.
-Writes docs/results/paper.{json,md} and the folder docs/results/paper, with an archive of the finished runs: `--stored`
-begins with those.
+Writes benchmarks/results/paper.{json,md} and the folder paper beside them, with an archive of the finished runs:
+`--stored` begins with those.
 """
 
 import argparse
@@ -110,8 +110,10 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--ceiling", action="store_true", help="score true scenes of the prompts, too")
     parser.add_argument("--plan", action="store_true", help="print how many runs each table needs; run nothing")
     parser.add_argument("--show", action="store_true", help="write the tables from the finished runs; run nothing")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--results", type=Path, default=Path("docs/results"), help="stored results of other benchmarks")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument(
+        "--results", type=Path, default=Path("benchmarks/results"), help="stored results of other benchmarks"
+    )
     return parser
 
 

@@ -1,7 +1,7 @@
 """Compute of a run: passes of the transformer for one sample, weighted by their times at the shape of a large model.
 
-Times are those measured on an H200 at true shapes with random weights: generation from docs/results/step_time.json,
-training from docs/results/training_phase.json. No H200 multiplies in NVFP4, so a pass in NVFP4 costs as one in FP8.
+Times are those measured on an H200 at true shapes with random weights, in benchmarks/results: generation from
+step_time.json, training from training_phase.json. No H200 multiplies in NVFP4, so a pass in NVFP4 costs as one in FP8.
 Decoding, rewards and evaluations are not counted. The costs are stored beside the finished runs, because they decide
 how many iterations each run gets: later measurements do not change them.
 """

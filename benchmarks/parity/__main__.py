@@ -2,7 +2,8 @@
 
 CLONE is a clone of the repository that NAME.py names. Its functions are read and executed from the
 clone; none of its code is in this repository. Writes the public code's values to tests/trainer/algorithms/data, for the
-tests, and the comparison to docs/results/algorithm_parity.json; exits with 1 if a value differs by more than 1e-5.
+tests, and the comparison to algorithm_parity.json in benchmarks/results; exits with 1 if a value differs by more
+than 1e-5.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from parity.published import Published
 
 LIMIT = 1e-5
 ROOT = Path(__file__).parents[2]
-RESULT = ROOT / "docs/results/algorithm_parity.json"
+RESULT = ROOT / "benchmarks/results/algorithm_parity.json"
 DATA = ROOT / "tests/trainer/algorithms/data"
 
 

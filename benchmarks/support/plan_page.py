@@ -1,12 +1,8 @@
-"""Page and plot of `plan_fidelity.py`."""
+"""Page of `plan_fidelity.py`."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
-from pathlib import Path
 from textwrap import wrap
 from typing import Any
-
-from solrl_trainer.report import style
 
 from support.caveats import PREPARED_FOR_NVFP4
 from support.precisions import QUANTISED, named
@@ -80,8 +76,6 @@ def page(result: Mapping[str, Any]) -> str:
         "The table above gives the larger of the means for the best and the worst; the table below gives both. The",
         f"noise levels of the fitted steps were chosen on {result['chosen_on']} training prompts:",
         f"{_said(along, '; ')}.",
-        "",
-        "![increase in true rank over steps spent](plan_fidelity.png)",
         "",
         *_every(rows),
         "",
@@ -196,48 +190,3 @@ def _largest(row: Row, which: str) -> float:
 
 def _said(values: Mapping[str, str], between: str = ", ") -> str:
     return between.join(f"{name} {value}" for name, value in values.items())
-
-
-def plot(result: Mapping[str, Any], path: Path) -> None:
-    """Plot the loss of selection quality over the steps spent, one panel per precision and model.
-
-    Pale dots are single rewards; lines are their means, marked with the candidates kept. Only plans decoded whole.
-    """
-    rows = [row for row in result["rows"] if row["decoded"] == WHOLE]
-    most = max(row["steps"] for row in rows)
-    precisions = list(dict.fromkeys(row["precision"] for row in rows))
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    with style.figure(374 * len(models), 29 + 360 * len(precisions)) as figure:
-        panels = figure.subplots(len(precisions), len(models), sharey=True, squeeze=False)
-        for (precision, model), axes in zip(product(precisions, models), panels.flat, strict=True):
-            own = [row for row in rows if (row["precision"], row["model"]) == (precision, model) and row["cost"] < 1]
-            _draw(axes, own, most)
-            axes.axhline(ALLOWED, color="0.6", linestyle="--", zorder=1, label="allowed")
-            axes.set(title=f"{model}, {precision.upper()}", xlabel=f"candidate steps spent, of {most} steps unpruned")
-            axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-            axes.margins(y=0.06)
-        for axes in panels[:, 0]:
-            axes.set_ylabel("increase in mean true rank of the best or worst 12")
-        handles, names = panels[0][0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 2 * len(models)))
-        figure.savefig(path, dpi=120)
-
-
-def _draw(axes: Any, rows: Sequence[Row], most: int) -> None:
-    """Draw the plans of one model, a line for each way to prune."""
-    for at, (steps, after) in enumerate(dict.fromkeys((row["steps"], row["after"]) for row in rows)):
-        colour = f"C{at}"
-        plans: dict[tuple[float, int], list[float]] = {}
-        for row in rows:
-            if (row["steps"], row["after"]) == (steps, after):
-                worse = max(mean for mean, _, _ in row["worse"].values())
-                plans.setdefault((row["cost"], row["keep"]), []).append(worse)
-        means = {plan: sum(each) / len(each) for plan, each in plans.items()}
-        for (cost, _), each in plans.items():
-            axes.plot([cost] * len(each), each, ".", color=colour, alpha=0.4)
-        kind = f"{steps} steps" if steps == most else f"{steps} fitted steps"
-        name = f"{kind}, after {after} keep …" if after < steps else f"{kind}, all kept"
-        axes.plot([cost for cost, _ in means], list(means.values()), "-", color=colour, label=name, linewidth=1)
-        for (cost, keep), mean in means.items():
-            around = {"boxstyle": "circle,pad=0.12", "facecolor": "white", "edgecolor": colour, "linewidth": 0.8}
-            axes.text(cost, mean, str(keep), fontsize=7, color=colour, ha="center", va="center", bbox=around)

@@ -1,11 +1,10 @@
-"""Results of a benchmark: a JSON file, and the page and plots that are rendered from it."""
+"""Results of a benchmark: a JSON file, and the page that is rendered from it."""
 
 import argparse
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,19 @@ import torch
 Row = dict[str, Any]
 Page = Callable[[Any], str]
 """Markdown page of the content of the JSON file."""
-Plot = Callable[[Any, Path], None]
-"""Writes a plot of the content of the JSON file."""
 
 
 class Results:
-    """OUT/NAME.json, OUT/NAME.md and plots of a benchmark. Figures of earlier calls stay until replaced.
+    """OUT/NAME.json and OUT/NAME.md of a benchmark. Figures of earlier calls stay until replaced.
 
     Attributes:
         found: content of the JSON file; its field `rows` has what `add` is given.
     """
 
-    def __init__(self, name: str, out: Path, page: Page, plots: Mapping[str, Plot] | None = None) -> None:
+    def __init__(self, name: str, out: Path, page: Page) -> None:
         out.mkdir(parents=True, exist_ok=True)
         self._file = out / f"{name}.json"
         self._page = page
-        self._plots = plots or {}
         self.found: Any = json.loads(self._file.read_text()) if self._file.is_file() else {}
 
     @property
@@ -54,11 +50,9 @@ class Results:
         self._file.write_text(json.dumps(self.found, indent=1) + "\n")
 
     def show(self) -> None:
-        """Write page and plots, and print the page."""
+        """Write the page, and print it."""
         text = self._page(self.found)
         self._file.with_suffix(".md").write_text(text)
-        for name, plot in self._plots.items():
-            plot(self.found, self._file.with_name(f"{name}.png"))
         print(text, flush=True)
 
 
@@ -66,8 +60,8 @@ def options(description: str | None, device: str | None = None) -> argparse.Argu
     """The options of every benchmark. With a default for `--device`, those of one that runs on a GPU."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, formatter_class=form)
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--render", action="store_true", help="measure nothing: page and plots from the JSON alone")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--render", action="store_true", help="measure nothing: the page from the JSON alone")
     if device is not None:
         parser.add_argument("--device", default=device, help="on a cpu, the miniatures try the benchmark out")
     return parser
@@ -91,19 +85,3 @@ def device_name(device: str) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """Lines of a Markdown table."""
     return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(map(str, row))} |" for row in rows)]
-
-
-@contextmanager
-def figure_of(path: Path, **settings: Any) -> Iterator[tuple[Any, Any]]:
-    """A figure and its axes [rows, columns], of which the file `path` is written."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(squeeze=False, layout="constrained", **settings)
-    for each in axes.flat:
-        each.spines[["top", "right"]].set_visible(False)
-    yield figure, axes
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.results import Plot, Results, options, table
+from support.results import Results, options, table
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,7 @@ Rows = Mapping[str, Callable[[bool], Row]]
 """Name of a row → what measures it, at short counts or not."""
 
 
-def measure(
-    name: str, rows: Rows, description: str | None, head: Sequence[str], plots: Mapping[str, Plot] | None = None
-) -> int:
+def measure(name: str, rows: Rows, description: str | None, head: Sequence[str]) -> int:
     """Measure the rows that the command line asks for; others keep their last result.
 
     Args:
@@ -36,7 +34,6 @@ def measure(
         rows: all rows.
         description: of the benchmark, for `--help`.
         head: lines of the page above the table.
-        plots: see `Results`.
 
     Returns:
         Exit status: 1 if a target was not met.
@@ -52,7 +49,7 @@ def measure(
     parser.add_argument("--short", action="store_true", help="small counts, by default into runs/short")
     args = parser.parse_args()
     shown = args.short and args.out == parser.get_default("out")
-    results = Results(name, Path("runs/short") if shown else args.out, page, plots)
+    results = Results(name, Path("runs/short") if shown else args.out, page)
     for row in () if args.render else args.only:
         start = time.perf_counter()
         measured = asdict(rows[row](args.short))

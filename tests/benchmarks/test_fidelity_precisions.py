@@ -10,7 +10,7 @@ from solrl_core.families import load_backbone
 from solrl_core.sampling.generator import Generator
 from solrl_engine.precision_check import generator_at
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 @pytest.mark.parametrize("model", ["mini-sana", "mini-sd3", "mini-flux"])

@@ -6,16 +6,18 @@ import json
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
-import claims
 import pytest
 from demo_figures import page, row
+from evidence import __main__ as evidence
 from rich.console import Console
 from solrl_trainer.commands.demo import demo_config, plan_file
 from solrl_trainer.records.progress import result_table
 
-RESULTS = Path(__file__).parents[2] / "docs/results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks/results"
 
 PAGES = (
     *("hardening", "equal_gpus", "faults", "memory", "plan_fidelity", "rank_fidelity", "rollout_phase"),
@@ -51,44 +53,50 @@ def figures_in(text: str) -> list[str]:
     return re.findall(r"\d+(?:\.\d+)?", text)
 
 
-def test_the_page_is_that_of_the_stored_results() -> None:
-    assert claims.PAGE.read_text(encoding="utf-8") == claims.page(claims.RESULTS)
+def test_the_pages_of_evidence_are_those_of_the_stored_results() -> None:
+    for path, text in evidence.pages(evidence.RESULTS).items():
+        assert (ROOT / path).read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("name", evidence.PICTURES)
+def test_a_picture_of_evidence_is_drawn_from_the_stored_results(name: str, tmp_path: Path) -> None:
+    evidence.PICTURES[name](partial(evidence.read, evidence.RESULTS), tmp_path / name)
+    assert (tmp_path / name).stat().st_size == pytest.approx((ROOT / "docs/evidence" / name).stat().st_size, rel=0.1)
 
 
 @pytest.mark.parametrize(
     ("file", "place", "said"),
     [
-        ("paper", ("tables", "gap", "gap", "pooled", "share", "mean"), "gain is 50.0 % ["),
+        ("paper", ("tables", "margin", "gap", "mean of all", "share", "mean"), "gain is 50.0 % ["),
         ("paper", ("tables", "families", "iterations", "Sol-RL", "100%", "high"), "1.68 × [1.35, 0.50] the iterations"),
-        ("rollout_phase", ("models", "flux", "phase", "baseline", "s"), "SANA gain 0.03, 1.68"),
+        ("rollout_phase", ("models", "flux", "phase", "baseline", "s"), "SANA gain 0.03, 1.65"),
     ],
 )
 def test_another_result_gives_another_page(file: str, place: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    shutil.copytree(claims.RESULTS, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.png", "*.gz"))
-    assert said not in claims.page(tmp_path)
+    shutil.copytree(evidence.RESULTS, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.png", "*.gz"))
+    findings = evidence.PAGES["findings.md"]
+    assert said not in evidence.pages(tmp_path)[findings]
     content = json.loads((tmp_path / f"{file}.json").read_text())
     inner = content
     for key in place[:-1]:
         inner = inner[key]
     inner[place[-1]] = 0.5
     (tmp_path / f"{file}.json").write_text(json.dumps(content))
-    assert said in claims.page(tmp_path)
+    assert said in evidence.pages(tmp_path)[findings]
 
 
 def test_the_readme_quotes_figures_of_the_page() -> None:
-    readme, page = ((claims.ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/findings.md"))
+    readme, page = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/findings.md"))
     quoted = [number for text in re.findall(r"\[([^\]]*)\]\(docs/findings\.md", readme) for number in figures_in(text)]
     assert len(quoted) >= 6
     assert set(quoted) <= set(figures_in(page))
 
 
-ROOT = Path(__file__).parents[2]
-
 WITHIN = 0.01
 
 """BF16 rounds differently on other processor types, which changes fitted weights."""
 
-RECORDED = json.loads((ROOT / "docs/results/demo.json").read_text())
+RECORDED = json.loads((ROOT / "benchmarks/results/demo.json").read_text())
 
 
 def finished(folder: Path, *overrides: str) -> Path:
@@ -115,7 +123,7 @@ def test_a_run_is_read_without_its_paths(tmp_path: Path) -> None:
 
 
 def test_the_stored_page_is_that_of_the_stored_figures() -> None:
-    assert (ROOT / "docs/results/demo.md").read_text() == page(RECORDED)
+    assert (ROOT / "benchmarks/results/demo.md").read_text() == page(RECORDED)
     assert [one["seed"] for one in RECORDED["runs"]] == [1, 2, 42]
 
 
@@ -127,11 +135,11 @@ def test_readme_quotes_the_stored_figures() -> None:
         return [one["rewards"][name][figure] for one in RECORDED["runs"]]
 
     readme = " ".join((ROOT / "README.md").read_text().split())
-    results = (ROOT / "docs/results/README.md").read_text()
+    results = (ROOT / "benchmarks/results/README.md").read_text()
     points = [100 * gain for gain in rewards("verifier", "gain")]
     (before,) = {f"{100 * share:.0f}" for share in rewards("verifier", "before")}
     low, high = span(points, 0)
-    assert f"rises from {before} % by [{low} to {high} points](docs/results/demo.md)" in readme
+    assert f"rises from {before} % by [{low} to {high} points](docs/evidence/training.md)" in readme
     low, high = span(points, 1)
     assert f"strict accuracy +{low} to +{high} points" in results
     low, high = span(rewards("clipscore", "gain"), 3)

@@ -54,15 +54,15 @@ def test_links_lead_somewhere_on_the_site(page: str) -> None:
     ("page", "link", "changed"),
     [
         ("README.md", "docs/api.md#errors", "api.md#errors"),
-        ("README.md", "docs/results/README.md", "results/README.md"),
-        ("docs/extending/reward.md", "../results/load.png", "../results/load.png"),
+        ("README.md", "docs/evidence/plans.md", "evidence/plans.md"),
+        ("docs/extending/reward.md", "../evidence/plans.svg", "../evidence/plans.svg"),
         ("docs/extending/reward.md", "../../CONTRIBUTING.md#style", "../contributing.md#style"),
         (
             "docs/design.md",
             "../core/solrl_core/sampling/noise.py",
             f"{REPOSITORY}/blob/HEAD/core/solrl_core/sampling/noise.py",
         ),
-        ("docs/results/demo.md", "../../deploy/rewards", f"{REPOSITORY}/tree/HEAD/deploy/rewards"),
+        ("docs/evidence/service.md", "../../deploy/rewards", f"{REPOSITORY}/tree/HEAD/deploy/rewards"),
         ("docs/design.md", "none.md", "none.md"),
         ("docs/design.md", "#terms", "#terms"),
         ("docs/design.md", "https://example.org/a.md", "https://example.org/a.md"),

@@ -42,7 +42,7 @@ def readme_command() -> RunConfig:
 @pytest.mark.usefixtures("h200")
 def test_the_readmes_command_explores_with_the_settings_of_its_figures() -> None:
     config = readme_command()
-    measured = json.loads((ROOT / "docs/results/rollout_phase.json").read_text())["models"]["flux"]["setting"]
+    measured = json.loads((ROOT / "benchmarks/results/rollout_phase.json").read_text())["models"]["flux"]["setting"]
     assert config.explore.precision == "auto"
     assert fastest_precision(CUDA) == measured["precision"] == "fp8"
     explore = config.explore

@@ -123,10 +123,10 @@ def test_what_gives_no_layout_is_refused(
     ("model", "measured", "points"), [("flux1", "flux", 4), ("sd3", "sd3", 6), ("sana", "sana", 6)]
 )
 def test_shipped_rates_are_those_of_the_stored_measurements(model: str, measured: str, points: int) -> None:
-    rows = json.loads((ROOT / "docs/results/equal_gpus.json").read_text(encoding="utf-8"))["rows"]
+    rows = json.loads((ROOT / "benchmarks/results/equal_gpus.json").read_text(encoding="utf-8"))["rows"]
     own = {row["part"]: row for row in rows if row["model"] == measured and row["gpus"] == 1}
     six, four, naive = (own[way]["explore"] for way in ("sol_rl", "sol_rl, 4 fitted steps", "naive"))
-    runs = json.loads((ROOT / "docs/results/true_run.json").read_text(encoding="utf-8"))["runs"]
+    runs = json.loads((ROOT / "benchmarks/results/true_run.json").read_text(encoding="utf-8"))["runs"]
     run = runs[("" if measured == "flux" else f"{measured}: ") + "both, 4 fitted steps"]
     point = run["medians"]["train"] / run["prompts"] / 24 / points
     expected = fit_rates(96, ((6, six), (4, four)), (10, naive), point)

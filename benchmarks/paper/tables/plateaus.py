@@ -1,5 +1,6 @@
 """Table 7: long runs, and the time in which each family reaches shares of the baseline's plateau."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -80,6 +81,11 @@ def section(context: Context) -> Section | None:
         {
             "gains": data,
             "best less BF16": as_json(below),
+            "curves": {
+                f"{name}, {reward}": _mean_curve(seeded.finished(_runs(seeded, name, reward)), reward)
+                for reward in rewards(context)
+                for name in families
+            },
             "iterations": {name: _json(found) for name, found in pace.items()},
             "compute": {name: _json(found) for name, found in compute.items()},
         },
@@ -105,6 +111,19 @@ def _bests(seeded: Context, family: str) -> Values:
 def _rise(run: Finished, reward: str) -> float:
     points = curve(run, reward)
     return (best(points) - points[0][1]) / run.within[reward]
+
+
+def _mean_curve(runs: Sequence[Finished], reward: str) -> list[tuple[int, float]]:
+    """Gain by iteration, a mean over seeds."""
+    curves = [curve(run, reward) for run in runs]
+    return [
+        (
+            points[0][0],
+            float(np.mean([value - own[0][1] for (_, value), own in zip(points, curves, strict=True)]))
+            / runs[0].within[reward],
+        )
+        for points in zip(*curves, strict=True)
+    ]
 
 
 def _peak(run: Finished, reward: str) -> int:

@@ -1,22 +1,13 @@
-"""The page of the paper's claims, docs/findings.md: a template whose every figure comes from a stored result.
+"""Figures of the page of the paper's claims, docs/findings.md, by their names in its template."""
 
-`python benchmarks/claims.py` fills benchmarks/claims.md from the JSON files in docs/results. Those of the paper's
-tables come from the stored runs: `python benchmarks/paper --stored`.
-"""
-
-import json
 import statistics
-import string
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from paper.published import GAP, SPEED_UP
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "docs/results"
-TEMPLATE = Path(__file__).with_suffix(".md")
-PAGE = ROOT / "docs/findings.md"
+Read = Callable[[str], Any]
+"""Content of a stored result by its name, the path in benchmarks/results without `.json`."""
 UNPREPARED = "clipscore, runs/unprepared/mini-flux"
 MODELS = ("flux", "sd3", "sana")
 FAMILIES = {"bf16": "24-in-96 BF16", "naive": "naive quant", "ours": "Sol-RL"}
@@ -33,32 +24,16 @@ PUBLISHED = {
 """Figures of the paper on its large models that no table of ours repeats."""
 
 
-def main() -> None:
-    """Write the page."""
-    PAGE.write_text(page(RESULTS), encoding="utf-8")
-    print(PAGE)
-
-
-def page(results: Path) -> str:
-    """The page, from the results in a folder.
-
-    Raises:
-        KeyError: the template names a figure that there is not, or a result lacks one.
-    """
-    filled = string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(figures(results))
-    return filled.replace("−0.000", "+0.000")
-
-
-def figures(results: Path) -> dict[str, str]:
+def figures(read: Read) -> dict[str, str]:
     """All figures by their names in the template."""
-    paper = _read(results, "paper")
+    paper = read("paper")
     tables, programme = paper["tables"], paper["programme"]
     return {
         "iterations": str(programme["iterations"]),
         "long": str(programme["long"]),
         **PUBLISHED,
         **_published(),
-        **_ranks(results),
+        **_ranks(read),
         **_algorithms(tables["algorithms"]),
         **_pace(tables["families"]),
         **_plateaus(tables["plateaus"]),
@@ -66,12 +41,8 @@ def figures(results: Path) -> dict[str, str]:
         **_naive(tables["quantised"]),
         **_sweeps(tables["sweeps"]),
         **_hacking(tables["hacking"]["gains"]),
-        **_times(results),
+        **_times(read),
     }
-
-
-def _read(results: Path, name: str) -> Any:
-    return json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def _published() -> dict[str, str]:
@@ -79,14 +50,14 @@ def _published() -> dict[str, str]:
     return {"paper_speed_up": f"{low:g} to {high:g} ×", "paper_gap": f"{GAP:.0%}".replace("%", " %")}
 
 
-def _ranks(results: Path) -> dict[str, str]:
+def _ranks(read: Read) -> dict[str, str]:
     found = {}
     for name, path in (
         ("ranks", "rank_fidelity"),
         ("families", "family_lists/rank_fidelity"),
         ("unprepared", "unprepared/rank_fidelity"),
     ):
-        rows = _read(results, path)["rows"]
+        rows = read(path)["rows"]
         for precision in sorted({one["precision"] for one in rows}):
             own = [one for one in rows if one["precision"] == precision and "/prepared/" not in one["model"]]
             found[f"{name}_{precision}"] = _range(one["spearman"] for one in own)
@@ -224,8 +195,8 @@ def _hacking(table: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _times(results: Path) -> dict[str, str]:
-    phases, rows = _read(results, "rollout_phase")["models"], _read(results, "equal_gpus")["rows"]
+def _times(read: Read) -> dict[str, str]:
+    phases, rows = read("rollout_phase")["models"], read("equal_gpus")["rows"]
     one_gpu = {(row["model"], row["part"]): row["s"] for row in rows if row["gpus"] == 1}
     whole = [
         (one_gpu[model, "naive"] + one_gpu[model, "training"]) / (one_gpu[model, "sol_rl"] + one_gpu[model, "training"])
@@ -236,7 +207,7 @@ def _times(results: Path) -> dict[str, str]:
         one["baseline"]["s"] / (one["6 steps"]["s"] + one["regenerate"]["s"])
         for one in (phases[model]["phase"] for model in MODELS)
     ]
-    runs = _read(results, "true_run")["runs"].values()
+    runs = read("true_run")["runs"].values()
     sent = sorted(100 * run["medians"]["push"] / run["wall"] for run in runs)
     prompts = sorted(run["prompts"] for run in runs)
     return {
@@ -276,7 +247,3 @@ def _percent(one: Mapping[str, float]) -> str:
 
 def _times_text(one: Mapping[str, float]) -> str:
     return f"{one['mean']:.2f} × [{one['low']:.2f}, {one['high']:.2f}]"
-
-
-if __name__ == "__main__":
-    main()
