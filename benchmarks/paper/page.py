@@ -9,7 +9,6 @@ from pathlib import Path
 
 from support.caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 
-from paper import plots
 from paper.compute import MEASURED_AS, SOURCES, STORED, costs_of, store_costs
 from paper.finished import FINISHED
 from paper.stored import ARCHIVE, store
@@ -17,12 +16,9 @@ from paper.tables import TABLES, algorithms, hacking
 from paper.tables.common import Context, Section
 from paper.tuning import SEED
 
-PLOTS = {"families": ("curves.png", plots.learning_curves), "sweeps": ("groups.png", plots.group_sizes)}
-"""Table → its plot: file in the folder `paper`, and the function that draws it."""
-
 
 def write_page(context: Context, folder: Path, out: Path, command: str) -> str:
-    """Write paper.{json,md}, and plots, grids and an archive of the runs to the folder `paper`; returns the page.
+    """Write paper.{json,md}, and grids and an archive of the runs to the folder `paper`; returns the page.
 
     Args:
         context: the finished runs.
@@ -30,16 +26,12 @@ def write_page(context: Context, folder: Path, out: Path, command: str) -> str:
         out: output folder.
         command: command line that gives these settings.
     """
-    drawn = {}
-    for name, (file, draw) in PLOTS.items():
-        if draw(context, out / "paper" / file):
-            drawn[name] = f"![{TABLES[name].TITLE}](paper/{file})"
     copy_grids(context, folder, out)
     store(context.runs, folder, out)
     if context.runs:
         store_costs(context.results, out)
     sections = {name: found for name, module in TABLES.items() if (found := module.section(context)) is not None}
-    text = page(context, sections, drawn, command)
+    text = page(context, sections, command)
     out.mkdir(parents=True, exist_ok=True)
     content = {
         "programme": asdict(context.programme),
@@ -52,13 +44,12 @@ def write_page(context: Context, folder: Path, out: Path, command: str) -> str:
     return text
 
 
-def page(context: Context, sections: Mapping[str, Section], drawn: Mapping[str, str], command: str) -> str:
+def page(context: Context, sections: Mapping[str, Section], command: str) -> str:
     """Markdown of the page.
 
     Args:
         context: the finished runs.
         sections: the tables, by name.
-        drawn: table → Markdown of its plot.
         command: command line that gives these settings.
     """
     programme = context.programme
@@ -92,10 +83,8 @@ def page(context: Context, sections: Mapping[str, Section], drawn: Mapping[str, 
         f"Measured on every run: {', '.join(programme.judged_by)}. `verifier_graded` is the verifier's mean grade",
         "between 0 and 1, where `verifier` is 1 only for an image that is right in all.",
     ]
-    for name, section in sections.items():
+    for section in sections.values():
         lines += ["", f"## {section.title}", "", *section.lines]
-        if name in drawn:
-            lines += ["", drawn[name]]
     return "\n".join(lines) + "\n"
 
 

@@ -37,7 +37,7 @@ CHEAPEST = (
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """Markdown page of the content of plan_fidelity.json: the cheapest plans, all plans, then all rows."""
+    """Markdown page of the content of plan_fidelity.json: the cheapest plans, then all plans."""
     rows = result["rows"]
     along = {
         model: ", ".join(f"{sigma:g}" for sigma in solver["sigmas"]) for model, solver in result["solvers"].items()
@@ -73,15 +73,12 @@ def page(result: Mapping[str, Any]) -> str:
         "",
         *_plans(rows),
         "",
-        "The table above gives the larger of the means for the best and the worst; the table below gives both. The",
+        "The larger of the means for the best and the worst; the JSON file has both, for each model and reward. The",
         f"noise levels of the fitted steps were chosen on {result['chosen_on']} training prompts:",
         f"{_said(along, '; ')}.",
         "",
-        *_every(rows),
-        "",
         f"All plans are evaluated from one pass. The groups of {CHECKED} prompts were also really pruned; their scores",
         f"differ by up to this many standard deviations of the group: {', '.join(off)}.",
-        "Spearman is over the candidates that were not pruned, so it is not comparable between plans.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -137,24 +134,6 @@ def _plans(rows: Sequence[Row]) -> list[str]:
                 f"| {max(worse):+.2f} | {sum(row['within'] for row in group)} of {len(group)} "
                 f"| {sum(row['surely_within'] for row in group)} | {own} |"
             )
-    return lines
-
-
-def _every(rows: Sequence[Row]) -> list[str]:
-    """All rows."""
-    lines = [
-        "| model | precision | reward | plan | steps "
-        "| true ranks | best 12 worse | worst 12 worse | Spearman | within |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for r in rows:
-        reference = is_reference(r)
-        said = ["" if reference else _interval(each) for each in r["worse"].values()]
-        lines.append(
-            f"| {r['model']} | {r['precision'].upper()} | {r['reward']} | {_name(*_plan(r)[1:], r['decoded'])} "
-            f"| {r['cost']:.0%} | {r['top_rank']:.1f} / {r['bottom_rank']:.1f} "
-            f"| {said[0]} | {said[1]} | {r['spearman']:.3f} | {'' if reference else 'yes' if r['within'] else 'no'} |"
-        )
     return lines
 
 

@@ -146,7 +146,7 @@ def test_the_gap_is_decided_only_by_its_whole_interval() -> None:
     assert verdict(Estimate(0.2, 0.11, 0.3, 3)) == "no"
 
 
-def test_show_writes_page_and_plots_without_running(
+def test_show_writes_the_page_without_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tuned = finish_trials(Programme(), tmp_path / "runs")
@@ -157,7 +157,7 @@ def test_show_writes_page_and_plots_without_running(
     assert main() == 1
     assert "Finished: 6 of mini-sana; 4 of them are trials of learning rates." in (tmp_path / "paper.md").read_text()
     found = {path.name for path in (tmp_path / "paper").iterdir()}
-    assert found == {"curves.png", "finished.tar.gz", "costs.json"}
+    assert found == {"finished.tar.gz", "costs.json"}
     assert "46 runs of families are missing" in capsys.readouterr().err
 
 
