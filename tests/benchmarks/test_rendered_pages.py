@@ -85,11 +85,13 @@ def test_another_result_gives_another_page(file: str, place: tuple[str, ...], sa
     assert said in evidence.pages(tmp_path)[findings]
 
 
-def test_the_readme_quotes_figures_of_the_page() -> None:
-    readme, page = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/findings.md"))
-    quoted = [number for text in re.findall(r"\[([^\]]*)\]\(docs/findings\.md", readme) for number in figures_in(text)]
-    assert len(quoted) >= 6
-    assert set(quoted) <= set(figures_in(page))
+@pytest.mark.parametrize(("page", "least"), [("docs/findings.md", 6), ("docs/evidence/speed.md", 2)])
+def test_the_readme_quotes_figures_of_the_page(page: str, least: int) -> None:
+    readme, text = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", page))
+    linked = re.findall(rf"\[([^\]]*)\]\({re.escape(page)}", readme)
+    quoted = [number for words in linked for number in figures_in(words)]
+    assert len(quoted) >= least
+    assert set(quoted) <= set(figures_in(text))
 
 
 WITHIN = 0.01

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -134,6 +135,27 @@ def test_shipped_rates_are_those_of_the_stored_measurements(model: str, measured
     assert shipped is not None
     assert dataclasses.astuple(shipped.rates) == pytest.approx(dataclasses.astuple(expected), rel=1e-4)
     assert shipped.gpu == own["naive"]["device"]
+
+
+def test_readme_quotes_the_times_of_the_shipped_rates_beside_whole_iterations() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = json.loads((ROOT / "benchmarks/results/equal_gpus.json").read_text(encoding="utf-8"))["rows"]
+    longer = []
+    for model, measured, name in (("flux1", "flux", "FLUX.1"), ("sd3", "sd3", "SD3.5"), ("sana", "sana", "SANA")):
+        config = resolve(f"{model}/sol_rl/imagereward").config
+        shipped = shipped_rates(model)
+        assert shipped is not None
+        one, eight = (
+            colocated(stages(config, shipped.rates), config.explore.prompts, gpus).seconds * config.explore.prompts / 60
+            for gpus in (1, 8)
+        )
+        hours = [config.iterations * minutes / 60 for minutes in (one, eight)]
+        (row,) = [line for line in readme.splitlines() if line.startswith(f"| {name}") and " min" in line]
+        found = [float(number) for number in re.findall(r"([\d.]+) (?:min|h)\b", row)]
+        assert found == pytest.approx([one, hours[0], eight, hours[1]], rel=0.05)
+        own = {row["part"]: row["s"] for row in rows if row["model"] == measured and row["gpus"] == 1}
+        longer.append((own["sol_rl"] + own["training"]) * config.explore.prompts / 60 / one - 1)
+    assert f"took {100 * min(longer):.0f} to {100 * max(longer):.0f} % longer" in " ".join(readme.split())
 
 
 def test_rates_of_this_machine_are_measured_kept_and_read(
