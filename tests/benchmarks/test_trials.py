@@ -50,7 +50,7 @@ TRIALS = (
     Trial(
         "rollout_phase",
         "--device cpu --models flux --parts fp8-decoder pruned share --rounds 1",
-        "rollout_phase.json rollout_phase.md rollout_phase.png",
+        "rollout_phase.json rollout_phase.md",
         {f"rollout_phase.{name}": size for name, size in {"CANDIDATES": 4, "KEPT": 2, "KEEP": 2}.items()},
     ),
     Trial(
@@ -81,7 +81,7 @@ TRIALS = (
     Trial(
         "plan_fidelity",
         "--models mini-sana --prompts 2 --candidates 25 --precisions nvfp4 --chosen-on 1 --scores {}",
-        "plan_fidelity.json plan_fidelity.md plan_fidelity.png",
+        "plan_fidelity.json plan_fidelity.md",
         release=True,
     ),
     Trial(
