@@ -28,7 +28,7 @@ def longest_line(request: RolloutRequest) -> int:
     """Upper bound in bytes for a line of the answer: generous for the plan, numbers and texts, images and latents."""
     explicit, count = request.candidates.seeds, request.candidates.count
     candidates = max(map(len, explicit)) if explicit is not None else count or 0
-    each = _CANDIDATE_BYTES + (_IMAGE_BYTES if request.images == "png" else 0)
+    each = _CANDIDATE_BYTES + (_IMAGE_BYTES if request.images != "none" else 0)
     plan = len(request.plan.model_dump_json())
     return _LINE_BYTES + plan + candidates * each + (_LATENTS_BYTES if request.latents else 0)
 
@@ -130,7 +130,7 @@ class AnswerCheck:
             self._require(name + "pruned", f"{pruned.count(False)} candidates kept", f"{kept} candidates kept")
         lists: dict[str, Sequence[Any] | None] = {"scores": group.scores}
         lists |= {f"rewards[{reward!r}]": values for reward, values in group.rewards.items()}
-        if self._request.images == "png":
+        if self._request.images != "none":
             lists["images"] = group.images
         else:
             self._require(name + "images", _size(group.images), None)

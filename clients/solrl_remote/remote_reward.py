@@ -105,6 +105,7 @@ class RemoteReward:
         at: address of the server.
         digest: the reward's digest, as it was given or the server announced it.
         timeout: seconds within which the server must answer.
+        takes_clips: whether the server says that the reward scores clips as a whole.
         advice: what is wrong with a timeout that is shorter than the server's own; empty otherwise.
 
     Raises:
@@ -141,20 +142,27 @@ class RemoteReward:
         self.digest = digest
         self.timeout = timeout or TIMEOUT
         self.advice = ""
+        self.takes_clips = False
         self._http = TimedClient(self.at, TOKEN if send_token else None, self.timeout)
         if connect:
             result_of(self.connect())
 
-    async def connect(self) -> None:
-        """Ask the server for the digest, unless that was given, and for how long it may take.
+    async def connect(self, *, clips: bool = False) -> None:
+        """Ask the server for digest and time limit unless the digest was given, and whether it takes clips.
+
+        Args:
+            clips: whether to ask a server whose digest was given, too, because there are clips to score.
 
         Raises:
             ValueError: the server has no such reward.
             RewardUnavailableError: the server does not answer.
         """
-        if self.digest is not None:
+        if self.digest is not None and not clips:
             return
         announced = await self._announced()
+        self.takes_clips = announced.takes_clips
+        if self.digest is not None:
+            return
         self.digest, waits = announced.digest, announced.max_latency_s or 0.0
         self.timeout = self._http.timeout = self._given_timeout or TIMEOUT + waits
         if self.timeout < waits:
@@ -166,7 +174,7 @@ class RemoteReward:
     def __call__(
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> torch.Tensor:
-        """Score images [N, 3, H, W], in [0, 1] or uint8, with N prompts; float32 [N].
+        """Score images [N, 3, H, W], or clips [N, F, 3, H, W], in [0, 1] or uint8, with N prompts; float32 [N].
 
         Raises:
             RewardError: the reward failed on these images.
@@ -181,7 +189,8 @@ class RemoteReward:
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> torch.Tensor:
         """Score as a call does, on the background loop."""
-        rows = batches(len(images), self._batch_size)
+        frames = 1 if images.ndim == 4 else images.shape[1]
+        rows = batches(len(images), max(1, self._batch_size // frames))
         scores = [await self._scores(images[r], prompts[r], metadata[r]) for r in rows]
         return torch.cat(scores) if scores else torch.zeros(0)
 

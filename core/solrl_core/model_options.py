@@ -19,6 +19,11 @@ class ImageSize(NamedTuple):
 MODELS_OWN = ImageSize()
 
 
+def size_text(sized: Any) -> str:
+    """Width × height of a model's images, and × frames of its clips; `sized` has these attributes."""
+    return f"{sized.width}×{sized.height}" + (f"×{sized.frames}" if sized.frames > 1 else "")
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """Per-model settings from `solrl.json`, next to its model_index.json; None selects the family's default.

@@ -44,6 +44,7 @@ class Identity:
     Attributes:
         family: e.g. "sana".
         height, width: image size in pixels.
+        frames: of a clip; 1 for images.
         latent_shape: shape of one candidate's latents.
         digests: part (transformer, text_encoder, tokenizer, vae, scheduler, schedule) → digest.
         adapter_layout: module → (out_features, in_features) of every LoRA target.
@@ -63,6 +64,7 @@ class Identity:
     device: str
     arithmetic: Mapping[str, str] | None = None
     pipeline_call: Mapping[str, Any] = field(default_factory=dict)
+    frames: int = 1
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ class LocalBackend:
             device=str(backbone.device),
             arithmetic=arithmetic(backbone.device),
             pipeline_call=backbone.pipeline_arguments,
+            frames=backbone.frames,
         )
         self.capabilities = Capabilities(
             precisions=tuple(

@@ -237,8 +237,8 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
 
 
 def _unusable(images: torch.Tensor) -> torch.Tensor:
-    """Whether each image [N, 3, H, W] is not finite, or shows one colour."""
-    flat = images.flatten(2)
+    """Whether each image [N, 3, H, W] or clip [N, F, 3, H, W] is not finite, or shows one colour."""
+    flat = images.flatten(-2).flatten(1, -2)
     return ~flat.isfinite().all(2).all(1) | ((flat.amax(2) - flat.amin(2)).amax(1) < _ONE_COLOUR)
 
 

@@ -43,7 +43,7 @@ class Scorer:
 
         Args:
             names: rewards to apply.
-            images: float32 [N, 3, H, W] in [0, 1], or uint8 [N, H, W, 3].
+            images: float32 [N, 3, H, W] in [0, 1], or uint8 [N, H, W, 3]; clips have another axis after the first.
             prompts: one for each image.
 
         Raises:
@@ -82,5 +82,5 @@ def sum_times(parts: Iterable[Mapping[str, RewardTime]]) -> RewardTimes:
 
 
 def float_images(images: torch.Tensor) -> torch.Tensor:
-    """Images as float32 [N, 3, H, W] in [0, 1], also from uint8 [N, H, W, 3]."""
-    return as_floats(images.permute(0, 3, 1, 2)) if images.dtype == torch.uint8 else images
+    """Images as float32 [..., 3, H, W] in [0, 1], also from uint8 [..., H, W, 3]."""
+    return as_floats(images.movedim(-1, -3)) if images.dtype == torch.uint8 else images

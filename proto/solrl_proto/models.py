@@ -54,6 +54,8 @@ class ModelInfo(Message):
     family: str
     height: int
     width: int
+    frames: Annotated[int, Field(ge=1, exclude_if=lambda value: value == 1)] = 1
+    """Of a clip; absent for a model that makes images."""
     latent_shape: tuple[int, ...]
     digests: dict[str, Digest]
     """Part name (transformer, text_encoder, tokenizer, vae, scheduler, reward:<name>) to digest."""

@@ -33,7 +33,7 @@ Solver = Literal["euler", "dpm2"]
 AdapterUse = Literal["merged", "unmerged"]
 """merged: the adapter is merged into the weights, which are then quantised. unmerged: the quantised weights remain the
 base's, and each adapted layer adds the adapter's product, in BF16, to its output."""
-Images = Literal["none", "png"]
+Images = Literal["none", "png", "webp"]
 LatentsFormat = Literal["float32"]
 SdeKind = Literal["flow", "dance", "cps"]
 DecoderPrecision = Literal["fp8"]
@@ -337,7 +337,7 @@ class RolloutGroup(Message):
     pruned: tuple[bool, ...] | None = None
     """True for each pruned candidate; null if the plan does not prune."""
     images: tuple[str | None, ...] | None = None
-    """Base64 PNGs, if requested."""
+    """Base64 PNGs of images, or animated WebPs of clips, both lossless, if requested."""
     latents: Annotated[Latents | None, Field(exclude_if=lambda value: value is None)] = None
     """If requested; absent otherwise."""
     truncated_tokens: Annotated[int, Field(gt=0)] | None = None

@@ -1,7 +1,7 @@
 """Messages of a reward service: images and prompts in, scores out.
 
-The body of `POST /v1/scores` is a safetensors file: a tensor `images`, uint8 [N, 3, H, W] with sides of at most
-`MAX_SCORED_SIDE` and at most `MAX_SCORED_RATIO` between them, and a `ScoreRequest` as JSON
+The body of `POST /v1/scores` is a safetensors file: a tensor `images`, uint8 [N, 3, H, W], or [N, F, 3, H, W] for
+clips, with sides of at most `MAX_SCORED_SIDE` and at most `MAX_SCORED_RATIO` between them, and a `ScoreRequest` as JSON
 in the metadata field `request`.
 """
 
@@ -99,6 +99,8 @@ class RewardInfo(Message):
     """Number of weights, if the reward states it."""
     max_latency_s: Annotated[float, Field(gt=0, le=MAX_ANSWER_SECONDS)] | None = None
     """Seconds that scores may take, for a reward that asks another service and waits for it."""
+    takes_clips: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
+    """Whether it scores clips as a whole; of others, it gets frames. Absent if not."""
 
 
 class RewardList(Message):

@@ -10,12 +10,14 @@ from solrl_proto.rollouts import RewardTime
 
 THUMBNAIL_SIDE = 128
 """Pixels of a thumbnail's longer side, at most."""
+THUMBNAIL_BYTES = 49_152
+"""Of a thumbnail in base64, at most."""
 
 Figure = Annotated[float, Field(ge=-1e12, le=1e12)]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 Label = Annotated[str, StringConstraints(min_length=1, max_length=128)]
-Thumbnail = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/]+={0,2}$", max_length=49_152)]
-"""Base64 of a WebP or PNG."""
+Thumbnail = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/]+={0,2}$", max_length=THUMBNAIL_BYTES)]
+"""Base64 of a WebP, which may be animated, or PNG."""
 
 
 class Spread(Message):
@@ -225,6 +227,8 @@ class HostedStatus(Message):
     family: str
     width: int
     height: int
+    frames: Annotated[int, Field(ge=1, exclude_if=lambda value: value == 1)] = 1
+    """Of a clip; absent for a model that makes images."""
     default_precision: Precision
     precisions: tuple[PrecisionInfo, ...]
     at_once: dict[str, int] = Field(default_factory=dict)

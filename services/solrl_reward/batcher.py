@@ -7,6 +7,7 @@ A reward's score of an image does not depend on the rest of its batch, beyond ro
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ _END_S = 5.0
 
 @dataclass(frozen=True)
 class Images:
-    """Images of one request, uint8 [N, 3, H, W], with what rewards need to score them."""
+    """Images of one request, uint8 [N, 3, H, W], or clips [N, F, 3, H, W], with what rewards need to score them."""
 
     rewards: tuple[str, ...]
     pixels: torch.Tensor
@@ -56,8 +57,8 @@ class Images:
     @property
     def cost(self) -> int:
         """Pixels that rewards have to process."""
-        height, width = self.pixels.shape[2:]
-        return len(self) * scored_pixels(height, width)
+        *images, _, height, width = self.pixels.shape
+        return math.prod(images) * scored_pixels(height, width)
 
     def fits(self, other: "Images") -> bool:
         """Whether both can be in one batch: the same rewards, in order, and the same size."""

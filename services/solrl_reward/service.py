@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from solrl_core.model_options import ModelOptions, read_options
 from solrl_core.rewards import RewardSet
+from solrl_core.rewards.frames import TAKES_CLIPS
 from solrl_core.rewards.reward import REWARDS, PlainDefaults, check_reward
 from solrl_core.rewards.wire import decode_scoring
 from solrl_http.limits.drain import draining
@@ -77,6 +78,7 @@ class RewardService:
                     digest=self.digests[name],
                     parameters=_parameters(source),
                     max_latency_s=self.rewards.max_latency_s(name),
+                    takes_clips=bool(getattr(REWARDS.find(source), TAKES_CLIPS, False)),
                 )
                 for name, source in self._settings.sources.items()
             )

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 
 from solrl_client.addresses import origin
 from solrl_core.fingerprint import model_digest
+from solrl_core.model_options import size_text
 from solrl_core.suggestions import did_you_mean
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import ModelInfo
@@ -147,14 +148,24 @@ def _check_size(request: RolloutRequest, hosted: ModelInfo, most_queued: int) ->
             expected=f"at most {most_queued} candidates per request",
             action="send fewer prompts at a time, or raise queue_limit or tenant_queue_limit of the service",
         )
-    most = MAX_ANSWER_PIXELS // (hosted.height * hosted.width * 3)
+    kind, made = ("webp", "clips") if hosted.frames > 1 else ("png", "images")
+    if request.images not in ("none", kind):
+        raise ProblemError(
+            ProblemKind.INVALID_REQUEST,
+            f"{hosted.name} makes {made}",
+            where="body.images",
+            got=request.images,
+            expected=["none", kind],
+            action=f"ask for {kind}",
+        )
+    most = MAX_ANSWER_PIXELS // (hosted.frames * hosted.height * hosted.width * 3)
     if request.images != "none" and total > most:
         raise ProblemError(
             ProblemKind.TOO_MANY_IMAGES,
             "the request wants more images than fit into one answer",
             where="body.images",
             got=total,
-            expected=f"at most {most} images of {hosted.width}×{hosted.height} per request",
+            expected=f"at most {most} {made} of {size_text(hosted)} per request",
             action="request images of fewer candidates at a time",
         )
 

@@ -14,6 +14,7 @@ from solrl_core.families import load_backbone
 from solrl_core.families.own_pipeline import by_own_pipeline
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import module_digest
+from solrl_core.image_files import tiled
 from solrl_core.layer_list import Kept, write_layer_list
 from solrl_core.model_options import MODELS_OWN, ImageSize
 from solrl_core.precision import supported_precisions
@@ -249,6 +250,6 @@ def _write(
     for precision, images in bench.images.items():
         folder = out / precision
         folder.mkdir(exist_ok=True)
-        for seed, image in enumerate(as_pil(images[: 2 * _SHOWN].nan_to_num(0.0))):
+        for seed, image in enumerate(as_pil(tiled(images[: 2 * _SHOWN].nan_to_num(0.0), columns=4))):
             image.save(folder / f"{seed}.png")
     print(f"results and images: {out}", file=sys.stderr)

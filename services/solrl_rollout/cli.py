@@ -63,6 +63,8 @@ class Check:
     """Height of images in pixels."""
     width: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
     """Width of images in pixels."""
+    frames: Annotated[int | None, tyro.conf.arg(metavar="COUNT", help_behavior_hint="(default: the model's)")] = None
+    """Frames of clips, for a model that makes clips."""
     device: str = "auto"
     """The device: auto, cpu, cuda or cuda:1, for example."""
     revision: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: main)")] = None
@@ -85,6 +87,8 @@ class ServingMemory:
     """Height of images in pixels."""
     width: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
     """Width of images in pixels."""
+    frames: Annotated[int | None, tyro.conf.arg(metavar="COUNT", help_behavior_hint="(default: the model's)")] = None
+    """Frames of clips, for a model that makes clips."""
     unmerged_rank: int = 0
     """Rank of adapters that requests keep unmerged at nvfp4; 0: none."""
     revision: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: main)")] = None
@@ -199,7 +203,7 @@ def _run(command: Command) -> int:
                 solver=command.solver,
                 device=command.device,
                 revision=command.revision,
-                size=ImageSize(command.height, command.width),
+                size=ImageSize(command.height, command.width, command.frames),
                 out=command.out,
             )
         case ServingMemory():
@@ -210,7 +214,7 @@ def _run(command: Command) -> int:
                 command.precision,
                 command.batch,
                 unmerged_rank=command.unmerged_rank,
-                size=ImageSize(command.height, command.width),
+                size=ImageSize(command.height, command.width, command.frames),
                 revision=command.revision,
                 out=command.out,
             )

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.memory_plan import GPUS, RESERVED, MemoryPlan, plan_memory
-from solrl_core.model_options import MODELS_OWN, ImageSize
+from solrl_core.model_options import MODELS_OWN, ImageSize, size_text
 from solrl_proto.identifiers import Precision
 
 
@@ -41,7 +41,7 @@ def plan(
     planned = plan_memory(backbone, precisions, batch, unmerged_rank)
     console = Console()
     served = " and ".join(precisions)
-    console.print(_table(planned, f"{model}, {served}, {backbone.width}×{backbone.height}, batch {batch}"))
+    console.print(_table(planned, f"{model}, {served}, {size_text(backbone)}, batch {batch}"))
     console.print(_limits(planned))
     console.print(f"Counts tensors only. Batch limits reserve {_size(RESERVED)} for CUDA; reward models need more.")
     if out is not None:

@@ -141,7 +141,7 @@ class Service:
             precision=precision,
             plan=request.plan,
             rewards=tuple(reward.name for reward in request.rewards),
-            images=request.images == "png",
+            images=request.images != "none",
             ahead=request.ahead,
             external_rewards=external_rewards,
         )

@@ -105,6 +105,11 @@ class Hosting(BaseSettings):
     ] = None
     """Width of images in pixels."""
 
+    frames: Annotated[
+        PositiveInt | None, tyro.conf.arg(metavar="COUNT", help_behavior_hint="(default: the model's)")
+    ] = None
+    """Frames of clips, for a model that makes clips."""
+
     layers: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: the family's)")] = None
     """Layers that stay in BF16 at a precision, as `solrl-rollout check --out FOLDER` found them: FOLDER/layers.json.
     The file must name every hosted model's weights."""

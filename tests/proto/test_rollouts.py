@@ -202,7 +202,7 @@ def test_groups_are_expanded_by_prompt_id_or_taken_as_given() -> None:
         ({"candidates": {"seeds": [[1]]}}, "seeds has 1 lists for 2 prompts"),
         ({"rewards": []}, "at least 1 item"),
         ({"prompts": [{"id": "a", "text": "   "}]}, "at least 1 character"),
-        ({"images": "jpeg"}, "'none' or 'png'"),
+        ({"images": "jpeg"}, "'none', 'png' or 'webp'"),
         ({"more": 1}, "Extra inputs"),
     ],
 )

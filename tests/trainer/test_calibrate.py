@@ -94,7 +94,7 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
     assert json.loads((tmp_path / "calibration.json").read_text())["verdict"] == summary["verdict"]
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     planned = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config
-    assert planned.generate.size == (64, 64)
+    assert planned.generate.size == (64, 64, None)
     explore = planned.explore
     assert (explore.steps, explore.precision) == (chosen["plan"]["steps"], chosen["plan"]["precision"])
     with Image.open(tmp_path / "frontier.png") as picture:

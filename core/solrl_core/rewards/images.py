@@ -54,25 +54,25 @@ def long_side_then_pad(images: torch.Tensor, side: int) -> torch.Tensor:
 
 
 def as_bytes(images: torch.Tensor) -> torch.Tensor:
-    """Images [N, 3, H, W] in [0, 1] → uint8 [N, H, W, 3] on the CPU, rounded to nearest on the images' device."""
-    return as_uint8(images).permute(0, 2, 3, 1).contiguous().cpu()
+    """Images [..., 3, H, W] in [0, 1] → uint8 [..., H, W, 3] on the CPU, rounded to nearest on the images' device."""
+    return as_uint8(images).movedim(-3, -1).contiguous().cpu()
 
 
 def as_uint8(images: torch.Tensor) -> torch.Tensor:
-    """Images [N, 3, H, W] in [0, 1] → uint8, rounded to nearest on the images' device; uint8 as it is."""
+    """Images [..., 3, H, W] in [0, 1] → uint8, rounded to nearest on the images' device; uint8 as it is."""
     if images.dtype == torch.uint8:
         return images
     return (images * 255).round().clamp(0, 255).to(torch.uint8)
 
 
 def as_floats(images: torch.Tensor) -> torch.Tensor:
-    """Images uint8 [N, 3, H, W] → float32 in [0, 1], on the images' device."""
+    """Images uint8 → float32 in [0, 1], on the images' device."""
     return images.float() / 255
 
 
 def as_pil(images: torch.Tensor) -> list[Image.Image]:
-    """Images [N, 3, H, W] in [0, 1] as 8-bit RGB, rounded to nearest."""
-    return [Image.fromarray(pixels) for pixels in as_bytes(images).numpy()]
+    """Images [..., 3, H, W] in [0, 1] as 8-bit RGB, rounded to nearest; of clips, each frame."""
+    return [Image.fromarray(pixels) for pixels in as_bytes(images.flatten(0, -4)).numpy()]
 
 
 def pil_short_side_then_centre(image: Image.Image, side: int) -> Image.Image:

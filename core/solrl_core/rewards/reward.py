@@ -15,9 +15,10 @@ import torch
 from solrl_proto.scores import MAX_ANSWER_SECONDS
 
 from solrl_core.errors import RewardError, described
-from solrl_core.fingerprint import source_digest
+from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.model_options import ModelOptions
 from solrl_core.registry import Registry
+from solrl_core.rewards.frames import TAKES_CLIPS, FrameRule, frame_rule
 from solrl_core.rewards.loading import check_values
 from solrl_core.suggestions import did_you_mean
 
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 Reward = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], torch.Tensor]
 """(images [N, 3, H, W] float32 in [0, 1], N prompts, N metadata) → N float32 scores.
+
+For a model that makes clips, a reward with the attribute `takes_clips = True` gets them whole, [N, F, 3, H, W]; any
+other gets frames, see `FrameRule`.
 
 A reward may have a `digest` attribute ("sha256:…") over its weights. Without it, the digest is over its source and what
 that uses of its own module. A reward that demands something of a prompt's text or metadata says so with
@@ -43,6 +47,7 @@ REWARDS: Registry[Any] = Registry(
         "hpsv2": "solrl_core.rewards.hpsv2:HpsV2",
         "hpsv3": "solrl_core.rewards.hpsv3:HpsV3",
         "imagereward": "solrl_core.rewards.imagereward:ImageReward",
+        "motion": "solrl_core.rewards.motion:Motion",
         "ocr": "solrl_core.rewards.ocr:Ocr",
         "pickscore": "solrl_core.rewards.pickscore:PickScore",
     },
@@ -149,6 +154,7 @@ def load_reward(
     _require_no_address(name, model.options.rewards.get(name, {}))
     given = _options(name, model, options)
     check_reward(name, given)
+    _, given = _frame_rule(name, given)
     found = REWARDS.find(name)
     if isinstance(found, type):
         takes_dtype = dtype is not None and "dtype" in inspect.signature(found).parameters
@@ -171,6 +177,7 @@ def check_reward(name: str, options: Mapping[str, Any], *, all_given: bool = Tru
     if AT in options:
         return
     found = REWARDS.find(name)
+    _, options = _frame_rule(name, options)
     REWARDS.check_options(name, {"device", *options} if isinstance(found, type) else options, all_given=all_given)
     if REWARDS.is_built_in(name):
         try:
@@ -204,6 +211,13 @@ def _require_no_address(name: str, options: Mapping[str, Any]) -> None:
             )
 
 
+def _frame_rule(name: str, options: Mapping[str, Any]) -> tuple[FrameRule, dict[str, Any]]:
+    """The rule in a reward's options, and the others; the options of one that takes clips are all its own."""
+    if AT in options or getattr(REWARDS.find(name), TAKES_CLIPS, False):
+        return FrameRule(), dict(options)
+    return frame_rule(options)
+
+
 def _options(name: str, model: RewardDefaults, options: Mapping[str, Any] | None) -> dict[str, Any]:
     return {**model.options.rewards.get(name, {}), **(options or {})}
 
@@ -211,8 +225,9 @@ def _options(name: str, model: RewardDefaults, options: Mapping[str, Any] | None
 class RewardSet:
     """Loaded rewards by name. Scores images with several rewards and validates the scores."""
 
-    def __init__(self, rewards: Mapping[str, Reward]) -> None:
+    def __init__(self, rewards: Mapping[str, Reward], rules: Mapping[str, FrameRule] | None = None) -> None:
         self._rewards = dict(rewards)
+        self._rules = dict(rules or {})
 
     @classmethod
     def load(
@@ -243,7 +258,7 @@ class RewardSet:
         wanted, given = list(dict.fromkeys(names)), dict(options or {})
         check_named(given, wanted)
         shared = {} if loaded is None else loaded
-        rewards = {}
+        rewards, rules = {}, {}
         for name in wanted:
             source = (sources or {}).get(name, name)
             identity = [source, str(model.device), dtype, _options(source, model, given.get(name))]
@@ -251,15 +266,16 @@ class RewardSet:
             if key not in shared:
                 shared[key] = load_reward(source, model, given.get(name), connect, dtype)
             rewards[name] = shared[key]
-        return cls(rewards)
+            rules[name], _ = _frame_rule(source, _options(source, model, given.get(name)))
+        return cls(rewards, rules)
 
     def joined(self, others: Mapping[str, Reward]) -> "RewardSet":
         """These rewards and others, which replace those of equal names."""
-        return RewardSet({**self._rewards, **others})
+        return RewardSet({**self._rewards, **others}, {k: v for k, v in self._rules.items() if k not in others})
 
     def only(self, names: Iterable[str]) -> "RewardSet":
         """These of the rewards."""
-        return RewardSet({name: self._rewards[name] for name in names})
+        return RewardSet({name: self._rewards[name] for name in names}, self._rules)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -291,10 +307,11 @@ class RewardSet:
 
     def digests(self) -> dict[str, str]:
         """Digest of each reward, by `reward:<name>`."""
-        return {
-            f"reward:{name}": getattr(reward, "digest", None) or source_digest(reward)
-            for name, reward in self._rewards.items()
-        }
+        found = {}
+        for name, reward in self._rewards.items():
+            digest, rule = getattr(reward, "digest", None) or source_digest(reward), self._rule(name)
+            found[f"reward:{name}"] = digest if rule == FrameRule() else combined_digest(digest, repr(tuple(rule)))
+        return found
 
     @torch.no_grad()  # otherwise, scores of a user's reward may retain its activations
     def score(
@@ -305,7 +322,7 @@ class RewardSet:
         metadata: Sequence[Mapping[str, Any]],
         on_scored: OnScored = lambda name, seconds: None,
     ) -> dict[str, torch.Tensor]:
-        """Score images [N, 3, H, W] with the named rewards; each value is float32 [N] on the CPU.
+        """Score images [N, 3, H, W] or clips [N, F, 3, H, W] with the named rewards; float32 [N] on the CPU for each.
 
         Args:
             names: the rewards.
@@ -325,7 +342,8 @@ class RewardSet:
         for name in names:
             reward, began = self._rewards[name], time.monotonic()
             try:
-                scores[name] = _checked(name, reward(images, prompts, metadata), prompts)
+                taken = self._taken(name, images, prompts, metadata)
+                scores[name] = self._joined(name, _checked(name, reward(*taken), taken[1]), len(images))
             except torch.OutOfMemoryError:
                 raise  # the caller may retry with fewer images
             except RewardError:
@@ -333,8 +351,8 @@ class RewardSet:
             except BaseException as error:  # a reward's package may end its thread, or the program by sys.exit
                 if _is_interrupt(error):
                     raise
-                at = _first_failing(reward, images, prompts, metadata)
-                which = f"{len(images)} images" if at is None else f"image {at} of prompt {prompts[at]!r}"
+                at = _first_failing(reward, *taken)
+                which = f"{len(taken[1])} images" if at is None else f"image {at} of prompt {taken[1][at]!r}"
                 logger.error("reward %r failed on %s", name, which, exc_info=error)
                 raise RewardError(name, f"failed on {which}: {described(error)}") from error
             on_scored(name, time.monotonic() - began)
@@ -355,9 +373,25 @@ class RewardSet:
             if ask is None:
                 scores |= await asyncio.to_thread(self.score, [name], images, prompts, metadata, on_scored)
             else:
-                scores[name] = _checked(name, await ask(images, prompts, metadata), prompts)
+                taken = self._taken(name, images, prompts, metadata)
+                scores[name] = self._joined(name, _checked(name, await ask(*taken), taken[1]), len(images))
                 on_scored(name, time.monotonic() - began)
         return scores
+
+    def _rule(self, name: str) -> FrameRule:
+        return self._rules.get(name, FrameRule())
+
+    def _taken(
+        self, name: str, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> tuple[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]]:
+        """What a reward gets of images or clips."""
+        if images.ndim == 4 or getattr(self._rewards[name], TAKES_CLIPS, False):
+            return images, prompts, metadata
+        return self._rule(name).frames_of(images, prompts, metadata)
+
+    def _joined(self, name: str, scores: torch.Tensor, count: int) -> torch.Tensor:
+        """Scores [count] from those of what the reward got."""
+        return scores if len(scores) == count else self._rule(name).joined(scores, count)
 
 
 def _first_failing(

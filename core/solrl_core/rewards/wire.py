@@ -12,7 +12,7 @@ MAX_HEADER_BYTES = 16 * 2**20
 
 
 def encode_scoring(images: torch.Tensor, request: ScoreRequest) -> bytes:
-    """Encode images, uint8 [N, 3, H, W], with the request for their scores."""
+    """Encode images, uint8 [N, 3, H, W], or clips, uint8 [N, F, 3, H, W], with the request for their scores."""
     # Without defaults, which an older server may not know.
     text = request.model_dump_json(exclude_defaults=True)
     body: bytes = save({IMAGES_TENSOR: images.cpu().contiguous()}, metadata={REQUEST_FIELD: text})
@@ -20,7 +20,7 @@ def encode_scoring(images: torch.Tensor, request: ScoreRequest) -> bytes:
 
 
 def decode_scoring(body: bytes) -> tuple[torch.Tensor, ScoreRequest]:
-    """Decode a request for scores and its images, uint8 [N, 3, H, W], one for each prompt.
+    """Decode a request for scores and its images or clips, uint8 [N, 3, H, W] or [N, F, 3, H, W], one for each prompt.
 
     Raises:
         pydantic.ValidationError: the request is not valid.
@@ -45,13 +45,15 @@ def decode_scoring(body: bytes) -> tuple[torch.Tensor, ScoreRequest]:
     if tensors.keys() != {IMAGES_TENSOR}:
         raise ValueError(f"tensors {sorted(tensors)[:5]}; expected one, called {IMAGES_TENSOR!r}")
     images = tensors[IMAGES_TENSOR]
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3 or not images.numel():
-        raise ValueError(f"images of {images.dtype} and shape {list(images.shape)}; expected uint8 [N, 3, H, W]")
-    short, long = sorted(images.shape[2:])
+    if images.dtype != torch.uint8 or images.ndim not in (4, 5) or images.shape[-3] != 3 or not images.numel():
+        raise ValueError(
+            f"images of {images.dtype} and shape {list(images.shape)}; expected uint8 [N, 3, H, W] or [N, F, 3, H, W]"
+        )
+    short, long = sorted(images.shape[-2:])
     if long > min(MAX_SCORED_SIDE, MAX_SCORED_RATIO * short):
         raise ValueError(
-            f"images of {images.shape[2]} × {images.shape[3]} pixels; expected sides of at most {MAX_SCORED_SIDE}, the "
-            f"longer at most {MAX_SCORED_RATIO} times the shorter"
+            f"images of {images.shape[-2]} × {images.shape[-1]} pixels; expected sides of at most {MAX_SCORED_SIDE}, "
+            f"the longer at most {MAX_SCORED_RATIO} times the shorter"
         )
     if len(images) != len(request.prompts):
         raise ValueError(f"{len(images)} images and {len(request.prompts)} prompts; expected one prompt per image")

@@ -38,8 +38,8 @@ class GeneratorOutput:
 
     Attributes:
         trajectory: latents from which they can continue, unless all steps are taken.
-        images: decoded clean latents (before the last step: as predicted), float32 [N, 3, H, W] in [0, 1]; empty
-            without `decode`.
+        images: decoded clean latents (before the last step: as predicted), float32 [N, 3, H, W] in [0, 1], or clips
+            [N, F, 3, H, W]; empty without `decode`.
         recording: all steps taken, on the generator's device; None without `record`.
     """
 
@@ -66,7 +66,7 @@ class GeneratorOutput:
         )
 
     def pil(self) -> list[Image.Image]:
-        """The images, as notebooks show them: 8-bit RGB, rounded to nearest."""
+        """The images, or each clip's frames, as notebooks show them: 8-bit RGB, rounded to nearest."""
         return as_pil(self.images)
 
 
@@ -211,10 +211,10 @@ class Generator:
 def decode_in_batches(
     backbone: Backbone, latents: torch.Tensor, batch_limit: int = CHUNK_SIZE, precision: DecoderPrecision | None = None
 ) -> torch.Tensor:
-    """Decode latents [N, ...] to images [N, 3, H, W], at most `batch_limit` at a time; see `Backbone.decode`."""
+    """Decode latents [N, ...] to images or clips, at most `batch_limit` at a time; see `Backbone.decode`."""
     # More images keep the GPU busier between convolutions that take less time.
     doubled = precision is not None and backbone.decodes_by_kernels
-    most = max(1, (2 if doubled else 1) * _DECODED_PIXELS // (backbone.height * backbone.width))
+    most = max(1, (2 if doubled else 1) * _DECODED_PIXELS // (backbone.frames * backbone.height * backbone.width))
     cut = padded_batches(len(latents), min(batch_limit, most), latents.device)
     rows = [latents[list(batch.rows)] for batch in cut]
     decode = torch.inference_mode()(partial(backbone.decode, precision=precision))

@@ -13,7 +13,8 @@ from solrl_reward.routes.common import ServiceDep
 router = APIRouter(prefix="/v1", tags=["scores"], responses=PROBLEMS)
 
 _BODY: dict[str, Any] = {
-    "description": "A safetensors file: the tensor `images`, uint8 [N, 3, H, W], and in the metadata field `request` "
+    "description": "A safetensors file: the tensor `images`, uint8 [N, 3, H, W] or of clips [N, F, 3, H, W], and in "
+    "the metadata field `request` "
     'the request as JSON, {"rewards": [NAME, …], "prompts": [{"text": …, "metadata": {…}}, …]}, a prompt per image',
     "required": True,
     "content": {SCORES_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},

@@ -62,10 +62,10 @@ class ChunkScorer(Scorer):
         if not served:
             return scored
         assert isinstance(scored.images, torch.Tensor)
-        began, images = time.monotonic(), scored.images.permute(0, 3, 1, 2)
+        began, images = time.monotonic(), scored.images.movedim(-1, -3)
         texts, metadata = [chunk.prompt.text] * chunk.candidates, [chunk.prompt.metadata] * chunk.candidates
         seconds: dict[str, float] = {}
-        async with self._run_rewards.connected(chunk.job.external_rewards) as brought:
+        async with self._run_rewards.connected(chunk.job.external_rewards, clips=images.ndim == 5) as brought:
             asking = self.rewards.joined(brought)
             rewards = scored.rewards | await asking.ask(served, images, texts, metadata, seconds.__setitem__)
         asked = time.monotonic() - began

@@ -24,35 +24,39 @@ class ExternalRewards:
         self._connected: OrderedDict[tuple[str, ExternalReward], Reward] = OrderedDict()
 
     @asynccontextmanager
-    async def connected(self, wanted: Mapping[str, ExternalReward]) -> AsyncIterator[dict[str, Reward]]:
+    async def connected(
+        self, wanted: Mapping[str, ExternalReward], *, clips: bool = False
+    ) -> AsyncIterator[dict[str, Reward]]:
         """The rewards by name, connected if they are not yet; those of a server that fails within are forgotten.
+
+        `clips` says whether they are to score clips.
 
         Raises:
             RewardUnavailableError: a server gives no usable answer, or does not compute its reward.
         """
         try:
-            yield {name: await self._find(name, reward) for name, reward in wanted.items()}
+            yield {name: await self._find(name, reward, clips) for name, reward in wanted.items()}
         except RewardUnavailableError:
             # A server that was started again may announce another digest.
             for key in wanted.items():
                 self._connected.pop(key, None)
             raise
 
-    async def _find(self, name: str, wanted: ExternalReward) -> Reward:
+    async def _find(self, name: str, wanted: ExternalReward, clips: bool) -> Reward:
         if (name, wanted) in self._connected:
             self._connected.move_to_end((name, wanted))
             return self._connected[name, wanted]
-        reward = self._connected[name, wanted] = await _connect(name, wanted)
+        reward = self._connected[name, wanted] = await _connect(name, wanted, clips)
         while len(self._connected) > self._most:
             self._connected.popitem(last=False)
         return reward
 
 
-async def _connect(name: str, wanted: ExternalReward) -> Reward:
+async def _connect(name: str, wanted: ExternalReward, clips: bool) -> Reward:
     # Without the service's token: the server is a stranger's.
     try:
         reward = RemoteReward(name, wanted.at, timeout=TIMEOUT, digest=wanted.digest, connect=False, send_token=False)
-        await reward.connect()
+        await reward.connect(clips=clips)
     except ValueError as error:
         raise RewardUnavailableError(name, f"cannot be used: {error}") from error
     return reward

@@ -127,7 +127,7 @@ def _key(backend: LocalBackend, rewards: RewardSet, precision: Precision) -> str
         "version": _VERSION,
         "digests": dict(backend.identity.digests),
         "layers": backbone.policy_at(precision).select(backbone.transformer),
-        "size": [backbone.height, backbone.width],
+        "size": [backbone.height, backbone.width, *[backbone.frames] * (backbone.frames > 1)],
         "rewards": rewards.digests(),
         "precision": [one.how for one in backend.capabilities.precisions if one.precision == precision],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,

@@ -122,6 +122,7 @@ class ModelRunner:
             family=identity.family,
             height=identity.height,
             width=identity.width,
+            frames=identity.frames,
             latent_shape=identity.latent_shape,
             digests={**identity.digests, **rewards.digests()},
             rewards=rewards.names,

@@ -2,13 +2,12 @@
 
 import base64
 import hashlib
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
-from PIL import Image
+from solrl_core.image_files import lossless_file
 from solrl_core.rewards.reward import weighted_sum
 from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_core.sampling.sampler import Trajectory
@@ -70,8 +69,8 @@ class ScoredGroup:
             ChunkError: the weights take a score out of float32's range.
         """
         images = None
-        if self.request.images == "png":
-            files = [png(image) for chunk in self.finished if chunk.images is not None for image in chunk.images]
+        if self.request.images != "none":
+            files = [image_file(image) for chunk in self.finished if chunk.images is not None for image in chunk.images]
             images = [base64.b64encode(file).decode() for file in files]
         rewards = {name: values.tolist() for name, values in self._rewards().items()}
         survived = None if self.places is None else set(self.places)
@@ -113,10 +112,6 @@ class ScoredGroup:
         return tuple(found.get(place) for place in range(len(self.seeds)))
 
 
-def png(image: torch.Tensor | bytes) -> bytes:
-    """The PNG file of uint8 [H, W, 3]; the image itself if a worker has compressed it."""
-    if isinstance(image, bytes):
-        return image
-    file = io.BytesIO()
-    Image.fromarray(image.numpy()).save(file, "PNG")
-    return file.getvalue()
+def image_file(image: torch.Tensor | bytes) -> bytes:
+    """The file of an image or clip, see `lossless_file`; the image itself if a worker has compressed it."""
+    return image if isinstance(image, bytes) else lossless_file(image)

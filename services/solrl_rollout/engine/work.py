@@ -205,7 +205,8 @@ class ScoredChunk:
 
     Attributes:
         rewards: name → float32 [N].
-        images: uint8 [N, H, W, 3] if the request asks for images, or the PNG files that a worker process made of them.
+        images: uint8 [N, H, W, 3] if the request asks for images, [N, F, H, W, 3] of clips, or the files that a worker
+            process made of them.
         trajectory: latents, if the candidates may continue or the request asks for them.
         truncated_tokens: tokens at the prompt's end that no text encoder read.
         started_at: when its generation began, by `time.monotonic`.

@@ -98,6 +98,7 @@ def _service(service: Service, tenant: str) -> ServiceStatus:
                 family=hosted.info.family,
                 width=hosted.info.width,
                 height=hosted.info.height,
+                frames=hosted.info.frames,
                 default_precision=hosted.default_precision,
                 precisions=hosted.info.precisions,
                 at_once=hosted.batch_limits(),

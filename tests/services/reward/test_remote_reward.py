@@ -12,6 +12,7 @@ import torch
 from fake_backend import REWARD, FakeBackend, chunk, job, started_engine
 from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, dripping_head, pictures, serving, until
 from service_helpers import problem, rollout_request
+from solrl_client.background import result_of
 from solrl_client.cancellation import Cancellation
 from solrl_client.retries import Wait
 from solrl_core.errors import RewardError, RewardUnavailableError
@@ -26,6 +27,8 @@ from solrl_remote.remote_reward import TOKEN, RemoteReward, connect_reward
 from solrl_reward.app import create_app
 from solrl_reward.settings import RewardSettings
 from solrl_rollout.engine.errors import ChunkError
+from solrl_rollout.engine.external_rewards import ExternalRewards
+from solrl_rollout.engine.work import ExternalReward
 from solrl_rollout.http.app import create_app as create_rollout_app
 from solrl_rollout.settings import RolloutSettings
 from support.ports import free_port
@@ -61,6 +64,30 @@ def test_scores_equal_local_ones_bit_for_bit(backbone: Backbone) -> None:
     for name in names:
         assert torch.equal(found[name], expected[name])
         assert len(set(found[name].tolist())) == 7
+
+
+def test_clips_are_sent_whole_to_rewards_that_take_them_and_as_frames_to_others(backbone: Backbone) -> None:
+    names = ["motion", "served_rewards:brightness"]
+    clips = as_floats(pictures(33)).view(3, 11, 3, 32, 32).clone()
+    clips[0] = clips[0, :1]  # stands still
+    clips[1, 1:] = clips[1, :1] + 0.25 * (clips[1, :1] < 0.5) * 0.04
+    texts, metadata = [f"a red circle, {i}" for i in range(3)], [{"at": i} for i in range(3)]
+    local = RewardSet.load(names, backbone)
+    app = create_app(RewardSettings(rewards=tuple(names), options_from="mini-sana", device="cpu"))
+    with serving(app) as address:
+        remote = RewardSet.load(names, backbone, {name: {"at": address} for name in names}, connect=connect_reward)
+        expected, found = (rewards.score(names, clips, texts, metadata) for rewards in (local, remote))
+        brought = ExternalReward(address, local.digests()["reward:motion"])
+        assert result_of(_takes_clips(brought, clips=True))
+        assert not result_of(_takes_clips(brought, clips=False)), "nobody asked"
+    assert expected["motion"][0] == 0 < expected["motion"][1] < expected["motion"][2] == 1
+    for name in names:
+        assert torch.allclose(found[name], expected[name], atol=0.02)
+
+
+async def _takes_clips(brought: ExternalReward, *, clips: bool) -> bool:
+    async with ExternalRewards().connected({"motion": brought}, clips=clips) as rewards:
+        return bool(rewards["motion"].takes_clips)  # type: ignore[attr-defined]
 
 
 def test_floats_are_sent_rounded_to_bytes(backbone: Backbone) -> None:

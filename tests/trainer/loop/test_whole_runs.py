@@ -1,14 +1,16 @@
 """Uninterrupted runs: phases, metrics, versions, and the seeds and images of the last iteration."""
 
+import base64
+
 import pytest
 import torch
 from real_runs import Run, Service, samples, selected, selections
 from solrl_client.rollouts import RolloutClient
+from solrl_core.image_files import from_file
 from solrl_minis import catalog
 from solrl_proto.rollouts import AdapterRef, Candidates, Plan, RewardSpec, RolloutAnswer, RolloutRequest
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.selection import best_worst
-from solrl_trainer.service.png import from_png
 from solrl_trainer.service.run_client import run_client
 from solrl_trainer.settings.prompts import prompts_of_iteration, read_prompts
 
@@ -31,7 +33,9 @@ def asked_again(whole: Run, service: Service) -> tuple[RolloutAnswer, list[torch
                 images="png",
             )
         )
-    return answer, [torch.stack([from_png(image) for image in group.images or ()]) for group in images.groups]
+    return answer, [
+        torch.stack([from_file(base64.b64decode(image)) for image in group.images or ()]) for group in images.groups
+    ]
 
 
 def test_a_run_goes_through_its_phases(whole: Run) -> None:

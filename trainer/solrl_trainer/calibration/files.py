@@ -93,7 +93,7 @@ def write(
         kept = {"steps", "precision", "prune", "fitted", "decoder_precision"}
         plan = chosen.plan.model_dump(mode="json", include=kept)
         plan["calibrated_for"] = binding.model_dump(mode="json")
-        settings = {"explore": plan, "generate": size._asdict()} | (
+        settings = {"explore": plan, "generate": {name: value for name, value in size._asdict().items() if value}} | (
             {} if layers is None else {"layers": str(layers.resolve())}
         )
         write_file(folder / "plan.yaml", yaml.safe_dump(settings, sort_keys=False))

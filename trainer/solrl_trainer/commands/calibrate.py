@@ -127,7 +127,7 @@ def calibrate(
         digest = model_digest(part_digests(backbone.parts))
         binding = ModelBinding(model=digest, solver=config.solver, guidance=config.guidance)
         about = f"{config.model}, {sum_text(config.weights)}, {prompts} prompts × {explore.candidates} candidates"
-        size = ImageSize(backbone.height, backbone.width)
+        size = ImageSize(backbone.height, backbone.width, backbone.frames if backbone.frames > 1 else None)
         write(folder, summary, chosen, binding, size, config.layers, about)
     return summary
 

@@ -38,7 +38,7 @@ from solrl_trainer.settings.prompts import prompts_of_run
 
 logger = logging.getLogger(__name__)
 
-CHANGEABLE = ("reward_options", "device", "generate.height", "generate.width")
+CHANGEABLE = ("reward_options", "device", "generate.height", "generate.width", "generate.frames")
 """Settings of the run that an evaluation may change."""
 
 

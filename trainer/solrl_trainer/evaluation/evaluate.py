@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from solrl_core.image_files import for_showing
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_proto.noise import expand_seeds
@@ -37,7 +38,8 @@ def evaluate(
     if not prompts:
         backbone = sampler.generator.backbone
         none = {name: torch.empty(0, seeds) for name in names}
-        return Evaluation(scores=none, images=torch.empty(0, 3, backbone.height, backbone.width))
+        frames = [backbone.frames] if backbone.frames > 1 else []
+        return Evaluation(scores=none, images=for_showing(torch.empty(0, *frames, 3, backbone.height, backbone.width)))
     pairs = [(prompt, seed) for prompt in prompts for seed in expand_seeds(SEED_ROOT, prompt.id, seeds)]
     scores: dict[str, list[torch.Tensor]] = {name: [] for name in names}
     images = []
@@ -50,11 +52,11 @@ def evaluate(
         made = sampler.sample(own, own_seeds).images
         for name, values in score_policy_images(scorer, names, made, own, judges)[0].items():
             scores[name].append(values)
-        images.append(made.cpu())
+        images.append(for_showing(made[-start % seeds :: seeds]).cpu())  # of each prompt's first seed
         progress(start + len(own), len(pairs))
     return Evaluation(
         scores={name: torch.cat(parts).view(len(prompts), seeds) for name, parts in scores.items()},
-        images=torch.cat(images)[::seeds],
+        images=torch.cat(images),
     )
 
 

@@ -17,6 +17,7 @@ IMAGES = "gallery.safetensors"
 TEXTS = "gallery.json"
 KEPT_PROMPTS = 64
 """Number of prompts saved, in order; for a 1024 px model, all of them would take gigabytes."""
+KEPT_CLIPS = 16
 LARGEST_SIDE = 512
 """Larger images are scaled down to this side in pixels."""
 
@@ -26,9 +27,9 @@ class Gallery:
     """A saved gallery.
 
     Attributes:
-        before, after: uint8 [N, 3, H, W], one row per prompt, with the same seed in both.
+        before, after: uint8 [N, 3, H, W], one row per prompt, with the same seed in both; clips [N, F, 3, H, W].
         marks: the verifier's verdict on each row's images before and after; None if it was not a reward.
-        explored, regenerated: uint8 [len(pairs), 3, H, W], with the same seeds.
+        explored, regenerated: uint8, likewise, one for each of the pairs, with the same seeds.
     """
 
     prompts: list[str]
@@ -51,15 +52,15 @@ def save_gallery(
     explored: torch.Tensor | None,
     regenerated: torch.Tensor | None,
 ) -> None:
-    """Write gallery.safetensors and gallery.json, with the first `KEPT_PROMPTS` prompts.
+    """Write gallery.safetensors and gallery.json, with the first `KEPT_PROMPTS` prompts, or `KEPT_CLIPS` for clips.
 
     Args:
         folder: the run's folder.
         prompts: captions of `before` and `after`.
-        before, after: float [N, 3, H, W] in [0, 1], same prompts and seeds.
+        before, after: images or clips, floats in [0, 1], same prompts and seeds.
         marks: the verifier's verdicts before and after.
         pairs: descriptions of `explored` and `regenerated`.
-        explored: float [len(pairs), 3, H, W], the images that were ranked.
+        explored: the images that were ranked, one for each pair.
         regenerated: images of the same seeds in BF16.
 
     Raises:
@@ -76,12 +77,13 @@ def save_gallery(
         if got != expected:
             raise ValueError(f"gallery: got {got} rows of {name}; expected {expected}")
 
-    tensors = {"before": before[:KEPT_PROMPTS], "after": after[:KEPT_PROMPTS]}
+    kept = KEPT_PROMPTS if before.ndim == 4 else KEPT_CLIPS
+    tensors = {"before": before[:kept], "after": after[:kept]}
     tensors |= {"explored": explored} if explored is not None else {}
     tensors |= {"regenerated": regenerated} if regenerated is not None else {}
     texts = {
-        "prompts": list(prompts[:KEPT_PROMPTS]),
-        "marks": None if marks is None else [list(mark) for mark in marks[:KEPT_PROMPTS]],
+        "prompts": list(prompts[:kept]),
+        "marks": None if marks is None else [list(mark) for mark in marks[:kept]],
         "pairs": [asdict(pair) for pair in pairs],
     }
     # save_file would create a file that only its owner can read.

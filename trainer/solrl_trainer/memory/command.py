@@ -11,6 +11,7 @@ from rich.table import Table
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.memory_plan import GPUS, RESERVED
+from solrl_core.model_options import size_text
 from solrl_core.precision import fastest_precision
 from solrl_proto.identifiers import Precision
 
@@ -89,7 +90,7 @@ def _gpu(given: float | None) -> tuple[int, Precision]:
 
 def _title(config: RunConfig, backbone: PipelineBackbone, gpus: int) -> str:
     each = f", each of {gpus} GPUs" if gpus > 1 else ""
-    return f"{config.preset}, {backbone.width}×{backbone.height} px, micro-batches of {config.optimizer.batch}{each}"
+    return f"{config.preset}, {size_text(backbone)} px, micro-batches of {config.optimizer.batch}{each}"
 
 
 def _table(planned: RunMemory, layout: MemoryLayout, title: str) -> Table:

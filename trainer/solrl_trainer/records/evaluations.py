@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from solrl_core.image_files import shrunk
 from solrl_core.rewards.reward import weighted_sum
-from torch.nn.functional import interpolate
 
 from solrl_trainer.records.figures import TRAINED_SUM
 
@@ -24,7 +24,7 @@ class Evaluation:
 
     Attributes:
         scores: reward → float32 [prompts, seeds]; NaN for a prompt that does not have it.
-        images: [prompts, 3, H, W], the image of each prompt's first seed.
+        images: [prompts, 3, H, W], the image of each prompt's first seed, or clips `for_showing`.
     """
 
     scores: dict[str, torch.Tensor]
@@ -136,10 +136,6 @@ def verdicts(before: Evaluation, after: Evaluation) -> list[tuple[bool, bool]] |
 
 
 def small_images(images: torch.Tensor, side: int) -> torch.Tensor:
-    """Images float [N, 3, H, W] in [0, 1] as uint8 on the CPU, shrunk to at most `side` pixels a side."""
-    images = images.detach().float().cpu()
-    longest = max(images.shape[-2:])
-    if longest > side:
-        size = [max(1, round(length * side / longest)) for length in images.shape[-2:]]
-        images = interpolate(images, size=size, mode="area")
+    """Images or clips float [..., 3, H, W] in [0, 1] as uint8 on the CPU, shrunk to at most `side` pixels a side."""
+    images = shrunk(images.detach().float().cpu(), side)
     return (images.clamp(0, 1) * 255).round().to(torch.uint8).contiguous()

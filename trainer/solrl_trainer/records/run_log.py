@@ -248,8 +248,9 @@ def open_run_log(
             client = RolloutClient(config.service_url, timeout=120.0, patience=0.0)
 
             def source() -> RunClient:
-                rewards = reward_specs(config.trained, config, client.model(config.model_name))
-                return run_client(config, client, rewards=rewards)
+                hosted = client.model(config.model_name)
+                rewards = reward_specs(config.trained, config, hosted)
+                return run_client(config, client, rewards=rewards, frames=hosted.frames)
 
             reports = StatusReporter(client, config, source)
             status = stack.enter_context(reports)

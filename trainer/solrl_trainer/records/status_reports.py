@@ -1,7 +1,6 @@
 """Reports of a run to the service, for its page. Failures never stop a training."""
 
 import base64
-import io
 import json
 import logging
 import math
@@ -14,11 +13,21 @@ from types import TracebackType
 from typing import Self
 
 import torch
-from PIL import Image
 from solrl_client.rollouts import RolloutClient
+from solrl_core.image_files import FRAME_MS, webp
+from solrl_core.rewards.frames import evenly
 from solrl_proto.identifiers import split_checkpoint
 from solrl_proto.problems import ProblemError
-from solrl_proto.status import THUMBNAIL_SIDE, Activity, HeldOut, RunSettings, SamplePair, Samples, Work
+from solrl_proto.status import (
+    THUMBNAIL_BYTES,
+    THUMBNAIL_SIDE,
+    Activity,
+    HeldOut,
+    RunSettings,
+    SamplePair,
+    Samples,
+    Work,
+)
 
 from solrl_trainer.records.evaluations import small_images
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
@@ -40,6 +49,7 @@ _COUNTS_EVERY = 3.0
 _NOT_VALID = 422
 _VALUE_LENGTH = 256
 _PROMPT_LENGTH = 1000
+_THUMBNAIL_FRAMES = 12
 
 
 class ImageBudget:
@@ -253,8 +263,16 @@ def _pairs(shown: CandidatePairs) -> tuple[SamplePair, ...]:
 
 
 def thumbnail(image: torch.Tensor) -> str:
-    """Base64 WebP of an image float32 [3, H, W] in [0, 1], at most `THUMBNAIL_SIDE` pixels a side."""
-    file = io.BytesIO()
-    pixels = small_images(image[None], THUMBNAIL_SIDE)[0].permute(1, 2, 0).numpy()
-    Image.fromarray(pixels).save(file, "WEBP", quality=90)
-    return base64.b64encode(file.getvalue()).decode()
+    """Base64 WebP of an image float32 [3, H, W] in [0, 1], at most `THUMBNAIL_SIDE` pixels a side.
+
+    Of a clip [F, 3, H, W], an animated one with as many of its frames as a thumbnail has room for.
+    """
+    pixels = small_images(image, THUMBNAIL_SIDE).movedim(-3, -1)
+    if pixels.ndim == 3:
+        return base64.b64encode(webp(pixels, quality=90)).decode()
+    for count in (_THUMBNAIL_FRAMES, _THUMBNAIL_FRAMES // 2, 1):
+        frames = pixels[evenly(count, len(pixels))]
+        text = base64.b64encode(webp(frames, frame_ms=FRAME_MS * len(pixels) // len(frames), quality=50)).decode()
+        if len(text) <= THUMBNAIL_BYTES:
+            break
+    return text

@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib
 import torch
 from PIL import Image, ImageDraw, ImageFont, ImageOps
+from solrl_core.image_files import tiled
 
 from solrl_trainer.evaluation.gallery import Gallery
 from solrl_trainer.records.output_files import writing
@@ -63,7 +64,7 @@ def write_grid(gallery: Gallery, path: Path, name: str, about: str, rows: int = 
         rows: largest number of prompts.
     """
     count = min(rows, len(gallery.prompts))
-    side = gallery.before.shape[-1]
+    side = gallery.before.shape[-1] * (1 if gallery.before.ndim == 4 else 2)
     shown = shown_side(side)
     columns = min(COLUMNS, max(count, 1))
     width = max(2 * MARGIN + columns * (2 * shown + GAP) + (columns - 1) * GUTTER, SMALLEST_WIDTH)
@@ -104,7 +105,7 @@ def _headline(draw: Any, name: str, about: str, gallery: Gallery, count: int) ->
 
 
 def _picture(image: torch.Tensor, side: int) -> Image.Image:
-    picture = Image.fromarray(image.permute(1, 2, 0).numpy())
+    picture = Image.fromarray(tiled(image[None], columns=2)[0].permute(1, 2, 0).numpy())
     method = Image.Resampling.BICUBIC if picture.width < side else Image.Resampling.LANCZOS
     return ImageOps.pad(picture, (side, side), method, _PAPER)
 

@@ -88,6 +88,7 @@ def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None,
     found = describe_model(config.model, config.revision)
     call = None if found is None else found.family.pipeline_call(found.options, found.config, config.guidance)
     arguments = {"num_inference_steps": config.evaluate.steps} | (call or {"guidance_scale": config.guidance})
+    clips = found is not None and found.family.frame_step > 0
     even = found is not None and not found.family.own_schedule
     if even:
         arguments["sigmas"] = unshifted_sigmas(config.evaluate.steps)[:-1]
@@ -97,7 +98,7 @@ def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None,
         transformer = _from_file(found.config["_class_name"], file.name, place, config.revision)
     shown = config.model_copy(update={"model": name, "prompts": config.shown_prompts})
     page: str = environment.get_template("model_card.md.j2").render(
-        front=yaml.safe_dump(_front(config, on_hub and file is None), sort_keys=False).strip(),
+        front=yaml.safe_dump(_front(config, on_hub and file is None, clips=clips), sort_keys=False).strip(),
         mark=MARK,
         run=config.run,
         base=f"[{base}](https://huggingface.co/{base})" if on_hub and file is None else f"`{name}`",
@@ -113,8 +114,10 @@ def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None,
         scale=f"{config.lora.alpha / config.lora.rank:g}",
         arguments=", ".join(f"{name}={value!r}" for name, value in arguments.items()),
         arguments_known=call is not None,
+        clips=clips,
         unloaded="" if file is None or transformer else file.name,
         solver=config.solver,
+        dpm2=config.solver == "dpm2" and not clips,
         even=even,
         measured=measured,
         rows=_rows(measured, config) if measured else [],
@@ -132,13 +135,14 @@ def _from_file(kind: str, file: str, place: str, revision: str | None) -> str:
     return f"transformer = {kind}.from_single_file('path/to/{file}', {options})"
 
 
-def _front(config: RunConfig, on_hub: bool) -> dict[str, Any]:
+def _front(config: RunConfig, on_hub: bool, *, clips: bool) -> dict[str, Any]:
+    task = "text-to-video" if clips else "text-to-image"
     base = {"base_model": config.model, "base_model_relation": "adapter"} if on_hub else {}
     return {
         **base,
         "library_name": "diffusers",
-        "pipeline_tag": "text-to-image",
-        "tags": ["lora", "text-to-image", *(["reinforcement-learning"] if config.shown_weights else []), "solrl"],
+        "pipeline_tag": task,
+        "tags": ["lora", task, *(["reinforcement-learning"] if config.shown_weights else []), "solrl"],
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from solrl_core.image_files import tiled, webp
 
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery
 from solrl_trainer.records import figures
@@ -50,6 +51,7 @@ def write_page(template: str, content: dict[str, Any], path: Path) -> Path:
     environment.filters |= {
         "duration": figures.duration_text,
         "image": data_uri,
+        "strip": strip_uri,
         "label": figures.reward_label,
         "setting": setting_text,
     }
@@ -60,11 +62,18 @@ def write_page(template: str, content: dict[str, Any], path: Path) -> Path:
 
 
 def data_uri(image: torch.Tensor) -> str:
-    """Encode a uint8 [3, H, W] image as a data URI: small ones as PNG, larger ones as JPEG."""
+    """Encode a uint8 [3, H, W] image as a data URI: small ones as PNG, larger ones as JPEG, clips as animated WebP."""
+    if image.ndim == 4:
+        return f"data:image/webp;base64,{base64.b64encode(webp(image.movedim(-3, -1), quality=75)).decode()}"
     buffer = io.BytesIO()
     kind = "png" if max(image.shape[-2:]) <= 128 else "jpeg"
     Image.fromarray(image.permute(1, 2, 0).numpy()).save(buffer, kind, quality=90)
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def strip_uri(clip: torch.Tensor) -> str:
+    """Encode four frames of a uint8 [F, 3, H, W] clip, side by side, as a data URI."""
+    return data_uri(tiled(clip[None], columns=4)[0])
 
 
 def _content(run: RunFiles) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from solrl_core.image_files import for_showing
 from solrl_core.sampling.sampler import Trajectory
 from solrl_engine.sampler import Sampler, survivors
 from solrl_proto.rollouts import PromptItem
@@ -88,8 +89,8 @@ class GroupSampler:
         return scores
 
     def images(self, prompt: PromptItem, seeds: Sequence[int]) -> torch.Tensor:
-        """Images of these candidates, float32 [N, 3, H, W] in [0, 1]."""
-        return self.sampler.sample([prompt] * len(seeds), seeds, decode="exact").images.cpu()
+        """Images of these candidates `for_showing`, float32 in [0, 1]."""
+        return for_showing(self.sampler.sample([prompt] * len(seeds), seeds, decode="exact").images).cpu()
 
     def _completed(
         self, prompts: Sequence[PromptItem], seeds: Sequence[int], start: Trajectory | None = None

@@ -204,7 +204,7 @@ class DeviceSource:
     def images_of(
         self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
     ) -> tuple[torch.Tensor, float]:
-        """Images of the given candidates of each prompt, float32 [N, 3, H, W] in [0, 1], and the seconds they took."""
+        """Images `for_showing` of the given candidates of each prompt, and the seconds they took."""
         self._planned, started = iteration, time.perf_counter()
         parts = [self._group_sampler.images(prompt, own) for prompt, own in zip(prompts, seeds, strict=True)]
         return torch.cat(parts), time.perf_counter() - started

@@ -31,7 +31,7 @@ class CandidatePairs:
 
     Attributes:
         pairs: prompt, seed and scores of each.
-        explored, regenerated: float32 [len(pairs), 3, H, W] in [0, 1].
+        explored, regenerated: images `for_showing`, float32 in [0, 1], one of each for each pair.
         seconds: time that the exploring device spent on the explored images.
     """
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from solrl_core.image_files import for_showing
 from solrl_core.rewards.reward import weighted_sum
 from solrl_core.sampling.generator import GeneratorOutput
 from solrl_engine.scorer import NonFiniteImagesError, RewardTimes, Scorer, Scores, sum_times
@@ -52,12 +53,12 @@ class SampleScorer:
 
         def scored() -> ScoredSamples:
             score, rewards = self._rate(prompts, samples.images)
-            return ScoredSamples(samples.latents, samples.images.cpu(), samples.recording, score, rewards)
+            return ScoredSamples(samples.latents, for_showing(samples.images).cpu(), samples.recording, score, rewards)
 
         return self._side.start(scored)
 
     def score_images(self, prompts: Sequence[PromptItem], images: torch.Tensor) -> Pending[torch.Tensor]:
-        """Begin to compute the scores [N] of images [N, 3, H, W], one prompt for each."""
+        """Begin to compute the scores [N] of images or clips, one prompt for each."""
         return self._side.start(lambda: self._rate(prompts, images)[0])
 
     def _rate(self, prompts: Sequence[PromptItem], images: torch.Tensor) -> tuple[torch.Tensor, Scores]:

@@ -21,7 +21,7 @@ class ImageSource(Protocol):
         """Images of candidates explored for an iteration under `version`, in the order of the prompts.
 
         Returns:
-            Images float32 [N, 3, H, W] in [0, 1], and the seconds that the exploring device spent on them.
+            Images `for_showing`, float32 in [0, 1], and the seconds that the exploring device spent on them.
 
         Raises:
             ProblemError: a service refuses, has lost the version, or cannot be reached.

@@ -27,6 +27,11 @@ class StoredImages:
             rewards: of the run; none is computed of stored images.
             batch: largest number of images that are encoded at once.
         """
+        if backbone.frames > 1:
+            raise ValueError(
+                f"got clips of {backbone.frames} frames to train on stored images; expected generate.frames=1, which "
+                f"makes images of {backbone.name}"
+            )
         self._files, self._backbone, self._rewards, self._batch = files, backbone, rewards, batch
 
     def groups(self, prompts: Sequence[PromptItem]) -> Iterator[CandidateGroup]:

@@ -7,6 +7,7 @@ from solrl_core.arithmetic import differences
 from solrl_core.errors import MismatchError
 from solrl_core.families import Backbone
 from solrl_core.fingerprint import check_digests
+from solrl_core.model_options import size_text
 from solrl_proto.models import ModelInfo
 from solrl_proto.printable import printable
 from solrl_proto.rollouts import RewardSpec
@@ -20,15 +21,17 @@ def check_size(hosted: ModelInfo, backbone: Backbone) -> None:
     Raises:
         MismatchError: the size differs; names both.
     """
-    theirs, ours = (f"{one.width}×{one.height}" for one in (hosted, backbone))
+    theirs, ours = map(size_text, (hosted, backbone))
     if theirs != ours:
+        own = f"--height {backbone.height} --width {backbone.width}"
+        own += f" --frames {backbone.frames}" if backbone.frames > 1 else ""
         raise MismatchError(
             "size",
             "the service makes images of another size: it would rank images that are never trained on",
             where="generate",
             got=theirs,
             expected=ours,
-            action=f"serve with --height {backbone.height} --width {backbone.width}, or change the section generate",
+            action=f"serve with {own}, or change the section generate",
         )
 
 

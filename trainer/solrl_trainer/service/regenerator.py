@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+from solrl_core.image_files import for_showing
 from solrl_core.rewards.reward import weighted_sum
 from solrl_engine.side_stream import Pending, in_background
 from solrl_proto.noise import expand_seeds
@@ -84,7 +85,9 @@ class ServiceRegenerator:
             if repeated is not None:
                 self._compare(samples.latents[place], repeated[0].cpu(), selection, place)
             latents = samples.latents.to(models.backbone.device)
-            shown = models.generator.decode(outermost(latents, SHOWN_EACH)).cpu() if decoded else samples.images
+            shown = samples.images
+            if decoded:
+                shown = for_showing(models.generator.decode(outermost(latents, SHOWN_EACH))).cpu()
             return replace(samples, latents=latents, images=shown)
 
         return arrived

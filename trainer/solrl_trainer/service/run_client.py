@@ -1,5 +1,6 @@
 """Requests to a rollout service for the candidates of one run."""
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 from solrl_client.rollouts import RolloutClient, rollout_request
+from solrl_core.image_files import for_showing, from_file
 from solrl_engine.scorer import sum_times
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import Numerics
@@ -22,7 +24,6 @@ from solrl_proto.rollouts import (
 )
 
 from solrl_trainer.rollouts.plans import exploration_plan
-from solrl_trainer.service.png import from_png
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompt_rewards import asked_rewards, own_rewards, rows_alike
 
@@ -46,6 +47,7 @@ class RunClient:
         numerics: of each precision, as the service said at the start; None to accept any.
         restore: removes the cause of a refusal, if it can; the request is then repeated.
         requested: for rewards that prompts name.
+        frames: of the model's clips; 1 for images.
     """
 
     client: RolloutClient
@@ -58,6 +60,7 @@ class RunClient:
     numerics: Mapping[Precision, Numerics] | None = None
     restore: Callable[[Problem], bool] | None = None
     requested: Callable[[Sequence[RewardSpec]], Requested] = lambda specs: (tuple(specs), None)
+    frames: int = 1
 
     @property
     def url(self) -> str:
@@ -105,16 +108,22 @@ class RunClient:
         """Images of the given candidates of each prompt, explored for an iteration under `version`.
 
         Returns:
-            Images float32 [N, 3, H, W] in [0, 1], and the seconds that the service spent on them.
+            Images `for_showing`, float32 in [0, 1], and the seconds that the service spent on them.
 
         Raises:
             ProblemError: refused or unreachable.
         """
         plan = self._unpruned(iteration, decoder_precision=None)
-        answer = self._answer(prompts, version, {"seeds": seeds}, plan, images=True)
-        images = [from_png(png) for group in answer.groups for png in group.images or () if png is not None]
-        spent = answer.seconds
-        return torch.stack(images), spent.switch + spent.generate + spent.reward
+        asked: list[tuple[Sequence[PromptItem], Sequence[Sequence[int]]]] = [(prompts, seeds)]
+        if self.frames > 1:  # of which an answer has room for few
+            each = zip(prompts, seeds, strict=True)
+            asked = [([prompt], [own[i : i + 2]]) for prompt, own in each for i in range(0, len(own), 2)]
+        answers = [self._answer(own, version, {"seeds": which}, plan, images=True) for own, which in asked]
+        groups = [group for answer in answers for group in answer.groups]
+        files = [base64.b64decode(file) for group in groups for file in group.images or () if file is not None]
+        images = torch.cat([for_showing(from_file(file, self.frames)[None]) for file in files])
+        spent = [answer.seconds for answer in answers]
+        return images, sum(one.switch + one.generate + one.reward for one in spent)
 
     def group_of(self, prompt: PromptItem, seeds: Sequence[int], version: int) -> RolloutAnswer:
         """One group under `version`, by that iteration's plan: the candidates of these seeds, with their latents.
@@ -173,7 +182,7 @@ class RunClient:
             candidates=candidates,
             plan=plan,
             rewards=rewards,
-            images="png" if images else "none",
+            images=("webp" if self.frames > 1 else "png") if images else "none",
             latents="float32" if latents else None,
             ahead=ahead,
         )
@@ -203,6 +212,7 @@ def run_client(
     numerics: Mapping[Precision, Numerics] | None = None,
     restore: Callable[[Problem], bool] | None = None,
     requested: Callable[[Sequence[RewardSpec]], Requested] = RunClient.requested,
+    frames: int = 1,
 ) -> RunClient:
     """A client that explores by a run's settings; without `rewards`, the service has loaded all."""
     return RunClient(
@@ -216,4 +226,5 @@ def run_client(
         numerics=numerics,
         restore=restore,
         requested=requested,
+        frames=frames,
     )

@@ -103,6 +103,7 @@ def open_service_source(
             requested=requested,
             numerics={info.precision: info.numerics for info in served.precisions},
             restore=_restore(supply, world),
+            frames=served.frames,
         )
         regenerates = config.regenerate.at == "service"
         shares: tuple[Share, Share | None] = config.explore.share, config.regenerate.share if regenerates else None

@@ -147,18 +147,20 @@ class PromptSource(Section):
 
 
 class GenerateSettings(Section):
-    """Size of every image of a run."""
+    """Size of every image or clip of a run."""
 
     height: Positive | None = None
     """Height of every image in pixels; null: the model's own. The service is started with the same, `serve --height`.
     A plan of `calibrate` names the size that it was chosen for."""
     width: Positive | None = None
     """Width of every image in pixels; null: the model's own."""
+    frames: Positive | None = None
+    """Frames of every clip, for a model that makes clips, `serve --frames`; null: the model's own."""
 
     @property
     def size(self) -> ImageSize:
-        """Both."""
-        return ImageSize(self.height, self.width)
+        """All of it."""
+        return ImageSize(self.height, self.width, self.frames)
 
 
 class EvaluateSettings(Section):

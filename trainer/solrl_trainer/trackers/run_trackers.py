@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from solrl_core.image_files import tiled
 from solrl_proto.identifiers import Message
 from solrl_proto.text_files import read_json
 
@@ -112,7 +113,7 @@ class Trackers:
         self._each(lambda tracker: tracker.figures(version, found))
 
     def samples(self, version: int, prompts: Sequence[str], images: torch.Tensor) -> None:
-        """Images [prompts, 3, H, W] in [0, 1] of the held-out prompts under a version; the first are shown."""
+        """Images or clips, in [0, 1], of the held-out prompts under a version; the first are shown."""
         if self._open and len(images):
             sheet = contact_sheet(images[:SHOWN_PROMPTS])
             caption = "\n".join(f"{i}. {prompt}" for i, prompt in enumerate(prompts[:SHOWN_PROMPTS], 1))
@@ -185,8 +186,8 @@ def figures(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def contact_sheet(images: torch.Tensor) -> Image.Image:
-    """Images float [N, 3, H, W] in [0, 1] in rows of four, at most 256 px a side each."""
-    images = small_images(images, _SIDE)
+    """Images in [0, 1], or four frames of each clip, in rows of four, at most 256 px a side each."""
+    images = small_images(tiled(images, columns=2), _SIDE)
     count, _, height, width = images.shape
     columns = min(count, _COLUMNS)
     sheet = Image.new("RGB", (columns * width, -(-count // columns) * height), "white")

@@ -44,6 +44,6 @@ def load_backend(spec: ModelSpec, settings: RolloutSettings) -> Backend:
         device=str(device),
         revision=spec.revision,
         layers=settings.layers,
-        size=ImageSize(settings.height, settings.width),
+        size=ImageSize(settings.height, settings.width, settings.frames),
     )
     return LocalBackend(backbone, emulates=emulates)

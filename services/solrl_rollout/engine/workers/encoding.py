@@ -16,7 +16,7 @@ from solrl_proto.rollouts import Plan, PromptItem, RewardTime
 
 from solrl_rollout.engine import errors
 from solrl_rollout.engine.errors import EngineError
-from solrl_rollout.engine.scored_group import png
+from solrl_rollout.engine.scored_group import image_file
 from solrl_rollout.engine.work import Chunk, ExternalReward, HostedModel, Job, ScoredChunk
 
 Header = dict[str, Any]
@@ -68,7 +68,7 @@ def encode_scored(scored: ScoredChunk) -> tuple[Header, bytes]:
     """A finished chunk, its images compressed."""
     place, tensors = pack_trajectory(scored.trajectory)
     tensors |= {f"reward.{name}": values.contiguous() for name, values in scored.rewards.items()}
-    images = None if scored.images is None else [png(image) for image in scored.images]
+    images = None if scored.images is None else [image_file(image) for image in scored.images]
     for i, image in enumerate(images or ()):
         tensors[f"image.{i}"] = torch.frombuffer(bytearray(image), dtype=torch.uint8)
     header = {

@@ -134,7 +134,7 @@ function showCard(card, run, curve, evaluations, chosen) {
 function showFoot(service) {
   const models = service.models.map((model) => {
     const precisions = model.precisions.map((info) => info.precision.toUpperCase() + (info.numerics === "emulated" ? " (emulated)" : ""));
-    return el("span", {}, `${model.name}, ${model.width}×${model.height}: ${precisions.join(", ")}`);
+    return el("span", {}, `${model.name}, ${model.width}×${model.height}${model.frames ? `×${model.frames}` : ""}: ${precisions.join(", ")}`);
   });
   const kept = service.store === "redis" ? "adapters in Redis" : "adapters in memory";
   // A single worker needs no line of its own.

@@ -53,7 +53,7 @@ class VllmOmniBackend:
         require_packages()
         if split_model(spec.location)[0] is not None:
             raise ValueError("vllm-omni reads models in diffusers format; serve single files with --engine solrl")
-        size = ImageSize(settings.height, settings.width)
+        size = ImageSize(settings.height, settings.width, settings.frames)
         skeleton = load_skeleton(spec.location, revision=spec.revision, size=size)
         pipeline = pipeline_class(skeleton.family, settings.precision)
         folder = model_folder(spec.location, revision=spec.revision)

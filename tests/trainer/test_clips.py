@@ -1,0 +1,107 @@
+"""Runs that train on clips, of a tiny Wan: each algorithm, with and without a service, and what they show."""
+
+import base64
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from service_helpers import RunningService, running_service
+from solrl_core.families import load_backbone
+from solrl_core.image_files import from_file
+from solrl_core.sampling.generator import Generator
+from solrl_trainer.commands import run
+from solrl_trainer.evaluation.gallery import load_gallery
+from solrl_trainer.records import checkpoints
+from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.presets import resolve
+from tiny_pipelines import FRAMES, write_wan
+from training_helpers import TINY
+
+REWARDS = {"training_helpers:redness": 1.0, "motion": 0.1}
+SMALL = (
+    *TINY,
+    *("explore.prompts=2", "explore.candidates=4", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
+    *("optimizer.updates=1", "optimizer.learning_rate=3e-2", "iterations=1", "prompts=shapes", "guidance=2.5"),
+    *("evaluate.prompts=2", "evaluate.seeds=2", "evaluate.steps=2", "evaluate.fidelity_prompts=0"),
+    f"rewards={REWARDS}",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_wan(tmp_path_factory.mktemp("models") / "wan")
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[RunningService]:
+    with running_service("--rewards", *REWARDS, model=[str(folder)]) as running:
+        yield running
+
+
+def trained(folder: Path, recipe: str, output: Path, url: str | None = None, *more: str) -> RunConfig:
+    """The settings of a finished run that changed its adapter."""
+    place = f"rollout_url={url}" if url else "rollout_url=null"
+    arguments = {"model": str(folder), "output": output, "run": output.name}
+    config = resolve(f"wan/{recipe}/clipscore", overrides=[*SMALL, place, *more], arguments=arguments).config
+    run.run(config)
+    found = checkpoints.latest(output / "checkpoints")
+    assert found is not None
+    assert any(bool(tensor.any()) for name, tensor in found.averaged.tensors.items() if "lora_B" in name)
+    (iteration,) = (line for line in read_metrics(output / "metrics.jsonl") if line["event"] == "iteration")
+    assert iteration["rewards"].keys() == REWARDS.keys()
+    return config
+
+
+@pytest.mark.parametrize("recipe", ["diffusionnft", "flowgrpo"])
+def test_an_algorithm_trains_on_clips(folder: Path, recipe: str, tmp_path: Path) -> None:
+    trained(folder, recipe, tmp_path / recipe)
+    assert load_gallery(tmp_path / recipe).after.shape == (2, FRAMES, 3, 64, 96)
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["here", "served"])
+def test_sol_rl_selects_clips_and_shows_them(
+    folder: Path, service: RunningService, served: bool, tmp_path: Path
+) -> None:
+    name = "served" if served else "here"
+    trained(folder, "sol_rl", tmp_path / name, service.url if served else None, "explore.keep=2")
+    gallery = load_gallery(tmp_path / name)
+    assert gallery.explored is not None
+    assert gallery.explored.shape == (4, FRAMES, 3, 64, 96)
+    page = (tmp_path / name / "report.html").read_text()
+    playing = [base64.b64decode(found) for found in re.findall(r'src="data:image/webp;base64,([^"]+)"', page)]
+    assert len(playing) == 4 + 8
+    for file in playing:
+        with Image.open(io.BytesIO(file)) as image:
+            assert (image.size, image.n_frames) == ((96, 64), FRAMES)
+    assert page.count('class="frames"') == len(playing)
+    with Image.open(tmp_path / name / "grid.png") as grid:
+        assert grid.width > 800
+    card = (tmp_path / name / "README.md").read_text()
+    assert "pipeline_tag: text-to-video" in card
+    assert f"num_frames={FRAMES}).frames[0]" in card
+
+
+def test_a_service_answers_clips_as_this_process_makes_them(folder: Path, service: RunningService) -> None:
+    backbone = load_backbone(str(folder))
+    made = Generator(backbone, "bf16").generate("a red circle", [3, 4], steps=2, guidance=2.5).images
+    request = {
+        "model": backbone.name,
+        "prompts": [{"id": "p", "text": "a red circle"}],
+        "candidates": {"seeds": [[3, 4]]},
+        "plan": {"steps": 2, "precision": "bf16", "guidance": 2.5},
+        "rewards": [{"name": "motion"}],
+        "images": "webp",
+    }
+    answer = service.client.post("/v1/rollouts", json=request).json()
+    clips = torch.stack([from_file(base64.b64decode(file), FRAMES) for file in answer["groups"][0]["images"]])
+    assert float((clips - made).abs().max()) <= 1.01 / 255
+    refusal = service.client.post("/v1/rollouts", json=request | {"images": "png"})
+    assert refusal.status_code == 422
+    assert refusal.json()["action"] == "ask for webp"
+    (hosted,) = service.client.get("/v1/models").json()["models"]
+    assert (hosted["frames"], hosted["latent_shape"]) == (FRAMES, [4, 2, 8, 12])
