@@ -11,6 +11,15 @@ NAMES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-Large 1024²", "sana": "SANA 1.6B
 FAMILIES = {"24-in-24 BF16": "24 in 24, BF16", "24-in-96 BF16": "24 in 96, BF16", "Sol-RL": "Sol-RL"}
 
 
+def write(figure: Any, path: Path) -> None:
+    """Write a figure as SVG, in colours for a light or a dark page."""
+    shades = [";".join(f"--{name}:{pair[dark]}" for name, pair in style.COLOURS.items()) for dark in (0, 1)]
+    rules = f":root{{{shades[0]}}}@media(prefers-color-scheme:dark){{:root{{{shades[1]}}}}}"
+    head, _, rest = style.svg(figure).partition(">")
+    head = head.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"')
+    path.write_text(f"{head}><style>{rules}</style>{rest}\n", encoding="utf-8")
+
+
 def speed(read: Read, path: Path) -> None:
     """Bars of one prompt's rollout phase, with the speed-up over naive scaling at their ends."""
     found = {(row["model"], row["part"]): row for row in read("equal_gpus")["rows"] if row["gpus"] == 1}
@@ -30,7 +39,7 @@ def speed(read: Read, path: Path) -> None:
             axes.grid(axis="y", visible=False)
             axes.margins(x=0.02)
         figure.legend([explored, again], ["explore", "regenerate"], loc="outside lower center", ncols=2)
-        figure.savefig(path, metadata={"Date": None})
+        write(figure, path)
 
 
 def training(read: Read, path: Path) -> None:
@@ -49,7 +58,7 @@ def training(read: Read, path: Path) -> None:
         axes.set_xlim(right=84)
         axes.invert_yaxis()
         axes.legend(loc="lower right")
-        figure.savefig(path, metadata={"Date": None})
+        write(figure, path)
 
 
 def plateaus(read: Read, path: Path) -> None:
@@ -64,7 +73,7 @@ def plateaus(read: Read, path: Path) -> None:
             axes.set(title=f"trained on {reward}", xlabel="iterations")
         panels[0].set_ylabel("gain of the held-out reward, sd")
         figure.legend(loc="outside lower center", ncols=len(FAMILIES))
-        figure.savefig(path, metadata={"Date": None})
+        write(figure, path)
 
 
 def plans(read: Read, path: Path) -> None:
@@ -89,13 +98,13 @@ def plans(read: Read, path: Path) -> None:
                 axes.plot([c for c, _, _ in means], [m for _, m, _ in means], "o-", color=f"C{at}", label=name, ms=3)
                 for cost, mean, keep in means:
                     axes.annotate(str(keep), (cost, mean), xytext=(3, 3), textcoords="offset points", fontsize=7)
-            axes.axhline(1, color="0.6", linestyle="--", linewidth=1)
+            axes.axhline(1, color="C7", linestyle="--", linewidth=1)
             axes.set(title=model, xlabel="share of six steps", ylim=(-1, 8))
             axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         panels[0].set_ylabel("ranks lost by the best or worst 12")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
-        figure.savefig(path, metadata={"Date": None})
+        write(figure, path)
 
 
 def service(read: Read, path: Path) -> None:
@@ -111,7 +120,7 @@ def service(read: Read, path: Path) -> None:
             axes.set_xticks(list(cost), [f"{count:,}" for count in cost], fontsize=8)
             axes.minorticks_off()
         panels[0].set_ylabel("cost of a candidate")
-        figure.savefig(path, metadata={"Date": None})
+        write(figure, path)
 
 
 PICTURES: Mapping[str, Callable[[Read, Path], None]] = {
