@@ -397,7 +397,7 @@ LIES: dict[str, tuple[Lie, tuple[str, ...]]] = {
     "latents of other seeds": (rotate_values, BITS),
     "latents of another version": (use_another_version, BITS),
     "another version": (name_another_version, ("latents.adapter", adapter_digest(b""))),
-    "seeds in another order": (reverse_seeds, ("seeds[0]",)),
+    "seeds in another order": (reverse_seeds, ("seeds",)),
     "damaged latents": (keep_the_digest, ("latents.digest", "of the values")),
     "no latents": (answer_none, ("latents", "not given")),
 }
