@@ -217,6 +217,8 @@ class Plan(Message):
     decoder_precision: Annotated[DecoderPrecision | None, Field(exclude_if=lambda value: value is None)] = None
     """Precision of the decoder's 3×3 convolutions, except the first and the last, for images that are only scored; null
     is the autoencoder's own. Absent if null. Emulated on CPUs and on GPUs before Hopper."""
+    frames: Annotated[int | None, Field(gt=1, exclude_if=lambda value: value is None)] = None
+    """Only the first frames of each clip, from the noise that they have in whole clips; null: all. Absent if null."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -296,6 +298,8 @@ class RolloutRequest(Message):
                 f"images are decoded in the autoencoder's own precision, and the plan scores them decoded in "
                 f"{self.plan.decoder_precision}; expected images none, or no decoder_precision"
             )
+        if self.latents is not None and self.plan.frames is not None:
+            raise ValueError("latents are of whole clips; expected no latents, or no plan.frames")
         seeds = self.candidates.seeds
         if seeds is not None and len(seeds) != len(self.prompts):
             raise ValueError(f"seeds has {len(seeds)} lists for {len(self.prompts)} prompts; expected one per prompt")

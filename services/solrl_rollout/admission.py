@@ -39,6 +39,7 @@ def check_request(request: RolloutRequest, hosted: HostedModel, most_queued: int
     precision = hosted.default_precision if request.plan.precision == "auto" else request.plan.precision
     _check_precision(precision, hosted.info)
     _check_fitted(request.plan.fitted, hosted.info)
+    _check_frames(request.plan.frames, hosted.info)
     if request.plan.prune is not None and not hosted.prunes:
         raise ProblemError(
             ProblemKind.INVALID_REQUEST,
@@ -133,6 +134,21 @@ def _check_fitted(fitted: FittedSolver | None, hosted: ModelInfo) -> None:
             got=target.model,
             expected=digest,
             action="fit one for this model with `solrl-train calibrate`, or omit plan.fitted",
+        )
+
+
+def _check_frames(frames: int | None, hosted: ModelInfo) -> None:
+    if frames is None:
+        return
+    step = (hosted.frames - 1) // (hosted.latent_shape[1] - 1) if hosted.frames > 1 else 0
+    if not step or frames > hosted.frames or (frames - 1) % step:
+        raise ProblemError(
+            ProblemKind.INVALID_REQUEST,
+            f"clips of {hosted.name} cannot be cut to this number of frames" if step else f"{hosted.name} makes images",
+            where="body.plan.frames",
+            got=frames,
+            expected=f"1 more than a multiple of {step}, up to {hosted.frames}" if step else None,
+            action="omit plan.frames, or give such a number" if step else "omit plan.frames",
         )
 
 

@@ -5,15 +5,20 @@ import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 from service_helpers import RunningService, running_service
 from solrl_core.families import load_backbone
 from solrl_core.image_files import from_file
 from solrl_core.sampling.generator import Generator
+from solrl_trainer.calibration.deciding import Requirement
+from solrl_trainer.calibration.plans import PlanSet
 from solrl_trainer.commands import run
+from solrl_trainer.commands.calibrate import calibrate
 from solrl_trainer.evaluation.gallery import load_gallery
 from solrl_trainer.records import checkpoints
 from solrl_trainer.records.metrics_file import read_metrics
@@ -86,10 +91,39 @@ def test_sol_rl_selects_clips_and_shows_them(
     assert f"num_frames={FRAMES}).frames[0]" in card
 
 
+@pytest.mark.parametrize("served", [False, True], ids=["here", "served"])
+def test_fewer_frames_are_explored_than_are_trained_on(folder: Path, served: bool, tmp_path: Path) -> None:
+    def explore(url: str | None) -> None:
+        trained(folder, "sol_rl", tmp_path / "run", url, "explore.keep=2", "generate.frames=9", "explore.frames=5")
+
+    if served:
+        with running_service("--rewards", *REWARDS, "--frames", "9", model=[str(folder)]) as longer:
+            explore(longer.url)
+    else:
+        explore(None)
+    gallery = load_gallery(tmp_path / "run")
+    assert gallery.explored is not None
+    assert gallery.regenerated is not None
+    assert (gallery.explored.shape[1], gallery.regenerated.shape[1], gallery.after.shape[1]) == (5, 9, 9)
+
+
+def test_calibrate_measures_half_of_the_frames_beside_whole_clips(folder: Path, tmp_path: Path) -> None:
+    arguments = {"model": str(folder)}
+    overrides = [*SMALL, "rollout_url=null", "generate.frames=9", "explore.keep=2", "explore.precision=bf16"]
+    config = resolve("wan/sol_rl/clipscore", overrides=overrides, arguments=arguments).config
+    limits = PlanSet(steps=(2,), schedules=())
+    found = calibrate(config, tmp_path / "calibration", prompts=2, requirement=Requirement(wanted=-1.0), limits=limits)
+    assert [row["name"] for row in found["plans"]] == ["bf16 2 steps", "bf16 2 steps, 5 frames"]
+    assert found["chosen"] is not None
+    planned = yaml.safe_load((tmp_path / "calibration" / "plan.yaml").read_text())
+    assert planned["generate"] == {"height": 64, "width": 96, "frames": 9}
+    assert planned["explore"]["frames"] in (None, 5)
+
+
 def test_a_service_answers_clips_as_this_process_makes_them(folder: Path, service: RunningService) -> None:
     backbone = load_backbone(str(folder))
     made = Generator(backbone, "bf16").generate("a red circle", [3, 4], steps=2, guidance=2.5).images
-    request = {
+    request: dict[str, Any] = {
         "model": backbone.name,
         "prompts": [{"id": "p", "text": "a red circle"}],
         "candidates": {"seeds": [[3, 4]]},
@@ -100,6 +134,10 @@ def test_a_service_answers_clips_as_this_process_makes_them(folder: Path, servic
     answer = service.client.post("/v1/rollouts", json=request).json()
     clips = torch.stack([from_file(base64.b64decode(file), FRAMES) for file in answer["groups"][0]["images"]])
     assert float((clips - made).abs().max()) <= 1.01 / 255
+    for frames in (3, 9):
+        refusal = service.client.post("/v1/rollouts", json=request | {"plan": request["plan"] | {"frames": frames}})
+        assert refusal.status_code == 422
+        assert (refusal.json()["where"], refusal.json()["got"]) == ("body.plan.frames", frames)
     refusal = service.client.post("/v1/rollouts", json=request | {"images": "png"})
     assert refusal.status_code == 422
     assert refusal.json()["action"] == "ask for webp"

@@ -36,6 +36,7 @@ class Backbone(ABC):
         height: of an image in pixels, by default.
         width: of an image in pixels, by default.
         frames: of a sample: 1 for an image, more for a clip.
+        frame_step: frames of a clip for each further one of its latents [C, T, ...]; 0 for a family of images.
         lora_targets: regular expression that matches the whole dotted name of each module that LoRA adapts.
         text_layers: regular expression that matches the whole dotted name of each layer of the transformer that sees
             only the prompt; by default none.
@@ -57,6 +58,7 @@ class Backbone(ABC):
     height: int
     width: int
     frames: int = 1
+    frame_step: int = 0
     lora_targets: str
     text_layers: str | None = None
     policy: LayerPolicy
@@ -102,6 +104,23 @@ class Backbone(ABC):
     def pipeline_arguments(self) -> dict[str, Any]:
         """Arguments with which the diffusers pipeline generates as here without guidance; {} without a pipeline."""
         return {}
+
+    def check_frames(self, frames: int) -> None:
+        """Refuse a number of first frames that clips cannot be cut to; ValueError."""
+        if not self.frame_step or not 1 < frames <= self.frames or (frames - 1) % self.frame_step:
+            wanted = f"1 more than a multiple of {self.frame_step}, up to {self.frames}" if self.frame_step else "null"
+            raise ValueError(f"got candidates of {frames} frames of {self.name}; expected {wanted}")
+
+    def first_frames(self, latents: torch.Tensor, frames: int | None) -> torch.Tensor:
+        """Of the latents of whole clips [B, C, T, ...], those of their first frames; of None, all.
+
+        Raises:
+            ValueError: see `check_frames`.
+        """
+        if frames is None:
+            return latents
+        self.check_frames(frames)
+        return latents[:, :, : (frames - 1) // self.frame_step + 1].contiguous()
 
     @property
     @abstractmethod

@@ -37,7 +37,6 @@ class PipelineBackbone(Backbone):
         keep_max_dim: of the same policy.
         max_sequence_length: the family's number of text tokens; the model's options override it.
         own_schedule: the noise levels are those of the pipeline's scheduler; otherwise evenly spaced.
-        frame_step: frames of a clip for each further one of its latents; 0 for a family that makes images alone.
         file_encoders: names of the text encoders in single-file checkpoints, in the pipeline's order.
     """
 
@@ -46,7 +45,6 @@ class PipelineBackbone(Backbone):
     keep_max_dim: int = 0
     max_sequence_length: int
     own_schedule: bool = True
-    frame_step: int = 0
     file_encoders: tuple[str, ...] = ()
 
     def __init__(self, pipeline: Any, name: str, options: ModelOptions) -> None:

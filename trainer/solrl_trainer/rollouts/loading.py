@@ -58,6 +58,8 @@ def load(config: RunConfig, world: Communicator, on_wait: OnWait) -> Loaded:
         size=config.generate.size,
     )
     check_decoder_precision(config.explore.decoder_precision, backbone)
+    if config.explore.frames is not None:
+        backbone.check_frames(config.explore.frames)
     rewards = RewardSet.load(
         [*config.rewards, *config.evaluate.rewards],
         backbone,

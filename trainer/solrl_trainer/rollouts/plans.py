@@ -23,4 +23,5 @@ def exploration_plan(config: RunConfig, iteration: int) -> Plan:
         precision=explore.precision,
         adapter=explore.adapter,
         decoder_precision=explore.decoder_precision,
+        frames=explore.frames,
     )

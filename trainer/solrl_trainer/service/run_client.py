@@ -121,7 +121,7 @@ class RunClient:
         answers = [self._answer(own, version, {"seeds": which}, plan, images=True) for own, which in asked]
         groups = [group for answer in answers for group in answer.groups]
         files = [base64.b64decode(file) for group in groups for file in group.images or () if file is not None]
-        images = torch.cat([for_showing(from_file(file, self.frames)[None]) for file in files])
+        images = torch.cat([for_showing(from_file(file, plan.frames or self.frames)[None]) for file in files])
         spent = [answer.seconds for answer in answers]
         return images, sum(one.switch + one.generate + one.reward for one in spent)
 

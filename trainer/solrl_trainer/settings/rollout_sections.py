@@ -48,6 +48,9 @@ class Explore(Section):
     """Precision of the decoder's 3×3 convolutions, except the first and the last, for images that are only scored;
     null: the autoencoder's own. fp8 takes less time on GPUs from Hopper on, and is emulated elsewhere, which is slower.
     Images of a report and regenerated samples are decoded in the autoencoder's own precision."""
+    frames: Annotated[int, Field(gt=1)] | None = None
+    """Frames of a candidate, for a model that makes clips: the clip's first ones, from the noise that they have in the
+    whole clip. null: all, as the regenerated samples have."""
     sampler: ExplorationSampler = "ode"
     """ode: the run's solver, or the fitted steps. training: the stochastic steps of the algorithm's own trajectories,
     with the same noise in each, so that candidates rank as the regenerated samples; steps must be regenerate.steps."""
