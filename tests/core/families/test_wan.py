@@ -1,5 +1,6 @@
 """Wan: its clips, its prompts, its memory, and what it refuses."""
 
+import copy
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.memory_plan import plan_memory
 from solrl_core.model_options import ImageSize
+from solrl_core.precision import apply_policy, fp8
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import initial_noise
 from solrl_core.sampling.sampler import solve
@@ -139,3 +141,30 @@ def test_clips_are_cut_between_latents(longer: PipelineBackbone, frames: int) ->
 def test_images_are_not_cut() -> None:
     with pytest.raises(ValueError, match="got candidates of 5 frames of mini-sana; expected null"):
         load_backbone("mini-sana").check_frames(5)
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("fp8_in_float32")
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_fused_blocks_keep_the_dtypes_of_a_gpu(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, the weights are BF16 except norms, modulation and time embedding, which stay in float32."""
+    backbone = load_backbone(str(write_wan(tmp_path / "wan")), dtype=torch.bfloat16)
+    assert backbone.dtype == torch.bfloat16
+    assert backbone.transformer.get_parameter("scale_shift_table").dtype == torch.float32
+    product = fp8.PRODUCTS["torch"]
+    monkeypatch.setattr(fp8, "PRODUCTS", {"torch": lambda *given: product(*given).bfloat16()})
+    latents, rows = initial_noise(SEEDS, backbone.latent_shape), backbone.encode(PROMPTS, 2.0)
+
+    def velocity(transformer: torch.nn.Module) -> torch.Tensor:
+        return backbone.velocity(transformer, latents, torch.tensor([0.9, 0.2]), rows, 2.0)
+
+    exact, transformer = velocity(backbone.transformer), copy.deepcopy(backbone.transformer)
+    if precision == "fp8":
+        apply_policy(transformer, backbone.fp8_policy, "fp8")
+    backbone.fuse(transformer)
+    found = velocity(transformer)
+    for block in transformer.get_submodule("blocks").children():
+        block.compile(backend="aot_eager", fullgraph=True, dynamic=False)
+    assert torch.equal(velocity(transformer), found)
+    assert difference(found, exact) <= (0.01 if precision == "bf16" else 0.1) * float(exact.abs().max())
+    assert backbone.decode(latents).dtype == torch.float32
