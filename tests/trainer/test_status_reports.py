@@ -13,7 +13,8 @@ from PIL import Image
 from real_runs import Watcher
 from service_helpers import RunningService, running_service
 from solrl_client.rollouts import RolloutClient
-from solrl_proto.status import THUMBNAIL_SIDE, RunDetail
+from solrl_core.image_files import FRAME_MS
+from solrl_proto.status import THUMBNAIL_BYTES, THUMBNAIL_SIDE, RunDetail
 from solrl_trainer.loop import train
 from solrl_trainer.records import status_reports
 from solrl_trainer.records.metrics_file import read_metrics
@@ -126,6 +127,17 @@ def test_a_thumbnail_is_small_and_keeps_its_shape(height: int, width: int) -> No
     made = Image.open(io.BytesIO(base64.b64decode(thumbnail(torch.rand(3, height, width)))))
     scale = min(1.0, THUMBNAIL_SIDE / max(height, width))
     assert made.size == (max(1, round(width * scale)), max(1, round(height * scale)))
+
+
+@pytest.mark.parametrize(("noise", "frames"), [(0.1, 12), (1.0, 6)])
+def test_a_clip_s_thumbnail_plays_it_in_as_many_frames_as_fit(noise: float, frames: int) -> None:
+    text = thumbnail(noise * torch.rand(33, 3, 72, 128) + (1 - noise) * torch.rand(33, 3, 1, 1))
+    assert len(text) <= THUMBNAIL_BYTES
+    with Image.open(io.BytesIO(base64.b64decode(text))) as made:
+        assert (made.n_frames, made.size) == (frames, (128, 72))
+        made.seek(frames - 1)
+        made.load()
+        assert made.info["timestamp"] + made.info["duration"] == pytest.approx(33 * FRAME_MS, abs=frames)
 
 
 def test_a_run_reports_its_held_out_curve_its_settings_and_its_last_samples(

@@ -251,3 +251,7 @@ def test_images_lie_in_rows_and_large_ones_shrink() -> None:
     assert sheet.getpixel((3, 12)) == (255, 0, 0)
     assert sheet.getpixel((3, 3)) == (0, 0, 0)
     assert contact_sheet(torch.zeros(1, 3, 512, 1024)).size == (256, 128)
+    clips = torch.arange(8.0).view(1, 8, 1, 1, 1).expand(5, 8, 3, 32, 64) / 8
+    sheet = contact_sheet(clips)
+    assert sheet.size == (4 * 128, 2 * 64)
+    assert [sheet.getpixel((128 + x, y))[0] for y in (0, 63) for x in (0, 127)] == [32, 96, 159, 223]
