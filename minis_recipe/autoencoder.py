@@ -1,12 +1,13 @@
 """Miniature autoencoders: SANA's DC-AE (64 px to 8×8×8) and the KL autoencoder of SD3 and FLUX.1 (to 16×16×4)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderDC, AutoencoderKL
 
-from minis_recipe.data import Source
+from minis_recipe.data import AnySource, Source
 from minis_recipe.loop import Budget, Rates, fit
 
 RATES = Rates(1e-3, weight_decay=1e-4, betas=(0.9, 0.999))
@@ -46,36 +47,59 @@ def build_kl() -> AutoencoderKL:
 
 def to_latents(autoencoder: Any, images: torch.Tensor) -> torch.Tensor:
     """Encode images in [0, 1] to scaled latents, on which the transformer trains."""
-    encoded = autoencoder.encode(images * 2 - 1)
-    raw = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latent
-    latents: torch.Tensor = (raw.float() - _shift(autoencoder)) * autoencoder.config.scaling_factor
+    encoded = autoencoder.encode(_given(images))
+    raw = (encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latent).float()
+    if images.ndim == 5:
+        mean, std = _statistics(autoencoder, raw.device)
+        scaled: torch.Tensor = (raw - mean) / std
+        return scaled
+    latents: torch.Tensor = (raw - _shift(autoencoder)) * autoencoder.config.scaling_factor
     return latents
 
 
 def from_latents(autoencoder: Any, latents: torch.Tensor) -> torch.Tensor:
     """Decode scaled latents to images, not clamped."""
+    if latents.ndim == 5:
+        mean, std = _statistics(autoencoder, latents.device)
+        clips: torch.Tensor = autoencoder.decode(latents * std + mean).sample.float() / 2 + 0.5
+        return clips.transpose(1, 2)
     raw = latents / autoencoder.config.scaling_factor + _shift(autoencoder)
     images: torch.Tensor = autoencoder.decode(raw).sample.float() / 2 + 0.5
     return images
+
+
+def _given(images: torch.Tensor) -> torch.Tensor:
+    """What an autoencoder is given: images [N, 3, H, W], or clips [N, 3, F, H, W], in [−1, 1]."""
+    return (images if images.ndim == 4 else images.transpose(1, 2)) * 2 - 1
+
+
+def _statistics(autoencoder: Any, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Mean and standard deviation of each channel of the latents of clips."""
+    config = autoencoder.config
+    found = (torch.tensor(values, device=device) for values in (config.latents_mean, config.latents_std))
+    return tuple(values.view(-1, 1, 1, 1) for values in found)
 
 
 def _shift(autoencoder: Any) -> float:
     return autoencoder.config.get("shift_factor") or 0.0
 
 
-def train(model: Any, budget: Budget, device: str, seed: int = 0) -> list[float]:
+def train(
+    model: Any, budget: Budget, device: str, seed: int = 0, source: Callable[..., AnySource[Any]] = Source
+) -> list[float]:
     """Train on rendered scenes, in place, then set scale and shift so that latents have unit variance.
 
     Returns:
         The loss at each step.
     """
     torch.manual_seed(seed)
-    source = Source(seed)
+    world = source(seed)
     model.to(device).train()
-    pool = source.images(source.draw(budget.pool), device)
+    pool = world.images(world.draw(budget.pool), device)
 
     def loss() -> tuple[torch.Tensor, torch.Tensor]:
-        images = pool[torch.randint(len(pool), (budget.batch,), device=device)] * 2 - 1
+        images = pool[torch.randint(len(pool), (budget.batch,), device=device)]
+        images = _given(images)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             latents, prior = _noisy_latents(model, images)
             restored = model.decode(latents).sample
@@ -86,6 +110,11 @@ def train(model: Any, budget: Budget, device: str, seed: int = 0) -> list[float]
     losses = fit("autoencoder", list(model.parameters()), loss, budget, RATES)
     model.eval()
     with torch.no_grad():
+        if pool.ndim == 5:
+            model.register_to_config(latents_mean=[0.0] * model.config.z_dim, latents_std=[1.0] * model.config.z_dim)
+            channels = to_latents(model, pool[:256]).transpose(0, 1).flatten(1)
+            model.register_to_config(latents_mean=channels.mean(1).tolist(), latents_std=channels.std(1).tolist())
+            return losses
         model.register_to_config(scaling_factor=1.0)
         latents = to_latents(model, pool[:2048])
         model.register_to_config(scaling_factor=1.0 / latents.std().item())
@@ -106,9 +135,11 @@ def _noisy_latents(model: Any, images: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 @torch.no_grad()
-def psnr(model: Any, device: str, count: int = 512, seed: int = 1) -> float:
+def psnr(
+    model: Any, device: str, count: int = 512, seed: int = 1, source: Callable[..., AnySource[Any]] = Source
+) -> float:
     """Peak signal-to-noise ratio of the reconstruction of held-out scenes, in dB."""
-    source = Source(seed, held_out=True)
-    images = source.images(source.draw(count), device)
+    world = source(seed, held_out=True)
+    images = world.images(world.draw(count), device)
     parts = [from_latents(model, to_latents(model, part)).clamp(0, 1) for part in torch.split(images, 64)]
     return float(-10 * torch.log10(F.mse_loss(torch.cat(parts), images)))

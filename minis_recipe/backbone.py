@@ -8,7 +8,6 @@ from solrl_core.families.backbone import stack
 
 from minis_recipe import rounding
 from minis_recipe.autoencoder import to_latents
-from minis_recipe.data import Source
 from minis_recipe.family import Family, text_encoders, wrap
 from minis_recipe.loop import Budget, Rates, fit
 from minis_recipe.quantization import quantizable
@@ -35,7 +34,7 @@ class _Pool:
         frozen: bool,
     ) -> None:
         self._family, self._pipeline, self._frozen = family, pipeline, frozen
-        source = Source(seed)
+        source = family.source(seed)
         latents, texts = [], []
         for start in range(0, count, 2048):
             combinations = source.draw(min(2048, count - start))
@@ -70,6 +69,11 @@ def _float32_norms(transformer: torch.nn.Module) -> None:
     for module in transformer.modules():
         if isinstance(module, torch.nn.RMSNorm):
             module.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
+
+
+def _noisy(clean: torch.Tensor, noise: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """Latents at times t [N]."""
+    return torch.lerp(clean, noise, t.view(-1, *[1] * (clean.ndim - 1)))
 
 
 def _times(family: Family, count: int, device: str) -> torch.Tensor:
@@ -122,7 +126,7 @@ def train(
             clean, conditioning = pool.draw(budget.batch)
             noise = torch.randn_like(clean)
             t = _times(family, len(clean), device)
-            noisy = torch.lerp(clean, noise, t[:, None, None, None])
+            noisy = _noisy(clean, noise, t)
             velocity = backbone.velocity(backbone.transformer, noisy, t, conditioning)
         value = (velocity - (noise - clean)).square().mean()
         return value, value
@@ -163,7 +167,7 @@ def train_aware(
             # Half of the times are uniform: a sampler starts at t = 1, which logit-normal times rarely reach.
             t = _times(family, len(clean), device)
             t[::2] = 1 - torch.rand_like(t[::2])
-            noisy = torch.lerp(clean, noise, t[:, None, None, None])
+            noisy = _noisy(clean, noise, t)
             velocities = []
             for switch.on in (False, True):
                 with torch.autocast(device, torch.bfloat16, mixed and device == "cuda", cache_enabled=False):
@@ -187,7 +191,7 @@ def round_weights(family: Family, pipeline: Any, images: int, seed: int = 3) -> 
     backbone = wrap(family, pipeline)
     clean, conditioning = _Pool(family, pipeline, images, 0.0, "cpu", seed, frozen=True).draw(images)
     t = torch.linspace(1, 0.05, images)
-    noisy = torch.lerp(clean, torch.randn_like(clean), t[:, None, None, None])
+    noisy = _noisy(clean, torch.randn_like(clean), t)
     names = backbone.policy.select(pipeline.transformer)
     rounding.round_weights(
         pipeline.transformer, names, lambda: backbone.velocity(pipeline.transformer, noisy, t, conditioning)

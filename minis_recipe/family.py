@@ -9,6 +9,9 @@ from solrl_core.families import Backbone, Conditioning
 from solrl_core.families.load import FAMILIES
 from solrl_core.model_options import ModelOptions
 
+from minis_recipe import measure
+from minis_recipe.data import AnySource, Source
+
 TEXT_TOKENS = 16
 """Length of the longest caption, in tokens of any text encoder."""
 
@@ -40,6 +43,8 @@ class Family:
         encode: (pipeline, tokens) → conditioning of the backbone's `velocity`, differentiable.
         settings: `solrl.json` without size and rewards.
         time_shift: shift of half of the training times towards the noisy end, where the layout is decided.
+        source: draws and renders its world, from a seed and whether contents are held out.
+        accuracy: measures a trained model on so many held-out prompts, see `measure.accuracy`.
         adopt: copies the trained text encoders and tokenizers of another pipeline, which then stay frozen.
     """
 
@@ -50,6 +55,8 @@ class Family:
     settings: Mapping[str, Any]
     time_shift: float = 1.0
     adopt: Callable[[Any, Any], None] | None = None
+    source: Callable[..., AnySource[Any]] = Source
+    accuracy: Callable[..., tuple[dict[str, Any], torch.Tensor]] = measure.accuracy
 
     @property
     def options(self) -> dict[str, Any]:

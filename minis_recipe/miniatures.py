@@ -1,4 +1,4 @@
-"""Table of the shipped miniatures: architecture and training budget of each, on one GPU."""
+"""Tables of the miniatures, shipped or not yet trained: architecture and training budget of each, on one GPU."""
 
 from minis_recipe.flux import FLUX
 from minis_recipe.loop import Budget
@@ -6,6 +6,7 @@ from minis_recipe.preference_rewards import HPSV2, IMAGEREWARD, PICKSCORE
 from minis_recipe.sana import SANA
 from minis_recipe.sd3 import SD3
 from minis_recipe.stages import Miniature, MiniBackbone, MiniClip, MiniJudge, MiniReward
+from minis_recipe.wan import WAN
 
 MINIATURES: dict[str, Miniature] = {
     "mini-sana": MiniBackbone(
@@ -37,3 +38,13 @@ MINIATURES: dict[str, Miniature] = {
     "mini-imagereward": MiniReward(IMAGEREWARD, Budget(steps=6000, batch=128, pool=24_000)),
     "mini-judge": MiniJudge(Budget(steps=2000, batch=32, pool=0)),
 }
+
+UNTRAINED: dict[str, Miniature] = {
+    "mini-wan": MiniBackbone(
+        WAN,
+        wrong_captions=0.2,
+        autoencoder=Budget(steps=4000, batch=64, pool=16_000),
+        backbone=Budget(steps=12_000, batch=256, pool=100_000),
+    ),
+}
+"""Miniatures whose recipe has not run: their budgets are guesses, and nothing is shipped."""

@@ -109,9 +109,12 @@ class MiniBackbone:
             shutil.copytree(setup.out / self.parts_from / "vae", setup.out / name / "vae", dirs_exist_ok=True)
             return {"from": self.parts_from, "losses": []}
         model = self.family.build_autoencoder()
-        losses = autoencoder.train(model, setup.scaled(self.autoencoder), setup.device)
+        losses = autoencoder.train(model, setup.scaled(self.autoencoder), setup.device, source=self.family.source)
         save_part(model, setup.out / name / "vae")
-        return {"psnr_db": autoencoder.psnr(model.float(), setup.device, setup.count(512)), "losses": losses}
+        return {
+            "psnr_db": autoencoder.psnr(model.float(), setup.device, setup.count(512), source=self.family.source),
+            "losses": losses,
+        }
 
     def train_backbone(self, setup: Setup, name: str) -> dict[str, Any]:
         """Stage 2: train text encoders and transformer by flow matching."""
@@ -134,7 +137,7 @@ class MiniBackbone:
         pipeline = load_pipeline(setup.out / name)
         backbone.round_weights(self.family, pipeline, max(4, int(self.rounding * min(1.0, 20 * setup.scale))))
         save_pipeline(pipeline, self.family, setup.out / name)
-        figures, _ = measure.accuracy(measure.load(setup.out / name, setup.device), setup.count(128))
+        figures, _ = self.family.accuracy(measure.load(setup.out / name, setup.device), setup.count(128))
         return {**figures, "losses": []}
 
     def _train(
@@ -143,7 +146,7 @@ class MiniBackbone:
         wrong = wrong if setup.wrong_captions is None else setup.wrong_captions
         losses = train(self.family, pipeline, setup.scaled(budget), wrong, setup.device, setup.fast, setup.mixed)
         save_pipeline(pipeline, self.family, setup.out / name)
-        figures, _ = measure.accuracy(measure.load(setup.out / name, setup.device), setup.count(128))
+        figures, _ = self.family.accuracy(measure.load(setup.out / name, setup.device), setup.count(128))
         return {**figures, "wrong_captions": wrong, "steps": len(losses), "losses": losses}
 
 

@@ -1,7 +1,7 @@
 """Tokenizers with small vocabularies for the shapes world, in the classes of the real families."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -24,8 +24,8 @@ def _printable() -> list[str]:
     return [chr(i) for i in range(33, 127)]
 
 
-def _words() -> list[str]:
-    return sorted({word for text in corpus() for word in text.split() if len(word) > 1})
+def _words(texts: Iterable[str]) -> list[str]:
+    return sorted({word for text in texts for word in text.split() if len(word) > 1})
 
 
 def gemma_tokenizer() -> GemmaTokenizer:
@@ -78,18 +78,18 @@ def clip_tokenizer(tokens: int = CLIP_TOKENS, ends_last: bool = False) -> CLIPTo
     return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=tokens)
 
 
-def t5_tokenizer(tokens: int) -> T5TokenizerFast:
-    """Build a T5Tokenizer. Each word of the world is one token; other text falls back to characters."""
+def t5_tokenizer(tokens: int, texts: Iterable[str] | None = None) -> T5TokenizerFast:
+    """Build a T5Tokenizer. Each word of `texts`, or of the corpus, is a token; other text falls back to characters."""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -10.0)]
     pieces += [(character, -10.0) for character in _printable()]
-    pieces += [(f"▁{word}", -1.0) for word in (*_words(), "a")]
+    pieces += [(f"▁{word}", -1.0) for word in (*_words(corpus() if texts is None else texts), "a")]
     return T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=tokens)
 
 
 def bert_tokenizer(tokens: int) -> BertTokenizer:
     """Build a BertTokenizer with the words of the world, single characters, and BLIP's two special tokens."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    pieces = [*special, *_printable(), *(f"##{character}" for character in _printable()), *_words()]
+    pieces = [*special, *_printable(), *(f"##{character}" for character in _printable()), *_words(corpus())]
     tokenizer = BertTokenizer(
         vocab={piece: index for index, piece in enumerate(dict.fromkeys(pieces))}, model_max_length=tokens
     )

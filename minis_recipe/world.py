@@ -31,6 +31,12 @@ _TEMPLATES = {
 }
 
 
+def is_held_out(key: str) -> bool:
+    """Whether the content of a prompt with this key is held out."""
+    digest = hashlib.sha256(key.encode()).digest()
+    return int.from_bytes(digest[:4], "big") % 100 < HELD_OUT_PERCENT
+
+
 def _rank(thing: tuple[str, str]) -> tuple[int, int]:
     return COLOURS.index(thing[0]), SHAPES.index(thing[1])
 
@@ -62,8 +68,7 @@ class Combination:
     @property
     def held_out(self) -> bool:
         """Whether the combination is held out: nothing in this project trains on it."""
-        digest = hashlib.sha256(self.key.encode()).digest()
-        return int.from_bytes(digest[:4], "big") % 100 < HELD_OUT_PERCENT
+        return is_held_out(self.key)
 
     def ordered(self) -> "Combination":
         """Same picture with its two things in canonical order, as in `all_combinations`."""

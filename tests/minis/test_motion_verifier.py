@@ -1,0 +1,64 @@
+"""The verifier of motion agrees with clips that were drawn, and with no other description of them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from solrl_core.rewards import RewardSet
+from solrl_minis.motion_verifier import motion_verifier_reward, verify_motion, verify_motions
+
+from minis_recipe.moving import KINDS, MovingSource, differing_in_one
+
+
+@pytest.fixture(scope="module")
+def drawn() -> tuple[list[Any], torch.Tensor]:
+    """Movements of every kind, and a clip of each."""
+    source = MovingSource(0)
+    movements = source.draw(90)
+    return movements, source.images(movements, "cpu")
+
+
+def test_drawn_clips_show_their_movements(drawn: tuple[list[Any], torch.Tensor]) -> None:
+    movements, clips = drawn
+    assert {movement.kind for movement in movements} == set(KINDS)
+    verdicts = verify_motions(clips, [movement.metadata for movement in movements])
+    assert np.mean([verdict.strict for verdict in verdicts]) > 0.97
+    assert all(verdict.motions == 1 for verdict in verdicts if verdict.objects == 1)
+
+
+def test_a_description_that_differs_in_one_thing_is_refused(drawn: tuple[list[Any], torch.Tensor]) -> None:
+    movements, clips = drawn
+    for movement, clip in zip(movements[:30], clips.numpy(), strict=False):
+        for other in differing_in_one(movement):
+            verdict = verify_motion(clip, other.metadata)
+            assert verdict.strict == 0
+            assert verdict.motions < 1
+            assert verdict.objects == 1 or other.things != movement.things
+
+
+def test_still_and_reversed_clips_are_refused(drawn: tuple[list[Any], torch.Tensor]) -> None:
+    movements, clips = drawn
+    metadata = [movement.metadata for movement in movements]
+    still = clips[:, :1].expand_as(clips)
+    for changed in (still, clips.flip(1)):
+        verdicts = verify_motions(changed, metadata)
+        assert all(verdict.motions < 1 for verdict in verdicts)
+        assert np.mean([verdict.objects for verdict in verdicts]) > 0.97
+
+
+def test_an_object_that_stops_or_turns_back_is_refused() -> None:
+    source = MovingSource(1)
+    movement = next(one for one in source.draw(50) if one.kind == "direction")
+    clip = source.images([movement], "cpu")[0].numpy()
+    assert verify_motion(clip, movement.metadata).strict == 1
+    for frames in ([0, 4, 4], [0, 8, 4]):
+        assert verify_motion(clip[frames], movement.metadata).motions == 0
+
+
+def test_the_reward_takes_whole_clips(drawn: tuple[list[Any], torch.Tensor]) -> None:
+    movements, clips = drawn
+    metadata = [movement.metadata for movement in movements[:9]]
+    rewards = RewardSet({"moves": motion_verifier_reward})
+    found = rewards.score(["moves"], clips[:9], [""] * 9, metadata)["moves"]
+    assert found.tolist() == [verdict.strict for verdict in verify_motions(clips[:9], metadata)]
