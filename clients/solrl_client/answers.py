@@ -16,7 +16,7 @@ from solrl_proto.rollouts import Plan, RolloutGroup, RolloutRequest, Served
 
 _LINE_BYTES = 2**17
 _CANDIDATE_BYTES = 2**10
-_IMAGE_BYTES = 2**25
+_IMAGE_BYTES = {"none": 0, "png": 2**25, "webp": 2**28}
 _LATENTS_BYTES = 2**28
 """Of one answer; a service does not send more."""
 
@@ -25,7 +25,7 @@ def longest_line(request: RolloutRequest) -> int:
     """Upper bound in bytes for a line of the answer: generous for the plan, numbers and texts, images and latents."""
     explicit, count = request.candidates.seeds, request.candidates.count
     candidates = max(map(len, explicit)) if explicit is not None else count or 0
-    each = _CANDIDATE_BYTES + (_IMAGE_BYTES if request.images != "none" else 0)
+    each = _CANDIDATE_BYTES + _IMAGE_BYTES[request.images]
     plan = len(request.plan.model_dump_json())
     return _LINE_BYTES + plan + candidates * each + (_LATENTS_BYTES if request.latents else 0)
 
