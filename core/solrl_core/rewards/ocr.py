@@ -56,6 +56,10 @@ def _quoted(prompt: str) -> str:
     return text
 
 
+_UNPADDED = {"Rec.rec_img_shape": [3, 48, 48]}
+"""Least width of a line that the engine reads, 320 pixels by default."""
+
+
 @checks_prompts(wanted_text)
 class Ocr:
     """Scores from 0 to 1 of the text that RapidOCR reads in images; it runs on the processor.
@@ -63,6 +67,7 @@ class Ocr:
     `wanted_text` says which text a prompt asks for.
 
     Args:
+        line: every image is one line of text, which the engine reads without looking for lines: tens of times faster.
         device: ignored.
 
     Attributes:
@@ -78,16 +83,18 @@ class Ocr:
     packages: ClassVar = {"rapidocr": "solrl[ocr]", "onnxruntime": "solrl[ocr]"}
     """Module that it imports → the requirement that installs it; `doctor` looks for them."""
 
-    def __init__(self, *, device: str = "cpu") -> None:
+    def __init__(self, line: bool = False, *, device: str = "cpu") -> None:
+        self._line = line
         try:
             from rapidocr import RapidOCR
 
-            self._engine = RapidOCR(params={"Global.log_level": "critical"})
+            params = {"Global.log_level": "critical"} | ({"Rec.rec_batch_num": 32, **_UNPADDED} if line else {})
+            self._engine = RapidOCR(params=params)
         except ImportError as error:  # of the engine's own packages, too
             raise ValueError(f"its packages are missing ({error}); install them: pip install 'solrl[ocr]'") from error
         self._reading = threading.Lock()
         self.digest = combined_digest(
-            f"rapidocr {version('rapidocr')}", source_digest(closeness), source_digest(wanted_text)
+            f"rapidocr {version('rapidocr')}{' line' * line}", source_digest(closeness), source_digest(wanted_text)
         )
 
     def __call__(
@@ -101,14 +108,16 @@ class Ocr:
         if not len(images) == len(prompts) == len(metadata):
             raise ValueError(f"got {len(images)} images and {len(prompts)} prompts; expected one prompt per image")
         wanted = [wanted_text(prompt, one) for prompt, one in zip(prompts, metadata, strict=True)]
-        read = (self.read(pixels) for pixels in as_bytes(images))
+        read = self.read(as_bytes(images))
         return torch.tensor([closeness(*pair) for pair in zip(read, wanted, strict=True)], dtype=torch.float32)
 
-    def read(self, pixels: torch.Tensor) -> str:
-        """Text in an image, uint8 [H, W, 3], its lines joined."""
+    def read(self, images: torch.Tensor) -> list[str]:
+        """Text in each image, uint8 [N, H, W, 3], its lines joined."""
+        pixels = [one.flip(-1).numpy() for one in images]  # as OpenCV has them: blue, green, red
         with self._reading:
-            found = self._engine(pixels.flip(-1).numpy())  # as OpenCV has them: blue, green, red
-        return "".join(found.txts or ())
+            if self._line:
+                return list(self._engine.recognize_txt(pixels).txts) if pixels else []
+            return ["".join(self._engine(one).txts or ()) for one in pixels]
 
 
 def closeness(read: str, wanted: str) -> float:

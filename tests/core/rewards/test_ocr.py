@@ -128,11 +128,21 @@ def test_drawn_text_is_read() -> None:
     assert 0.4 < found[1] < 0.8
     assert found[2] == 0
     assert found[3] == pytest.approx(1 - 2 / 12)
-    assert reward.read((drawn("Orange", "orange") * 255).byte().permute(1, 2, 0)) == "Orange"
+    assert reward.read((drawn("Orange", "orange") * 255).byte().permute(1, 2, 0)[None]) == ["Orange"]
     assert reward.digest == Ocr().digest
     assert reward(images[:0], [], []).shape == (0,)
     with pytest.raises(ValueError, match="got 4 images and 1 prompts"):
         reward(images, prompts[:1], [{}])
+
+
+@needs_engine
+def test_a_line_is_read_whole() -> None:
+    reward = Ocr(line=True)
+    images = torch.stack([drawn(text, "red") for text in ("K7", "Open Now", "24", "")])[:, :, 20:80]
+    prompts = ['"K7"', 'a sign that says "open now"', '"24"', '"x"']
+    assert reward(images, prompts, [{}] * 4).tolist() == [1, 1, 1, 0]
+    assert reward(images[:0], [], []).shape == (0,)
+    assert reward.digest != Ocr().digest
 
 
 @needs_engine
