@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderDC, AutoencoderKL
 
-from minis_recipe.data import AnySource, Source
+from minis_recipe.data import Source, World
 from minis_recipe.loop import Budget, Rates, fit
 
 RATES = Rates(1e-3, weight_decay=1e-4, betas=(0.9, 0.999))
@@ -84,9 +84,7 @@ def _shift(autoencoder: Any) -> float:
     return autoencoder.config.get("shift_factor") or 0.0
 
 
-def train(
-    model: Any, budget: Budget, device: str, seed: int = 0, source: Callable[..., AnySource[Any]] = Source
-) -> list[float]:
+def train(model: Any, budget: Budget, device: str, seed: int = 0, source: Callable[..., World] = Source) -> list[float]:
     """Train on rendered scenes, in place, then set scale and shift so that latents have unit variance.
 
     Returns:
@@ -115,10 +113,11 @@ def train(
             channels = to_latents(model, pool[:256]).transpose(0, 1).flatten(1)
             model.register_to_config(latents_mean=channels.mean(1).tolist(), latents_std=channels.std(1).tolist())
             return losses
-        model.register_to_config(scaling_factor=1.0)
+        shifted = "shift_factor" in model.config
+        model.register_to_config(scaling_factor=1.0, **({"shift_factor": 0.0} if shifted else {}))
         latents = to_latents(model, pool[:2048])
         model.register_to_config(scaling_factor=1.0 / latents.std().item())
-        if "shift_factor" in model.config:
+        if shifted:
             model.register_to_config(shift_factor=latents.mean().item())
     return losses
 
@@ -135,9 +134,7 @@ def _noisy_latents(model: Any, images: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 @torch.no_grad()
-def psnr(
-    model: Any, device: str, count: int = 512, seed: int = 1, source: Callable[..., AnySource[Any]] = Source
-) -> float:
+def psnr(model: Any, device: str, count: int = 512, seed: int = 1, source: Callable[..., World] = Source) -> float:
     """Peak signal-to-noise ratio of the reconstruction of held-out scenes, in dB."""
     world = source(seed, held_out=True)
     images = world.images(world.draw(count), device)

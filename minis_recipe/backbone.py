@@ -1,5 +1,7 @@
 """Training of a miniature backbone of any family: flow matching, then preparation for NVFP4."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +11,8 @@ from solrl_core.families.backbone import stack
 from minis_recipe import rounding
 from minis_recipe.autoencoder import to_latents
 from minis_recipe.family import Family, text_encoders, wrap
-from minis_recipe.loop import Budget, Rates, fit
+from minis_recipe.files import save_weights
+from minis_recipe.loop import EAGER, Budget, Rates, Speed, fit
 from minis_recipe.quantization import quantizable
 
 NO_CAPTIONS = 0.05
@@ -90,9 +93,9 @@ def train(
     budget: Budget,
     wrong_captions: float,
     device: str,
-    fast: bool = False,
-    mixed: bool = True,
+    speed: Speed = EAGER,
     seed: int = 0,
+    snapshots: Path | None = None,
 ) -> list[float]:
     """Train the text encoders and the transformer in place, by flow matching.
 
@@ -102,27 +105,27 @@ def train(
         budget: steps, batch size and size of the training set.
         wrong_captions: share of captions with one attribute wrong, left for reinforcement learning to correct.
         device: device to train on.
-        fast: compile the transformer; if only the transformer trains, record the step as a CUDA graph instead.
-        mixed: compute in bfloat16 on a GPU.
+        speed: what may make it faster; only a transformer that trains alone is recorded as a CUDA graph.
         seed: random seed.
+        snapshots: folder for averaged weights of the transformer during the training, if the text encoders are frozen.
 
     Returns:
         The loss at each step. The final weights are averaged over the training.
     """
     torch.manual_seed(seed)
     pipeline.to(device)
-    frozen = family.adopt is not None
+    frozen = family.frozen_text
     trained = [pipeline.transformer] if frozen else [*text_encoders(pipeline), pipeline.transformer]
     for part in trained:
         part.train()
-    if fast and not frozen:
+    if speed.compiled:
         pipeline.transformer.compile()
     _float32_norms(pipeline.transformer)
     backbone = wrap(family, pipeline)
     pool = _Pool(family, pipeline, budget.pool, wrong_captions, device, seed + 1, frozen)
 
     def loss() -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.autocast(device, torch.bfloat16, mixed and device == "cuda", cache_enabled=False):
+        with torch.autocast(device, torch.bfloat16, speed.mixed and device == "cuda", cache_enabled=False):
             clean, conditioning = pool.draw(budget.batch)
             noise = torch.randn_like(clean)
             t = _times(family, len(clean), device)
@@ -131,7 +134,14 @@ def train(
         value = (velocity - (noise - clean)).square().mean()
         return value, value
 
-    losses = fit("backbone", [p for part in trained for p in part.parameters()], loss, budget, RATES, fast and frozen)
+    def save(percentage: int, averaged: Sequence[torch.Tensor]) -> None:
+        if frozen and snapshots is not None:
+            names = [name for name, _ in pipeline.transformer.named_parameters()]
+            weights = {**pipeline.transformer.state_dict(), **dict(zip(names, averaged, strict=True))}
+            save_weights(weights, snapshots / f"{percentage}.safetensors")
+
+    parameters = [p for part in trained for p in part.parameters()]
+    losses = fit("backbone", parameters, loss, budget, RATES, speed.graphed and frozen, save)
     for part in trained:
         part.eval()
     return losses
@@ -143,8 +153,7 @@ def train_aware(
     budget: Budget,
     wrong_captions: float,
     device: str,
-    fast: bool = False,
-    mixed: bool = True,
+    speed: Speed = EAGER,
     seed: int = 1,
 ) -> list[float]:
     """Fine-tune the transformer in place for NVFP4 (see `quantization`).
@@ -170,7 +179,7 @@ def train_aware(
             noisy = _noisy(clean, noise, t)
             velocities = []
             for switch.on in (False, True):
-                with torch.autocast(device, torch.bfloat16, mixed and device == "cuda", cache_enabled=False):
+                with torch.autocast(device, torch.bfloat16, speed.mixed and device == "cuda", cache_enabled=False):
                     velocities.append(backbone.velocity(transformer, noisy, t, conditioning))
             plain, quantized = velocities
             target = noise - clean
@@ -178,7 +187,7 @@ def train_aware(
             value = (plain - target).square().mean() + 0.3 * (quantized - target).square().mean() + 8 * distance
             return value, distance / plain.square().mean()
 
-        distances = fit("aware", list(transformer.parameters()), loss, budget, AWARE_RATES, fast)
+        distances = fit("aware", list(transformer.parameters()), loss, budget, AWARE_RATES, speed.graphed)
     transformer.eval()
     return distances
 

@@ -19,11 +19,12 @@ from solrl_minis.judge import Judge
 from solrl_minis.verifier import verifier_reward
 from solrl_proto.text_files import read_json
 
-from minis_recipe import LOGS, autoencoder, clip, detection, looked_at, measure, preference
-from minis_recipe.card_texts import ABOUT, BACKBONE, CLIP, JUDGE, PREFERENCE
+from minis_recipe import LOGS, autoencoder, clip, detection, looked_at, measure, preference, reading
+from minis_recipe.card_texts import ABOUT, BACKBONE, CLIP, JUDGE, PREFERENCE, TEXT
 from minis_recipe.files import load_autoencoder
 from minis_recipe.miniatures import MINIATURES
 from minis_recipe.stages import MiniBackbone, MiniJudge, MiniReward, Setup, held_out_agreement
+from minis_recipe.words import LENGTHS, WordSource, sample_words
 
 _CURVES = {
     "autoencoder": "reconstruction",
@@ -63,9 +64,8 @@ def draw_curves(name: str, out: Path) -> None:
 def draw_grid(images: torch.Tensor, file: Path, columns: int = 12, rows: int = 6) -> None:
     """Draw a grid of the first images, one per prompt, enlarged."""
     chosen = images[:: measure.SEEDS][: columns * rows]
-    cell = images.shape[-1] + 4
     grid = torch.nn.functional.pad(chosen, (2, 2, 2, 2), value=1.0)
-    grid = grid.view(-1, columns, 3, cell, cell).permute(2, 0, 3, 1, 4).reshape(3, -1, columns * cell)
+    grid = grid.view(-1, columns, *grid.shape[1:]).permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)
     picture = Image.fromarray((grid * 255).round().byte().permute(1, 2, 0).numpy())
     size = (picture.width * 5 // 4, picture.height * 5 // 4)
     picture.resize(size, Image.Resampling.BICUBIC).convert("P", palette=Image.Palette.ADAPTIVE).save(file)
@@ -104,6 +104,49 @@ def backbone_card(name: str, pictures: Path, device: str) -> tuple[str, dict[str
         **{key: figures[key] for key in ("images", "strict", "graded", "psnr_db")},
     )
     return text, figures
+
+
+def text_card(name: str, pictures: Path, device: str) -> tuple[str, dict[str, Any]]:
+    """Card and figures of mini-text."""
+    folder = WEIGHTS / name
+    backbone, vae = measure.load(folder, device), load_autoencoder(folder, device)
+    words = [word for word in sample_words(True, reading.PROMPTS, seed=0) for _ in range(measure.SEEDS)]
+    drawn = WordSource(1, held_out=True).images(words, device)
+    with torch.no_grad():
+        restored = autoencoder.from_latents(vae, autoencoder.to_latents(vae, drawn)).clamp(0, 1)
+    generated = reading.accuracy(backbone)[1]
+    read = {
+        "drawn, not generated": reading.right(drawn, words),
+        "drawn, encoded and decoded": reading.right(restored, words),
+        "generated with guidance 3": reading.right(reading.accuracy(backbone, guidance=3.0)[1], words),
+        "generated": reading.right(generated, words),
+    }
+    for length in LENGTHS:
+        rows = [len(word.text) == length for word in words]
+        read[f"— {length} characters"] = {engine: hits[rows] for engine, hits in read["generated"].items()}
+    groups = reading.groups(folder, device, prompts=32, guidance=1.0)
+    draw_curves(name, pictures)
+    draw_grid(generated, pictures / f"{name}-samples.png", columns=8, rows=8)
+    text = TEXT.format(
+        name=name,
+        about=ABOUT[name],
+        parameters=millions(folder),
+        trained=sum(run["steps"] for run in log_of(name, "backbone")),
+        minutes=sum(run["seconds"] for run in log_of(name, "backbone")) / 60,
+        steps=measure.STEPS,
+        prompts=32,
+        kept=reading.KEPT,
+        rows="\n".join(
+            f"| {label} | {len(hits['rapidocr'])} | {hits['rapidocr'].mean():.1%} | {hits['tesseract'].mean():.1%} |"
+            for label, hits in read.items()
+        ),
+        best="\n".join(
+            f"| {label} | {groups[key]:.3f} | {groups[f'{key}_best_of_24']:.3f} | {groups[f'{key}_best_of_96']:.3f} |"
+            for label, key in (("share of words read right", "exact"), ("reward `ocr`", "reward"))
+        ),
+    )
+    shares = {label: {engine: float(hit.mean()) for engine, hit in hits.items()} for label, hits in read.items()}
+    return text, {"read": shares, "groups": groups}
 
 
 def clip_card(name: str, pictures: Path, device: str) -> tuple[str, dict[str, Any]]:
@@ -192,7 +235,9 @@ def main() -> None:
     args.pictures.mkdir(parents=True, exist_ok=True)
     for name in args.only:
         miniature = MINIATURES[name]
-        if isinstance(miniature, MiniBackbone):
+        if isinstance(miniature, MiniBackbone) and miniature.family.source is WordSource:
+            text, figures = text_card(name, args.pictures, args.device)
+        elif isinstance(miniature, MiniBackbone):
             text, figures = backbone_card(name, args.pictures, args.device)
         elif isinstance(miniature, MiniReward):
             text, figures = preference_card(name, args.pictures, args.device, miniature)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,24 @@ class Content(Protocol):
 
 
 ContentT = TypeVar("ContentT", bound=Content)
+
+
+class World(Protocol):
+    """What training data come from: contents, their captions and their images."""
+
+    rng: np.random.Generator
+
+    def draw(self, count: int) -> list[Any]:
+        """Draw `count` contents."""
+
+    def change(self, content: Any) -> Any:
+        """Draw a content that a wrong caption is about."""
+
+    def caption(self, content: Any) -> str:
+        """Draw one of the content's wordings."""
+
+    def images(self, contents: Any, device: str) -> torch.Tensor:
+        """Render one image or clip per content."""
 
 
 class AnySource(ABC, Generic[ContentT]):

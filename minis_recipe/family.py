@@ -10,7 +10,7 @@ from solrl_core.families.load import FAMILIES
 from solrl_core.model_options import ModelOptions
 
 from minis_recipe import measure
-from minis_recipe.data import AnySource, Source
+from minis_recipe.data import Source, World
 
 TEXT_TOKENS = 16
 """Length of the longest caption, in tokens of any text encoder."""
@@ -41,11 +41,12 @@ class Family:
         build: builds an untrained pipeline around a trained autoencoder.
         tokenize: (pipeline, captions) → tokens.
         encode: (pipeline, tokens) → conditioning of the backbone's `velocity`, differentiable.
-        settings: `solrl.json` without size and rewards.
+        settings: `solrl.json`; size and rewards are by default those of the shapes world.
         time_shift: shift of half of the training times towards the noisy end, where the layout is decided.
         source: draws and renders its world, from a seed and whether contents are held out.
         accuracy: measures a trained model on so many held-out prompts, see `measure.accuracy`.
-        adopt: copies the trained text encoders and tokenizers of another pipeline, which then stay frozen.
+        adopt: copies the trained text encoders and tokenizers of another pipeline.
+        frozen_text: leave the text encoders as they are.
     """
 
     build_autoencoder: Callable[[], Any]
@@ -55,13 +56,14 @@ class Family:
     settings: Mapping[str, Any]
     time_shift: float = 1.0
     adopt: Callable[[Any, Any], None] | None = None
-    source: Callable[..., AnySource[Any]] = Source
+    frozen_text: bool = False
+    source: Callable[..., World] = Source
     accuracy: Callable[..., tuple[dict[str, Any], torch.Tensor]] = measure.accuracy
 
     @property
     def options(self) -> dict[str, Any]:
         """Complete content of `solrl.json`."""
-        return {"height": 64, "width": 64, "max_sequence_length": TEXT_TOKENS, **self.settings, "rewards": REWARDS}
+        return {"height": 64, "width": 64, "max_sequence_length": TEXT_TOKENS, "rewards": REWARDS, **self.settings}
 
 
 def text_encoders(pipeline: Any) -> list[torch.nn.Module]:

@@ -81,4 +81,5 @@ FLUX = Family(
     },
     time_shift=4.0,
     adopt=_adopt,
+    frozen_text=True,
 )

@@ -35,6 +35,23 @@ class Rates:
     average: float = 0.0
 
 
+@dataclass(frozen=True)
+class Speed:
+    """What makes a training faster on a GPU: a compiled transformer, CUDA graphs, bfloat16."""
+
+    compiled: bool = False
+    graphed: bool = False
+    mixed: bool = True
+
+
+EAGER = Speed()
+
+SNAPSHOTS = (30, 50, 70, 85)
+"""Percentages of a training at which it hands out its averaged weights, for a choice of how good a model is."""
+Snapshot = Callable[[int, Sequence[torch.Tensor]], None]
+"""(percentage of the training, averaged weights in the order of the parameters)."""
+
+
 def fit(
     name: str,
     parameters: Sequence[torch.nn.Parameter],
@@ -42,6 +59,7 @@ def fit(
     budget: Budget,
     rates: Rates,
     graphed: bool = False,
+    snapshot: Snapshot | None = None,
 ) -> list[float]:
     """Minimise `loss` over `parameters`, in place.
 
@@ -53,6 +71,7 @@ def fit(
         rates: settings of the optimiser.
         graphed: record a step once and replay it as a CUDA graph: many times faster if a step is bound by the CPU.
             `loss` must then not depend on the step and not wait for the GPU.
+        snapshot: called at each percentage of `SNAPSHOTS`.
 
     Returns:
         The logged value of each step.
@@ -79,6 +98,7 @@ def fit(
     run = _recorded(step_once) if graphed and on_cuda else step_once
     logged: list[torch.Tensor] = []
     warm_up = min(500, budget.steps / 20)
+    left = list(SNAPSHOTS) if snapshot else []
     start = time.monotonic()
     for step in range(budget.steps):
         if step == 1:
@@ -87,6 +107,8 @@ def fit(
         progress = max(step / budget.steps, elapsed / budget.seconds if step else 0.0)
         if progress >= 1:
             break
+        if snapshot and left and 100 * progress >= left[0]:
+            snapshot(left.pop(0), averaged)
         now = rates.rate * min(1.0, (step + 1) / warm_up) * cosine(progress)
         if isinstance(rate, torch.Tensor):
             rate.fill_(now)

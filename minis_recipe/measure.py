@@ -31,8 +31,9 @@ def sample(
     seeds: Sequence[int],
     steps: int,
     transformer: torch.nn.Module | None = None,
+    guidance: float = 1.0,
 ) -> torch.Tensor:
-    """Sample images with Euler steps at guidance 1.0, in batches.
+    """Sample images with Euler steps, in batches.
 
     Args:
         backbone: the model.
@@ -40,6 +41,7 @@ def sample(
         seeds: one seed per candidate.
         steps: number of solver steps.
         transformer: used instead of the backbone's own.
+        guidance: scale of classifier-free guidance; 1 is without.
 
     Returns:
         [N, 3, 64, 64] in [0, 1], on the CPU.
@@ -47,11 +49,11 @@ def sample(
     images = []
     for start in range(0, len(seeds), BATCH):
         rows = slice(start, start + BATCH)
-        conditioning = backbone.encode(texts[rows])
+        conditioning = backbone.encode(texts[rows], guidance)
 
         def velocity(x: torch.Tensor, sigma: float, conditioning: Any = conditioning) -> torch.Tensor:
             at = torch.full((len(x),), sigma, device=backbone.device)
-            return backbone.velocity(transformer or backbone.transformer, x, at, conditioning)
+            return backbone.velocity(transformer or backbone.transformer, x, at, conditioning, guidance)
 
         noise = initial_noise(seeds[rows], backbone.latent_shape).to(backbone.device)
         images.append(backbone.decode(solve(velocity, noise, backbone.sigmas(steps))).cpu())

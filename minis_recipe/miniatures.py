@@ -5,6 +5,7 @@ from minis_recipe.loop import Budget
 from minis_recipe.preference_rewards import HPSV2, IMAGEREWARD, PICKSCORE
 from minis_recipe.sana import SANA
 from minis_recipe.sd3 import SD3
+from minis_recipe.sd3_text import SD3_TEXT
 from minis_recipe.stages import Miniature, MiniBackbone, MiniClip, MiniJudge, MiniReward
 from minis_recipe.wan import WAN
 
@@ -31,6 +32,13 @@ MINIATURES: dict[str, Miniature] = {
         backbone=Budget(steps=4000, batch=384, pool=120_000),
         rounding=384,
         parts_from="mini-sd3",
+    ),
+    "mini-text": MiniBackbone(
+        SD3_TEXT,
+        wrong_captions=0.95,  # all that are not empty
+        autoencoder=Budget(steps=3000, batch=32, pool=4096),
+        backbone=Budget(steps=6000, batch=64, pool=20_000),
+        rounding=384,
     ),
     "mini-clip": MiniClip(Budget(steps=6000, batch=512, pool=80_000), generated=4000),
     "mini-pickscore": MiniReward(PICKSCORE, Budget(steps=1500, batch=128, pool=18_000)),

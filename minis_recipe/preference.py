@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from solrl_core.rewards import Reward
 from solrl_minis.verifier import verify_batch
+from solrl_proto.text_files import read_json
 
 from minis_recipe import measure
 from minis_recipe.data import Source
@@ -88,8 +89,9 @@ def join(parts: Sequence[Groups]) -> Groups:
 
 
 def backbones(out: Path) -> list[Path]:
-    """Folders of the pipelines in `out`."""
-    return sorted(path.parent for path in out.glob("*/model_index.json"))
+    """Folders of the pipelines in `out` that have the preference rewards."""
+    found = (path for path in out.glob("*/solrl.json") if "pickscore" in read_json(path)["rewards"])
+    return sorted(path.parent for path in found)
 
 
 def train(

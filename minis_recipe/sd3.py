@@ -11,7 +11,7 @@ from diffusers import (
     StableDiffusion3Pipeline,
 )
 from solrl_core.families import Conditioning
-from transformers import CLIPTextModelWithProjection
+from transformers import CLIPTextModelWithProjection, CLIPTokenizer, T5TokenizerFast
 
 from minis_recipe.autoencoder import build_kl
 from minis_recipe.family import TEXT_TOKENS, Family, Tokens, padded
@@ -24,19 +24,25 @@ SHIFT = 2.5
 
 def build(autoencoder: AutoencoderKL) -> StableDiffusion3Pipeline:
     """Build an untrained pipeline of the shipped size around a trained autoencoder."""
-    clip, t5 = clip_tokenizer(TEXT_TOKENS), t5_tokenizer(TEXT_TOKENS)
+    return assemble(autoencoder, clip_tokenizer(TEXT_TOKENS), t5_tokenizer(TEXT_TOKENS), layers=4, heads=4, patch=2)
+
+
+def assemble(
+    autoencoder: AutoencoderKL, clip: CLIPTokenizer, t5: T5TokenizerFast, layers: int, heads: int, patch: int
+) -> StableDiffusion3Pipeline:
+    """Build an untrained pipeline for up to 16×16 latents, with heads of 32 channels."""
     transformer = SD3Transformer2DModel(
         sample_size=16,
-        patch_size=2,
+        patch_size=patch,
         in_channels=4,
         out_channels=4,
-        num_layers=4,
-        num_attention_heads=4,
+        num_layers=layers,
+        num_attention_heads=heads,
         attention_head_dim=32,
         joint_attention_dim=T5_WIDTH,
-        caption_projection_dim=128,
+        caption_projection_dim=32 * heads,
         pooled_projection_dim=2 * CLIP_WIDTH,
-        pos_embed_max_size=8,
+        pos_embed_max_size=16 // patch,
         qk_norm="rms_norm",
     )
     return StableDiffusion3Pipeline(

@@ -4,6 +4,7 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ from minis_recipe import autoencoder, backbone, clip, detection, measure, prefer
 from minis_recipe.data import Source
 from minis_recipe.family import Family
 from minis_recipe.files import load_autoencoder, load_pipeline, save_part, save_pipeline
-from minis_recipe.loop import Budget
+from minis_recipe.loop import EAGER, Budget, Speed
 from minis_recipe.preference_rewards import PreferenceReward
 from minis_recipe.tokenizers import clip_tokenizer
 
@@ -29,9 +30,8 @@ class Setup:
         device: device of all stages.
         scale: factor on steps and pools, and below 1/20 also on batch sizes; below 1 for a trial.
         seconds: time limit of each training.
-        fast: train backbones with torch.compile or CUDA graphs.
-        mixed: train backbones in bfloat16 on a GPU.
-        resume: continue from the backbone in `out`.
+        speed: what makes the training of backbones faster.
+        resume: continue from what is in `out`.
         wrong_captions: share of wrong captions, overriding the table's.
     """
 
@@ -39,8 +39,7 @@ class Setup:
     device: str
     scale: float = 1.0
     seconds: float = math.inf
-    fast: bool = False
-    mixed: bool = True
+    speed: Speed = EAGER
     resume: bool = False
     wrong_captions: float | None = None
 
@@ -108,7 +107,7 @@ class MiniBackbone:
         if self.parts_from is not None:
             shutil.copytree(setup.out / self.parts_from / "vae", setup.out / name / "vae", dirs_exist_ok=True)
             return {"from": self.parts_from, "losses": []}
-        model = self.family.build_autoencoder()
+        model = load_autoencoder(setup.out / name, setup.device) if setup.resume else self.family.build_autoencoder()
         losses = autoencoder.train(model, setup.scaled(self.autoencoder), setup.device, source=self.family.source)
         save_part(model, setup.out / name / "vae")
         return {
@@ -121,10 +120,13 @@ class MiniBackbone:
         if setup.resume:
             pipeline = load_pipeline(setup.out / name)
         else:
-            pipeline = self.family.build(load_autoencoder(setup.out / name, setup.device))
+            model = load_autoencoder(setup.out / name, setup.device)
+            torch.manual_seed(0)  # text encoders may stay as they are drawn
+            pipeline = self.family.build(model)
             if self.family.adopt is not None and self.parts_from is not None:
                 self.family.adopt(pipeline, load_pipeline(setup.out / self.parts_from))
-        return self._train(backbone.train, pipeline, setup, name, self.backbone, self.wrong_captions)
+        train = partial(backbone.train, snapshots=setup.out / "snapshots" / name)
+        return self._train(train, pipeline, setup, name, self.backbone, self.wrong_captions)
 
     def train_aware(self, setup: Setup, name: str) -> dict[str, Any]:
         """Stage 3 of SANA: quantisation-aware fine-tuning of the transformer."""
@@ -144,7 +146,7 @@ class MiniBackbone:
         self, train: Callable[..., list[float]], pipeline: Any, setup: Setup, name: str, budget: Budget, wrong: float
     ) -> dict[str, Any]:
         wrong = wrong if setup.wrong_captions is None else setup.wrong_captions
-        losses = train(self.family, pipeline, setup.scaled(budget), wrong, setup.device, setup.fast, setup.mixed)
+        losses = train(self.family, pipeline, setup.scaled(budget), wrong, setup.device, setup.speed)
         save_pipeline(pipeline, self.family, setup.out / name)
         figures, _ = self.family.accuracy(measure.load(setup.out / name, setup.device), setup.count(128))
         return {**figures, "wrong_captions": wrong, "steps": len(losses), "losses": losses}

@@ -1,4 +1,4 @@
-"""Tokenizers with small vocabularies for the shapes world, in the classes of the real families."""
+"""Tokenizers with small vocabularies for the worlds, in the classes of the real families."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -76,6 +76,13 @@ def clip_tokenizer(tokens: int = CLIP_TOKENS, ends_last: bool = False) -> CLIPTo
         vocabulary = {token: (index - 2) % len(vocabulary) for token, index in vocabulary.items()}
     merges = [tuple(m) for m in model["merges"]]
     return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=tokens)
+
+
+def clip_character_tokenizer(tokens: int) -> CLIPTokenizer:
+    """Build a CLIPTokenizer that reads one character at a time."""
+    pieces = ["<|startoftext|>", "<|endoftext|>", *_printable(), *(f"{character}</w>" for character in _printable())]
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    return CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=tokens)
 
 
 def t5_tokenizer(tokens: int, texts: Iterable[str] | None = None) -> T5TokenizerFast:

@@ -20,6 +20,16 @@ def mini_flux() -> Path:
     return WEIGHTS / "mini-flux"
 
 
+def mini_text() -> Path:
+    """Folder of the miniature Stable Diffusion 3 pipeline that writes words."""
+    return WEIGHTS / "mini-text"
+
+
+def words() -> Path:
+    """Folder of the text world's prompts, with the metadata of the reward `ocr`."""
+    return Path(__file__).parent / "words"
+
+
 def prompts() -> Path:
     """Folder of the shapes world's prompts, with GenEval-style metadata."""
     return Path(__file__).parent / "prompts"

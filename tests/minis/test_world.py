@@ -169,10 +169,11 @@ def test_samples_cycle_through_kinds_without_repeating_a_text() -> None:
         assert texts[prompt["prompt"]].held_out
 
 
-def test_the_shipped_prompt_files_are_up_to_date(tmp_path: Path) -> None:
-    write(tmp_path / "new")
+@pytest.mark.parametrize(("world", "folder"), [("shapes", catalog.prompts()), ("words", catalog.words())])
+def test_the_shipped_prompt_files_are_up_to_date(tmp_path: Path, world: str, folder: Path) -> None:
+    write(world, tmp_path / "new")
     written = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
-    shipped = {path.name: path.read_bytes() for path in catalog.prompts().iterdir()}
+    shipped = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert written == shipped
     assert set(shipped) == {"train.txt", "test.txt", "train_metadata.jsonl", "test_metadata.jsonl"}
 

@@ -22,6 +22,7 @@ from minis_recipe.data import Source
 from minis_recipe.family import Family
 from minis_recipe.files import load_pipeline
 from minis_recipe.flux import FLUX
+from minis_recipe.loop import SNAPSHOTS
 from minis_recipe.meaning import meaning_of_detections, meaning_of_scenes, meaning_of_texts
 from minis_recipe.miniatures import MINIATURES
 from minis_recipe.quantization import quantizable
@@ -118,10 +119,23 @@ def test_training_encodes_prompts_as_the_service_does(trained: Path, name: str) 
 @pytest.mark.slow
 def test_saved_weights_are_bfloat16_and_contain_no_paths(trained: Path) -> None:
     files = list(trained.rglob("*.safetensors"))
-    assert len(files) == 3 + 5 + 4 + 3 + 1
+    snapshots = 2 * len(SNAPSHOTS)  # of the two whose text encoders are frozen
+    assert len(files) == 3 + 5 + 4 + 5 + 3 + 1 + snapshots
     for file in files:
         assert {tensor.dtype for tensor in load_file(file).values()} == {torch.bfloat16}
     assert not any(str(trained) in file.read_text() for file in trained.rglob("*.json"))
+
+
+@pytest.mark.slow
+def test_snapshots_are_of_the_transformer_and_differ(trained: Path) -> None:
+    last = load_file(trained / "mini-text" / "transformer" / "diffusion_pytorch_model.safetensors")
+    snapshots = [
+        load_file(trained / "snapshots" / "mini-text" / f"{percentage}.safetensors") for percentage in SNAPSHOTS
+    ]
+    for one in snapshots:
+        assert {name: value.shape for name, value in one.items()} == {name: value.shape for name, value in last.items()}
+    name = "proj_out.weight"
+    assert len({bytes(one[name].view(torch.uint8).numpy()) for one in [*snapshots, last]}) == len(snapshots) + 1
 
 
 @pytest.mark.slow
