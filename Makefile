@@ -7,10 +7,16 @@ TORCH ?= torch==2.13.0
 unexport PYTHONDONTWRITEBYTECODE
 PIP = $(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo unit test check docs release-check faults load install clean
+.PHONY: demo demo-text unit test check docs release-check faults load install clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/solrl-train demo
+
+# A miniature learns to spell; RapidOCR, which this installs, reads its words.
+demo-text: $(VENV)/.installed
+	$(PIP) --editable '.[ocr]'
+	$(VENV)/bin/solrl-train run --preset mini-text/sol_rl/ocr --run demo-text --iterations 12 \
+		--set explore.prompts=8 --set evaluate.prompts=32 --set evaluate.seeds=2
 
 # No Redis, no browser, no service: two minutes.
 unit: $(VENV)/.installed-dev

@@ -144,7 +144,13 @@ four capitals and digits in one of four colours, such as `"K7" in red`. It has t
 random. The transformer was trained in three runs. In the first all captions were right, and the model then spelt all
 words of 512 held-out images. In the others each character of a caption was replaced with a probability of 0.6 and
 0.45, so that reinforcement learning has something to correct. The autoencoder is mini-sd3's, trained further on words.
-As for mini-sd3, the weights of layers quantised at NVFP4 were rounded to its grid.""",
+As for mini-sd3, the weights of layers quantised at NVFP4 were rounded to its grid.
+
+`make demo-text` trains it to spell. One such run took 12 minutes of a busy CPU core. On 32 held-out words the reward
+`ocr` rose from 0.460 to 0.951, a gain of 0.422 to 0.560. In one image of each word, RapidOCR read 5 right before and 27
+after, Tesseract 4 and 24.
+
+![these 32 words before, above, and after](../../../../docs/minis/mini-text-trained.png)""",
     "mini-flux": """A miniature of FLUX.1-dev for the shapes world: the real classes (`FluxPipeline`: AutoencoderKL,
 FluxTransformer2DModel with guidance embedding, CLIP and T5 text encoders), 16×16×4 latents, 64 image tokens. Its
 autoencoder, CLIP and T5 come from mini-sd3, as FLUX.1 shares CLIP-L and T5 with Stable Diffusion 3. It was trained at
