@@ -56,6 +56,7 @@ def figures_in(text: str) -> list[str]:
 def test_the_pages_of_evidence_are_those_of_the_stored_results() -> None:
     for path, text in evidence.pages(evidence.RESULTS).items():
         assert (ROOT / path).read_text(encoding="utf-8") == text
+        assert not re.search(r"[${}]\w|{{", text)
 
 
 @pytest.mark.parametrize("name", evidence.PICTURES)
