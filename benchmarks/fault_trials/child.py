@@ -3,6 +3,7 @@
 import hashlib
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -53,6 +54,7 @@ def as_ranks(size: int, port: int, target: Callable[..., None], *arguments: Any)
 
 
 def _as_rank(target: Callable[..., None], *arguments: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # forked with torchrun's handler, which a started rank does not have
     torch.set_num_threads(1)
     target(*arguments)
 

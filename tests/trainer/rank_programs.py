@@ -15,6 +15,15 @@ def solrl_train(argv: Sequence[str]) -> None:
     main()
 
 
+def with_a_late_rank(argv: Sequence[str]) -> None:
+    """`solrl-train`; rank 1 is still parsing its arguments when rank 0 ends."""
+    from solrl_trainer.commands import cli
+
+    if os.environ["RANK"] == "1":
+        cli._parse = lambda *_: time.sleep(600)  # type: ignore[assignment]
+    solrl_train(argv)
+
+
 def with_weights_apart(argv: Sequence[str]) -> None:
     """`solrl-train`, with a fault in the arithmetic of rank 1."""
     from solrl_trainer.policy.policy import Policy

@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from rank_programs import (
     solrl_train,
     with_a_broken_reward,
     with_a_death_in_a_collective,
+    with_a_late_rank,
     with_another_device,
     with_weights_apart,
 )
@@ -23,9 +24,10 @@ from training_helpers import iterations
 pytestmark = pytest.mark.slow
 
 
-def test_a_refusal_ends_all_ranks_with_one_message(alone: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [solrl_train, with_a_late_rank])
+def test_a_refusal_ends_all_ranks_with_one_message(alone: Path, tmp_path: Path, program: Callable[..., None]) -> None:
     words = ["--output" if word == "--resume" else word for word in arguments(alone)]
-    assert run(2, words, tmp_path / "log") == 1
+    assert run(2, words, tmp_path / "log", program) == 1
     (line,) = messages(tmp_path / "log")
     assert "already contains a run" in line
     assert reported(tmp_path / "log") == [(0, 2)]
