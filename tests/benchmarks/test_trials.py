@@ -85,12 +85,6 @@ TRIALS = (
         release=True,
     ),
     Trial(
-        "sharding",
-        "--device cpu --gpus 2 --weights {}",
-        "sharding.json sharding.md",
-        release=True,
-    ),
-    Trial(
         "true_run",
         f"--weights {{}} --devices cpu cpu cpu --iterations 3 --set {SMALL} evaluate.every=3",
         "true_run.json true_run.md",
