@@ -14,8 +14,6 @@ from solrl_trainer.loop import Result, train
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.records.records import IterationRecord
 from solrl_trainer.records.shown_log import shown_log
-from solrl_trainer.rollouts.groups import CandidateGroup
-from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.settings.config import RunConfig
 from support.ports import free_port
 from training_helpers import state, tiny_config
@@ -115,14 +113,7 @@ def go(service: Service, output: Path, *overrides: str, watcher: Watcher | None 
     return Run(config, result, watcher, service.adapters(config.run))
 
 
-def samples(run: Run) -> IterationSamples:
-    assert run.result.samples is not None
-    return run.result.samples
-
-
-def selections(run: Run) -> list[CandidateGroup]:
-    return list(samples(run).groups)
-
-
 def selected(run: Run) -> list[list[int]]:
-    return [list(selection.seeds) for selection in selections(run)]
+    """Seeds of the samples that the last iteration trained on, by prompt."""
+    assert run.result.samples is not None
+    return [list(group.seeds) for group in run.result.samples.groups]

@@ -9,19 +9,12 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline
 from service_helpers import RunningService, running_service
-from solrl_core.families import load_backbone
-from solrl_core.families.load import locate
-from solrl_core.sampling.noise import initial_noise
-from solrl_core.sampling.sampler import solve
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.commands import run
 from solrl_trainer.evaluation.gallery import load_gallery
 from solrl_trainer.loop import Result
-from solrl_trainer.policy.policy import CURRENT, Policy
 from solrl_trainer.policy.update import UpdateFigures, Updater
-from solrl_trainer.records import checkpoints
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
@@ -143,35 +136,3 @@ def test_the_report_shows_explored_images_though_the_service_kept_one_version(
     assert gallery.explored.shape == gallery.before[:1].expand(8, -1, -1, -1).shape
     assert (folder / "grid.png").stat().st_size > 1000
     assert finished.config.preset in (folder / "report.html").read_text()
-
-
-@torch.no_grad()
-def test_the_exported_lora_gives_the_trained_policys_image_in_diffusers(finished: Finished) -> None:
-    config = finished.config
-    backbone = load_backbone(config.model, dtype=torch.float32)
-    found = checkpoints.latest(config.output / "checkpoints")
-    assert found is not None
-    rows, noise = backbone.encode([PROMPT]), initial_noise([3], backbone.latent_shape)
-
-    def image() -> torch.Tensor:
-        def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
-            return backbone.velocity(backbone.transformer, x, torch.tensor([sigma]), rows)
-
-        return backbone.decode(solve(velocity, noise, backbone.sigmas(2)))
-
-    base = image()
-    Policy(backbone, config.lora, config.seed).restore(CURRENT, found.averaged.tensors)
-    policys = image()
-
-    pipeline = DiffusionPipeline.from_pretrained(locate(config.model), dtype=torch.float32)
-    pipeline.set_progress_bar_config(disable=True)
-    pipeline.load_lora_weights(str(config.output), weight_name="lora.safetensors")
-    call: dict[str, Any] = {"num_inference_steps": 2, "guidance_scale": 1.0, "output_type": "pt"}
-    call |= {"height": backbone.height, "width": backbone.width}
-    call |= {"max_sequence_length": backbone.options.max_sequence_length}
-    if backbone.family == "sana":
-        call |= {"sigmas": backbone.sigmas(2)[:-1], "complex_human_instruction": [], "use_resolution_binning": False}
-    latents = pipeline._pack_latents(noise, *noise.shape) if backbone.family == "flux" else noise
-    theirs = pipeline(PROMPT, latents=latents, **call).images
-    assert float((theirs - policys).abs().max()) <= 1e-5
-    assert float((base - policys).abs().max()) > 1e-3

@@ -1,4 +1,4 @@
-"""Runs that are refused: by their folder, or by the service."""
+"""Runs that a service refuses, or ends."""
 
 import os
 import shutil
@@ -16,7 +16,6 @@ from solrl_minis import catalog
 from solrl_proto.problems import ProblemKind
 from solrl_trainer.commands.cli import main
 from solrl_trainer.loop import train
-from support.ports import free_port
 from training_helpers import TINY, tiny_config
 
 pytestmark = pytest.mark.slow
@@ -35,22 +34,6 @@ def service() -> Iterator[Service]:
     found.stop()
 
 
-@pytest.fixture(scope="module")
-def unreachable(folder: Path) -> Program:
-    """A run without a service, started early because it waits between its attempts."""
-    url = f"http://127.0.0.1:{free_port()}"
-    return started(folder / "alone.log", "--rollout-url", url, "--output", str(folder / "alone"))
-
-
-@pytest.fixture(scope="module")
-def taken(folder: Path) -> Program:
-    """A run whose folder has another run's checkpoints, also started early."""
-    (folder / "taken" / "checkpoints" / "000001").mkdir(parents=True)
-    (folder / "taken" / "config.json").write_text("{}")
-    return started(folder / "taken.log", "--output", str(folder / "taken"))
-
-
-@pytest.mark.usefixtures("unreachable", "taken")
 def test_a_service_with_different_weights_is_refused_and_the_part_named(
     service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,28 +53,6 @@ def test_a_service_with_different_weights_is_refused_and_the_part_named(
     assert watcher.phases == []
     assert not (output / "checkpoints").exists()
     assert service.running.client.get("/v1/runs/refused/adapters").status_code == 404
-
-
-def test_the_command_refuses_a_folder_with_another_run(taken: Program, folder: Path) -> None:
-    assert taken.wait() == 2
-    said = taken.log.read_text()
-    assert said.startswith("solrl-train: ")
-    assert "already contains a run" in said
-    assert "--resume" in said
-    assert "Traceback" not in said
-    files = [path.relative_to(folder / "taken") for path in (folder / "taken").rglob("*") if path.is_file()]
-    assert set(files) == {Path("config.json"), Path(".lock")}
-    assert (folder / "taken" / "config.json").read_text() == "{}"
-
-
-def test_an_unreachable_service_is_one_clear_message(unreachable: Program, folder: Path) -> None:
-    assert unreachable.wait() == 2
-    said = unreachable.log.read_text()
-    message = next(line for line in said.splitlines() if line.startswith("solrl-train: "))
-    assert "no answer from http://127.0.0.1:" in message
-    assert "solrl-rollout serve" in message
-    assert "Traceback" not in said
-    assert not (folder / "alone" / "checkpoints").exists()
 
 
 def test_a_run_says_whom_it_waits_for_and_then_how_to_go_on(service: Service, folder: Path) -> None:

@@ -1,6 +1,5 @@
 """Runs that were interrupted, or whose service was killed, and what they must not overwrite."""
 
-import json
 import shutil
 import time
 from pathlib import Path
@@ -13,7 +12,6 @@ from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.adapters import AdapterList
 from solrl_proto.problems import ProblemError
-from solrl_trainer.commands.run import run
 from solrl_trainer.loop import train
 from solrl_trainer.records.records import IterationRecord
 from solrl_trainer.service.adapter_supply import AdapterSupply
@@ -134,15 +132,6 @@ def test_a_finished_run_resumed_pushes_the_same_bytes_and_trains_nothing(resumed
     assert again.watcher.records == []
     assert same(again.state, state)
     assert again.held == held
-
-
-def test_other_settings_are_refused_and_the_old_ones_kept(resumed: Run) -> None:
-    config, path = resumed.config, resumed.config.output / "config.json"
-    path.write_text(config.model_dump_json())
-    changed = config.model_copy(update={"seed": 1})
-    with pytest.raises(ValueError, match="seed: 42 → 1"):
-        run(changed, resume=True)
-    assert json.loads(path.read_text())["seed"] == 42
 
 
 def test_a_service_of_another_run_with_the_same_name_is_not_overwritten(whole: Run, resumed: Run, folder: Path) -> None:

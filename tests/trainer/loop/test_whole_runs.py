@@ -1,41 +1,7 @@
-"""Uninterrupted runs: phases, metrics, versions, and the seeds and images of the last iteration."""
+"""Uninterrupted runs: phases, metrics, versions, and evaluations."""
 
-import base64
-
-import pytest
 import torch
-from real_runs import Run, Service, samples, selected, selections
-from solrl_client.rollouts import RolloutClient
-from solrl_core.image_files import from_file
-from solrl_minis import catalog
-from solrl_proto.rollouts import AdapterRef, Candidates, Plan, RewardSpec, RolloutAnswer, RolloutRequest
-from solrl_trainer.rollouts.exploration import seed_root
-from solrl_trainer.selection import best_worst
-from solrl_trainer.service.run_client import run_client
-from solrl_trainer.settings.prompts import prompts_of_iteration, read_prompts
-
-
-@pytest.fixture(scope="module")
-def asked_again(whole: Run, service: Service) -> tuple[RolloutAnswer, list[torch.Tensor]]:
-    """The service's answer to the last iteration's request, and its BF16 images of the selected seeds."""
-    config = whole.config
-    prompts = prompts_of_iteration(read_prompts(catalog.prompts(), "train"), 2, config.seed, 1)
-    with RolloutClient(service.url) as client:
-        answer = run_client(config, client).candidates_of(prompts, 1, seed_root(config.seed, 1), iteration=1)
-        images = client.rollouts(
-            RolloutRequest(
-                model="mini-sana",
-                adapter=AdapterRef(run=config.run, version=1),
-                prompts=tuple(prompts),
-                candidates=Candidates(seeds=tuple(tuple(seeds) for seeds in selected(whole))),
-                plan=Plan(steps=config.regenerate.steps, precision="bf16"),
-                rewards=(RewardSpec(name="clipscore"),),
-                images="png",
-            )
-        )
-    return answer, [
-        torch.stack([from_file(base64.b64decode(image)) for image in group.images or ()]) for group in images.groups
-    ]
+from real_runs import Run
 
 
 def test_a_run_goes_through_its_phases(whole: Run) -> None:
@@ -91,25 +57,3 @@ def test_the_base_is_evaluated_before_and_the_average_after(whole: Run) -> None:
     assert not torch.equal(before.scores["clipscore"], after.scores["clipscore"])
     assert list(whole.result.spearman) == [0]
     assert -1 <= whole.result.spearman[0] <= 1
-
-
-def test_the_kept_seeds_have_the_best_and_worst_scores_of_the_service(
-    whole: Run, asked_again: tuple[RolloutAnswer, list[torch.Tensor]]
-) -> None:
-    answer, _ = asked_again
-    for group, selection in zip(answer.groups, selections(whole), strict=True):
-        assert group.prompt_id == selection.prompt.id
-        index = best_worst(group.scores, 4)
-        assert selection.seeds == [group.seeds[i] for i in index]
-        assert selection.scores == pytest.approx([group.scores[i] for i in index])
-
-
-def test_a_regenerated_candidate_is_the_services_bf16_image_of_its_seed(
-    whole: Run, asked_again: tuple[RolloutAnswer, list[torch.Tensor]]
-) -> None:
-    ours = torch.stack([group.samples.images for group in samples(whole).groups])
-    assert ours.shape == (2, 4, 3, 64, 64)
-    theirs = torch.stack(asked_again[1])
-    # The service's PNGs are additionally rounded to whole values.
-    assert float((ours - theirs).abs().max()) <= 1.5 / 255
-    assert float((ours - theirs.roll(1, 1)).abs().max()) > 0.01
