@@ -86,16 +86,31 @@ def test_the_fastest_layout_comes_first_with_its_command(
     assert layout(monkeypatch, *words, "--price", "3") == 0
     shown = capsys.readouterr().out
     assert "4 colocated" in shown
-    assert "torchrun --nproc-per-node=4 -m solrl_trainer run --preset flux1/sol_rl/hpsv2\n" in shown
+    assert (
+        "CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc-per-node=4 -m solrl_trainer run --preset flux1/sol_rl/hpsv2 "
+        "--set prompts=prompts\n" in shown
+    )
     assert layout(monkeypatch, *words, "--services", "1") == 0
     shown = capsys.readouterr().out
     assert "colocated" not in shown
-    assert "solrl-rollout serve --model black-forest-labs/FLUX.1-dev" in shown
-    assert "--rollout-url http://127.0.0.1:8100 --set regenerate.at=service --set explore.share=auto\n" in shown
+    assert "0 solrl-rollout serve --model black-forest-labs/FLUX.1-dev --rewards hpsv2\n" in shown
+    assert "CUDA_VISIBLE_DEVICES=1,2,3 torchrun" in shown
+    assert "--set regenerate.at=service --set explore.share=auto --set prompts=prompts\n" in shown
     assert layout(monkeypatch, *words, "--services", "2", "--set", "prompts=my_prompts", "--set", "run=first") == 0
     shown = capsys.readouterr().out
     assert "explore.share" not in shown
-    assert shown.endswith("--set prompts=my_prompts --set run=first\n")
+    assert "CUDA_VISIBLE_DEVICES=0,1 solrl-rollout serve" in shown
+    assert "hpsv2 --gpus all\n" in shown
+    assert shown.endswith("--set regenerate.at=service --set prompts=my_prompts --set run=first\n")
+
+
+def test_runs_that_share_a_service_get_their_names_and_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert layout(monkeypatch, "--preset", "flux1/sol_rl/hpsv2", "--gpus", "3", "--runs", "2") == 0
+    commands = [line.split() for line in capsys.readouterr().out.splitlines() if "CUDA" in line]
+    assert [words[0] for words in commands] == [f"CUDA_VISIBLE_DEVICES={gpu}" for gpu in range(3)]
+    assert [words[-1] for words in commands[1:]] == ["run=flux1-sol_rl-hpsv2-1", "run=flux1-sol_rl-hpsv2-2"]
 
 
 def test_a_shared_service_divides_the_gpus_among_all_runs() -> None:

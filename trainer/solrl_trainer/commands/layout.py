@@ -64,7 +64,7 @@ def layout(
         )
     console = Console()
     console.print(_table(config, found, prices))
-    console.print(_advice(config, found[0], words), soft_wrap=True, markup=False, highlight=False)
+    console.print(_advice(config, found[0], runs, words), soft_wrap=True, markup=False, highlight=False)
     return found
 
 
@@ -118,18 +118,24 @@ def layout_text(one: GpuLayout) -> str:
     return f"{one.serving} serving + {training}"
 
 
-def _advice(config: RunConfig, best: GpuLayout, words: Sequence[str]) -> str:
-    run = ["run", "--preset", config.preset]
-    program = (
-        ["solrl-train"]
-        if best.training == 1
-        else ["torchrun", f"--nproc-per-node={best.training}", "-m", "solrl_trainer"]
-    )
-    lines = ["fastest:"]
+def _advice(config: RunConfig, best: GpuLayout, runs: int, words: Sequence[str]) -> str:
+    """Commands of a layout, each with its GPUs; `words` follow the preset of every run."""
+    program = ["torchrun", f"--nproc-per-node={best.training}", "-m", "solrl_trainer"]
+    run = [*(program if best.training > 1 else ["solrl-train"]), "run", "--preset", config.preset]
+    commands = []
     if best.serving:
         model = config.model if config.served_as is None else f"{config.served_as}={config.model}"
-        lines.append("  " + shlex.join(["solrl-rollout", "serve", "--model", model, "--gpus", str(best.serving)]))
+        serve = ["solrl-rollout", "serve", "--model", model, "--rewards", *config.weights]
+        commands.append((best.serving, [*serve, *(["--gpus", "all"] if best.serving > 1 else [])]))
         run += ["--rollout-url", "http://127.0.0.1:8100", "--set", "regenerate.at=service"]
         run += ["--set", "explore.share=auto"] if best.explored < 1 else []
-    lines.append("  " + shlex.join([*program, *run, *words]))
+    run += [] if any(word.startswith("prompts=") for word in words) else ["--set", f"prompts={config.prompts}"]
+    for at in range(1, runs + 1):
+        name = ["--set", f"run={config.run}-{at}"] if runs > 1 else []
+        commands.append((best.training, [*run, *words, *name]))
+    lines, first = ["fastest, each command in a terminal of its own:" if len(commands) > 1 else "fastest:"], 0
+    for gpus, command in commands:
+        numbers = ",".join(map(str, range(first, first + gpus)))
+        lines.append(f"  CUDA_VISIBLE_DEVICES={numbers} {shlex.join(command)}")
+        first += gpus
     return "\n".join(lines)
