@@ -1,7 +1,6 @@
 """Own rewards of README and docs/train.md, and own prompts: their commands in an empty folder, with smaller groups."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -43,8 +42,9 @@ def test_the_commands_of_the_readme_train_on_its_reward(tmp_path: Path) -> None:
 def test_the_commands_of_the_guide_train_at_a_service_on_its_prompts(tmp_path: Path) -> None:
     reward = example("docs/extending/reward.md")
     (tmp_path / reward.title).write_text(reward.text)
-    (block,) = [block for block in blocks("docs/train.md", "sh") if "mkdir" in block.text]
-    before, serve, run = re.split(r"^(?=solrl-)", block.text, flags=re.MULTILINE)
+    texts = [block.text for block in blocks("docs/train.md", "sh")]
+    at = next(at for at, text in enumerate(texts) if "mkdir" in text)
+    before, serve, run = texts[at : at + 3]
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     shell(before, tmp_path)

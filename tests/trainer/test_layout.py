@@ -160,14 +160,17 @@ def test_readme_quotes_the_times_of_the_shipped_rates_beside_whole_iterations() 
         config = resolve(f"{model}/sol_rl/imagereward").config
         shipped = shipped_rates(model)
         assert shipped is not None
-        one, eight = (
-            colocated(stages(config, shipped.rates), config.explore.prompts, gpus).seconds * config.explore.prompts / 60
-            for gpus in (1, 8)
+        four = resolve(f"{model}/sol_rl/imagereward", overrides=["explore.steps=4"]).config
+        one, *others = (
+            colocated(stages(settings, shipped.rates), config.explore.prompts, gpus).seconds
+            * config.explore.prompts
+            / 60
+            for settings, gpus in ((config, 1), (config, 2), (four, 2), (config, 8))
         )
-        hours = [config.iterations * minutes / 60 for minutes in (one, eight)]
+        hours = [config.iterations * minutes / 60 for minutes in (one, *others)]
         (row,) = [line for line in readme.splitlines() if line.startswith(f"| {name}") and " min" in line]
         found = [float(number) for number in re.findall(r"([\d.]+) (?:min|h)\b", row)]
-        assert found == pytest.approx([one, hours[0], eight, hours[1]], rel=0.02, abs=0.5)
+        assert found == pytest.approx([one, *hours], rel=0.02, abs=0.5)
         own = {row["part"]: row["s"] for row in rows if row["model"] == measured and row["gpus"] == 1}
         longer.append((own["sol_rl"] + own["training"]) * config.explore.prompts / 60 / one - 1)
     assert f"took {100 * min(longer):.0f} to {100 * max(longer):.0f} % longer" in " ".join(readme.split())
