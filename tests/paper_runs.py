@@ -29,7 +29,7 @@ def finish(experiment: Experiment, folder: Path, gain: float, **changes: Any) ->
         "machine": MACHINE,
         "jobs": 1,
         "config": config,
-        "prompts": [f"prompt {number}" for number in range(PROMPTS)],
+        "prompts": [f'"{number}" in red' for number in range(PROMPTS)],
         "before": before,
         "after": after,
         "within": dict.fromkeys(names, 0.1),

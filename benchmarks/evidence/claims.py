@@ -42,6 +42,7 @@ def figures(read: Read) -> dict[str, str]:
         **_sweeps(tables["sweeps"]),
         **_hacking(tables["hacking"]["gains"]),
         **_times(read),
+        **(_text(tables["text"]) if "text" in tables else {}),
     }
 
 
@@ -132,6 +133,36 @@ def _plateaus(table: Mapping[str, Any]) -> dict[str, str]:
             for key, name in families.items()
         },
     }
+
+
+def _text(table: Mapping[str, Any]) -> dict[str, str]:
+    iterations, compute, families = table["iterations"], table["compute"], table["families"]
+    found = {f"text_before_{engine}": _share(table["base"][engine]) for engine in ("rapidocr", "tesseract")}
+    for key, name in FAMILIES.items():
+        if name in iterations:
+            found |= {
+                f"text_{key}": _reached(iterations[name]["95%"]),
+                f"text_{key}_half": _reached(iterations[name]["50%"]),
+                f"text_{key}_compute": _reached(compute[f"{name}, FLUX.1"]["95%"]),
+                f"text_{key}_compute_preset": _reached(compute[f"{name}, FLUX.1, its preset"]["95%"]),
+            }
+    rows = [
+        f"| {name} | {one['end']['mean']:.3f} | {one['best']['mean']:.3f} | "
+        f"{_reached(iterations[name]['95%']) if name in iterations else '1'} | "
+        f"{_share(one['rapidocr'])} | {_share(one['tesseract'])} |"
+        for name, one in families.items()
+    ]
+    return found | {"text_rows": "\n".join(rows)}
+
+
+def _reached(one: Mapping[str, float] | None) -> str:
+    """A ratio of times, or that not all seeds reach the reward."""
+    return _times_text(one) if one else "not by all seeds"
+
+
+def _share(one: Mapping[str, float]) -> str:
+    """A share in per cent."""
+    return f"{100 * one['mean']:.0f} %"
 
 
 def _gap(table: Mapping[str, Any], programme: Mapping[str, Any]) -> dict[str, str]:

@@ -33,6 +33,7 @@ from paper.stored import ARCHIVE, take_stored
 from paper.tables import ON_REQUEST, TABLES
 from paper.tables.common import Context
 from paper.tuning import SEED
+from paper.words import read_words
 
 _ELSEWHERE = ("runs", "stored", "out", "jobs", "minutes", "device", "ceiling", "plan", "show", "tables", "results")
 """Options that do not belong to the command that the page names."""
@@ -73,6 +74,8 @@ def _main(args: argparse.Namespace) -> int:
             begin, args.runs, jobs=args.jobs, until=until, device=args.device, shown_seed=programme.seeds[0]
         )
         failed |= {name for name, outcome in outcomes.items() if outcome != "done"}
+        context = read(programme, args.runs, args.results)
+    if read_words(context.runs.values(), args.runs):
         context = read(programme, args.runs, args.results)
     print(write_page(context, args.runs, args.out, command(args)))
     still = missing(context, args.tables, whole=True)

@@ -63,9 +63,9 @@ def passes_of_iteration(config: RunConfig, fraction: float | None = None) -> Pas
     return passes
 
 
-def preset_fraction(shape: str) -> float:
-    """Share of the noise levels that the large model's preset trains."""
-    algorithm = resolve(f"{PRESETS[shape]}/sol_rl/clipscore").config.algorithm
+def preset_fraction(shape: str, recipe: str = "sol_rl") -> float:
+    """Share of the noise levels that the large model's preset of a recipe trains."""
+    algorithm = resolve(f"{PRESETS[shape]}/{recipe}/clipscore").config.algorithm
     return algorithm.timestep_fraction
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class Finished:
         fidelity: rank fidelity of exploration, lines of metrics.jsonl.
         seconds: seconds by phase.
         stopped: why the run stopped early, or None.
+        words: engine → what it reads in the first image of each held-out prompt, "before" and "after"; empty until
+            `paper.words` has read them.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Finished:
     fidelity: list[dict[str, Any]]
     seconds: Mapping[str, float]
     stopped: str | None = None
+    words: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
 
     def gain(self, reward: str) -> Values:
         """Gain per prompt [prompts], in standard deviations of the base within a prompt."""
@@ -91,27 +94,32 @@ def read_finished(experiments: Sequence[Experiment], folder: Path) -> dict[str, 
     """The finished ones of these runs.
 
     Raises:
-        MixedRunsError: they are of different machines, were judged on different prompts, or one has settings that its
-            preset does not have any more.
+        MixedRunsError: those with one set of prompts are of different machines, or were judged on different prompts of
+            it, or one has settings that its preset does not have any more.
     """
     found = {one.name: _read(one, file_of(one, folder)) for one in experiments if file_of(one, folder).is_file()}
-    machines = sorted({run.machine for run in found.values()})
+    for prompts in {str(run.config.prompts) for run in found.values()}:
+        _require_alike([run for run in found.values() if str(run.config.prompts) == prompts], folder)
+    return found
+
+
+def _require_alike(runs: Sequence[Finished], folder: Path) -> None:
+    machines = sorted({run.machine for run in runs})
     if len(machines) > 1:
         raise MixedRunsError(
             f"{folder} has runs of {len(machines)} machines: {'; '.join(machines)}; expected one, because rounding "
             "differs between them: use another --runs, or delete the runs of one"
         )
-    if len({tuple(run.prompts) for run in found.values() if run.prompts}) > 1:
+    if len({tuple(run.prompts) for run in runs if run.prompts}) > 1:
         raise MixedRunsError(
             f"the runs in {folder} were judged on different prompts; expected the same: use another --runs"
         )
-    return found
 
 
 def _read(experiment: Experiment, path: Path) -> Finished:
     content = json.loads(path.read_text())
     _require_settings(experiment, content["config"], path)
-    values = {name: content[name] for name in Finished.__dataclass_fields__ if name not in ("name", "config")}
+    values = {name: content[name] for name in Finished.__dataclass_fields__ if name in content and name != "config"}
     values |= {
         when: {name: np.array(row, dtype=np.float64) for name, row in content[when].items()}
         for when in ("before", "after")

@@ -12,9 +12,10 @@ from support.caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 from paper.compute import MEASURED_AS, SOURCES, STORED, costs_of, store_costs
 from paper.finished import FINISHED
 from paper.stored import ARCHIVE, store
-from paper.tables import TABLES, algorithms, hacking
+from paper.tables import TABLES, algorithms, hacking, text
 from paper.tables.common import Context, Section
 from paper.tuning import SEED
+from paper.words import draw_finished, images_of
 
 
 def write_page(context: Context, folder: Path, out: Path, command: str) -> str:
@@ -27,11 +28,12 @@ def write_page(context: Context, folder: Path, out: Path, command: str) -> str:
         command: command line that gives these settings.
     """
     copy_grids(context, folder, out)
+    draw_words(context, folder, out)
     store(context.runs, folder, out)
     if context.runs:
         store_costs(context.results, out)
     sections = {name: found for name, module in TABLES.items() if (found := module.section(context)) is not None}
-    text = page(context, sections, command)
+    page_text = page(context, sections, command)
     out.mkdir(parents=True, exist_ok=True)
     content = {
         "programme": asdict(context.programme),
@@ -40,8 +42,8 @@ def write_page(context: Context, folder: Path, out: Path, command: str) -> str:
         "tables": {name: section.data for name, section in sections.items()},
     }
     (out / "paper.json").write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
-    (out / "paper.md").write_text(text)
-    return text
+    (out / "paper.md").write_text(page_text)
+    return page_text
 
 
 def page(context: Context, sections: Mapping[str, Section], command: str) -> str:
@@ -104,6 +106,15 @@ def copy_grids(context: Context, folder: Path, out: Path) -> None:
             target = out / hacking.grid_path(name)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
+
+
+def draw_words(context: Context, folder: Path, out: Path) -> None:
+    """Draw the words of the first seed's runs of table 10 beside the page."""
+    own = text.on_text(context)
+    for name in text.FAMILIES:
+        for run in text.runs_of(own, name)[:1]:
+            if (source := images_of(run.name, folder)).is_file():
+                draw_finished(source, out / text.picture_of(name))
 
 
 def _shown(context: Context) -> set[str]:

@@ -29,6 +29,7 @@ from solrl_trainer.settings.config import RunConfig
 
 from paper.experiments import Experiment
 from paper.finished import file_of, record
+from paper.words import images_of, save_images
 
 MACHINE = "machine.txt"
 GRID_ROWS = 4
@@ -71,7 +72,7 @@ def main() -> None:
 
 
 def do(job: Job) -> None:
-    """Train a run to its end, write its file, and delete its folder.
+    """Train a run to its end, write its file, and delete its folder. A run on text keeps its images of words, too.
 
     Raises:
         ValueError: the run was begun on another machine.
@@ -92,7 +93,9 @@ def do(job: Job) -> None:
         _copy(work / BASE_EVALUATION, base)
         path = file_of(job.experiment, folder)
         path.parent.mkdir(parents=True, exist_ok=True)
-        if result is not None and job.grid:
+        if result is not None and job.experiment.reward == "ocr" and config.evaluate.every:
+            save_images(result.before.images, result.after.images, images_of(job.experiment.name, folder))
+        elif result is not None and job.grid:
             _write_grid(config, result, path.with_suffix(".png"))
         content = record(
             job.experiment,

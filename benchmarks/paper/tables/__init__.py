@@ -2,9 +2,9 @@
 
 from types import ModuleType
 
-from paper.tables import algorithms, authors, families, gap, hacking, margin, plateaus, quantised, sweeps
+from paper.tables import algorithms, authors, families, gap, hacking, margin, plateaus, quantised, sweeps, text
 
-ON_REQUEST = ("plateaus", "authors", "margin")
+ON_REQUEST = ("plateaus", "authors", "margin", "text")
 """Tables whose runs are done only if the table is named, and which the page has once some are finished."""
 TABLES: dict[str, ModuleType] = {
     "algorithms": algorithms,
@@ -16,4 +16,5 @@ TABLES: dict[str, ModuleType] = {
     "plateaus": plateaus,
     "authors": authors,
     "margin": margin,
+    "text": text,
 }

@@ -58,13 +58,15 @@ def _quoted(prompt: str) -> str:
 
 _UNPADDED = {"Rec.rec_img_shape": [3, 48, 48]}
 """Least width of a line that the engine reads, 320 pixels by default."""
+_THREADS = "EngineConfig.onnxruntime.intra_op_num_threads"
+"""All cores by default, although runs beside this one may share them."""
 
 
 @checks_prompts(wanted_text)
 class Ocr:
     """Scores from 0 to 1 of the text that RapidOCR reads in images; it runs on the processor.
 
-    `wanted_text` says which text a prompt asks for.
+    `wanted_text` says which text a prompt asks for. The engine has as many threads as torch.
 
     Args:
         line: every image is one line of text, which the engine reads without looking for lines: tens of times faster.
@@ -88,8 +90,8 @@ class Ocr:
         try:
             from rapidocr import RapidOCR
 
-            params = {"Global.log_level": "critical"} | ({"Rec.rec_batch_num": 32, **_UNPADDED} if line else {})
-            self._engine = RapidOCR(params=params)
+            params = {"Global.log_level": "critical", _THREADS: torch.get_num_threads()}
+            self._engine = RapidOCR(params=params | ({"Rec.rec_batch_num": 32, **_UNPADDED} if line else {}))
         except ImportError as error:  # of the engine's own packages, too
             raise ValueError(f"its packages are missing ({error}); install them: pip install 'solrl[ocr]'") from error
         self._reading = threading.Lock()

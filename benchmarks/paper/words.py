@@ -1,0 +1,136 @@
+"""Images of words, as runs on text leave them: read afterwards by two engines, and drawn.
+
+`python benchmarks/paper/words.py RUN PICTURE` draws the first held-out prompts before and after a run: a folder of
+`make demo-text`, or the images of a finished run, NAME.words.png.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from solrl_core.rewards.images import as_bytes
+from solrl_core.rewards.ocr import wanted_text
+from solrl_trainer.evaluation.gallery import load_gallery
+
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]  # for minis_recipe, which is in no wheel
+
+from minis_recipe.reading import by_rapidocr, by_tesseract, exact
+from paper.finished import FINISHED, Finished
+from paper.intervals import Values
+
+Images = npt.NDArray[np.uint8]
+ENGINES = {"rapidocr": "RapidOCR", "tesseract": "Tesseract"}
+"""Names of the engine that the reward `ocr` asks, and of one that no reward asks."""
+READERS = {"rapidocr": by_rapidocr, "tesseract": by_tesseract}
+SHOWN = 8
+"""Prompts of a picture, the first held-out ones."""
+_COLUMNS, _SCALE, _GAP, _CAPTION = 4, 3, 24, 30
+
+
+def images_of(name: str, folder: Path) -> Path:
+    """File with the images of a finished run."""
+    return folder / FINISHED / f"{name}.words.png"
+
+
+def save_images(before: torch.Tensor, after: torch.Tensor, path: Path) -> None:
+    """Write images [N, 3, H, W] in [0, 1] of a run's base and of its averaged weights, one above the other."""
+    strip = as_bytes(torch.cat([before, after])).flatten(0, 1).numpy()
+    Image.fromarray(strip).save(path, optimize=True)
+
+
+def load_images(path: Path, prompts: int) -> tuple[Images, Images]:
+    """The images [prompts, H, W, 3] before and after."""
+    with Image.open(path) as strip:
+        pixels = np.array(strip)
+    before, after = pixels.reshape(2, prompts, -1, *pixels.shape[1:])
+    return before, after
+
+
+def read_words(runs: Iterable[Finished], folder: Path) -> int:
+    """Let both engines read the images of finished runs that have some, and add what they read to the runs' files.
+
+    Returns:
+        The number of runs that were read. 0, with a message, where an engine is missing.
+    """
+    unread = [run for run in runs if run.prompts and not run.words and images_of(run.name, folder).is_file()]
+    lacking = [
+        name
+        for name, is_there in (("rapidocr", find_spec("rapidocr")), ("tesseract", shutil.which("tesseract")))
+        if not is_there
+    ]
+    if unread and lacking:
+        print(
+            f"the words of {len(unread)} runs are not read, because {' and '.join(lacking)} is missing; expected "
+            "`pip install 'solrl[ocr]'` and `apt install tesseract-ocr`: then use --show",
+            file=sys.stderr,
+        )
+        return 0
+    for run in unread:
+        pixels = np.concatenate(load_images(images_of(run.name, folder), len(run.prompts)))
+        found = {name: [text.strip() for text in read(pixels)] for name, read in READERS.items()}
+        count = len(run.prompts)
+        words = {name: {"before": texts[:count], "after": texts[count:]} for name, texts in found.items()}
+        path = folder / FINISHED / f"{run.name}.json"
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({**json.loads(path.read_text()), "words": words}, allow_nan=False) + "\n")
+        partial.replace(path)
+    return len(unread)
+
+
+def right(run: Finished, engine: str, when: str) -> Values:
+    """1 for each held-out prompt [prompts] whose word an engine read exactly, but for case, else 0."""
+    return exact(run.words[engine][when], [wanted_text(prompt, {}) for prompt in run.prompts]).astype(np.float64)
+
+
+def draw(prompts: Sequence[str], before: Images, after: Images, path: Path) -> None:
+    """Draw the first prompts: the image before above the one after, with the same seed, and the prompt below."""
+    height, width = (_SCALE * side for side in before.shape[1:3])
+    rows = -(-min(SHOWN, len(prompts)) // _COLUMNS)
+    font = ImageFont.load_default(18)
+    left = 70
+    cell = (width + _GAP, 2 * height + 4 + _CAPTION + _GAP)
+    page = Image.new("RGB", (left + _COLUMNS * cell[0], _GAP + rows * cell[1]), "white")
+    pen = ImageDraw.Draw(page)
+    for index, prompt in enumerate(prompts[:SHOWN]):
+        row, column = divmod(index, _COLUMNS)
+        x, y = left + column * cell[0], _GAP + row * cell[1]
+        for number, (said, images) in enumerate((("before", before), ("after", after))):
+            top = y + number * (height + 4)
+            large = Image.fromarray(images[index]).resize((width, height), Image.Resampling.BICUBIC)
+            page.paste(large, (x, top))
+            if not column:
+                pen.text((left - 8, top + height // 2), said, "#6a717c", font, anchor="rm")
+        pen.text((x + width // 2, y + 2 * height + 4 + _CAPTION // 2), prompt, "#1c1f24", font, anchor="mm")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page.convert("P", palette=Image.Palette.ADAPTIVE).save(path, optimize=True)
+
+
+def draw_finished(path: Path, picture: Path) -> None:
+    """Draw the images of a finished run."""
+    prompts = json.loads(path.with_name(path.name.replace(".words.png", ".json")).read_text())["prompts"]
+    draw(prompts, *load_images(path, len(prompts)), picture)
+
+
+def main() -> None:
+    """Draw a run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="folder of a run, or NAME.words.png")
+    parser.add_argument("picture", type=Path)
+    args = parser.parse_args()
+    if args.run.is_dir():
+        gallery = load_gallery(args.run)
+        draw(gallery.prompts, *(as_bytes(one).numpy() for one in (gallery.before, gallery.after)), args.picture)
+    else:
+        draw_finished(args.run, args.picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The table of words: from invented runs, and from images that engines read."""
+
+import json
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from evidence import __main__ as evidence
+from paper import words
+from paper.experiments import Programme
+from paper.finished import file_of, read_finished
+from paper.page import draw_words
+from paper.tables import text
+from paper.tables.common import Context
+from paper.words import images_of, load_images, read_words, right, save_images
+from paper.worker import Job, do
+from paper_runs import PROMPTS, RESULTS, context_of, finish
+from PIL import Image
+
+PROGRAMME = Programme()
+GAINS = {"diffusionnft": 0.4, "naive_scaling": 0.8, "sol_rl": 0.8, "awm": 0.8, "awm_two_stage": 0.4, "flowgrpo": 0.1}
+NUMBERS = [str(number) for number in range(PROMPTS)]
+"""The words of the invented prompts."""
+READ = {
+    "rapidocr": {"before": ["?"] * PROMPTS, "after": NUMBERS},
+    "tesseract": {"before": ["?"] * PROMPTS, "after": ["?", *NUMBERS[1:]]},
+}
+
+
+def finished(folder: Path, **changes: Any) -> Context:
+    """All runs of the table, those of a recipe with its gain."""
+    while True:
+        context = context_of(PROGRAMME, folder)
+        missing = [one for one in text.experiments(context) if one.name not in context.runs]
+        if not missing:
+            return context
+        for one in missing:
+            finish(one, folder, GAINS[one.preset.split("/")[1]], **changes)
+
+
+def test_the_table_says_how_soon_and_how_well_words_are_written(tmp_path: Path) -> None:
+    found = text.section(finished(tmp_path, words=READ))
+    assert found is not None
+    # Straight lines: twice the gain reaches every share in half of the iterations.
+    assert [one["mean"] for one in found.data["iterations"]["Sol-RL"].values()] == [pytest.approx(2.0)] * 5
+    assert found.data["iterations"]["AWM two-stage"]["95%"]["mean"] == pytest.approx(1.0)
+    assert found.data["iterations"]["FlowGRPO"]["95%"] is None
+    assert found.data["compute"]["Sol-RL, FLUX.1"]["95%"]["mean"] < 2.0
+    own, there = (found.data["cost of an iteration"]["AWM"][clock] for clock in ("SANA", "SANA, its preset"))
+    assert own > 0 < there
+    engines = found.data["families"]["Sol-RL"]
+    assert engines["rapidocr"]["mean"] == 1
+    assert engines["tesseract"]["mean"] == pytest.approx(1 - 1 / PROMPTS)
+    assert found.data["base"]["tesseract"]["mean"] == 0
+
+
+def test_words_that_nobody_read_are_not_given(tmp_path: Path) -> None:
+    context = finished(tmp_path)
+    found = text.section(context)
+    assert found is not None
+    assert found.data["families"]["AWM"]["tesseract"] is None
+    assert any("| AWM |" in line and line.endswith("| not read | not read |") for line in found.lines)
+
+
+def test_fewer_than_three_seeds_give_no_table(tmp_path: Path) -> None:
+    context = finished(tmp_path)
+    last = text.runs_of(text.on_text(context), "FlowGRPO")[-1]
+    file_of(last, tmp_path).unlink()
+    assert text.section(context_of(PROGRAMME, tmp_path)) is None
+
+
+def test_runs_on_text_stand_beside_others_of_another_machine(tmp_path: Path) -> None:
+    other = PROGRAMME.experiment("sol_rl", 1)
+    own = text.on_text(context_of(PROGRAMME, tmp_path)).programme.experiment("sol_rl", 1)
+    finish(other, tmp_path, 0.5)
+    finish(own, tmp_path, 0.5, machine="another machine", prompts=['"K7" in red'])
+    assert len(read_finished([other, own], tmp_path)) == 2
+
+
+def with_images(folder: Path) -> str:
+    """Name of a finished run whose images after are as light as the number of their prompt, and black before."""
+    run = text.on_text(context_of(PROGRAMME, folder)).programme.experiment("sol_rl", 1)
+    finish(run, folder, 0.5)
+    shade = torch.arange(PROMPTS).view(-1, 1, 1, 1) / 255
+    images = shade.expand(-1, 3, 32, 64)
+    save_images(torch.zeros_like(images), images, images_of(run.name, folder))
+    return run.name
+
+
+def test_both_engines_read_a_runs_images_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = with_images(tmp_path)
+
+    def runs() -> list[Any]:
+        return list(
+            read_finished([text.on_text(context_of(PROGRAMME, tmp_path)).programme.experiment("sol_rl", 1)], tmp_path)
+            .values()
+        )  # fmt: skip
+
+    before, after = load_images(images_of(name, tmp_path), PROMPTS)
+    assert not before.any()
+    assert after[:, 31, 63, 2].tolist() == list(range(PROMPTS))
+
+    monkeypatch.setattr(words, "find_spec", lambda name: object())
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert read_words(runs(), tmp_path) == 0
+    assert "the words of 1 runs are not read, because tesseract is missing" in capsys.readouterr().err
+
+    def shades(pixels: np.ndarray) -> list[str]:
+        return [f" {one} \n" for one in pixels[:, 0, 0, 0]]
+
+    monkeypatch.setattr(shutil, "which", lambda name: "tesseract")
+    monkeypatch.setattr(words, "READERS", {"rapidocr": shades, "tesseract": lambda pixels: ["?"] * len(pixels)})
+    assert read_words(runs(), tmp_path) == 1
+    (run,) = runs()
+    assert right(run, "rapidocr", "after").tolist() == [1] * PROMPTS
+    assert right(run, "rapidocr", "before").tolist() == [1] + [0] * (PROMPTS - 1)
+    assert not right(run, "tesseract", "after").any()
+    assert read_words(runs(), tmp_path) == 0
+
+
+def test_the_first_words_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = finished(tmp_path)
+    run = text.runs_of(text.on_text(context), "Sol-RL")[0]
+    images = torch.rand(PROMPTS, 3, 32, 64)
+    save_images(images, 1 - images, images_of(run.name, tmp_path))
+    draw_words(context, tmp_path, tmp_path)
+    assert [path.name for path in (tmp_path / "paper").iterdir()] == ["text-sol-rl.png"]
+    again = tmp_path / "again.png"
+    monkeypatch.setattr(sys, "argv", ["words.py", str(images_of(run.name, tmp_path)), str(again)])
+    words.main()
+    assert again.read_bytes() == (tmp_path / "paper/text-sol-rl.png").read_bytes()
+    with Image.open(again) as picture:
+        assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 100
+
+
+def test_evidence_has_a_section_on_words_once_they_are_stored(tmp_path: Path) -> None:
+    shutil.copytree(RESULTS, tmp_path / "results", ignore=shutil.ignore_patterns("*.png", "*.gz"))
+    path = tmp_path / "results/paper.json"
+    content = json.loads(path.read_text())
+    content["tables"].pop("text", None)
+    path.write_text(json.dumps(content))
+    training = evidence.PAGES["training.md"]
+    assert "## On words" not in evidence.pages(tmp_path / "results")[training]
+    found = text.section(finished(tmp_path, words=READ))
+    assert found is not None
+    content["tables"]["text"] = found.data
+    path.write_text(json.dumps(content))
+    pages = evidence.pages(tmp_path / "results")
+    assert "## On words" in pages[training]
+    assert "| FlowGRPO | 0.510 | 0.510 | not by all seeds | 100 % | 92 % |" in pages[training]
+    assert "2.00 × [2.00, 2.00]" in pages[evidence.PAGES["findings.md"]]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("rapidocr") is None, reason="the extra `ocr` is not installed")
+def test_a_run_on_text_leaves_its_words(tmp_path: Path) -> None:
+    tiny: dict[str, Any] = {
+        **{"explore.prompts": 2, "explore.candidates": 6, "explore.keep": 4, "iterations": 1, "evaluate.every": 1},
+        **{"optimizer.updates": 1, "lora.rank": 2, "evaluate.prompts": 3, "evaluate.seeds": 2, "evaluate.steps": 2},
+        **{"evaluate.curve_seeds": 2, "evaluate.fidelity_prompts": 0},
+    }
+    own = text.on_text(context_of(Programme(changes=tiny), tmp_path))
+    experiment = own.programme.experiment("sol_rl", 1)
+    do(Job(experiment, str(tmp_path), 1, "cpu", grid=True))
+    before, after = load_images(images_of(experiment.name, tmp_path), 3)
+    assert before.shape == after.shape == (3, 32, 64, 3)
+    assert (before != after).any()
+    if shutil.which("tesseract"):
+        assert read_words(read_finished([experiment], tmp_path).values(), tmp_path) == 1
+
+
+def test_the_command_that_draws_starts_alone(tmp_path: Path) -> None:
+    script = Path(words.__file__)
+    done = subprocess.run([sys.executable, str(script), "--help"], capture_output=True, text=True, check=True)
+    assert "PICTURE" in done.stdout
