@@ -126,8 +126,9 @@ def section(context: Context) -> Section | None:
     }
     lines = [
         f"{MODEL} trained on the reward `{REWARD}` for {own.programme.iterations} iterations of",
-        f"{base.config.explore.prompts} prompts, {len(SEEDS)} seeds, no guidance. {BASELINE} is DiffusionNFT; FlowGRPO has the settings of table 8. The learning rate falls to 0",
-        "along half a cosine, from the rate that trials chose as for table 1:",
+        f"{base.config.explore.prompts} prompts, {len(SEEDS)} seeds, no guidance. {BASELINE} is DiffusionNFT;",
+        "FlowGRPO has the settings of table 8. The learning rate falls to 0 along half a cosine, from the rate that",
+        "trials chose as for table 1:",
         f"{', '.join(f'{rate:g} for {name}' for name, rate in rates.items())}.",
         "Two-stage families have the rate of the algorithm.",
         "",
