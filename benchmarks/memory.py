@@ -18,8 +18,8 @@ from solrl_core.memory_plan import plan_memory
 from solrl_core.precision import supported_precisions
 from solrl_core.sampling.generator import Generator
 from support.random_weights import materialize
-from support.results import Results, device_name, options, table
-from support.true_size import skeleton
+from support.results import Results, device_name, options, shown_size, table
+from support.true_size import size_of, skeleton
 
 MODELS = {
     "flux": 24,
@@ -29,6 +29,8 @@ MODELS = {
     "z-image": 24,
     "qwen-image": 24,
     "flux2-klein": 24,
+    "wan": 8,
+    "wan-14b": 4,
 }
 """Model → candidates per batch."""
 
@@ -64,7 +66,7 @@ def page(found: Mapping[str, Any]) -> str:
         "computed from configurations alone; measured is the peak of allocated tensors; reserved is the memory that",
         "CUDA's allocator held at that time.",
         "",
-        *table(HEAD, ((r["model"], f"{r['size']} px", r["batch"], r["precision"], *sizes(r)) for r in rows)),
+        *table(HEAD, ((r["model"], shown_size(r["size"]), r["batch"], r["precision"], *sizes(r)) for r in rows)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -85,7 +87,7 @@ def measure(family: str, tiers: Sequence[str], device: str) -> Iterator[dict[str
             measured, reserved = peaks(device)
             row = {
                 "model": family,
-                "size": backbone.width,
+                "size": size_of(backbone),
                 "batch": batch,
                 "precision": tier,
                 # One prompt is encoded here; a full cache of them is planned.

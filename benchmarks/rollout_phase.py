@@ -26,20 +26,50 @@ from solrl_core.sampling.generator import Generator
 from solrl_proto.rollouts import Plan, Prune
 from support.own_process import ProcessEndedError, rows_of
 from support.random_weights import materialize
-from support.results import Results, Row, device_name, options, table
+from support.results import Results, Row, device_name, options, shown_size, table
 from support.rollout_path import Explorer, shares
-from support.true_size import random_hps, skeleton
+from support.true_size import random_hps, size_of, skeleton
 
 PARTS = ("fp8-decoder", "pruned", "share")
-CANDIDATES, KEPT = 96, 24
-EXPLORE_STEPS, REGENERATE_STEPS, FITTED_STEPS = 6, 10, 4
-KEEP = 64
-"""Candidates that the pruned plan keeps after four of the six steps."""
+
+
+class Sizes(NamedTuple):
+    """What a phase is made of.
+
+    Attributes:
+        candidates: candidates of the prompt.
+        kept: of them, those that are regenerated.
+        keep: candidates that the pruned plan keeps.
+        prune_after: steps after which it prunes.
+        explore_steps, regenerate_steps: steps of exploring and of regenerating.
+        batch: candidates that are generated at a time.
+        guidance: scale of classifier-free guidance; 1 is without.
+    """
+
+    candidates: int = 96
+    kept: int = 24
+    keep: int = 64
+    prune_after: int = 4
+    explore_steps: int = 6
+    regenerate_steps: int = 10
+    batch: int = CHUNK_SIZE
+    guidance: float = 1.0
+
+
+SIZES = {
+    **dict.fromkeys(("flux", "sd3", "sana"), Sizes()),
+    # The preset's, for a twelfth of its candidates: a batch.
+    "wan": Sizes(8, 2, 4, 5, 10, 20, 8, 4.5),
+}
+FITTED_STEPS = 4
+FEWER_STEPS = 6
+"""Of clips, whose plans have no fitted steps."""
+FEWER_FRAMES = 17
 REWARD_DTYPE = "bfloat16"
 """Of the reward's weights and products, as of a service on a GPU."""
 SPENT = ("transformer", "encode", "decode", "reward", "other")
-NAMES = {"flux": "FLUX.1", "sd3": "SD3.5-L", "sana": "SANA 1.6B"}
-UNPRUNED, REGENERATE, BASELINE = "6 steps", "regenerate", "baseline"
+NAMES = {"flux": "FLUX.1", "sd3": "SD3.5-L", "sana": "SANA 1.6B", "wan": "Wan2.1 1.3B"}
+REGENERATE, BASELINE = "regenerate", "baseline"
 FP8 = ", decoded in FP8"
 
 
@@ -48,14 +78,15 @@ class Goals(NamedTuple):
 
     unpruned: float
     cheaper: float
-    paper: float
-    outside: float
+    paper: float | None = None
+    outside: float | None = None
 
 
 GOALS = {
     "flux": Goals(1.68, 2.1, 2.33, 0.06),
     "sd3": Goals(1.55, 1.95, 2.41, 0.09),
     "sana": Goals(1.4, 1.6, 1.41, 0.35),
+    "wan": Goals(1.6, 2.2),
 }
 PHASE = (
     *("model", "exploring", "explore, s", "regenerate, s", "baseline, s", "speed-up", "goal"),
@@ -112,30 +143,33 @@ def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
     def row(part: str, values: dict[str, Any]) -> Row:
         return {"model": model, "part": part, "values": values}
 
-    on_gpu = args.device != "cpu"
+    on_gpu, sizes = args.device != "cpu", SIZES[model]
     with tempfile.TemporaryDirectory() as folder:
         backbone = materialize(skeleton(model, Path(folder), args.device), args.device)
     rewards = RewardSet({"hpsv2": random_hps(args.device, REWARD_DTYPE)})
-    cheap = Explorer(Generator(backbone, "fp8" if on_gpu else "nvfp4"), rewards)
-    setting = {"device": device_name(args.device), "reward": REWARD_DTYPE, "size": backbone.width}
-    yield row("setting", setting | {"precision": cheap.generator.precision, "baseline": "diffusers' modules"})
-    cheap.explore("warm-up", range(CHUNK_SIZE + 1), Plan(steps=1))  # compiles both batch sizes
-    if "fp8-decoder" in args.parts:
-        cheap.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1, decoder_precision="fp8"))
-    plans, full = explored(args.parts), Plan(steps=REGENERATE_STEPS)
-    true = Explorer(Generator(backbone, "bf16"), rewards)
-    true.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1))
+    cheap = Explorer(Generator(backbone, "fp8" if on_gpu else "nvfp4"), rewards, sizes.batch)
+    setting = {"device": device_name(args.device), "reward": REWARD_DTYPE, "size": size_of(backbone)}
+    setting |= {"precision": cheap.generator.precision, "baseline": "diffusers' modules"}
+    yield row("setting", setting)
+    plans, full = explored(sizes, args.parts, backbone.frames), plan_of(sizes, steps=sizes.regenerate_steps)
+    once = plan_of(sizes, steps=1)
+    cheap.explore("warm-up", range(sizes.batch + 1), once)  # compiles both batch sizes
+    for further in ({"frames": FEWER_FRAMES}, {"decoder_precision": "fp8"}):
+        if any(further.items() <= plan.model_dump().items() for plan in plans.values()):
+            cheap.explore("warm-up", range(sizes.batch), once.model_copy(update=further))
+    true = Explorer(Generator(backbone, "bf16"), rewards, sizes.batch)
+    true.explore("warm-up", range(min(sizes.kept, sizes.batch)), once)
     with diffusers_modules(backbone):
-        baseline = Explorer(Generator(backbone, "bf16"), rewards)
-        baseline.explore("warm-up", range(CHUNK_SIZE), Plan(steps=1))
+        baseline = Explorer(Generator(backbone, "bf16"), rewards, sizes.batch)
+        baseline.explore("warm-up", range(sizes.batch), once)
 
     def generate_all(text: str) -> None:
         with diffusers_modules(backbone):
-            baseline.explore(text, range(CANDIDATES), full)
+            baseline.explore(text, range(sizes.candidates), full)
 
-    works: dict[str, Callable[[str], Any]] = {REGENERATE: lambda text: true.explore(text, range(KEPT), full)}
+    works: dict[str, Callable[[str], Any]] = {REGENERATE: lambda text: true.explore(text, range(sizes.kept), full)}
     works |= {
-        name: lambda text, plan=plan: cheap.explore(text, range(CANDIDATES), plan)  # type: ignore[misc]
+        name: lambda text, plan=plan: cheap.explore(text, range(sizes.candidates), plan)  # type: ignore[misc]
         for name, plan in plans.items()
     }
     for times in phase(works, {BASELINE: generate_all}, args.rounds):
@@ -143,10 +177,12 @@ def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
         yield row("phase", values)
     if "share" in args.parts:
         found: dict[str, Any] = {}
-        for name in (UNPRUNED, UNPRUNED + FP8):
+        whole = f"{sizes.explore_steps} steps"
+        for name in (whole, whole + FP8):
             if name in plans:
-                yield row("share", found := found | {name: shares(cheap, CANDIDATES, plans[name], times[name])})
-        yield row("regenerate", shares(true, KEPT, full, times[REGENERATE]))
+                spent = shares(cheap, sizes.candidates, plans[name], times[name])
+                yield row("share", found := found | {name: spent})
+        yield row("regenerate", shares(true, sizes.kept, full, times[REGENERATE]))
 
 
 @contextmanager
@@ -160,21 +196,33 @@ def diffusers_modules(backbone: Any) -> Iterator[None]:
         yield
 
 
-def explored(parts: Sequence[str]) -> dict[str, Any]:
-    """Exploration plans by name: six steps and four fitted ones; with these parts decoded in FP8, and pruned.
+def explored(sizes: Sizes, parts: Sequence[str], frames: int) -> dict[str, Plan]:
+    """Exploration plans by name: all steps and fewer, fitted ones; with these parts decoded in FP8, and pruned.
 
-    The coefficients of fitted steps do not affect the time.
+    Of clips, the fewer steps are not fitted, no decoder computes in FP8, and candidates also have fewer frames. The
+    coefficients of fitted steps do not affect the time.
     """
-
-    fitted = Plan(steps=FITTED_STEPS, fitted=identity_solver(SCHEDULES[-1]))
-    plans = {UNPRUNED: Plan(steps=EXPLORE_STEPS), f"{FITTED_STEPS} fitted steps": fitted}
-    whole = dict(plans)
-    if "fp8-decoder" in parts:
-        plans |= {name + FP8: plan.model_copy(update={"decoder_precision": "fp8"}) for name, plan in whole.items()}
+    unpruned, steps = f"{sizes.explore_steps} steps", sizes.explore_steps
+    plans = {unpruned: plan_of(sizes, steps=steps)}
+    if frames > 1:
+        cut = f", {FEWER_FRAMES} frames"
+        plans[unpruned + cut] = plan_of(sizes, steps=steps, frames=FEWER_FRAMES)
+        plans[f"{FEWER_STEPS} steps"] = plan_of(sizes, steps=FEWER_STEPS)
+        plans[f"{FEWER_STEPS} steps{cut}"] = plan_of(sizes, steps=FEWER_STEPS, frames=FEWER_FRAMES)
+    else:
+        fitted = identity_solver(SCHEDULES[-1])
+        plans[f"{FITTED_STEPS} fitted steps"] = plan_of(sizes, steps=FITTED_STEPS, fitted=fitted)
+        if "fp8-decoder" in parts:
+            plans |= {name + FP8: plan.model_copy(update={"decoder_precision": "fp8"}) for name, plan in plans.items()}
     if "pruned" in parts:
-        prune = Prune(after=EXPLORE_STEPS - 2, keep=KEEP)
-        plans[f"{UNPRUNED}, pruned to {KEEP} after {prune.after}"] = Plan(steps=EXPLORE_STEPS, prune=prune)
+        prune = Prune(after=sizes.prune_after, keep=sizes.keep)
+        plans[f"{unpruned}, pruned to {prune.keep} after {prune.after}"] = plan_of(sizes, steps=steps, prune=prune)
     return plans
+
+
+def plan_of(sizes: Sizes, **settings: Any) -> Plan:
+    """A plan with the model's guidance."""
+    return Plan(guidance=sizes.guidance, **settings)
 
 
 def phase(
@@ -201,13 +249,14 @@ def page(result: Mapping[str, Any]) -> str:
         f"By `python benchmarks/rollout_phase.py` on one {' or '.join(sorted(devices))}: models at true size",
         "with their text encoders and autoencoders, and HPSv2 with its CLIP ViT-H/14. The weights are random; time",
         "does not depend on them. Candidates are generated as in the service, without its queue and HTTP: 24 at a",
-        "time, scored while the next 24 are generated.",
+        "time, scored while the next 24 are generated; clips 8 at a time, with guidance.",
         "",
         "## Rollout phase",
         "",
         "A phase explores 96 candidates and regenerates 24 of them in BF16 at 10 steps. The baseline generates all 96",
-        "in BF16 at 10 steps, and is measured once. Of several rounds, times are medians. Goal: what the project",
-        "wants to reach. Decoded in FP8: the decoder's convolutions compute in FP8, for images that are only scored.",
+        "in BF16 at 10 steps, and is measured once. Of clips there are 8 and 2, at 20 steps, and a plan may explore",
+        "their first frames alone. Of several rounds, times are medians. Goal: what the project wants to reach.",
+        "Decoded in FP8: the decoder's convolutions compute in FP8, for images that are only scored.",
         "Pruned to N after k: after k steps, only the N most extreme candidates continue.",
         "",
         *table(PHASE, (cells for name, one in models.items() for cells in _phase(name, one))),
@@ -237,14 +286,18 @@ def _phase(name: str, one: Mapping[str, Any]) -> Iterator[Sequence[str]]:
         if plan in (REGENERATE, BASELINE):
             continue
         speed_up = whole / (explore["s"] + regenerate)
-        wanted = goals.unpruned if plan.removesuffix(FP8) == UNPRUNED else goals.cheaper
-        title, figures = f"{NAMES[name]} {one['setting']['size']}²", (explore["s"], regenerate, whole, speed_up)
+        unpruned = f"{SIZES[name].explore_steps} steps"
+        wanted = goals.unpruned if plan.removesuffix(FP8) == unpruned else goals.cheaper
+        title, figures = (
+            f"{NAMES[name]} {shown_size(one['setting']['size'])}",
+            (explore["s"], regenerate, whole, speed_up),
+        )
         yield (
             title,
             plan,
             *(f"{figure:.2f}" for figure in figures),
             f"≥ {wanted:g}",
-            f"{goals.paper if plan == UNPRUNED else ''}",
+            f"{goals.paper or '' if plan == unpruned else ''}",
         )
 
 
@@ -260,7 +313,8 @@ def _setting(name: str, one: Mapping[str, Any]) -> str:
 
 
 def _share(name: str, one: Mapping[str, Any]) -> Iterator[Sequence[str]]:
-    goal = f"≤ {GOALS[name].outside:.0%}"
+    outside = GOALS[name].outside
+    goal = "" if outside is None else f"≤ {outside:.0%}"
     found = [(NAMES[name], plan, share, goal) for plan, share in one.get("share", {}).items()]
     found += [("", "regenerate", one["regenerate"], "")] if "regenerate" in one else []
     for model, plan, share, wanted in found:

@@ -27,7 +27,7 @@ from support.true_size import random_hps, skeleton
 
 PRESETS = {
     **{"flux": "flux1", "sd3": "sd3", "sana": "sana", "sd3-medium": "sd3-medium", "z-image": "z-image"},
-    **{"qwen-image": "qwen-image", "flux2-klein": "flux2-klein"},
+    **{"qwen-image": "qwen-image", "flux2-klein": "flux2-klein", "wan": "wan", "wan-14b": "wan-14b"},
 }
 SETTINGS = (
     *("prompts=shapes", "iterations=1", "explore.prompts=1", "algorithm.timestep_fraction=0.1"),

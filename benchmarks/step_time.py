@@ -25,8 +25,8 @@ from solrl_core.sampling.batches import gpu_batch_sizes
 from solrl_core.sampling.device_events import record_event
 from support.own_process import ProcessEndedError, rows_of
 from support.random_weights import randomize
-from support.results import Results, Row, device_name, options, table
-from support.true_size import skeleton
+from support.results import Results, Row, device_name, options, shown_size, table
+from support.true_size import size_of, skeleton
 
 Run = Callable[[], Any]
 
@@ -35,10 +35,13 @@ TIERS = (BASELINE, "bf16", "fp8")
 ALL_TIERS = (*TIERS, "nvfp4 emulated")
 SERVED = ("bf16", "fp8")
 """Precisions measured at a quarter of the batch, too."""
-BATCH = {"flux": 24, "sd3": 8, "sana": 24, "sd3-medium": 24, "z-image": 24, "qwen-image": 24, "flux2-klein": 24}
+BATCH = {
+    **{"flux": 24, "sd3": 8, "sana": 24, "sd3-medium": 24, "z-image": 24, "qwen-image": 24, "flux2-klein": 24},
+    **{"wan": 4, "wan-81": 2, "wan-14b": 2},
+}
 TOKENS = {
     **{"flux": 128, "sd3": 205, "sana": 300, "sd3-medium": 205, "z-image": 64},
-    **{"qwen-image": 256, "flux2-klein": 512},
+    **{"qwen-image": 256, "flux2-klein": 512, "wan": 512, "wan-81": 512, "wan-14b": 512},
 }
 """Text tokens of the real models; the miniatures' tokenizers give fewer."""
 ORDER = {name: at for at, name in enumerate((BASELINE, "bf16", "fp8"))}
@@ -50,11 +53,15 @@ GOALS: dict[str, tuple[int | None, float, float | None]] = {
     "z-image": (None, 1.3, None),
     "qwen-image": (None, 1.3, None),
     "flux2-klein": (None, 1.3, None),
+    "wan": (None, 1.3, None),
+    "wan-81": (None, 1.3, None),
+    "wan-14b": (None, 1.3, None),
 }
 """Model → (reference time of the baseline in ms, required speed-up of FP8, goal for the speed-up of FP8)."""
 NAMES = {
     **{"flux": "FLUX.1", "sd3": "SD3.5-L", "sana": "SANA 1.6B", "sd3-medium": "SD3.5-M", "z-image": "Z-Image"},
     **{"qwen-image": "Qwen-Image", "flux2-klein": "FLUX.2 [klein] 4B"},
+    **{"wan": "Wan2.1 1.3B", "wan-81": "Wan2.1 1.3B", "wan-14b": "Wan2.1 14B"},
 }
 CATEGORIES = (
     ("attention", r"flash|fmha|sdpa|attention"),
@@ -109,7 +116,7 @@ def measure(model: str, tiers: list[str], device: str) -> Iterator[Row]:
         backbone.device = torch.device(device)
         whole, quarter = gpu_batch_sizes(BATCH[model])
         for tier in tiers:
-            row: Row = {"model": model, "tier": tier, "device": name, "size": backbone.width, "batch": whole}
+            row: Row = {"model": model, "tier": tier, "device": name, "size": size_of(backbone), "batch": whole}
             try:
                 transformer = build(backbone, tier, device)
                 stack = partial(Backbone.stack, backbone) if tier == BASELINE else backbone.stack
@@ -238,7 +245,7 @@ def page(found: Mapping[str, Any]) -> str:
     base = {row["model"]: row["ms"] for row in good if row["tier"] == BASELINE}
     head = ("model", "precision", "ms", "speed-up", "required", "goal", "quarter batch, ms", "compile, s", "launch, ms")
     kinds = [name for name, _ in CATEGORIES]
-    where = ((NAMES[row["model"]], row["tier"], *(f"{ms:.1f}" for ms in spent(row).values())) for row in good)
+    where = ((_shape(row), row["tier"], *(f"{ms:.1f}" for ms in spent(row).values())) for row in good)
     lines = [
         "# Forward pass by precision",
         "",
@@ -259,10 +266,10 @@ def page(found: Mapping[str, Any]) -> str:
 
 def _cells(row: Row, base: Mapping[str, float]) -> Sequence[str]:
     """Cells of a row; `base` has the baseline's milliseconds by model."""
-    model, tier = NAMES[row["model"]], row["tier"]
+    tier = row["tier"]
     if "ms" not in row:
         why = row.get("failed", "ended after compiling").replace("|", "/").replace("\n", " ")
-        return (model, tier, f"not measured: {why}", *[""] * 6)
+        return (NAMES[row["model"]], tier, f"not measured: {why}", *[""] * 6)
     most, reach, aim = GOALS[row["model"]]
     ratio = f"{base[row['model']] / row['ms']:.2f}" if row["model"] in base else ""
     goals = (f"{reach}", f"{aim or ''}") if tier == "fp8" else ("", "")
@@ -270,9 +277,13 @@ def _cells(row: Row, base: Mapping[str, float]) -> Sequence[str]:
         goals = (f"≤ {1.05 * most:.0f} ms", f"≤ {most} ms")
     quarter = f"{row['quarter_ms']:.1f}" if "quarter_ms" in row else ""
     compiling = " + ".join(f"{row[key]:.1f}" for key in ("compile_s", "compile_quarter_s") if key in row)
-    shape = f"{model} {row['size']}², batch {row['batch']}"
+    shape = f"{_shape(row)}, batch {row['batch']}"
     finite = "" if row["finite"] else " (not finite)"
     return (shape, tier + finite, f"{row['ms']:.1f}", ratio, *goals, quarter, compiling, f"{row['launch_ms']:.1f}")
+
+
+def _shape(row: Row) -> str:
+    return f"{NAMES[row['model']]} {shown_size(row['size'])}"
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Miniature autoencoders: SANA's DC-AE (64 px to 8×8×8) and the KL autoencoder of SD3 and FLUX.1 (to 16×16×4)."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from diffusers import AutoencoderDC, AutoencoderKL
+from diffusers import AutoencoderDC, AutoencoderKL, AutoencoderKLWan
 
 from minis_recipe.data import Source, World
 from minis_recipe.loop import Budget, Rates, fit
@@ -84,8 +85,22 @@ def _shift(autoencoder: Any) -> float:
     return autoencoder.config.get("shift_factor") or 0.0
 
 
-def train(model: Any, budget: Budget, device: str, seed: int = 0, source: Callable[..., World] = Source) -> list[float]:
+def mixed(model: Any, device: str) -> torch.autocast:
+    """BF16 on a GPU, but not for clips: some versions of cuDNN have no fast convolution in BF16 for those."""
+    return torch.autocast(device, torch.bfloat16, device == "cuda" and not isinstance(model, AutoencoderKLWan))
+
+
+def train(
+    model: Any,
+    budget: Budget,
+    device: str,
+    seed: int = 0,
+    source: Callable[..., World] = Source,
+    checkpoint: Path | None = None,
+) -> list[float]:
     """Train on rendered scenes, in place, then set scale and shift so that latents have unit variance.
+
+    `checkpoint` is that of `fit`.
 
     Returns:
         The loss at each step.
@@ -98,14 +113,14 @@ def train(model: Any, budget: Budget, device: str, seed: int = 0, source: Callab
     def loss() -> tuple[torch.Tensor, torch.Tensor]:
         images = pool[torch.randint(len(pool), (budget.batch,), device=device)]
         images = _given(images)
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        with mixed(model, device):
             latents, prior = _noisy_latents(model, images)
             restored = model.decode(latents).sample
         error = restored.float() - images
         value = error.square().mean() + 0.1 * error.abs().mean() + prior
         return value, value
 
-    losses = fit("autoencoder", list(model.parameters()), loss, budget, RATES)
+    losses = fit("autoencoder", list(model.parameters()), loss, budget, RATES, checkpoint=checkpoint)
     model.eval()
     with torch.no_grad():
         if pool.ndim == 5:

@@ -9,7 +9,7 @@ from solrl_core.families import Conditioning
 from solrl_core.families.backbone import stack
 
 from minis_recipe import rounding
-from minis_recipe.autoencoder import to_latents
+from minis_recipe.autoencoder import mixed, to_latents
 from minis_recipe.family import Family, text_encoders, wrap
 from minis_recipe.files import save_weights
 from minis_recipe.loop import EAGER, Budget, Rates, Speed, fit
@@ -41,7 +41,7 @@ class _Pool:
         latents, texts = [], []
         for start in range(0, count, 2048):
             combinations = source.draw(min(2048, count - start))
-            with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            with torch.no_grad(), mixed(pipeline.vae, device):
                 latents.append(to_latents(pipeline.vae, source.images(combinations, device)))
             for combination in combinations:
                 dice = source.rng.random()
@@ -96,6 +96,7 @@ def train(
     speed: Speed = EAGER,
     seed: int = 0,
     snapshots: Path | None = None,
+    checkpoint: Path | None = None,
 ) -> list[float]:
     """Train the text encoders and the transformer in place, by flow matching.
 
@@ -107,7 +108,8 @@ def train(
         device: device to train on.
         speed: what may make it faster; only a transformer that trains alone is recorded as a CUDA graph.
         seed: random seed.
-        snapshots: folder for averaged weights of the transformer during the training, if the text encoders are frozen.
+        snapshots: folder for averaged weights of what is trained, during the training.
+        checkpoint: folder of the training's state, see `fit`.
 
     Returns:
         The loss at each step. The final weights are averaged over the training.
@@ -135,13 +137,14 @@ def train(
         return value, value
 
     def save(percentage: int, averaged: Sequence[torch.Tensor]) -> None:
-        if frozen and snapshots is not None:
-            names = [name for name, _ in pipeline.transformer.named_parameters()]
-            weights = {**pipeline.transformer.state_dict(), **dict(zip(names, averaged, strict=True))}
-            save_weights(weights, snapshots / f"{percentage}.safetensors")
+        mean = {parameter.data_ptr(): value for parameter, value in zip(parameters, averaged, strict=True)}
+        for name, part in pipeline.components.items() if snapshots is not None else ():
+            if any(part is one for one in trained):
+                weights = {key: mean.get(value.data_ptr(), value) for key, value in part.state_dict().items()}
+                save_weights(weights, snapshots / name / f"{percentage}.safetensors")
 
     parameters = [p for part in trained for p in part.parameters()]
-    losses = fit("backbone", parameters, loss, budget, RATES, speed.graphed and frozen, save)
+    losses = fit("backbone", parameters, loss, budget, RATES, speed.graphed and frozen, save, checkpoint)
     for part in trained:
         part.eval()
     return losses

@@ -51,8 +51,8 @@ UNTRAINED: dict[str, Miniature] = {
     "mini-wan": MiniBackbone(
         WAN,
         wrong_captions=0.2,
-        autoencoder=Budget(steps=4000, batch=64, pool=16_000),
-        backbone=Budget(steps=12_000, batch=256, pool=100_000),
+        autoencoder=Budget(steps=4000, batch=64, pool=8192, seconds=140),
+        backbone=Budget(steps=20_000, batch=256, pool=60_000, seconds=210),
     ),
 }
 """Miniatures whose recipe has not run: their budgets are guesses, and nothing is shipped."""

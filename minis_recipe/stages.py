@@ -53,6 +53,10 @@ class Setup:
             seconds=min(budget.seconds, self.seconds),
         )
 
+    def checkpoint(self, name: str, stage: str) -> Path:
+        """Folder of the state of a training that did not end, from which the next call goes on."""
+        return self.out / "checkpoints" / name / stage
+
     def count(self, count: int) -> int:
         """Scale a number of samples to measure."""
         return max(2, int(count * min(1.0, 20 * self.scale)))
@@ -108,7 +112,13 @@ class MiniBackbone:
             shutil.copytree(setup.out / self.parts_from / "vae", setup.out / name / "vae", dirs_exist_ok=True)
             return {"from": self.parts_from, "losses": []}
         model = load_autoencoder(setup.out / name, setup.device) if setup.resume else self.family.build_autoencoder()
-        losses = autoencoder.train(model, setup.scaled(self.autoencoder), setup.device, source=self.family.source)
+        losses = autoencoder.train(
+            model,
+            setup.scaled(self.autoencoder),
+            setup.device,
+            source=self.family.source,
+            checkpoint=setup.checkpoint(name, "autoencoder"),
+        )
         save_part(model, setup.out / name / "vae")
         return {
             "psnr_db": autoencoder.psnr(model.float(), setup.device, setup.count(512), source=self.family.source),
@@ -125,7 +135,11 @@ class MiniBackbone:
             pipeline = self.family.build(model)
             if self.family.adopt is not None and self.parts_from is not None:
                 self.family.adopt(pipeline, load_pipeline(setup.out / self.parts_from))
-        train = partial(backbone.train, snapshots=setup.out / "snapshots" / name)
+        train = partial(
+            backbone.train,
+            snapshots=setup.out / "snapshots" / name,
+            checkpoint=setup.checkpoint(name, "backbone"),
+        )
         return self._train(train, pipeline, setup, name, self.backbone, self.wrong_captions)
 
     def train_aware(self, setup: Setup, name: str) -> dict[str, Any]:

@@ -15,19 +15,23 @@ from minis_recipe.text import T5_WIDTH, t5_encoder
 from minis_recipe.tokenizers import t5_tokenizer
 
 SHIFT = 3.0
+Z_DIM = 16
 
 
 def build_autoencoder() -> AutoencoderKLWan:
-    """Build an untrained autoencoder; 2×2 patches of its latents give 64 tokens for each of three times."""
+    """Build an untrained autoencoder of 2×2 patches, as Wan2.2's; its latents are 64 tokens for each of three times."""
     return AutoencoderKLWan(
         base_dim=32,
-        z_dim=8,
+        z_dim=Z_DIM,
         dim_mult=[1, 2, 2],
         num_res_blocks=1,
         temperal_downsample=[True, True],
-        scale_factor_spatial=4,
-        latents_mean=[0.0] * 8,
-        latents_std=[1.0] * 8,
+        in_channels=12,
+        out_channels=12,
+        patch_size=2,
+        scale_factor_spatial=8,
+        latents_mean=[0.0] * Z_DIM,
+        latents_std=[1.0] * Z_DIM,
     )
 
 
@@ -36,10 +40,11 @@ def build(autoencoder: AutoencoderKLWan) -> WanPipeline:
     training = (text for movement in moving.all_movements() if not movement.held_out for text in movement.phrasings())
     tokenizer = t5_tokenizer(TEXT_TOKENS, training)
     transformer = WanTransformer3DModel(
+        patch_size=(1, 1, 1),
         num_attention_heads=4,
         attention_head_dim=32,
-        in_channels=8,
-        out_channels=8,
+        in_channels=Z_DIM,
+        out_channels=Z_DIM,
         text_dim=T5_WIDTH,
         freq_dim=64,
         ffn_dim=384,

@@ -82,6 +82,11 @@ def device_name(device: str) -> str:
     return "CPU, the miniatures" if device == "cpu" else torch.cuda.get_device_name(device)
 
 
+def shown_size(size: int | str) -> str:
+    """Size of a model's samples, as pages name it: "512²", or of clips "832×480×33"."""
+    return f"{size}²" if isinstance(size, int) else size
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """Lines of a Markdown table."""
     return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(map(str, row))} |" for row in rows)]

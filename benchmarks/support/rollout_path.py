@@ -8,8 +8,10 @@ from unittest.mock import patch
 
 import torch
 from solrl_core.rewards import RewardSet
+from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_core.sampling.device_events import DeviceEvent, record_event
 from solrl_core.sampling.generator import Generator
+from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
@@ -21,9 +23,10 @@ from solrl_trainer.rollouts.sample_scorer import SampleScorer
 class Explorer:
     """Generates candidates in batches, and scores each batch while the next is generated."""
 
-    def __init__(self, generator: Generator, rewards: RewardSet) -> None:
+    def __init__(self, generator: Generator, rewards: RewardSet, batch: int = CHUNK_SIZE) -> None:
         self.generator = generator
         self.rewards = rewards
+        self.batch = batch
 
     def explore(self, text: str, seeds: Sequence[int], plan: Plan, *, overlap: bool = True) -> torch.Tensor:
         """Scores [N] of a prompt's candidates; NaN for pruned ones.
@@ -33,7 +36,8 @@ class Explorer:
         side = SideStream(self.generator.backbone.device, overlaps=None if overlap else False)
         trained = [RewardSpec(name=name) for name in self.rewards.names]
         scorer = SampleScorer(Scorer(self.rewards), self.rewards.names, trained, side)
-        maker = GroupSampler(Sampler(self.generator, lambda: plan), scorer)
+        sampler = Sampler(self.generator, lambda: plan, batch=AdaptiveBatchSize(self.batch))
+        maker = GroupSampler(sampler, scorer)
         scores = maker.scores([PromptItem(id="benchmark", text=text)] * len(seeds), seeds)
         side.close()
         return scores

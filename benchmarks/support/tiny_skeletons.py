@@ -106,7 +106,7 @@ TINY: dict[str, tuple[str, Any, Parts]] = {
         },
     ),
 }
-TINY["wan-14b"] = TINY["wan"]
+TINY["wan-14b"] = TINY["wan-81"] = TINY["wan"]
 """Model → (class of its pipeline, its scheduler, its parts)."""
 
 
@@ -115,7 +115,7 @@ def write_tiny(model: str, folder: Path) -> Path:
     pipeline, scheduler, parts = TINY[model]
     index = {"_class_name": pipeline}
     for name, (kind, values) in parts.items():
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
         of_diffusers = hasattr(kind, "load_config")
         config = values | {"_class_name": kind.__name__}
         if not of_diffusers:

@@ -186,6 +186,7 @@ WAN: Parts = {
 }
 MODELS: dict[str, Parts] = {
     "wan": WAN | {"transformer": (WanTransformer3DModel, WAN_1_3B)},
+    "wan-81": WAN | {"transformer": (WanTransformer3DModel, WAN_1_3B)},
     "wan-14b": WAN,
     "flux": {
         "transformer": (FluxTransformer2DModel, FLUX),
@@ -217,6 +218,8 @@ MODELS: dict[str, Parts] = {
         "text_encoder": (Qwen3Config, QWEN_3_4B),
     },
 }
+FRAMES = {"wan-81": 81}
+"""Model → frames of its clips, if they are not as many as by default."""
 CHAT = """{% for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
@@ -271,4 +274,6 @@ def write_skeleton(model: str, miniature: Path | None, folder: Path) -> Path:
         else:
             config = kind(**values).to_dict() | {"architectures": old["architectures"]}
         path.write_text(json.dumps(config, indent=1))
+    if model in FRAMES:
+        (folder / "solrl.json").write_text(json.dumps({"frames": FRAMES[model]}))
     return folder

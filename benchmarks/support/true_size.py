@@ -15,6 +15,7 @@ import torch
 from solrl_core.families.load import locate
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import load_skeleton
+from solrl_core.model_options import MODELS_OWN, ImageSize, size_text
 from solrl_core.rewards.hpsv2 import HpsV2
 from solrl_core.rewards.loading import dtype_named
 from solrl_minis.catalog import WEIGHTS
@@ -35,6 +36,7 @@ VIT_H: dict[str, Sizes] = {
     "vision": {"hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16, "intermediate_size": 5120},
     "text": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
 }
+TINY_CLIP = ImageSize(32, 32, 9)
 TINY: dict[str, Sizes] = {
     part: {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     for part in VIT_H
@@ -48,7 +50,12 @@ def skeleton(model: str, folder: Path, device: str) -> PipelineBackbone:
         return load_skeleton(str(write_skeleton(model, miniature, folder / model)))
     if miniature is None:
         raise SystemExit(f"{model} has no miniature to try out on a CPU; run this on a GPU, or choose another model")
-    return load_skeleton(str(miniature))
+    return load_skeleton(str(miniature), size=TINY_CLIP if model.startswith("wan") else MODELS_OWN)
+
+
+def size_of(backbone: PipelineBackbone) -> int | str:
+    """Width of square images in pixels; size of other samples, such as "832×480×33", which has frames."""
+    return backbone.width if backbone.width == backbone.height and backbone.frames == 1 else size_text(backbone)
 
 
 def stand_in(model: str, folder: Path) -> Path | None:

@@ -16,10 +16,16 @@ from unittest.mock import patch
 
 import pytest
 from _pytest.mark import ParameterSet
+from rollout_phase import Sizes
 
 pytestmark = pytest.mark.slow
 
 SMALL = "explore.candidates=4 explore.keep=2"
+SHORT = "explore.steps=2 regenerate.steps=2"
+TINY_PHASES = {
+    "flux": Sizes(4, 2, 2),
+    "wan": Sizes(4, 2, 2, prune_after=2, explore_steps=3, regenerate_steps=3, batch=2, guidance=2.0),
+}
 
 
 @dataclass(frozen=True)
@@ -43,15 +49,15 @@ class Trial:
 TRIALS = (
     Trial(
         "step_time",
-        "--device cpu --models sana --tiers 'diffusers bf16 compiled' bf16 'nvfp4 emulated'",
+        "--device cpu --models sana wan wan-81 --tiers 'diffusers bf16 compiled' bf16 'nvfp4 emulated'",
         "step_time.json step_time.md",
-        {"step_time.ROUNDS": 1, "step_time.BATCH": {"sana": 4}},
+        {"step_time.ROUNDS": 1, "step_time.BATCH": {"sana": 4, "wan": 4, "wan-81": 2}},
     ),
     Trial(
         "rollout_phase",
-        "--device cpu --models flux --parts fp8-decoder pruned share --rounds 1",
+        "--device cpu --models flux wan --parts fp8-decoder pruned share --rounds 1",
         "rollout_phase.json rollout_phase.md",
-        {f"rollout_phase.{name}": size for name, size in {"CANDIDATES": 4, "KEPT": 2, "KEEP": 2}.items()},
+        {"rollout_phase.SIZES": TINY_PHASES, "rollout_phase.FEWER_FRAMES": 5},
     ),
     Trial(
         "training_phase",
@@ -61,10 +67,10 @@ TRIALS = (
     ),
     Trial(
         "run_memory",
-        f"--device cpu --models sana --set {SMALL} evaluate.prompts=2 'evaluate.rewards=[]'",
+        f"--device cpu --models sana wan --set {SMALL} {SHORT} evaluate.prompts=2 'evaluate.rewards=[]'",
         "run_memory.json run_memory.md",
     ),
-    Trial("memory", "--device cpu --models sana", "memory.json memory.md"),
+    Trial("memory", "--device cpu --models sana wan", "memory.json memory.md"),
     Trial("equal_gpus", f"--device cpu --models sana --set {SMALL}", "equal_gpus.json equal_gpus.md"),
     Trial(
         "workers",

@@ -60,8 +60,8 @@ def test_every_stage_runs_and_saves_a_model_that_loads(tmp_path: Path, monkeypat
         assert all(math.isfinite(loss) for loss in figures["losses"])
     backbone, pipeline = load_backbone(str(tmp_path / "mini-wan")), load_pipeline(tmp_path / "mini-wan")
     assert backbone.decode(torch.zeros(1, *backbone.latent_shape)).shape == (1, moving.FRAMES, 3, 64, 64)
-    assert backbone.latent_shape == (8, 3, 16, 16)
-    assert len(set(pipeline.vae.config.latents_std)) == 8
+    assert backbone.latent_shape == (16, 3, 8, 8)
+    assert len(set(pipeline.vae.config.latents_std)) == 16
     texts = ["a red circle moves slowly to the left", ""]
     with torch.no_grad():
         mine = WAN.encode(pipeline, WAN.tokenize(pipeline, texts))["states"]

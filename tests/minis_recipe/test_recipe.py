@@ -119,7 +119,7 @@ def test_training_encodes_prompts_as_the_service_does(trained: Path, name: str) 
 @pytest.mark.slow
 def test_saved_weights_are_bfloat16_and_contain_no_paths(trained: Path) -> None:
     files = list(trained.rglob("*.safetensors"))
-    snapshots = 2 * len(SNAPSHOTS)  # of the two whose text encoders are frozen
+    snapshots = (2 + 4 + 1 + 1) * len(SNAPSHOTS)  # of what is trained: two have frozen text encoders
     assert len(files) == 3 + 5 + 4 + 5 + 3 + 1 + snapshots
     for file in files:
         assert {tensor.dtype for tensor in load_file(file).values()} == {torch.bfloat16}
@@ -130,7 +130,8 @@ def test_saved_weights_are_bfloat16_and_contain_no_paths(trained: Path) -> None:
 def test_snapshots_are_of_the_transformer_and_differ(trained: Path) -> None:
     last = load_file(trained / "mini-text" / "transformer" / "diffusion_pytorch_model.safetensors")
     snapshots = [
-        load_file(trained / "snapshots" / "mini-text" / f"{percentage}.safetensors") for percentage in SNAPSHOTS
+        load_file(trained / "snapshots" / "mini-text" / "transformer" / f"{percentage}.safetensors")
+        for percentage in SNAPSHOTS
     ]
     for one in snapshots:
         assert {name: value.shape for name, value in one.items()} == {name: value.shape for name, value in last.items()}
