@@ -17,6 +17,10 @@ _IN_FLIGHT = 4
 _TURN = 4
 _COST = 10_000
 """Cost of a second."""
+_MERGE = 0.1
+"""Seconds to merge another adapter version into a generator."""
+_ITERATIONS = 24
+"""Iterations of each run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,14 +73,12 @@ class Clock:
 class Service:
     """Workers on one fair queue."""
 
-    def __init__(self, clock: Clock, workers: int, merge: float) -> None:
-        """`merge`: seconds to merge another adapter version."""
+    def __init__(self, clock: Clock, workers: int) -> None:
         self._clock = clock
         self._queue: FairQueue[Work] = FairQueue(10**9, turn=_TURN)
         self._turns = [Quantum(keeps_run=workers > 1) for _ in range(workers)]
         self._merged: list[tuple[int, int] | None] = [None] * workers
         self._free = set(range(workers))
-        self._merge = merge
         self.seconds: dict[int, float] = {}
         """Seconds of work by run."""
 
@@ -95,7 +97,7 @@ class Service:
         other = self._merged[worker] != (work.run, work.version)
         self._merged[worker] = (work.run, work.version)
         self.seconds[work.run] = self.seconds.get(work.run, 0.0) + work.seconds
-        self._clock.after(work.seconds + self._merge * other, lambda: self._end(worker, work))
+        self._clock.after(work.seconds + _MERGE * other, lambda: self._end(worker, work))
 
     def _end(self, worker: int, work: Work) -> None:
         self._begin(worker)
@@ -114,7 +116,6 @@ class Run:
         ranks: its GPUs.
         share: share of each rank's prompts that the service regenerates.
         explored: share of them that it explores.
-        iterations: number of them.
         push: seconds from the last gradient to the next version at the service.
         speed: of a serving GPU, relative to a training one.
         ended: time at which each iteration ended.
@@ -128,7 +129,6 @@ class Run:
     ranks: int
     share: float
     explored: float
-    iterations: int
     push: float
     speed: float
     ended: list[float] = field(default_factory=list)
@@ -144,7 +144,7 @@ class Run:
 
     def _explore(self, iteration: int) -> None:
         """Queue the exploration of an iteration, under the version before it."""
-        if iteration >= self.iterations:
+        if iteration >= _ITERATIONS:
             return
         version, seconds = max(0, iteration - 1), self.stages.explore / CHUNKS / self.speed
         for prompt in (prompt for own in self._own() for prompt in own[self._here(own) :]):
@@ -171,7 +171,7 @@ class Run:
         """Begin an iteration: each rank explores its share of the next one, and of the first before that."""
         self._explore(iteration + 1)
         self._training = self.ranks
-        coming = [one for one in ([iteration + 1] if iteration else [0, 1]) if one < self.iterations]
+        coming = [one for one in ([iteration + 1] if iteration else [0, 1]) if one < _ITERATIONS]
         for own in self._own():
             here = own[: self._here(own)]
             self._explored.update(product(coming, here))
@@ -217,7 +217,7 @@ class Run:
 
     def _end(self, iteration: int) -> None:
         self.ended.append(self.clock.now)
-        if iteration + 1 < self.iterations:
+        if iteration + 1 < _ITERATIONS:
             self._begin(iteration + 1)
 
     def _when(self, state: str, iteration: int, prompt: int, event: Callable[[], None]) -> None:
@@ -259,10 +259,8 @@ def simulate(
     runs: int,
     share: float,
     explored: float = 1.0,
-    merge: float = 0.1,
     push: float = 1.0,
     speed: float = 1.0,
-    iterations: int = 24,
 ) -> Outcome:
     """Simulate equal runs that begin one after the other.
 
@@ -274,22 +272,19 @@ def simulate(
         runs: number of runs.
         share: share of the prompts that the service regenerates.
         explored: share of the prompts that the service explores.
-        merge: seconds to merge another adapter version into a generator of the service.
         push: seconds from the last gradient to the next version at the service.
         speed: of a serving GPU, relative to a training one.
-        iterations: of each run.
     """
     clock = Clock()
-    service = Service(clock, serving, merge)
+    service = Service(clock, serving)
     every = [
-        Run(number, clock, service, stages, prompts, training, share, explored, iterations, push, speed)
-        for number in range(runs)
+        Run(number, clock, service, stages, prompts, training, share, explored, push, speed) for number in range(runs)
     ]
     for number, run in enumerate(every):
         clock.after(number * stages.total * prompts / training / runs, run.start)
     clock.run(until=lambda: all(len(run.ended) >= 2 for run in every))
     begin, before = clock.now, dict(service.seconds)
-    clock.run(until=lambda: any(len(run.ended) == iterations for run in every))
+    clock.run(until=lambda: any(len(run.ended) == _ITERATIONS for run in every))
     end, work = clock.now, [service.seconds[run] - before[run] for run in range(runs)]
     shares = [seconds / sum(work) for seconds in work]
     done = [_iterations_at(run.ended, end) - _iterations_at(run.ended, begin) for run in every]

@@ -109,7 +109,6 @@ class ChatEndpoint:
         patience: seconds for which a request is repeated after temporary faults, with growing pauses.
         in_flight: most open connections.
         per_second: most requests in a second; None for no limit.
-        pause: seconds before a request is first repeated.
 
     Attributes:
         address: the address, without a trailing slash.
@@ -128,7 +127,6 @@ class ChatEndpoint:
         patience: float,
         in_flight: int,
         per_second: float | None,
-        pause: float = 0.5,
     ) -> None:
         if not (timeout > 0 and patience >= 0 and in_flight >= 1 and (per_second is None or per_second > 0)):
             raise ValueError(
@@ -139,7 +137,6 @@ class ChatEndpoint:
         self._reward = reward
         self._timeout = timeout
         self._patience = patience
-        self._pause = pause
         self._pace = AsyncLimiter(1, 1 / per_second) if per_second else None
         self._held_until = 0.0
         """Time of the loop before which the endpoint takes no requests."""
@@ -166,7 +163,7 @@ class ChatEndpoint:
             RewardUnavailableError: it gives no usable answer.
         """
         headers = {"Content-Type": "application/json"}
-        retries = Retries(self._patience, self._pause, _LONGEST_PAUSE)
+        retries = Retries(self._patience, longest=_LONGEST_PAUSE)
         while True:
             await self._turn()
             self.costs["requests"] += 1

@@ -34,10 +34,10 @@ class PrintableFormatter(logging.Formatter):
         return "\n".join(map(printable, super().format(record).splitlines()))
 
 
-def printable_value(value: Any, limit: int = LONGEST_TEXT) -> Any:
-    """A JSON value whose texts are `printable`; a value longer than `limit` becomes a shortened text."""
-    shown = printable_texts(value, limit)
-    return shown if isinstance(shown, str) or len(repr(shown)) <= limit else printable(repr(shown), limit)
+def printable_value(value: Any) -> Any:
+    """A JSON value whose texts are `printable`; a value longer than `LONGEST_TEXT` becomes a shortened text."""
+    shown = printable_texts(value)
+    return shown if isinstance(shown, str) or len(repr(shown)) <= LONGEST_TEXT else printable(repr(shown))
 
 
 def printable_texts(value: Any, limit: int = LONGEST_TEXT) -> Any:

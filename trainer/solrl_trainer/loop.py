@@ -281,7 +281,7 @@ def begin_pairs(
     models, adapter = session.models, session.adapters[iteration]
 
     def collect() -> CandidatePairs | None:
-        pairs = _pairs(session, log, samples)
+        pairs = _pairs(session, samples)
         log.pairs_ready(iteration, samples, pairs)
         return pairs
 
@@ -295,7 +295,7 @@ def begin_pairs(
     return in_background(collect, "solrl-pairs") if session.config.uses_service else return_and_collect
 
 
-def _pairs(session: Session, log: RunLog, samples: IterationSamples) -> CandidatePairs | None:
+def _pairs(session: Session, samples: IterationSamples) -> CandidatePairs | None:
     """Explored and regenerated images of some selected seeds.
 
     None if the service refuses: a training must not fail because of images for its report.

@@ -167,8 +167,8 @@ def _matches(names: dict[str, tuple[int, int]], patterns: Sequence[str]) -> set[
     return {name for name in names if any(re.search(pattern, name) for pattern in patterns)}
 
 
-def _examples(names: list[str], count: int = 8) -> str:
+def _examples(names: list[str]) -> str:
     if not names:
         return "no linear layers"
-    spread = names[:: max(1, len(names) // count)][:count]
+    spread = names[:: max(1, len(names) // 8)][:8]
     return f"{len(names)} linear layers, such as {', '.join(spread)}"

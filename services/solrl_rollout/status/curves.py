@@ -95,19 +95,19 @@ def detail(points: Sequence[Point], after: int | None = None, limit: int | None 
     return _curve(shown, series)
 
 
-def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> Sequence[Point]:
-    """At most `most` (≥ 3) of the points, chosen by largest triangles over the four series of the score.
+def thinned(points: Sequence[Point]) -> Sequence[Point]:
+    """At most `MOST_POINTS` of the points, chosen by largest triangles over the four series of the score.
 
     The first and the last point are always among them. Each series is scaled to its own range, and the areas are
     summed over the series. Source: Steinarsson, Downsampling time series for visual representation, 2013.
     """
-    if len(points) <= most:  # also if `most` is 1 or 2
+    if len(points) <= MOST_POINTS:
         return points
     x = np.array([point.iteration for point in points], float)
     y = np.array([[p.score.best, p.score.mean, p.score.worst, p.proxy_mean] for p in points], float).T
     x = (x - x[0]) / max(x[-1] - x[0], 1.0)
     y = y / np.maximum(np.ptp(y, axis=1, keepdims=True), 1e-12)
-    edges = np.linspace(1, len(points) - 1, most - 1).astype(int)
+    edges = np.linspace(1, len(points) - 1, MOST_POINTS - 1).astype(int)
     chosen = [0]
     for i, (start, end) in enumerate(pairwise(edges)):
         after = slice(end, edges[i + 2] if i + 2 < len(edges) else len(points))

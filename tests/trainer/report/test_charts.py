@@ -50,7 +50,7 @@ def test_drawings_are_equal_small_and_in_the_pages_colours() -> None:
 
 
 def test_stacked_steps_have_each_layers_values() -> None:
-    chart = stacked_chart("x", range(1, 241), {"explore": (2, [2.0] * 240), "train": (4, [3.0] * 240)}, "s")
+    chart = stacked_chart("x", range(1, 241), {"explore": (2, [2.0] * 240), "train": (4, [3.0] * 240)})
     assert len(tips(chart)) == 120
     assert tips(chart)[-1] == "240: explore 2.0 s, train 3.0 s"
     assert {"var(--c2)", "var(--c4)"} <= set(re.findall(r"fill: (var\(--c\d\))", chart.drawings["small"]))

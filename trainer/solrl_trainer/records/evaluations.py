@@ -13,8 +13,6 @@ from solrl_trainer.records.figures import TRAINED_SUM
 
 STRICT = "verifier"
 """The reward that is 1 for a correct image and 0 otherwise."""
-JUDGE = "judge"
-"""The same by a judge that no reward has seen."""
 _RESAMPLES = 10_000
 
 

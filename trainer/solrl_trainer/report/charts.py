@@ -99,8 +99,8 @@ def line_chart(
     )
 
 
-def stacked_chart(label: str, xs: Sequence[int], layers: Mapping[str, tuple[int, Sequence[float]]], unit: str) -> Chart:
-    """Chart of stacked steps across the page: `layers` is name → colour and one value per x, in `unit`."""
+def stacked_chart(label: str, xs: Sequence[int], layers: Mapping[str, tuple[int, Sequence[float]]]) -> Chart:
+    """Chart of stacked steps across the page: `layers` is name → colour and seconds of each x."""
     edges = [xs[0] - 0.5, *(x + 0.5 for x in xs)]
     steps = [[*values, values[-1]] for _, values in layers.values()]
 
@@ -110,7 +110,7 @@ def stacked_chart(label: str, xs: Sequence[int], layers: Mapping[str, tuple[int,
 
     def told(x: float) -> str:
         values = {name: values[bisect_left(xs, x)] for name, (_, values) in layers.items()}
-        return f"{x}: " + ", ".join(f"{name} {value:.1f} {unit}" for name, value in values.items())
+        return f"{x}: " + ", ".join(f"{name} {value:.1f} s" for name, value in values.items())
 
     return Chart(
         label=label,

@@ -60,7 +60,7 @@ def time_chart(iterations: Sequence[dict[str, Any]]) -> Chart:
     times = [own_time(line["seconds"]) for line in iterations]
     spent = [phase for phase in PHASES if any(phase in seconds for seconds in times)]
     layers = {phase: (PHASES[phase], [seconds.get(phase, 0.0) for seconds in times]) for phase in spent}
-    return stacked_chart("Seconds per iteration and phase", _versions(iterations), layers, "s")
+    return stacked_chart("Seconds per iteration and phase", _versions(iterations), layers)
 
 
 def fidelity_chart(measured: Sequence[dict[str, Any]], wanted: float | None) -> Chart | None:

@@ -219,11 +219,6 @@ class FairQueue(Generic[Item]):
         """A tenant's items, each run's in order."""
         return [item for items in self._waiting.get(tenant, {}).values() for item in items]
 
-    @property
-    def tracked(self) -> int:
-        """Number of tenants and runs that wait or have debt; bounded by those that wait and a few that just left."""
-        return len(self._tenants) + sum(map(len, self._runs.values()))
-
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
