@@ -5,9 +5,7 @@ import math
 import pytest
 import torch
 from solrl_core.families import Backbone
-from solrl_trainer.algorithms.algorithm import Loss, Velocities
-from solrl_trainer.algorithms.dpo import DiffusionDpo, best_with_worst, dpo_loss
-from solrl_trainer.algorithms.training_data import ForwardBatch
+from solrl_trainer.algorithms.dpo import best_with_worst, dpo_loss
 from training_helpers import PROMPTS, make_policy, make_samples, tiny_config, train_on
 
 
@@ -76,35 +74,6 @@ def test_equal_samples_are_paired_in_their_order() -> None:
     """With many equal values, an unstable sort would order them differently."""
     pairs = best_with_worst(torch.zeros(2 * 40), 40).tolist()
     assert pairs == [[40 * prompt + k, 40 * prompt + 39 - k] for prompt in range(2) for k in range(20)]
-
-
-def test_pairs_stay_together_in_every_micro_batch(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of three samples fits one pair; parts on a CPU are whole pairs, too."""
-    config = tiny_config("algorithm.name=dpo", "optimizer.batch=3", "explore.keep=4", "algorithm.timestep_fraction=1")
-    seen: list[ForwardBatch] = []
-    compute = DiffusionDpo.loss
-
-    def watched(algorithm: DiffusionDpo, batch: ForwardBatch, velocity: Velocities) -> Loss:
-        seen.append(batch)
-        return compute(algorithm, batch, velocity)
-
-    monkeypatch.setattr(DiffusionDpo, "loss", watched)
-    policy, optimizer = make_policy(backbone, config)
-    samples = make_samples(backbone, [0.1, -2.0, 3.0, -0.5], PROMPTS[:1])
-    logged = train_on(samples, policy, backbone, optimizer, config, 0)
-    assert {len(batch.t) for batch in seen} == {2}
-    found: dict[tuple[float, ...], list[float]] = {}
-    for batch in seen:
-        better, worse = (0, 3) if float(batch.advantages[0]) < 1 else (2, 1)
-        assert torch.equal(batch.x0, samples.latents[[better, worse]])
-        assert torch.equal(batch.noise[0], batch.noise[1])
-        assert float(batch.t[0]) == float(batch.t[1])
-        found.setdefault(tuple(batch.advantages.tolist()), []).append(float(batch.t[0]))
-    assert len(found) == 2
-    levels = sorted(backbone.sigmas(config.regenerate.steps)[:-1])
-    assert all(sorted(times) == pytest.approx(levels) for times in found.values())
-    assert logged.figures.keys() == {"accuracy", "margin", "tied", "error", "reference_error"}
-    assert logged.loss < math.log(2) + 1e-6
 
 
 def test_updates_make_the_policy_prefer_the_better_samples(backbone: Backbone) -> None:
