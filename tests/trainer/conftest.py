@@ -1,9 +1,10 @@
-"""The shipped miniature, with a copy of its transformer for each test that trains it."""
+"""The shipped miniature, with a copy of its transformer for each test that trains it, and a service of it."""
 
 import copy
 from collections.abc import Iterator
 
 import pytest
+from service_helpers import RunningService, running_service
 from solrl_core.families import Backbone, load_backbone
 from solrl_trainer.records.shown_log import shown_log
 
@@ -12,6 +13,13 @@ from solrl_trainer.records.shown_log import shown_log
 def loaded() -> Backbone:
     """The miniature, loaded once; tests must not modify it."""
     return load_backbone("mini-sana")
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[RunningService]:
+    """A service of the miniature for each file of tests, with a store in memory."""
+    with running_service() as running:
+        yield running
 
 
 @pytest.fixture

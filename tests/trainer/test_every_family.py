@@ -29,7 +29,6 @@ SMALL = (
     *("algorithm.timestep_fraction=0.5", "evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=2"),
     "evaluate.fidelity_prompts=0",
 )
-PROMPT = "a red circle"
 
 
 @dataclass(frozen=True)

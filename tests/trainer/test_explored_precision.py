@@ -49,13 +49,7 @@ def test_the_readmes_command_explores_with_the_settings_of_its_figures() -> None
     assert (explore.candidates, explore.steps, explore.keep, config.regenerate.steps) == (96, 6, 24, 10)
 
 
-@pytest.mark.parametrize("model", ["sana", "sd3", "flux1", "mini-sana"])
-def test_sol_rl_never_requests_an_emulation(model: str) -> None:
-    assert resolve(f"{model}/sol_rl/clipscore").config.explore.precision == "auto"
-
-
-def test_naive_quant_and_the_demo_request_nvfp4() -> None:
-    assert resolve("flux1/naive_quant/hpsv2").config.explore.precision == "nvfp4"
+def test_the_demo_requests_nvfp4() -> None:
     assert demo_config().explore.precision == "nvfp4"
 
 

@@ -73,12 +73,6 @@ EXPLORED: dict[str, dict[str, Any]] = {
     "sol_rl": {"precision": "auto", "steps": 6, "candidates": 96},
 }
 
-# Settings of the papers' code for large models: yifan123/flow_grpo (SD3.5, and FLUX.1 where it differs; the first form
-# of Fast), and XueZeyue/DanceGRPO (FLUX.1 with LoRA).
-
-
-# Tencent-Hunyuan/UniRL, yifan123/flow_grpo and X-GenGroup/Flow-Factory; the files are named in presets.py.
-
 
 @pytest.mark.parametrize("reward", ["clipscore", "pickscore", "hpsv2", "imagereward"])
 @pytest.mark.parametrize("recipe", EXPLORED)

@@ -4,18 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from service_helpers import RunningService, adapter_file, running_service
+from service_helpers import RunningService, adapter_file
 from solrl_core.families import Backbone
 from solrl_core.lora import adapter_layout
 from solrl_trainer.commands.cli import main
 from support.ports import free_port
 from typed import typed
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[RunningService]:
-    with running_service() as running:
-        yield running
 
 
 @pytest.fixture

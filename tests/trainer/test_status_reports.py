@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from real_runs import Watcher
-from service_helpers import RunningService, running_service
+from service_helpers import RunningService
 from solrl_client.rollouts import RolloutClient
 from solrl_core.image_files import FRAME_MS
 from solrl_proto.status import THUMBNAIL_BYTES, THUMBNAIL_SIDE, RunDetail
@@ -37,12 +37,6 @@ def patient_end() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(status_reports, "_LONGEST_END", 600.0)
         yield
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[RunningService]:
-    with running_service() as running:
-        yield running
 
 
 def go(service: RunningService, output: Path, *overrides: str) -> tuple[RunConfig, list[str]]:

@@ -1,21 +1,13 @@
 """The versions of a run at a real service: pushed, rewound, and pushed again."""
 
-from collections.abc import Iterator
-
 import pytest
-from service_helpers import MODEL, RunningService, adapter_file, running_service
+from service_helpers import MODEL, RunningService, adapter_file
 from solrl_client.rollouts import RolloutClient
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_trainer.service.adapter_supply import AdapterSupply
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[RunningService]:
-    with running_service() as running:
-        yield running
 
 
 def supply_of(client: RolloutClient) -> AdapterSupply:

@@ -19,7 +19,6 @@ from solrl_client import rollouts
 from solrl_client.rollouts import RolloutClient
 from solrl_client.transport import stream_lines
 from solrl_minis import catalog
-from solrl_proto.adapters import adapter_digest
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem, RolloutAnswer
@@ -360,16 +359,6 @@ def use_another_version(line: Line, service: httpx.Client) -> None:
     set_values(line, values_of(other))
 
 
-def name_another_version(line: Line, service: httpx.Client) -> None:
-    line["latents"]["adapter"] = adapter_digest(b"")
-
-
-def keep_the_digest(line: Line, service: httpx.Client) -> None:
-    before = line["latents"]["digest"]
-    change_a_bit(line, service)
-    line["latents"]["digest"] = before
-
-
 def answer_none(line: Line, service: httpx.Client) -> None:
     del line["latents"]
 
@@ -394,11 +383,8 @@ def telling(lie: Lie, service: RunningService) -> Callable[[httpx.Response, int]
 BITS = ("latents of seed", "of their root mean square", "the same bits")
 LIES: dict[str, tuple[Lie, tuple[str, ...]]] = {
     "a changed bit": (change_a_bit, BITS),
-    "latents of other seeds": (rotate_values, BITS),
     "latents of another version": (use_another_version, BITS),
-    "another version": (name_another_version, ("latents.adapter", adapter_digest(b""))),
     "seeds in another order": (reverse_seeds, ("seeds",)),
-    "damaged latents": (keep_the_digest, ("latents.digest", "of the values")),
     "no latents": (answer_none, ("latents", "not given")),
 }
 

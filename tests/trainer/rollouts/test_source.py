@@ -1,15 +1,9 @@
-"""Requests for a run's candidates, to a real service."""
+"""Requests for a run's candidates: the versions and steps asked for, and what is refused before it is sent."""
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from service_helpers import RunningService, adapter_file, running_service
-from solrl_client.rollouts import RolloutClient
-from solrl_core.families import load_backbone
-from solrl_core.fingerprint import fingerprint
-from solrl_core.lora import adapter_layout
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutRequest
 from solrl_trainer.service.balance import Balance
@@ -19,28 +13,6 @@ from solrl_trainer.settings.presets import resolve
 from training_helpers import tiny_config
 
 PROMPTS = [PromptItem(id="p", text="a red circle")]
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[RunningService]:
-    with running_service() as running:
-        yield running
-
-
-def test_a_service_that_restarts_with_a_different_model_is_refused(service: RunningService) -> None:
-    config = tiny_config("explore.candidates=4", "explore.keep=2", "explore.steps=1", run="changed")
-    (model,) = service.client.get("/v1/models").json()["models"]
-    ours = fingerprint(model["digests"], ["clipscore"])
-    with RolloutClient(service.url) as client:
-        backbone = load_backbone("mini-sana")
-        layout = adapter_layout(backbone.transformer, backbone.lora_targets)
-        client.push("changed", 0, None, config.model_name, adapter_file(layout, 0))
-        numerics = {info.precision: info.numerics for info in client.model(config.model_name).precisions}
-        same = run_client(config, client, fingerprint=ours, numerics=numerics)
-        assert same.candidates_of(PROMPTS, 0, 7, iteration=0).fingerprint == ours
-        with pytest.raises(ProblemError) as raised:
-            run_client(config, client, fingerprint="sha256:" + "0" * 64).candidates_of(PROMPTS, 0, 7, iteration=0)
-    assert (raised.value.problem.kind, raised.value.problem.got) == ("digest-mismatch", ours)
 
 
 class Asked:
