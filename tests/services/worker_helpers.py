@@ -1,8 +1,12 @@
 """Services with several workers: their answers, metrics and state."""
 
 import contextlib
+import json
+import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +14,12 @@ import faulty_rewards
 import pytest
 from fake_backend import REWARD, chunk, job
 from prometheus_client.parser import text_string_to_metric_families
-from service_helpers import RunningService, rollout_request
+from service_helpers import Layout, RunningService, adapter_file, rollout_request
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.errors import EngineError
+from solrl_rollout.engine.workers import make_workers
+from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 LETHAL = f"{faulty_rewards.lethal.__module__}:{faulty_rewards.lethal.__name__}"
 
@@ -43,6 +50,17 @@ def counted(service: RunningService, name: str) -> dict[str, float]:
     return {sample.labels["worker"]: sample.value for sample in samples if sample.name == name}
 
 
+@contextlib.contextmanager
+def engine_of(load_backend: Any, workers: int | str = 2, **settings: Any) -> Iterator[Engine]:
+    """An engine that is not started, with workers in processes of their own, on a CPU."""
+    own, metrics = RolloutSettings(rewards=(REWARD,), device="cpu", workers=workers, **settings), RolloutMetrics()
+    engine = Engine(own, metrics, make_workers(own, metrics, load_backend))
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
 def wait_until_both_serve(service: RunningService) -> None:
     while (ready := service.client.get("/health/ready").json()) != {
         "status": "ready",
@@ -60,6 +78,39 @@ def assert_gone(pids: list[int]) -> None:
     while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
+
+
+def assert_adapters_can_be_changed(one: RunningService, two: RunningService, layout: Layout) -> None:
+    """Two workers have the scores of one, with each version and without."""
+    for service in (one, two):
+        assert service.push("several", 0, adapter_file(layout, 1)).status_code == 201
+        assert service.push("several", 1, adapter_file(layout, 2), parent=0).status_code == 201
+    base = groups(two, count=72)
+    first, second, again = (groups(two, count=72, adapter=("several", version)) for version in (0, 1, 0))
+    assert first == again == groups(one, count=72, adapter=("several", 0))
+    assert second == groups(one, count=72, adapter=("several", 1))
+    assert base == groups(two, count=72) == groups(one, count=72)
+    assert len({json.dumps(found) for found in (base, first, second)}) == 3
+
+
+def assert_finished_with_the_same_bits(
+    one: RunningService, two: RunningService, processes: Callable[[RunningService], list[int]]
+) -> None:
+    """A request finishes although the first of two workers is killed; another process takes its place."""
+    asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 60, "steps": 10}
+    restarts = sum(counted(two, "solrl_worker_restarts_total").values())
+    chunks, before = counted(two, "solrl_worker_chunks_total"), processes(two)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(groups, two, **asked)
+        while counted(two, "solrl_worker_chunks_total") == chunks:  # then both are busy
+            time.sleep(0.1)
+        os.kill(before[0], signal.SIGKILL)
+        assert answer.result() == groups(one, **asked)
+    wait_until_both_serve(two)
+    assert sum(counted(two, "solrl_worker_restarts_total").values()) == restarts + 1
+    after = processes(two)
+    assert len(after) == 2
+    assert (before[0] in after, before[1] in after) == (False, True)
 
 
 def assert_cancelled_within_a_step(engine: Engine, steps: Path) -> None:

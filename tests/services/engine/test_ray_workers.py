@@ -1,14 +1,10 @@
 """Workers as Ray actors on two nodes: the same bits as one worker in the service's process, also when one is killed."""
 
-import contextlib
 import gc
-import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +14,9 @@ import pytest
 import ray
 from fake_backend import REWARD, FakeBackend
 from ray.exceptions import ActorDiedError, GetTimeoutError, ObjectStoreFullError
-from service_helpers import Layout, RunningService, adapter_file, running_service
+from service_helpers import Layout, RunningService, running_service
 from solrl_core.adapter import encode_adapter
 from solrl_rollout.doctor import check
-from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.engine.workers.ray_cluster import AdapterObjects, RayCluster, RayConnection
 from solrl_rollout.settings import RolloutSettings
@@ -30,13 +25,15 @@ from support.adapters import random_adapter
 from support.ray_nodes import ray_nodes
 from unfit_backends import paced, stopped
 from worker_helpers import (
+    assert_adapters_can_be_changed,
     assert_cancelled_within_a_step,
+    assert_finished_with_the_same_bits,
     assert_gone,
     assert_replaced_once_stopped,
     counted,
+    engine_of,
     groups,
     one_thread,
-    wait_until_both_serve,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.release]
@@ -70,19 +67,6 @@ def actors(service: RunningService) -> list[int]:
     return [int(found[name]) for name in ("ray:0", "ray:1")]
 
 
-@contextlib.contextmanager
-def engine_of(load_backend: Any) -> Iterator[Engine]:
-    settings, metrics = (
-        RolloutSettings(rewards=(REWARD,), device="cpu", workers="ray:1", live_timeout=5.0),
-        RolloutMetrics(),
-    )
-    engine = Engine(settings, metrics, make_workers(settings, metrics, load_backend))
-    try:
-        yield engine
-    finally:
-        engine.close()
-
-
 def test_scores_images_and_latents_have_the_same_bits(service: RunningService, two: RunningService) -> None:
     asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 30, "images": "png", "steps": 4}
     plan = {"prune": {"after": 2, "keep": 26}, "solver": "dpm2"}
@@ -96,41 +80,23 @@ def test_scores_images_and_latents_have_the_same_bits(service: RunningService, t
 
 
 def test_adapters_can_be_changed(service: RunningService, two: RunningService, layout: Layout) -> None:
-    for each in (service, two):
-        assert each.push("ray", 0, adapter_file(layout, 1)).status_code == 201
-        assert each.push("ray", 1, adapter_file(layout, 2), parent=0).status_code == 201
-    first, second, again = (groups(two, count=36, adapter=("ray", version)) for version in (0, 1, 0))
-    assert first == again == groups(service, count=36, adapter=("ray", 0))
-    assert second == groups(service, count=36, adapter=("ray", 1)) != first
+    assert_adapters_can_be_changed(service, two, layout)
 
 
 def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(
     service: RunningService, two: RunningService
 ) -> None:
-    asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 60, "steps": 8}
-    restarts = sum(counted(two, "solrl_worker_restarts_total").values())
-    chunks, before = counted(two, "solrl_worker_chunks_total"), actors(two)
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(groups, two, **asked)
-        while counted(two, "solrl_worker_chunks_total") == chunks:  # then both are busy
-            time.sleep(0.1)
-        os.kill(before[0], signal.SIGKILL)
-        assert answer.result() == groups(service, **asked)
-    wait_until_both_serve(two)
-    assert sum(counted(two, "solrl_worker_restarts_total").values()) == restarts + 1
-    after = actors(two)
-    assert (after[0] != before[0], after[1]) == (True, before[1])
+    assert_finished_with_the_same_bits(service, two, actors)
     assert "worker ray:0 died: " in two.log.read_text()
 
 
 def test_a_cancelled_chunk_takes_no_step_after_its_worker_has_answered(tmp_path: Path) -> None:
-    with engine_of(paced) as engine:
+    with engine_of(paced, "ray:1") as engine:
         assert_cancelled_within_a_step(engine, tmp_path / "steps")
 
 
-@pytest.mark.release
 def test_a_stopped_worker_is_replaced_and_its_chunk_is_made_again(tmp_path: Path) -> None:
-    with engine_of(stopped) as engine:
+    with engine_of(stopped, "ray:1", live_timeout=5.0) as engine:
         assert_replaced_once_stopped(engine, tmp_path / "stopped")
 
 

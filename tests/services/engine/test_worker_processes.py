@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fake_backend import REWARD
-from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service
+from service_helpers import Layout, RunningService, problem, rollout_request, running_service
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.workers import make_workers
@@ -21,10 +21,13 @@ from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from unfit_backends import lethal, missing, noted, paced, sleepy, stopped, uneven
 from worker_helpers import (
     LETHAL,
+    assert_adapters_can_be_changed,
     assert_cancelled_within_a_step,
+    assert_finished_with_the_same_bits,
     assert_gone,
     assert_replaced_once_stopped,
     counted,
+    engine_of,
     groups,
     one_thread,
     wait_until_both_serve,
@@ -80,15 +83,7 @@ def test_pruned_groups_have_the_same_bits(one: RunningService, two: RunningServi
 
 
 def test_adapters_can_be_changed(one: RunningService, two: RunningService, layout: Layout) -> None:
-    for service in (one, two):
-        assert service.push("several", 0, adapter_file(layout, 1)).status_code == 201
-        assert service.push("several", 1, adapter_file(layout, 2), parent=0).status_code == 201
-    base = groups(two, count=72)
-    first, second, again = (groups(two, count=72, adapter=("several", version)) for version in (0, 1, 0))
-    assert first == again == groups(one, count=72, adapter=("several", 0))
-    assert second == groups(one, count=72, adapter=("several", 1))
-    assert base == groups(two, count=72) == groups(one, count=72)
-    assert len({json.dumps(found) for found in (base, first, second)}) == 3
+    assert_adapters_can_be_changed(one, two, layout)
 
 
 def test_health_is_answered_between_steps_and_a_disconnect_stops_both_workers(two: RunningService) -> None:
@@ -104,38 +99,19 @@ def test_health_is_answered_between_steps_and_a_disconnect_stops_both_workers(tw
 
 @pytest.mark.release
 def test_a_cancelled_chunk_takes_no_step_after_its_worker_has_answered(tmp_path: Path) -> None:
-    settings, metrics = RolloutSettings(rewards=(REWARD,), device="cpu", workers=2), RolloutMetrics()
-    engine = Engine(settings, metrics, make_workers(settings, metrics, paced))
-    try:
+    with engine_of(paced) as engine:
         assert_cancelled_within_a_step(engine, tmp_path / "steps")
-    finally:
-        engine.close()
 
 
 @pytest.mark.release
 def test_a_stopped_worker_is_replaced_and_its_chunk_is_made_again(tmp_path: Path) -> None:
-    settings, metrics = RolloutSettings(rewards=(REWARD,), device="cpu", workers=2, live_timeout=5.0), RolloutMetrics()
-    engine = Engine(settings, metrics, make_workers(settings, metrics, stopped))
-    try:
+    with engine_of(stopped, live_timeout=5.0) as engine:
         assert_replaced_once_stopped(engine, tmp_path / "stopped")
-    finally:
-        engine.close()
 
 
 @pytest.mark.slow
 def test_a_request_whose_worker_is_killed_finishes_with_the_same_bits(one: RunningService, two: RunningService) -> None:
-    asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 60, "steps": 10}
-    restarts = sum(counted(two, "solrl_worker_restarts_total").values())
-    chunks = counted(two, "solrl_worker_chunks_total")
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(groups, two, **asked)
-        while counted(two, "solrl_worker_chunks_total") == chunks:  # then both are busy
-            time.sleep(0.1)
-        os.kill(children(two)[0], signal.SIGKILL)
-        assert answer.result() == groups(one, **asked)
-    wait_until_both_serve(two)
-    assert sum(counted(two, "solrl_worker_restarts_total").values()) == restarts + 1
-    assert len(children(two)) == 2
+    assert_finished_with_the_same_bits(one, two, children)
     assert re.search(r"worker cpu:\d died: signal SIGKILL", two.log.read_text())
 
 
@@ -192,13 +168,8 @@ def test_workers_end_when_the_service_is_killed() -> None:
     ],
 )
 def test_workers_that_cannot_serve_together_do_not_start(load_backend: Any, error: type[Exception], said: str) -> None:
-    settings, metrics = RolloutSettings(rewards=(REWARD,), device="cpu", workers=2), RolloutMetrics()
-    engine = Engine(settings, metrics, make_workers(settings, metrics, load_backend))
-    try:
-        with pytest.raises(error, match=said):
-            engine.start().result(600)
-    finally:
-        engine.close()
+    with engine_of(load_backend) as engine, pytest.raises(error, match=said):
+        engine.start().result(600)
     assert engine.scheduler.dead
 
 
@@ -223,12 +194,8 @@ def test_workers_read_weights_one_after_another_but_warm_up_together(
 ) -> None:
     notes = tmp_path / "notes"
     monkeypatch.setenv("BACKENDS_NOTED", str(notes))
-    settings, metrics = RolloutSettings(rewards=(REWARD,), device="cpu", workers=2, log_format="json"), RolloutMetrics()
-    engine = Engine(settings, metrics, make_workers(settings, metrics, noted))
-    try:
+    with engine_of(noted, log_format="json") as engine:
         engine.start().result(600)
-    finally:
-        engine.close()
     events = notes.read_text().split()
     assert [event for event in events if event != "warm"] == ["reading", "read"] * 2
     assert events.count("warm") == 2
