@@ -1,6 +1,5 @@
 """Rewards that a test's reward service computes, as `served_rewards:<name>`; they record their batches."""
 
-import sys
 import threading
 import time
 import weakref
@@ -84,11 +83,6 @@ def stuck(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mappi
     return images.mean((1, 2, 3))
 
 
-def nowhere(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-    """Never a number."""
-    return torch.full((len(images),), float("nan"))
-
-
 def _has_red(text: str, metadata: Mapping[str, Any]) -> None:
     if "red" not in text:
         raise ValueError("it has no 'red'")
@@ -98,11 +92,6 @@ def _has_red(text: str, metadata: Mapping[str, Any]) -> None:
 def fussy(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Redness, of prompts that ask for it."""
     return images[:, 0].mean((1, 2))
-
-
-def leaving(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-    """Ends the program."""
-    sys.exit("a package's own fault")
 
 
 def held(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a service, which cuts answers after a number of bytes, or changes them."""
+"""A TCP proxy in front of a service, which cuts answers after a number of bytes."""
 
 import socket
 import threading
@@ -7,17 +7,13 @@ from contextlib import contextmanager, suppress
 
 
 class CuttingProxy:
-    """Forwards all data. Each connection's answer is cut after the next number of `limits`; None cuts nothing.
-
-    `changed`: what to put for what in answers, of one length.
-    """
+    """Forwards all data. Each connection's answer is cut after the next number of `limits`; None cuts nothing."""
 
     def __init__(self, port: int) -> None:
         self._target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.limits: list[int | None] = []
-        self.changed = (b"", b"")
         self.connections = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -34,15 +30,15 @@ class CuttingProxy:
             self.connections += 1
             limit = self.limits.pop(0) if self.limits else None
             service = socket.create_connection(("127.0.0.1", self._target))
-            threading.Thread(target=_pass_on, args=(client, service, None, (b"", b"")), daemon=True).start()
-            threading.Thread(target=_pass_on, args=(service, client, limit, self.changed), daemon=True).start()
+            threading.Thread(target=_pass_on, args=(client, service, None), daemon=True).start()
+            threading.Thread(target=_pass_on, args=(service, client, limit), daemon=True).start()
 
 
-def _pass_on(source: socket.socket, sink: socket.socket, limit: int | None, changed: tuple[bytes, bytes]) -> None:
+def _pass_on(source: socket.socket, sink: socket.socket, limit: int | None) -> None:
     passed = 0
     try:
         while (limit is None or passed < limit) and (data := source.recv(4096 if limit is None else limit - passed)):
-            sink.sendall(data.replace(*changed) if changed[0] else data)
+            sink.sendall(data)
             passed += len(data)
     except OSError:
         pass

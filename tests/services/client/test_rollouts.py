@@ -59,20 +59,6 @@ def test_an_endless_answer_fails_after_the_patience(proxy: CuttingProxy, monkeyp
     assert proxy.connections == 5
 
 
-def test_a_group_of_another_version_is_refused_before_it_is_used(service: RunningService, proxy: CuttingProxy) -> None:
-    backbone = load_backbone("mini-sana")
-    service.push("exact", 3, adapter_file(adapter_layout(backbone.transformer, backbone.lora_targets), 0))
-    request = request_of(adapter={"run": "exact", "version": 3})
-    proxy.changed = (b'"version":3}', b'"version":2}')
-    came: list[RolloutGroup] = []
-    with RolloutClient(proxy.url) as client, pytest.raises(ProblemError) as raised:
-        client.rollouts(request, on_group=came.append)
-    told = raised.value.problem
-    assert (told.kind, told.where) == ("served-differently", "served.adapter")
-    assert told.got == {"run": "exact", "version": 2}
-    assert came == []
-
-
 def test_a_request_is_repeated_after_lost_versions_are_pushed_again(service: RunningService) -> None:
     seen: list[str] = []
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from fake_backend import REWARD, FakeBackend, chunk, job, started_engine
+from fake_backend import REWARD, FakeBackend, started_engine
 from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, dripping_head, pictures, serving, until
 from service_helpers import problem, rollout_request
 from solrl_client.background import result_of
@@ -26,7 +26,6 @@ from solrl_http.tokens import create_token
 from solrl_remote.remote_reward import TOKEN, RemoteReward, connect_reward
 from solrl_reward.app import create_app
 from solrl_reward.settings import RewardSettings
-from solrl_rollout.engine.errors import ChunkError
 from solrl_rollout.engine.external_rewards import ExternalRewards
 from solrl_rollout.engine.work import ExternalReward
 from solrl_rollout.http.app import create_app as create_rollout_app
@@ -268,33 +267,6 @@ def test_a_model_cannot_choose_where_images_are_sent(server: tuple[Misbehaving, 
 
 def test_a_server_s_reward_takes_no_memory_here() -> None:
     assert reward_bytes("registered_elsewhere", {"at": NOBODY}) == 0
-
-
-@pytest.mark.parametrize("mode", ["slow", "cut", "nan"])
-def test_an_engine_goes_on_while_a_server_fails(server: tuple[Misbehaving, str], mode: str) -> None:
-    app, address = server
-    options = {NAME: {"timeout": 2.0 if mode == "slow" else 20}}
-    engine = started_engine(FakeBackend(), rewards=(REWARD, f"{NAME}@{address}"), reward_options=options)
-    try:
-        app.mode = mode
-        failing, fine = chunk(job("a", rewards=(REWARD, NAME)), count=2), chunk(job("b", rewards=(REWARD,)), count=2)
-        engine.scheduler.submit([failing])
-        engine.scheduler.submit([fine])
-        with pytest.raises(ChunkError) as caught:
-            failing.result.result(600)
-        assert caught.value.fault == "reward server"
-        assert FAULTS[mode] in caught.value.text
-        expected = fine.result.result(600).rewards[REWARD]
-        app.leave.set()
-        app.mode = "well"
-        again = chunk(job("a", rewards=(REWARD, NAME)), count=2)
-        engine.scheduler.submit([again])
-        scored = again.result.result(600).rewards
-        assert torch.equal(scored[REWARD], expected)
-        assert len(scored[NAME]) == 2
-        assert not engine.scheduler.dead
-    finally:
-        engine.close()
 
 
 def test_the_rollout_service_answers_503_with_retry_after(server: tuple[Misbehaving, str]) -> None:

@@ -34,9 +34,8 @@ from solrl_reward.service import RewardService
 from solrl_reward.settings import RewardSettings
 
 BRIGHT, GATED, GREEDY = (f"served_rewards:{name}" for name in ("brightness", "gated", "greedy"))
-NOWHERE, LEAVING, AWAY, PATIENT = (f"served_rewards:{name}" for name in ("nowhere", "leaving", "away", "patient"))
-FUSSY = "served_rewards:fussy"
-REWARDS = ("clipscore", BRIGHT, GATED, GREEDY, NOWHERE, LEAVING, AWAY, PATIENT, FUSSY)
+AWAY, PATIENT, FUSSY = (f"served_rewards:{name}" for name in ("away", "patient", "fussy"))
+REWARDS = ("clipscore", BRIGHT, GATED, GREEDY, AWAY, PATIENT, FUSSY)
 RENAMED = "imagereward"
 
 
@@ -90,19 +89,6 @@ def wanted(*numbers: float) -> bytes:
     return body(pictures(len(numbers), side=4), GATED, metadata=[{"want": number} for number in numbers])
 
 
-def test_scores_equal_local_ones_bit_for_bit(client: httpx.Client, backbone: Backbone) -> None:
-    names, images = ["clipscore", BRIGHT], pictures(5)
-    local = RewardSet.load(names, backbone)
-    prompts = [f"a red circle, {i}" for i in range(5)]
-    expected = local.score(names, as_floats(images), prompts, [{}] * 5)
-    answer = scores(client, body(images, *names))
-    for name in names:
-        assert torch.equal(torch.tensor(answer.scores[name]), expected[name])
-        assert answer.digests[name] == local.digests()[f"reward:{name}"]
-    assert len(set(answer.scores["clipscore"])) == 5
-    assert answer.seconds.score > 0
-
-
 def test_the_list_has_digests_and_sizes(client: httpx.Client, backbone: Backbone) -> None:
     listed = {one["name"]: one for one in client.get("/v1/rewards").json()["rewards"]}
     assert tuple(listed) == (*REWARDS, RENAMED)
@@ -116,6 +102,7 @@ def test_a_reward_is_served_under_another_name(client: httpx.Client) -> None:
     answer = scores(client, body(pictures(3), BRIGHT, RENAMED))
     assert answer.scores[RENAMED] == answer.scores[BRIGHT]
     assert answer.digests[RENAMED] == answer.digests[BRIGHT]
+    assert answer.seconds.score > 0
     listed = {one["name"]: one for one in client.get("/v1/rewards").json()["rewards"]}
     assert listed[RENAMED] == listed[BRIGHT] | {"name": RENAMED}
 
@@ -273,21 +260,7 @@ def test_many_pixels_are_scored_in_parts(client: httpx.Client, monkeypatch: pyte
     assert served_rewards.batches == [3, 2]
 
 
-def test_a_score_that_is_no_number_is_the_rewards_fault(client: httpx.Client) -> None:
-    found = problem(ask(client, body(pictures(2), NOWHERE)))
-    assert (found["status"], found["kind"]) == (500, "reward-failed")
-    assert "gave nan for image 0" in found["detail"]
-
-
-def test_a_reward_that_ends_the_program_fails_its_own_requests_only(client: httpx.Client) -> None:
-    for _ in range(2):
-        found = problem(ask(client, body(pictures(1), LEAVING)))
-        assert (found["status"], found["kind"]) == (500, "reward-failed")
-        assert "failed on image 0 of prompt 'a red circle, 0': SystemExit: a package's own fault (" in found["detail"]
-    assert len(scores(client, body(pictures(2), BRIGHT)).scores[BRIGHT]) == 2
-
-
-@pytest.mark.parametrize("name", ["end", "interrupt", "evil"])
+@pytest.mark.parametrize("name", ["leave", "end", "interrupt", "evil"])
 def test_a_reward_cannot_end_the_service(name: str) -> None:
     failing = f"faulty_rewards:{name}"
     there = create_app(RewardSettings(rewards=(BRIGHT, failing), device="cpu"))
