@@ -1,19 +1,12 @@
 """Help of both programs: every option of every command is described, in whole sentences."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-import solrl_reward.cli
-import solrl_rollout.cli
-import solrl_trainer.commands.cli
+from command_checks import PROGRAMS
 from typed import typed
 
-PROGRAMS: dict[str, Callable[[], None]] = {
-    "solrl-train": solrl_trainer.commands.cli.main,
-    "solrl-reward": solrl_reward.cli.main,
-    "solrl-rollout": solrl_rollout.cli.main,
-}
 HINT = re.compile(r"\((default: .*|required|repeatable)\)$")
 
 

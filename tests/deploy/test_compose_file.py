@@ -1,6 +1,5 @@
 """docker-compose.yml against the Compose schema, and against the programs that it starts."""
 
-import contextlib
 import json
 import re
 import subprocess
@@ -9,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import solrl_reward.cli
-import solrl_rollout.cli
-import solrl_trainer.commands.cli
-import tyro
+from command_checks import parsed
 from proof.compose import load
 from pydantic_settings import BaseSettings
 from solrl_http.settings import SECRETS
@@ -168,7 +164,7 @@ def test_the_service_understands_its_command_environment_and_secrets(
     monkeypatch.setitem(
         RolloutSettings.model_config, "secrets_dir", tmp_path
     )  # there is none of that name on every machine
-    command = understood(["solrl-rollout", *body["command"]], monkeypatch)
+    command = parsed(["solrl-rollout", *body["command"]])
     settings = command.settings
     assert settings.redis_url == "redis://:word@there:6379"
     assert (settings.host, settings.port, settings.log_format) == ("0.0.0.0", 8100, "json")
@@ -182,7 +178,7 @@ def test_the_reward_service_understands_its_command_and_environment(
     body = found["reward"]
     for key, value in body["environment"].items():
         monkeypatch.setenv(key, value)
-    settings = understood([*body["entrypoint"], *body["command"]], monkeypatch).settings
+    settings = parsed([*body["entrypoint"], *body["command"]]).settings
     assert (settings.host, settings.port, settings.rewards) == ("0.0.0.0", 8200, ("clipscore",))
     assert settings.allow_anonymous is (settings.token_file is None) is (found is SERVICES)
     assert settings.options_from == ("mini-sana" if found is SERVICES else ""), "published weights on a GPU"
@@ -198,7 +194,7 @@ def test_options_and_a_key_reach_a_judge_of_the_reward_service(monkeypatch: pyte
     assert body["environment"][f"{chat.TOKEN}_PATH"] == "/run/secrets/judge_token"
     for key, value in body["environment"].items():
         monkeypatch.setenv(key, value)
-    settings = understood([*body["entrypoint"], *body["command"]], monkeypatch).settings
+    settings = parsed([*body["entrypoint"], *body["command"]]).settings
     assert (settings.rewards, settings.reward_options) == (("vlm_judge",), options)
 
 
@@ -208,45 +204,23 @@ def test_the_packages_imagereward_is_served_under_the_name_of_ours(monkeypatch: 
     (rewards,) = re.findall(r"SOLRL_REWARDS=(\S+)$", dockerfile, re.MULTILINE)
     for key, value in {**body["environment"], "SOLRL_REWARDS": rewards}.items():
         monkeypatch.setenv(key, value)
-    settings = understood([*body["entrypoint"], *body["command"]], monkeypatch).settings
+    settings = parsed([*body["entrypoint"], *body["command"]]).settings
     assert settings.sources == {"imagereward": "reward:PublishedImageReward"}
     assert "class PublishedImageReward:" in (ROOT / "deploy/rewards/imagereward/reward.py").read_text()
     assert body["profiles"] == ["imagereward"]
 
 
 @pytest.mark.parametrize("name", TRAINING)
-def test_the_trainer_understands_its_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = understood(["solrl-train", *SERVICES[name]["command"]], monkeypatch)
+def test_the_trainer_understands_its_command(name: str) -> None:
+    command = parsed(["solrl-train", *SERVICES[name]["command"]])
     assert command.rollout_url.startswith("http://")
     assert command.rollout_url.split("/")[2].split(":")[0] in SERVICES
     assert command.resume.parts[1] == "outputs"
     assert command.preset, "so that the first start of all begins a run"
 
 
-def test_the_demo_is_the_one_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = understood(["solrl-train", *SERVICES["demo"]["command"]], monkeypatch)
-    other = understood(["solrl-train", "demo"], monkeypatch)
+def test_the_demo_is_the_one_of_the_command_line() -> None:
+    command = parsed(["solrl-train", *SERVICES["demo"]["command"]])
+    other = parsed(["solrl-train", "demo"])
     assert command.set == DEMO_SETTINGS
     assert (command.preset, command.seed) == (PRESET, other.seed)
-
-
-def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Parse words with the real command line, without running the command."""
-    found: list[Any] = []
-    understand = tyro.cli
-
-    def stop(*arguments: Any, **options: Any) -> None:
-        found.append(understand(*arguments, **options))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tyro, "cli", stop)
-    monkeypatch.setattr("sys.argv", words)
-    program = {
-        "solrl-train": solrl_trainer.commands.cli,
-        "solrl-reward": solrl_reward.cli,
-        "solrl-rollout": solrl_rollout.cli,
-    }[words[0]]
-    with contextlib.suppress(KeyboardInterrupt, SystemExit):
-        program.main()
-    monkeypatch.setattr(tyro, "cli", understand)
-    return found[0]

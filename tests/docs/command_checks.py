@@ -16,6 +16,7 @@ import solrl_trainer.commands.cli
 import tyro
 import yaml
 from fences import ROOT
+from typed import typed
 
 PROGRAMS: dict[str, Callable[[], None]] = {
     "solrl-reward": solrl_reward.cli.main,
@@ -50,13 +51,9 @@ def parsed(words: list[str]) -> Any:
 
 def ran(words: list[str]) -> int:
     """Run a command in this process; returns its exit code."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", words)
-        try:
-            PROGRAMS[words[0]]()
-        except SystemExit as end:
-            return int(end.code or 0)
-    return 0
+    done = typed(PROGRAMS[words[0]], *words[1:])
+    print(done.stdout, done.stderr)
+    return done.returncode
 
 
 def _trainer(words: list[str]) -> None:

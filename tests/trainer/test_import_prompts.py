@@ -1,7 +1,6 @@
 """`solrl-train prompts`: prompt sets from the files that people have."""
 
 import json
-import sys
 from pathlib import Path
 
 import pyarrow
@@ -10,6 +9,7 @@ from pyarrow import parquet
 from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.import_prompts import HELD_OUT, import_prompts
 from solrl_trainer.settings.prompts import read_prompts
+from typed import typed
 
 
 def written(path: Path, text: str) -> Path:
@@ -156,21 +156,12 @@ def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
         imported(tmp_path, tmp_path / "a.csv")
 
 
-def test_the_command_makes_a_set_that_a_run_takes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command_makes_a_set_that_a_run_takes(tmp_path: Path) -> None:
     path = written(tmp_path / "mine.csv", "id,beschreibung\n" + "".join(f"{i},{i} red circles\n" for i in range(30)))
     words = ["prompts", str(path), "--key", "beschreibung", "--output", str(tmp_path / "set")]
-    assert _main(monkeypatch, words) == 0
-    assert f"{tmp_path}/set/test_metadata.jsonl: 3 prompts" in capsys.readouterr().out
-    assert _main(monkeypatch, words) == 2
-    assert "is there already; choose another --output" in capsys.readouterr().err
+    assert f"{tmp_path}/set/test_metadata.jsonl: 3 prompts" in typed(main, *words).stdout
+    again = typed(main, *words)
+    assert again.returncode == 2
+    assert "is there already; choose another --output" in again.stderr
     run = ["run", "--dry-run", "--preset", "mini-sana/naive_scaling/clipscore", "--output", str(tmp_path / "run")]
-    assert _main(monkeypatch, [*run, "--set", f"prompts={tmp_path}/set", "--set", "explore.prompts=4"]) == 0
-
-
-def _main(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> int:
-    monkeypatch.setattr(sys, "argv", ["solrl-train", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
+    assert typed(main, *run, "--set", f"prompts={tmp_path}/set", "--set", "explore.prompts=4").returncode == 0

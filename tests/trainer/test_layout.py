@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,24 @@ from solrl_trainer.layouts.layouts import colocated, layouts, served
 from solrl_trainer.layouts.rates import MeasuredRates, Rates, Stages, fit_rates, shipped_rates, stages
 from solrl_trainer.settings.presets import resolve
 from support.service_simulation import simulate
+from typed import typed
 
 ROOT = Path(__file__).parents[2]
 PARTS = Stages(explore=7.5, regenerate=7.0, train=12.5)
 
 
-def layout(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["solrl-train", "layout", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
+def layout(*words: str) -> str:
+    """What the command prints."""
+    done = typed(main, "layout", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refusal(*words: str) -> str:
+    """Why the command refuses."""
+    done = typed(main, "layout", *words)
+    assert done.returncode == 2
+    return done.stderr
 
 
 def test_rates_fit_the_groups_from_which_they_were_measured() -> None:
@@ -79,36 +86,29 @@ def test_gpus_that_serve_and_train_cost_as_much_as_colocated_ones_if_neither_wai
     assert shared.idle < 0.05
 
 
-def test_the_fastest_layout_comes_first_with_its_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_fastest_layout_comes_first_with_its_command() -> None:
     words = ("--preset", "flux1/sol_rl/hpsv2", "--gpus", "4")
-    assert layout(monkeypatch, *words, "--price", "3") == 0
-    shown = capsys.readouterr().out
+    shown = layout(*words, "--price", "3")
     assert "4 colocated" in shown
     assert (
         "CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc-per-node=4 -m solrl_trainer run --preset flux1/sol_rl/hpsv2 "
         "--set prompts=prompts\n" in shown
     )
-    assert layout(monkeypatch, *words, "--services", "1") == 0
-    shown = capsys.readouterr().out
+    shown = layout(*words, "--services", "1")
     assert "colocated" not in shown
     assert "0 solrl-rollout serve --model black-forest-labs/FLUX.1-dev --rewards hpsv2\n" in shown
     assert "CUDA_VISIBLE_DEVICES=1,2,3 torchrun" in shown
     assert "--set regenerate.at=service --set explore.share=auto --set prompts=prompts\n" in shown
-    assert layout(monkeypatch, *words, "--services", "2", "--set", "prompts=my_prompts", "--set", "run=first") == 0
-    shown = capsys.readouterr().out
+    shown = layout(*words, "--services", "2", "--set", "prompts=my_prompts", "--set", "run=first")
     assert "explore.share" not in shown
     assert "CUDA_VISIBLE_DEVICES=0,1 solrl-rollout serve" in shown
     assert "hpsv2 --gpus all\n" in shown
     assert shown.endswith("--set regenerate.at=service --set prompts=my_prompts --set run=first\n")
 
 
-def test_runs_that_share_a_service_get_their_names_and_gpus(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert layout(monkeypatch, "--preset", "flux1/sol_rl/hpsv2", "--gpus", "3", "--runs", "2") == 0
-    commands = [line.split() for line in capsys.readouterr().out.splitlines() if "CUDA" in line]
+def test_runs_that_share_a_service_get_their_names_and_gpus() -> None:
+    shown = layout("--preset", "flux1/sol_rl/hpsv2", "--gpus", "3", "--runs", "2")
+    commands = [line.split() for line in shown.splitlines() if "CUDA" in line]
     assert [words[0] for words in commands] == [f"CUDA_VISIBLE_DEVICES={gpu}" for gpu in range(3)]
     assert [words[-1] for words in commands[1:]] == ["run=flux1-sol_rl-hpsv2-1", "run=flux1-sol_rl-hpsv2-2"]
 
@@ -128,11 +128,8 @@ def test_a_shared_service_divides_the_gpus_among_all_runs() -> None:
         ("--preset", "flux1/sol_rl/hpsv2", "--serving-speed", "0"),
     ],
 )
-def test_what_gives_no_layout_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
-    assert layout(monkeypatch, *words) == 2
-    assert "expected" in capsys.readouterr().err
+def test_what_gives_no_layout_is_refused(words: tuple[str, ...]) -> None:
+    assert "expected" in refusal(*words)
 
 
 @pytest.mark.parametrize(
@@ -176,19 +173,15 @@ def test_readme_quotes_the_times_of_the_shipped_rates_beside_whole_iterations() 
     assert f"took {100 * min(longer):.0f} to {100 * max(longer):.0f} % longer" in " ".join(readme.split())
 
 
-def test_rates_of_this_machine_are_measured_kept_and_read(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_rates_of_this_machine_are_measured_kept_and_read(tmp_path: Path) -> None:
     file = tmp_path / "of_mine" / "rates.json"
     words = ("--preset", "mini-sana/sol_rl/clipscore", "--gpus", "2", "--rates", str(file))
-    assert layout(monkeypatch, *words, "--measure") == 0
-    measured = capsys.readouterr().out
-    assert layout(monkeypatch, *words) == 0
-    assert capsys.readouterr().out in measured
+    measured = layout(*words, "--measure")
+    assert layout(*words) in measured
     assert "rates of mini-sana measured on CPU" in measured
     assert MeasuredRates.read(file).rates.point > 0
-    assert layout(monkeypatch, "--preset", "flux1/sol_rl/hpsv2", "--rates", str(file)) == 2
-    assert "got --rates of mini-sana; expected those of black-forest-labs/FLUX.1-dev" in capsys.readouterr().err
+    said = refusal("--preset", "flux1/sol_rl/hpsv2", "--rates", str(file))
+    assert "got --rates of mini-sana; expected those of black-forest-labs/FLUX.1-dev" in said
 
 
 @pytest.mark.parametrize(("content", "wrong"), [("[]", "the file"), ('{"gpu": "L40S", "model": "sana"}', "rates")])
