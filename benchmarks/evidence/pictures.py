@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from evidence.claims import MODELS, Read
@@ -77,49 +78,26 @@ def plateaus(read: Read, path: Path) -> None:
 
 
 def plans(read: Read, path: Path) -> None:
-    """Loss in rank over the steps spent in FP8, a panel for each miniature, a line for each way to prune."""
+    """Loss in rank over the steps spent in FP8, of the worst of three miniatures, a line for each way to prune."""
     rows = [row for row in read("refitted/plan_fidelity")["rows"] if row["decoded"] == "whole" and row["cost"] < 1]
-    models = list(dict.fromkeys(row["model"] for row in rows))
+    lost: dict[tuple[int, int], dict[tuple[float, int], dict[str, list[float]]]] = {}
+    for row in rows:
+        points = lost.setdefault((row["steps"], row["after"]), {})
+        worse = max(mean for mean, _, _ in row["worse"].values())
+        points.setdefault((row["cost"], row["keep"]), {}).setdefault(row["model"], []).append(worse)
     with style.figure(800, 340) as figure:
-        panels = figure.subplots(1, len(models), sharey=True)
-        for model, axes in zip(models, panels, strict=True):
-            own = [row for row in rows if row["model"] == model]
-            for at, kind in enumerate(dict.fromkeys((row["steps"], row["after"]) for row in own)):
-                points: dict[tuple[float, int], list[float]] = {}
-                for row in own:
-                    if (row["steps"], row["after"]) == kind:
-                        worse = max(mean for mean, _, _ in row["worse"].values())
-                        points.setdefault((row["cost"], row["keep"]), []).append(worse)
-                means = [(cost, sum(each) / len(each), keep) for (cost, keep), each in points.items()]
-                steps, after = kind
-                name = f"{'six' if steps == 6 else 'four fitted'} steps" + (
-                    f", pruned after {after}" if after < steps else ""
-                )
-                axes.plot([c for c, _, _ in means], [m for _, m, _ in means], "o-", color=f"C{at}", label=name, ms=3)
-                for cost, mean, keep in means:
-                    axes.annotate(str(keep), (cost, mean), xytext=(3, 3), textcoords="offset points", fontsize=7)
-            axes.axhline(1, color="C7", linestyle="--", linewidth=1)
-            axes.set(title=model, xlabel="share of six steps", ylim=(-1, 8))
-            axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-        panels[0].set_ylabel("ranks lost by the best or worst 12")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
-        write(figure, path)
-
-
-def service(read: Read, path: Path) -> None:
-    """Cost of a candidate relative to the cheapest case, by the size of a request and by the number of experiments."""
-    figures = read("load")["scale"]["figures"]
-    parts = {"ms_by_request_size": "candidates per request", "ms_by_experiments": "experiments at a time"}
-    with style.figure(800, 270) as figure:
-        panels = figure.subplots(1, len(parts), sharey=True)
-        for (key, said), axes in zip(parts.items(), panels, strict=True):
-            cost = {int(count): ms for count, ms in figures[key].items()}
-            axes.plot(list(cost), [ms / min(cost.values()) for ms in cost.values()], "o-")
-            axes.set(xscale="log", xlabel=said, ylim=(0, 1.3))
-            axes.set_xticks(list(cost), [f"{count:,}" for count in cost], fontsize=8)
-            axes.minorticks_off()
-        panels[0].set_ylabel("cost of a candidate")
+        axes = figure.subplots()
+        for at, ((steps, after), points) in enumerate(lost.items()):
+            pruned = f", pruned after {after}" if after < steps else ""
+            name = f"{'six' if steps == 6 else 'four fitted'} steps{pruned}"
+            found = [(*point, max(map(fmean, models.values()))) for point, models in points.items()]
+            axes.plot([cost for cost, _, _ in found], [loss for *_, loss in found], "o-", color=f"C{at}", label=name)
+            for cost, keep, loss in found:
+                axes.annotate(str(keep), (cost, loss), xytext=(5, 4), textcoords="offset points", fontsize=8)
+        axes.axhline(1, color="C7", linestyle="--", linewidth=1)
+        axes.set(xlabel="cost of exploring, share of six steps", ylabel="ranks lost", ylim=(-0.5, 8))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        axes.legend(loc="upper right")
         write(figure, path)
 
 
@@ -128,6 +106,5 @@ PICTURES: Mapping[str, Callable[[Read, Path], None]] = {
     "training.svg": training,
     "plateaus.svg": plateaus,
     "plans.svg": plans,
-    "service.svg": service,
 }
 """File in docs/evidence → function that draws it."""

@@ -206,5 +206,5 @@ def test_shares_of_several_rewards_are_means_over_iterations(tmp_path):
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = words(page_of(folder))
-    assert "Shares of the spread of the weighted sum within a prompt: clipscore 96.0 %, red 4.0 %." in text
+    assert "within a prompt, means over all iterations: clipscore 96.0 %, red 4.0 %." in text
     assert "Caution: hardly trained, because of a share below 5 %: red." in text
