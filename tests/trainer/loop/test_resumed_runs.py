@@ -8,7 +8,6 @@ import pytest
 import torch
 from real_runs import SMALL, Run, Service, Watcher, go, selected
 from service_helpers import running_service
-from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.adapters import AdapterList
 from solrl_proto.problems import ProblemError
@@ -164,12 +163,6 @@ def test_a_resumed_run_rewinds_versions_pushed_after_its_checkpoint(
 
 class Stopping(Watcher):
     """Stops the run after its first iteration."""
-
-    def counted(self, iteration: int, part: str, done: int, total: int) -> None:
-        pass
-
-    def waiting(self, server: str, wait: Wait | None) -> None:
-        pass
 
     def finished(self, record: IterationRecord) -> None:
         raise KeyboardInterrupt
