@@ -141,22 +141,26 @@ def test_the_first_words_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 100
 
 
-def test_evidence_has_a_section_on_words_once_they_are_stored(tmp_path: Path) -> None:
+def test_evidence_says_what_the_table_has(tmp_path: Path) -> None:
     shutil.copytree(RESULTS, tmp_path / "results", ignore=shutil.ignore_patterns("*.png", "*.gz"))
     path = tmp_path / "results/paper.json"
     content = json.loads(path.read_text())
-    content["tables"].pop("text", None)
-    path.write_text(json.dumps(content))
-    training = evidence.PAGES["training.md"]
-    assert "## On words" not in evidence.pages(tmp_path / "results")[training]
     found = text.section(finished(tmp_path, words=READ))
     assert found is not None
     content["tables"]["text"] = found.data
     path.write_text(json.dumps(content))
     pages = evidence.pages(tmp_path / "results")
-    assert "## On words" in pages[training]
-    assert "| FlowGRPO | 0.510 | 0.510 | not by all seeds | 100 % | 92 % |" in pages[training]
+    assert "| FlowGRPO | 0.510 | 0.510 | not by all seeds | 100 % | 92 % |" in pages[evidence.PAGES["training.md"]]
     assert "2.00 × [2.00, 2.00]" in pages[evidence.PAGES["findings.md"]]
+
+
+def test_the_readme_leads_with_the_stored_words() -> None:
+    root = RESULTS.parents[1]
+    assert (root / "docs/words.png").read_bytes() == (RESULTS / "paper/text-sol-rl.png").read_bytes()
+    table = json.loads((RESULTS / "paper.json").read_text())["tables"]["text"]
+    before, after = (100 * one["tesseract"]["mean"] for one in (table["base"], table["families"]["Sol-RL"]))
+    readme = " ".join((root / "README.md").read_text(encoding="utf-8").split())
+    assert f"reads {before:.0f} % of 128 words right before, and {after:.0f} % after" in readme
 
 
 @pytest.mark.slow
