@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rich.table import Table
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
@@ -69,6 +70,26 @@ class MemoryPlan:
             for phase, growth in self.per_candidate.items()
         ]
         return max(0, min(most))
+
+
+def memory_table(title: str, *sections: Mapping[str, int]) -> Table:
+    """Table of a plan: use → bytes."""
+    table = Table("use", "memory", title=title, title_justify="left")
+    table.columns[0].overflow = "fold"
+    table.columns[1].justify, table.columns[1].no_wrap = "right", True
+    for section in sections:
+        for use, size in section.items():
+            table.add_row(use, bytes_text(size))
+        table.add_section()
+    return table
+
+
+def bytes_text(size: int) -> str:
+    """Bytes in the largest unit of which there is at least one."""
+    for unit, power in (("GiB", 30), ("MiB", 20)):
+        if size >= 2**power:
+            return f"{size / 2**power:.2f} {unit}"
+    return f"{size / 2**10:.2f} KiB"
 
 
 def plan_memory(

@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
+import torch
 from solrl_core import diagnosis
 from solrl_core.diagnosis import Finding
+from solrl_core.model_options import ImageSize
 from solrl_core.rewards.reward import AT
 from solrl_proto.problems import ProblemError
 
@@ -27,10 +29,33 @@ def check(settings: RolloutSettings) -> Iterator[Finding]:
     yield from _engine(settings)
     for spec in settings.models:
         yield diagnosis.model(spec.location, revision=spec.revision)
+    if not settings.on_ray and settings.torch_device.startswith("cuda"):
+        yield from memory_findings(settings, torch.cuda.get_device_properties(settings.torch_device).total_memory)
     yield from dict.fromkeys(_rewards(settings))  # models with the same options have the same findings
     yield from redis_findings(settings.store_url)
     yield from _access(settings)
     yield _port(settings)
+
+
+def memory_findings(settings: RolloutSettings, held: int) -> Iterator[Finding]:
+    """Whether the models fit together on a device of `held` bytes, by plan; nothing if one cannot be read."""
+    from solrl_core.families.skeleton import load_skeleton
+    from solrl_core.memory_plan import RESERVED, bytes_text, plan_memory
+    from solrl_core.precision import fastest_precision
+
+    device = torch.device(settings.torch_device)
+    precision = fastest_precision(device) if settings.precision == "auto" else settings.precision
+    size = ImageSize(settings.height, settings.width, settings.frames)
+    try:
+        models = [load_skeleton(spec.location, revision=spec.revision, size=size) for spec in settings.models]
+    except (ValueError, OSError):
+        return  # the finding about the model says why
+    needed = sum(plan_memory(model, [precision], 1).total for model in models)
+    found = f"{bytes_text(needed)} by plan at {precision}, of {bytes_text(held)}; rewards and BF16 come on top"
+    if needed + RESERVED <= held:
+        yield Finding("memory", "ok", found)
+    else:
+        yield Finding("memory", "missing", found, "host fewer models; `solrl-rollout memory` plans each")
 
 
 def _engine(settings: RolloutSettings) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 from solrl_core.families.skeleton import load_skeleton
-from solrl_core.memory_plan import GPUS, RESERVED, MemoryPlan, plan_memory
+from solrl_core.memory_plan import GPUS, RESERVED, MemoryPlan, bytes_text, memory_table, plan_memory
 from solrl_core.model_options import MODELS_OWN, ImageSize, size_text
 from solrl_proto.identifiers import Precision
 
@@ -43,23 +43,19 @@ def plan(
     served = " and ".join(precisions)
     console.print(_table(planned, f"{model}, {served}, {size_text(backbone)}, batch {batch}"))
     console.print(_limits(planned))
-    console.print(f"Counts tensors only. Batch limits reserve {_size(RESERVED)} for CUDA; reward models need more.")
+    console.print(
+        f"Counts tensors only. Batch limits reserve {bytes_text(RESERVED)} for CUDA; reward models need more."
+    )
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(vars(planned) | {"total": planned.total}, indent=1) + "\n", encoding="utf-8")
 
 
 def _table(planned: MemoryPlan, title: str) -> Table:
-    table = Table("use", "memory", title=title, title_justify="left")
-    table.columns[1].justify = "right"
-    for name, size in planned.weights.items():
-        table.add_row(f"weights: {name}", _size(size))
-    table.add_row("encoded prompts, at most", _size(planned.prompts))
-    for name, size in planned.activations.items():
-        table.add_row(f"activations: {name}", _size(size))
-    table.add_section()
-    table.add_row("total (weights, prompts and the largest phase)", _size(planned.total))
-    return table
+    weights = {f"weights: {name}": size for name, size in planned.weights.items()}
+    activations = {f"activations: {name}": size for name, size in planned.activations.items()}
+    total = {"total (weights, prompts and the largest phase)": planned.total}
+    return memory_table(title, weights | {"encoded prompts, at most": planned.prompts} | activations, total)
 
 
 def _limits(planned: MemoryPlan) -> Table:
@@ -69,11 +65,3 @@ def _limits(planned: MemoryPlan) -> Table:
         most = planned.largest_batch(size * 10**9 - RESERVED)
         table.add_row(name, str(most) if most else "does not fit")
     return table
-
-
-def _size(size: int) -> str:
-    """Bytes in the largest unit of which there is at least one."""
-    for unit, power in (("GiB", 30), ("MiB", 20)):
-        if size >= 2**power:
-            return f"{size / 2**power:.2f} {unit}"
-    return f"{size / 2**10:.2f} KiB"

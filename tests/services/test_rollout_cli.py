@@ -14,7 +14,7 @@ from service_helpers import PROGRAM
 from solrl_core.diagnosis import Finding
 from solrl_core.families.load import locate
 from solrl_rollout.cli import main
-from solrl_rollout.doctor import check, redis_findings
+from solrl_rollout.doctor import check, memory_findings, redis_findings
 from solrl_rollout.serve import _warn_of_password
 from solrl_rollout.settings import RolloutSettings
 from support.ports import free_port
@@ -168,6 +168,13 @@ def test_the_doctor_checks_the_same_redis_settings_as_a_start(own_redis: RedisSe
         ("warn", "set it to noeviction"),
         ("warn", "set it to everysec or always"),
     ]
+
+
+@pytest.mark.parametrize(("held", "state"), [(8 * 2**30, "ok"), (2 * 2**30, "missing")])
+def test_the_doctor_says_whether_the_models_fit(held: int, state: str) -> None:
+    (found,) = memory_findings(RolloutSettings(model=("mini-sana", "mini-sd3"), precision="bf16"), held)
+    assert found.state == state
+    assert f" MiB by plan at bf16, of {held >> 30}.00 GiB" in found.found
 
 
 def test_the_doctor_names_missing_parts() -> None:

@@ -30,6 +30,6 @@ def test_a_gpu_without_units_refuses_nvfp4_before_it_loads_a_model(monkeypatch: 
 
 
 def test_a_cpu_emulates_nvfp4_without_being_asked() -> None:
-    backend = load_backend(ModelSpec("flux", "mini-flux", None), RolloutSettings(models=["mini-flux"], device="cpu"))
+    backend = load_backend(ModelSpec("flux", "mini-flux", None), RolloutSettings(model=("mini-flux",), device="cpu"))
     assert isinstance(backend, LocalBackend)
     assert [one.precision for one in backend.capabilities.precisions] == ["nvfp4", "bf16"]

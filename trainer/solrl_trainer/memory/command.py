@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import load_skeleton
-from solrl_core.memory_plan import GPUS, RESERVED
+from solrl_core.memory_plan import GPUS, RESERVED, bytes_text, memory_table
 from solrl_core.model_options import size_text
 from solrl_core.precision import fastest_precision
 from solrl_proto.identifiers import Precision
@@ -112,22 +112,14 @@ def _table(planned: RunMemory, layout: MemoryLayout, title: str) -> Table:
         for use, size in planned.training.activations(checkpointed).items()
     }
     largest, peak = max(every.items(), key=lambda phase: phase[1])
-    table = Table("use", "memory", title=title, title_justify="left")
-    table.columns[0].overflow = "fold"
-    table.columns[1].justify, table.columns[1].no_wrap = "right", True
-    for part_rows in (rows, phases):
-        for name, size in part_rows.items():
-            if size >= _LEAST:
-                table.add_row(name, _size(size))
-        table.add_section()
-    table.add_row(f"largest phase: {largest}", _size(peak))
-    table.add_row("total, with the largest phase", _size(planned.total(layout)))
-    return table
+    shown = ({use: size for use, size in part.items() if size >= _LEAST} for part in (rows, phases))
+    total = {f"largest phase: {largest}": peak, "total, with the largest phase": planned.total(layout)}
+    return memory_table(title, *shown, total)
 
 
 def _verdict(planned: RunMemory, layout: MemoryLayout, gpu: int, gpus: int) -> str:
     blocks, free = len(planned.training.kept), gpu - RESERVED - planned.total(layout)
-    fits = f"fits, with {_size(free)} to spare" if free >= 0 else f"does not fit: {_size(-free)} are missing"
+    fits = f"fits, with {bytes_text(free)} to spare" if free >= 0 else f"does not fit: {bytes_text(-free)} are missing"
     set_by = (
         "as optimizer.activation_checkpointing sets"
         if planned.wanted.checkpointed is not None
@@ -179,7 +171,7 @@ def _common_gpus(planned: RunMemory) -> Table:
     for name, gigabytes in GPUS.items():
         gpu = gigabytes * 10**9
         layout = planned.layout(gpu)
-        total = _size(planned.total(layout))
+        total = bytes_text(planned.total(layout))
         if not planned.fits(layout, gpu):
             table.add_row(name, "does not fit", "", total)
         else:
@@ -189,7 +181,7 @@ def _common_gpus(planned: RunMemory) -> Table:
 
 
 def _remarks(config: RunConfig, planned: RunMemory, fastest: Precision) -> list[str]:
-    remarks = [f"Counts tensors only. {_size(RESERVED)} are reserved for CUDA."]
+    remarks = [f"Counts tensors only. {bytes_text(RESERVED)} are reserved for CUDA."]
     unknown = [name for name, size in planned.rewards.items() if size is None]
     if unknown:
         remarks.append(f"Rewards whose size is unknown are not counted: {', '.join(unknown)}.")
@@ -203,7 +195,3 @@ def _remarks(config: RunConfig, planned: RunMemory, fastest: Precision) -> list[
     elif config.explore.precision == "auto" and config.two_stage:
         remarks.append(f"explore.precision=auto is planned as {fastest}.")
     return remarks
-
-
-def _size(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB" if size >= 0.1 * 2**30 else f"{size / 2**20:.1f} MiB"
