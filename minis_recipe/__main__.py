@@ -1,8 +1,8 @@
 """Trains the miniatures: `python -m minis_recipe --out FOLDER [--only mini-sd3] [--stage backbone]`.
 
-The miniatures train stage by stage, in the order of the tables in `miniatures.py`. One that is not shipped yet trains
-only if `--only` names it. mini-clip needs an autoencoder, and the rewards train on images that the pipelines in FOLDER
-generate. Figures go to FOLDER/training/<miniature>/<stage>.json.
+The miniatures train stage by stage, in the order of the table in `miniatures.py`. mini-clip needs an autoencoder, and
+the rewards train on images that the pipelines in FOLDER generate. Figures go to
+FOLDER/training/<miniature>/<stage>.json.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import torch
 from solrl_proto.text_files import read_json
 
 from minis_recipe.loop import Speed
-from minis_recipe.miniatures import MINIATURES, UNTRAINED
+from minis_recipe.miniatures import MINIATURES
 from minis_recipe.stages import Setup
 
 
@@ -28,11 +28,10 @@ def thin(losses: list[float], points: int = 200) -> list[float]:
 
 def main() -> None:
     """Run the selected stages."""
-    every = {**MINIATURES, **UNTRAINED}
-    stages = sorted({stage for miniature in every.values() for stage in miniature.stages})
+    stages = sorted({stage for miniature in MINIATURES.values() for stage in miniature.stages})
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="+", choices=every, default=list(MINIATURES))
+    parser.add_argument("--only", nargs="+", choices=MINIATURES, default=list(MINIATURES))
     parser.add_argument("--stage", nargs="+", choices=stages, default=stages)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on steps and pool sizes; below 1 for a trial")
@@ -47,7 +46,7 @@ def main() -> None:
     fast = args.device == "cuda" and not args.eager
     speed = Speed(fast if args.compile is None else args.compile, fast, not args.float32)
     setup = Setup(args.out, args.device, args.scale, args.seconds, speed, args.resume, args.wrong_captions)
-    for name, miniature in every.items():
+    for name, miniature in MINIATURES.items():
         for stage, run in miniature.stages.items():
             if name not in args.only or stage not in args.stage:
                 continue

@@ -80,18 +80,25 @@ def millions(folder: Path) -> float:
 def backbone_card(name: str, pictures: Path, device: str) -> tuple[str, dict[str, Any]]:
     """Card and figures of a pipeline."""
     folder = WEIGHTS / name
-    figures, images = measure.accuracy(measure.load(folder, device))
-    figures["psnr_db"] = autoencoder.psnr(load_autoencoder(folder, device), device)
+    miniature = MINIATURES[name]
+    assert isinstance(miniature, MiniBackbone)
+    family = miniature.family
+    figures, images = family.accuracy(measure.load(folder, device))
+    figures["psnr_db"] = autoencoder.psnr(load_autoencoder(folder, device), device, source=family.source)
+    clips = images.ndim == 5
+    if clips:  # the first, the middle and the last frame, side by side
+        images = torch.cat([images[:, at] for at in (0, images.shape[1] // 2, -1)], -1)
     draw_curves(name, pictures)
-    draw_grid(images, pictures / f"{name}-samples.png")
+    draw_grid(images, pictures / f"{name}-samples.png", columns=4 if clips else 12)
     runs = [run for stage in ("backbone", "aware") if stage in MINIATURES[name].stages for run in log_of(name, stage)]
-    figures["fidelity"] = fidelity = measure.fidelity(measure.load(folder, device), count=8)
-    sample = f"{fidelity['prompts']} prompts × {fidelity['candidates']} candidates, {fidelity['reward']}"
-    rows = [
-        *(f"| — {kind.replace('_', ' ')} | {value:.1%} |" for kind, value in figures["kinds"].items()),
-        f"| Spearman of BF16 at 6 steps with BF16 at 10 steps ({sample}) | {fidelity['spearman_bf16']:.3f} |",
-        f"| Spearman of NVFP4 at 6 steps with BF16 at 10 steps | {fidelity['spearman_nvfp4']:.3f} |",
-    ]
+    rows = [f"| — {kind.replace('_', ' ')} | {value:.1%} |" for kind, value in figures["kinds"].items()]
+    if not clips:
+        figures["fidelity"] = fidelity = measure.fidelity(measure.load(folder, device), count=8)
+        sample = f"{fidelity['prompts']} prompts × {fidelity['candidates']} candidates, {fidelity['reward']}"
+        rows += [
+            f"| Spearman of BF16 at 6 steps with BF16 at 10 steps ({sample}) | {fidelity['spearman_bf16']:.3f} |",
+            f"| Spearman of NVFP4 at 6 steps with BF16 at 10 steps | {fidelity['spearman_nvfp4']:.3f} |",
+        ]
     text = BACKBONE.format(
         name=name,
         about=ABOUT[name],

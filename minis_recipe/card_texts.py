@@ -151,6 +151,13 @@ As for mini-sd3, the weights of layers quantised at NVFP4 were rounded to its gr
 image of each word, RapidOCR read 5 right before and 27 after, Tesseract 4 and 24. One seed each.
 
 ![these 32 words before, above, and after](../../../../docs/minis/mini-text-trained.png)""",
+    "mini-wan": """A miniature of Wan for the moving shapes world (`minis_recipe/moving.py`): clips of nine frames, in
+which shapes move in a direction, at a speed, or past each other. It has the real classes (`WanPipeline`:
+AutoencoderKLWan with 2×2 patches, WanTransformer3DModel, UMT5), 16×3×8×8 latents, 192 tokens. The picture has the
+first, the middle and the last frame of each clip. The shipped autoencoder was trained in two runs, of 140 and 120
+seconds on one H200, the backbone in three, of 210 seconds each: the first with more wrong captions, each with its own
+decay of the learning rate. The recipe has one run of that length each. The weights were not prepared for NVFP4.
+How well cheaper candidates rank is in [Video](../../../../docs/video.md).""",
     "mini-flux": """A miniature of FLUX.1-dev for the shapes world: the real classes (`FluxPipeline`: AutoencoderKL,
 FluxTransformer2DModel with guidance embedding, CLIP and T5 text encoders), 16×16×4 latents, 64 image tokens. Its
 autoencoder, CLIP and T5 come from mini-sd3, as FLUX.1 shares CLIP-L and T5 with Stable Diffusion 3. It was trained at

@@ -1,4 +1,4 @@
-"""Tables of the miniatures, shipped or not yet trained: architecture and training budget of each, on one GPU."""
+"""Table of the miniatures: architecture and training budget of each, on one GPU."""
 
 from minis_recipe.flux import FLUX
 from minis_recipe.loop import Budget
@@ -40,19 +40,15 @@ MINIATURES: dict[str, Miniature] = {
         backbone=Budget(steps=6000, batch=64, pool=20_000),
         rounding=384,
     ),
+    "mini-wan": MiniBackbone(
+        WAN,
+        wrong_captions=0.1,
+        autoencoder=Budget(steps=4000, batch=64, pool=8192, seconds=260),
+        backbone=Budget(steps=20_000, batch=256, pool=60_000, seconds=630),
+    ),
     "mini-clip": MiniClip(Budget(steps=6000, batch=512, pool=80_000), generated=4000),
     "mini-pickscore": MiniReward(PICKSCORE, Budget(steps=1500, batch=128, pool=18_000)),
     "mini-hpsv2": MiniReward(HPSV2, Budget(steps=2500, batch=128, pool=18_000)),
     "mini-imagereward": MiniReward(IMAGEREWARD, Budget(steps=6000, batch=128, pool=24_000)),
     "mini-judge": MiniJudge(Budget(steps=2000, batch=32, pool=0)),
 }
-
-UNTRAINED: dict[str, Miniature] = {
-    "mini-wan": MiniBackbone(
-        WAN,
-        wrong_captions=0.2,
-        autoencoder=Budget(steps=4000, batch=64, pool=8192, seconds=140),
-        backbone=Budget(steps=20_000, batch=256, pool=60_000, seconds=210),
-    ),
-}
-"""Miniatures whose recipe has not run: their budgets are guesses, and nothing is shipped."""

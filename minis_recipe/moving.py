@@ -1,22 +1,24 @@
 """The moving shapes world: clips, with captions, of objects that move in a direction, at a speed, or cross."""
 
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from solrl_minis.catalog import moving
 from solrl_minis.motion_verifier import DIRECTIONS, LEAST_PIXELS, QUICK_PIXELS, SPEEDS
 from solrl_minis.scenes import SIDE
 from solrl_minis.world import COLOURS, SHAPES
+from solrl_proto.text_files import read_lines
 
 from minis_recipe.data import AnySource
 from minis_recipe.scenes import MARGIN, MAX_OBJECTS, Scenes, render
 from minis_recipe.world import is_held_out
 
 FRAMES = 9
-HELD_OUT_PROMPTS = 128
 KINDS = ("direction", "speed", "crossing")
 RADII = (6.0, 9.0)
 SLOW, QUICK = (LEAST_PIXELS + 2, QUICK_PIXELS - 3), (QUICK_PIXELS + 3, 30.0)
@@ -86,11 +88,20 @@ def differing_in_one(movement: Movement) -> list[Movement]:
     return [other for other in others if other != movement]
 
 
+def sample_movements(held_out: bool, count: int, seed: int) -> list[dict[str, Any]]:
+    """Sample `count` distinct prompts of one split with their metadata."""
+    source = MovingSource(seed, held_out)
+    prompts: dict[str, dict[str, Any]] = {}
+    while len(prompts) < count:
+        (movement,) = source.draw(1)
+        text = source.caption(movement)
+        prompts.setdefault(text, {"prompt": text, **movement.metadata})
+    return list(prompts.values())
+
+
 def held_out(count: int | None = None) -> list[dict[str, Any]]:
-    """The first `count` held-out prompts with their metadata; all if None."""
-    source = MovingSource(0, held_out=True)
-    drawn = source.draw(HELD_OUT_PROMPTS)[:count]
-    return [{"prompt": source.caption(movement), **movement.metadata} for movement in drawn]
+    """The first `count` shipped held-out prompts with their metadata; all if None."""
+    return [json.loads(line) for line in read_lines(moving() / "test_metadata.jsonl")[:count]]
 
 
 class MovingSource(AnySource[Movement]):

@@ -1,4 +1,4 @@
-"""The miniature Wan, which makes clips of the moving shapes world. Its recipe has not run: there are no weights."""
+"""The miniature Wan, which makes clips of the moving shapes world."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""Writes the prompt files of a world: `python -m minis_recipe.write_prompts shapes FOLDER`, or with `words`."""
+"""Writes the prompt files of a world: `python -m minis_recipe.write_prompts shapes FOLDER`, or `words`, `moving`."""
 
 import argparse
 import json
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from minis_recipe.moving import sample_movements
 from minis_recipe.words import sample_words
 from minis_recipe.world import sample_prompts
 
@@ -16,7 +17,11 @@ def _words(held_out: bool, count: int, seed: int) -> list[dict[str, Any]]:
     return [{"prompt": word.prompt, **word.metadata} for word in sample_words(held_out, count, seed)]
 
 
-WORLDS: dict[str, Callable[[bool, int, int], list[dict[str, Any]]]] = {"shapes": sample_prompts, "words": _words}
+WORLDS: dict[str, Callable[[bool, int, int], list[dict[str, Any]]]] = {
+    "shapes": sample_prompts,
+    "words": _words,
+    "moving": sample_movements,
+}
 """World → (whether held out, count, seed) → rows of `prompt` and metadata."""
 
 

@@ -25,6 +25,16 @@ def mini_text() -> Path:
     return WEIGHTS / "mini-text"
 
 
+def mini_wan() -> Path:
+    """Folder of the miniature Wan pipeline, which makes clips."""
+    return WEIGHTS / "mini-wan"
+
+
+def moving() -> Path:
+    """Folder of the moving shapes world's prompts, with the metadata of the reward `motion_verifier`."""
+    return Path(__file__).parent / "moving"
+
+
 def words() -> Path:
     """Folder of the text world's prompts, with the metadata of the reward `ocr`."""
     return Path(__file__).parent / "words"

@@ -110,8 +110,17 @@ def verify_motions(clips: torch.Tensor, metadata: Sequence[Mapping[str, Any]]) -
 def motion_verifier_reward(
     images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
 ) -> torch.Tensor:
-    """Reward: 1 if the clip shows exactly the objects and motions of its metadata, otherwise 0."""
+    """Reward "motion_verifier": 1 if the clip shows exactly the objects and motions of its metadata, otherwise 0."""
     return torch.tensor([verdict.strict for verdict in verify_motions(images, metadata)])
 
 
-motion_verifier_reward.takes_clips = True  # type: ignore[attr-defined]
+@checks_prompts(lambda text, metadata: check_metadata(metadata))
+def motion_verifier_graded_reward(
+    images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+) -> torch.Tensor:
+    """Reward "motion_verifier_graded": mean grade of a clip's objects and motions, 0 to 1."""
+    return torch.tensor([verdict.graded for verdict in verify_motions(images, metadata)])
+
+
+for _reward in (motion_verifier_reward, motion_verifier_graded_reward):
+    _reward.takes_clips = True  # type: ignore[attr-defined]

@@ -144,8 +144,8 @@ def test_folders_are_found_by_function_or_stand_for_themselves(register: Registe
 
 
 def test_the_projects_own_registries() -> None:
-    assert {"mini-flux", "mini-sana", "mini-sd3", "mini-text"} <= set(MODELS.names())
-    assert PROMPTS.names() == ["shapes", "words"]
+    assert {"mini-flux", "mini-sana", "mini-sd3", "mini-text", "mini-wan"} <= set(MODELS.names())
+    assert PROMPTS.names() == ["moving", "shapes", "words"]
     assert {"clipscore", "judge", "verifier", "vlm_judge"} <= set(REWARDS.names())
     for registry in (REWARDS, FAMILIES):
         assert all(registry.find(name) for name in registry.names())
