@@ -229,9 +229,8 @@ def test_another_run_waits_for_the_running_chunk_alone_when_a_worker_dies() -> N
 
 
 @pytest.mark.parametrize(("serving", "seconds"), [(1, 20), (2, 10), (4, 5)])
-def test_retry_after_counts_the_workers_that_serve(monkeypatch: pytest.MonkeyPatch, serving: int, seconds: int) -> None:
-    monkeypatch.setattr("solrl_rollout.engine.queue.scheduler.time", SimpleNamespace(monotonic=lambda: 100.0))
-    dispatch = Scheduler(RolloutSettings(rewards=(REWARD,), queue_limit=20), RolloutMetrics())
+def test_retry_after_counts_the_workers_that_serve(serving: int, seconds: int) -> None:
+    dispatch = Scheduler(RolloutSettings(rewards=(REWARD,), queue_limit=20), RolloutMetrics(), lambda: 100.0)
     dispatch.serving = serving
     scored = ScoredChunk({}, None, None, 0, 96.0, False, 0.0, 4.0, 0.0)
     dispatch.record("fake:0", chunk(job()), scored, 0.0)  # 4 seconds for 4 candidates
@@ -241,9 +240,8 @@ def test_retry_after_counts_the_workers_that_serve(monkeypatch: pytest.MonkeyPat
     assert refused.value.retry_after == seconds
 
 
-def test_the_time_at_reward_servers_is_no_worker_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solrl_rollout.engine.queue.scheduler.time", SimpleNamespace(monotonic=lambda: 100.0))
-    dispatch = Scheduler(RolloutSettings(rewards=(REWARD,), queue_limit=20), RolloutMetrics())
+def test_the_time_at_reward_servers_is_no_worker_s() -> None:
+    dispatch = Scheduler(RolloutSettings(rewards=(REWARD,), queue_limit=20), RolloutMetrics(), lambda: 100.0)
     dispatch.serving = 1
     # Begun 60 s ago, it took the worker 4 s and a server 50 s, in which the worker finished others, the last at 99.5.
     asked = ScoredChunk({}, None, None, 0, 40.0, False, 0.0, 3.0, 51.0, 50.0)

@@ -1,7 +1,6 @@
 """Division of exploring and regenerating: it follows the times of both sides until neither waits for the other."""
 
 import pytest
-from solrl_trainer.service import balance as module
 from solrl_trainer.service.balance import Balance
 
 
@@ -11,15 +10,13 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
 
-    def perf_counter(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(module, "time", found)
-    return found
+def clock() -> Clock:
+    return Clock()
 
 
 def iterate(balance: Balance, clock: Clock, *, explore: float, regenerate: float, train: float, prompts: int) -> float:
@@ -51,7 +48,7 @@ def iterate(balance: Balance, clock: Clock, *, explore: float, regenerate: float
 def test_neither_side_waits_after_a_few_iterations(
     clock: Clock, explore: float, regenerate: float, train: float, served: int
 ) -> None:
-    balance = Balance(48)
+    balance = Balance(48, clock=clock)
     assert balance.served == 24
     for _ in range(5):
         waits = iterate(balance, clock, explore=explore, regenerate=regenerate, train=train, prompts=48)
@@ -61,21 +58,21 @@ def test_neither_side_waits_after_a_few_iterations(
 
 
 def test_the_first_iteration_compiles_and_decides_nothing(clock: Clock) -> None:
-    balance = Balance(8)
+    balance = Balance(8, clock=clock)
     iterate(balance, clock, explore=100.0, regenerate=1.0, train=1.0, prompts=8)
     assert balance.served == 4
 
 
 @pytest.mark.parametrize(("share", "served"), [(1.0, 8), (0.5, 4), (0.01, 1)])
 def test_a_given_share_stays(clock: Clock, share: float, served: int) -> None:
-    balance = Balance(8, regenerate=share)
+    balance = Balance(8, regenerate=share, clock=clock)
     for _ in range(3):
         iterate(balance, clock, explore=100.0, regenerate=1.0, train=1.0, prompts=8)
     assert balance.served == served
 
 
 def test_an_iteration_tells_the_share_of_its_time_that_it_waited(clock: Clock) -> None:
-    balance = Balance(8, regenerate=1.0)
+    balance = Balance(8, regenerate=1.0, clock=clock)
     for train, waited in ((3.0, 1.0), (6.0, 0.0), (1.0, 1.0)):
         clock.now += train
         with balance.waiting():
@@ -124,7 +121,7 @@ def test_a_lagging_exploration_is_divided_until_neither_side_waits(
     clock: Clock, explore: float, speed: float, regenerate: str | None
 ) -> None:
     """Regenerating 7 s and training 12.5 s a prompt, with a service of so many times this device's speed."""
-    balance = Balance(48, explore="auto", regenerate="auto" if regenerate else None)
+    balance = Balance(48, explore="auto", regenerate="auto" if regenerate else None, clock=clock)
     overlap = Overlap(balance, clock, explore=explore, regenerate=7.0, speed=speed)
     seconds = [overlap.iterate(12.5, 48) for _ in range(40)][-8:]
     together = 48 * (explore + 7.0 + 12.5) / (1 + speed)

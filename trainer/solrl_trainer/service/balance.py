@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -59,13 +59,21 @@ class Balance:
     samples would not come sooner, and after the push.
     """
 
-    def __init__(self, prompts: int, *, explore: Share = 1.0, regenerate: Share | None = "auto") -> None:
+    def __init__(
+        self,
+        prompts: int,
+        *,
+        explore: Share = 1.0,
+        regenerate: Share | None = "auto",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """Set up a division.
 
         Args:
             prompts: of this rank in each iteration.
             explore: share that the service explores.
             regenerate: share that it regenerates; None for nothing.
+            clock: gives the time in seconds.
         """
         # One prompt is explored here at first, so that its time is known, and what compiles does so at the start.
         first = max(1, prompts - 1 if explore == "auto" else round(prompts * explore))
@@ -74,9 +82,10 @@ class Balance:
         served = 0 if share is None else max(1, round(prompts * share))
         most = max(1, prompts - 1) if regenerate == "auto" else prompts
         self._regenerate = _Stage(prompts, served, 0, most, regenerate == "auto")
+        self._clock = clock
         self._waited = 0.0
         self._requests = 0
-        self._began = self._answered = time.perf_counter()
+        self._began = self._answered = self._clock()
         self._iterations = 0
         self._lock = Lock()
 
@@ -93,23 +102,23 @@ class Balance:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """This device waits for the service within the block."""
-        began = time.perf_counter()
+        began = self._clock()
         yield
-        self._waited += time.perf_counter() - began
+        self._waited += self._clock() - began
 
     @contextmanager
     def exploring(self, prompts: int) -> Iterator[None]:
         """This device explores so many prompts within the block."""
-        began = time.perf_counter()
+        began = self._clock()
         yield
-        self._explore.seconds = (time.perf_counter() - began) / prompts
+        self._explore.seconds = (self._clock() - began) / prompts
 
     @contextmanager
     def regenerating(self) -> Iterator[None]:
         """This device regenerates a prompt's samples within the block."""
-        began = time.perf_counter()
+        began = self._clock()
         yield
-        self._regenerate.seconds = time.perf_counter() - began
+        self._regenerate.seconds = self._clock() - began
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -121,7 +130,7 @@ class Balance:
         finally:
             with self._lock:
                 self._requests -= 1
-                self._answered = time.perf_counter()
+                self._answered = self._clock()
 
     def explored_in(self, seconds: float) -> None:
         """The service took so many seconds to explore a prompt; counts until this device has explored some."""
@@ -137,7 +146,7 @@ class Balance:
         Returns:
             The share of this iteration's time in which this device waited for the service.
         """
-        now = time.perf_counter()
+        now = self._clock()
         with self._lock:
             idle = 0.0 if self._requests else now - max(self._began, self._answered)
         self._iterations += 1

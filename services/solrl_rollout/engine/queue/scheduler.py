@@ -35,7 +35,10 @@ class Scheduler:
         throughput: of the last minute.
     """
 
-    def __init__(self, settings: RolloutSettings, metrics: RolloutMetrics) -> None:
+    def __init__(
+        self, settings: RolloutSettings, metrics: RolloutMetrics, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
         self.changed = threading.Condition()
         self.serving = 0
         self.closing = False
@@ -157,7 +160,7 @@ class Scheduler:
         Returns:
             `last_end` for the next chunk.
         """
-        now, job = time.monotonic(), chunk.job
+        now, job = self._clock(), chunk.job
         if scored.asked:  # the worker made others meanwhile, whose time is not this chunk's
             whole, end = scored.switch + scored.generate + scored.reward - scored.asked, last_end
         else:  # excludes the time of overlap with the worker's previous chunk
@@ -208,5 +211,5 @@ class Scheduler:
     def _state(self) -> QueueState:
         with self.changed:
             oldest = min((chunk.queued_at for chunk in self._queue.heads()), default=None)
-            age = 0.0 if oldest is None else time.monotonic() - oldest
+            age = 0.0 if oldest is None else self._clock() - oldest
             return QueueState(dict(self._queue.by_tenant), age)
