@@ -42,7 +42,7 @@ def figures(read: Read) -> dict[str, str]:
         **_sweeps(tables["sweeps"]),
         **_hacking(tables["hacking"]["gains"]),
         **_times(read),
-        **(_text(tables["text"]) if "text" in tables else {}),
+        **_text(tables["text"]),
     }
 
 
@@ -153,7 +153,13 @@ def _text(table: Mapping[str, Any]) -> dict[str, str]:
         f"{_share(one['rapidocr'])} | {_share(one['tesseract'])} |"
         for name, one in families.items()
     ]
+    steps = {name: one["at 95%"] for name, one in families.items()}
+    found |= {"text_awm": _tenths(steps["AWM"]), "text_solrl": _tenths(steps["Sol-RL"])}
     return found | {"text_rows": "\n".join(rows)}
+
+
+def _tenths(one: Mapping[str, float]) -> str:
+    return f"{one['mean']:.1f} [{one['low']:.1f}, {one['high']:.1f}]"
 
 
 def _reached(one: Mapping[str, float] | None) -> str:
@@ -186,6 +192,7 @@ def _naive(table: Mapping[str, Any]) -> dict[str, str]:
         "naive_ahead": _signed(pooled["ahead"]),
         "naive_iterations": _times_text(pooled["iterations"]),
         "naive_flux": _signed(naive[UNPREPARED]["ahead"]),
+        "ours_flux": _signed(table["families"]["runs/unprepared/mini-flux, 40 iterations, Sol-RL"]["less"]),
         "rank_first": f"{ranks[first]['mean']:.2f}",
         "rank_last": f"{ranks[last]['mean']:.2f}",
         "rank_last_at": last,
