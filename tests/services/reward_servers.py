@@ -148,6 +148,7 @@ class Misbehaving:
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
+        mode = self.mode  # before the request counts, since a test may then change it
         self.asked.append(scope["path"])
         self.ports.append(scope["client"][1])
         self.heads.append({name.decode(): value.decode() for name, value in scope["headers"]})
@@ -159,11 +160,11 @@ class Misbehaving:
             await _send(send, 404, b"no such page", "text/plain")
             return
         images, _ = decode_scoring(body)
-        await self._misbehave(receive, send, [float(image.float().mean() / 255) for image in images])
+        await self._misbehave(mode, receive, send, [float(image.float().mean() / 255) for image in images])
 
-    async def _misbehave(self, receive: Receive, send: Send, scores: list[float]) -> None:
+    async def _misbehave(self, mode: str, receive: Receive, send: Send, scores: list[float]) -> None:
         digest = DIGEST
-        match self.mode:
+        match mode:
             case "slow":
                 departure = asyncio.ensure_future(receive())
                 await _hang(lambda: self.leave.is_set() or departure.done())
@@ -203,7 +204,7 @@ class Misbehaving:
                     "fails": ProblemKind.REWARD_FAILED,
                     "busy": ProblemKind.QUEUE_FULL,
                     "locked": ProblemKind.UNAUTHENTICATED,
-                }[self.mode]
+                }[mode]
                 problem = kind.problem("as the test says")
                 await _send(send, problem.status, problem.model_dump_json().encode(), PROBLEM_MEDIA_TYPE)
                 return

@@ -75,10 +75,9 @@ def test_turns_depend_on_the_measured_seconds_of_a_kind_of_work(monkeypatch: pyt
         order.append(request.precision)
         now[0] += 8.0 if request.precision == "nvfp4" else 1.0
 
-    clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr("solrl_rollout.engine.queue.scheduler.time", clock)
-    monkeypatch.setattr("solrl_rollout.engine.model_runner.time", clock)
+    monkeypatch.setattr("solrl_rollout.engine.model_runner.time", SimpleNamespace(monotonic=lambda: now[0]))
     engine = started_engine(FakeBackend(on_step=step))
+    engine.scheduler.clock = lambda: now[0]
     try:
         slow, fast = job("slow", precision="nvfp4"), job("fast")
         for of in (slow, fast, slow, fast):  # the first chunk of each kind is not measured

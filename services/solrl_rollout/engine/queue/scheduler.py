@@ -27,6 +27,7 @@ class Scheduler:
     """Thread-safe, except for what says that its caller holds `changed`.
 
     Attributes:
+        clock: gives the time in seconds, as time.monotonic.
         changed: the lock of all waiting work; notified when there is work, or none will come any more.
         serving: number of workers that serve.
         closing: no more chunks are given out.
@@ -38,7 +39,7 @@ class Scheduler:
     def __init__(
         self, settings: RolloutSettings, metrics: RolloutMetrics, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._clock = clock
+        self.clock = clock
         self.changed = threading.Condition()
         self.serving = 0
         self.closing = False
@@ -160,7 +161,7 @@ class Scheduler:
         Returns:
             `last_end` for the next chunk.
         """
-        now, job = self._clock(), chunk.job
+        now, job = self.clock(), chunk.job
         if scored.asked:  # the worker made others meanwhile, whose time is not this chunk's
             whole, end = scored.switch + scored.generate + scored.reward - scored.asked, last_end
         else:  # excludes the time of overlap with the worker's previous chunk
@@ -211,5 +212,5 @@ class Scheduler:
     def _state(self) -> QueueState:
         with self.changed:
             oldest = min((chunk.queued_at for chunk in self._queue.heads()), default=None)
-            age = 0.0 if oldest is None else self._clock() - oldest
+            age = 0.0 if oldest is None else self.clock() - oldest
             return QueueState(dict(self._queue.by_tenant), age)
