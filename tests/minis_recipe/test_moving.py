@@ -47,6 +47,7 @@ def test_captions_fit_and_name_their_movement() -> None:
     assert all(texts[item["prompt"]].metadata["include"] == item["include"] for item in first)
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_every_stage_runs_and_saves_a_model_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "STEPS", 2)

@@ -87,6 +87,7 @@ def test_a_model_of_two_transformers_is_refused(tmp_path: Path) -> None:
         load_backbone(str(tmp_path / "two"))
 
 
+@pytest.mark.release
 def test_memory_grows_with_the_frames(tmp_path: Path) -> None:
     folder = str(write_tiny("wan", tmp_path / "wan"))
     sizes = [ImageSize(64, 96, frames) for frames in (33, 65, 97)]
