@@ -29,8 +29,10 @@ def check(settings: RolloutSettings) -> Iterator[Finding]:
     yield from _engine(settings)
     for spec in settings.models:
         yield diagnosis.model(spec.location, revision=spec.revision)
-    if not settings.on_ray and settings.torch_device.startswith("cuda"):
-        yield from memory_findings(settings, torch.cuda.get_device_properties(settings.torch_device).total_memory)
+    device = torch.device(settings.torch_device)
+    # A GPU that is missing is a finding about the machine.
+    if not settings.on_ray and device.type == "cuda" and (device.index or 0) < torch.cuda.device_count():
+        yield from memory_findings(settings, torch.cuda.get_device_properties(device).total_memory)
     yield from dict.fromkeys(_rewards(settings))  # models with the same options have the same findings
     yield from redis_findings(settings.store_url)
     yield from _access(settings)

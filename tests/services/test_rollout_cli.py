@@ -177,6 +177,13 @@ def test_the_doctor_says_whether_the_models_fit(held: int, state: str) -> None:
     assert f" MiB by plan at bf16, of {held >> 30}.00 GiB" in found.found
 
 
+def test_the_doctor_names_a_missing_gpu() -> None:
+    done = here("doctor", "--port", "0", "--device", "cuda:9")
+    assert done.returncode == 1
+    assert "there is no cuda:9" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
 def test_the_doctor_names_missing_parts() -> None:
     redis, rewards = f"redis://127.0.0.1:{free_port()}", ["--rewards", "beauty"]
     done = here("doctor", "--port", "0", "--model", "maxi-sana", "--redis-url", redis, *rewards)
