@@ -22,23 +22,23 @@ def write(figure: Any, path: Path) -> None:
 
 
 def speed(read: Read, path: Path) -> None:
-    """Bars of one prompt's rollout phase, with the speed-up over naive scaling at their ends."""
+    """Bars of one prompt's rollout phase, with their seconds and the speed-up over naive scaling at their ends."""
     found = {(row["model"], row["part"]): row for row in read("equal_gpus")["rows"] if row["gpus"] == 1}
     parts = {"naive": "naive scaling", "sol_rl": "six steps", "sol_rl, 4 fitted steps": "four fitted steps"}
     with style.figure(800, 330) as figure:
         panels = figure.subplots(1, len(MODELS))
         for model, axes in zip(MODELS, panels, strict=True):
+            naive = found[model, "naive"]["s"]
             for at, part in enumerate(parts):
                 row = found[model, part]
                 explored = axes.barh(at, row["explore"], color="C2")
                 again = axes.barh(at, row["regenerate"], left=row["explore"], color="C1")
-                times = f" {found[model, 'naive']['s'] / row['s']:.2f} ×" if at else ""
-                axes.text(row["s"], at, times, va="center", fontweight="bold")
-            axes.set(title=NAMES[model], xlabel="seconds", yticks=range(len(parts)))
+                times = f", {naive / row['s']:.2f} ×" if at else ""
+                _beside(axes, f"{row['s']:.1f} s{times}", (row["s"], at), fontweight="bold")
+            axes.set(title=NAMES[model], xlabel="seconds", xlim=(0, 1.25 * naive), yticks=range(len(parts)))
             axes.set_yticklabels(parts.values() if model == MODELS[0] else [])
             axes.invert_yaxis()
             axes.grid(axis="y", visible=False)
-            axes.margins(x=0.02)
         figure.legend([explored, again], ["explore", "regenerate"], loc="outside lower center", ncols=2)
         write(figure, path)
 
@@ -53,24 +53,28 @@ def training(read: Read, path: Path) -> None:
             axes.plot([before, after], [at, at], color="C7", linewidth=1.5, zorder=1)
             axes.plot(before, at, "o", color="C7", label="before" if not at else None)
             axes.plot(after, at, "o", color="C0", label="after" if not at else None)
-            axes.text(after + 0.8, at, f"+{after - before:.0f}", va="center", fontsize=9)
-        axes.set(yticks=range(len(pairs)), xlabel="images that show exactly what their prompt says, %")
+            _beside(axes, f"+{after - before:.0f}{'' if at else ' points'}", (after, at), gap=8, fontsize=9)
+        axes.set(yticks=range(len(pairs)), xlabel="images that show exactly what their prompt says")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f} %")
         axes.set_yticklabels([f"{pair['model']}, {pair['reward']}" for pair in pairs])
-        axes.set_xlim(right=84)
+        axes.set_xlim(40, 84)
+        axes.grid(axis="y", visible=False)
         axes.invert_yaxis()
         axes.legend(loc="lower right")
         write(figure, path)
 
 
 def plateaus(read: Read, path: Path) -> None:
-    """Mean learning curves of the long runs, a panel for each reward."""
+    """Mean learning curves of the long runs with their intervals over seeds, a panel for each reward."""
     curves = read("paper")["tables"]["plateaus"]["curves"]
     rewards = list(dict.fromkeys(name.rpartition(", ")[2] for name in curves))
     with style.figure(800, 330) as figure:
         panels = figure.subplots(1, len(rewards), sharey=True)
         for reward, axes in zip(rewards, panels, strict=True):
             for name, said in FAMILIES.items():
-                axes.plot(*zip(*curves[f"{name}, {reward}"], strict=True), label=said if reward == rewards[0] else None)
+                iterations, gains, *limits = zip(*curves[f"{name}, {reward}"], strict=True)
+                (line,) = axes.plot(iterations, gains, label=said if reward == rewards[0] else None)
+                axes.fill_between(iterations, *limits, color=line.get_color(), alpha=0.15, linewidth=0)
             axes.set(title=f"trained on {reward}", xlabel="iterations")
         panels[0].set_ylabel("gain of the held-out reward, sd")
         figure.legend(loc="outside lower center", ncols=len(FAMILIES))
@@ -92,13 +96,22 @@ def plans(read: Read, path: Path) -> None:
             name = f"{'six' if steps == 6 else 'four fitted'} steps{pruned}"
             found = [(*point, max(map(fmean, models.values()))) for point, models in points.items()]
             axes.plot([cost for cost, _, _ in found], [loss for *_, loss in found], "o-", color=f"C{at}", label=name)
+            # Six steps pruned after two lie above the others: the numbers of one line keep away from the next.
+            above = {"xytext": (5, 4)}
+            below = {"xytext": (-5, -3), "ha": "right", "va": "top"}
+            side: Mapping[str, Any] = above if steps < 6 or after == 2 else below
             for cost, keep, loss in found:
-                axes.annotate(str(keep), (cost, loss), xytext=(5, 4), textcoords="offset points", fontsize=8)
+                axes.annotate(str(keep), (cost, loss), textcoords="offset points", fontsize=8, **side)
         axes.axhline(1, color="C7", linestyle="--", linewidth=1)
         axes.set(xlabel="cost of exploring, share of six steps", ylabel="ranks lost", ylim=(-0.5, 8))
         axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         axes.legend(loc="upper right")
         write(figure, path)
+
+
+def _beside(axes: Any, text: str, at: tuple[float, float], gap: float = 4, **style: Any) -> None:
+    """Write to the right of a point, so many points away."""
+    axes.annotate(text, at, xytext=(gap, 0), textcoords="offset points", va="center", **style)
 
 
 PICTURES: Mapping[str, Callable[[Read, Path], None]] = {

@@ -113,17 +113,12 @@ def _rise(run: Finished, reward: str) -> float:
     return (best(points) - points[0][1]) / run.within[reward]
 
 
-def _mean_curve(runs: Sequence[Finished], reward: str) -> list[tuple[int, float]]:
-    """Gain by iteration, a mean over seeds."""
-    curves = [curve(run, reward) for run in runs]
-    return [
-        (
-            points[0][0],
-            float(np.mean([value - own[0][1] for (_, value), own in zip(points, curves, strict=True)]))
-            / runs[0].within[reward],
-        )
-        for points in zip(*curves, strict=True)
-    ]
+def _mean_curve(runs: Sequence[Finished], reward: str) -> list[tuple[int, float, float, float]]:
+    """Iteration and gain, a mean over seeds with the limits of its interval, by evaluation."""
+    versions = [version for version, _ in curve(runs[0], reward)]
+    gains = np.array([[value for _, value in curve(run, reward)] for run in runs])
+    found = map(over_seeds, ((gains - gains[:, :1]) / [[run.within[reward]] for run in runs]).T)
+    return [(version, one.mean, one.low, one.high) for version, one in zip(versions, found, strict=True)]
 
 
 def _peak(run: Finished, reward: str) -> int:
