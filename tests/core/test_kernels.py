@@ -23,6 +23,7 @@ from solrl_core.kernels import (
     silu_depthwise_glu,
 )
 from solrl_core.kernels.bounded_attention import bounded_attention, plain_bounded_attention
+from solrl_core.kernels.fp8_attention import fp8_attention, plain_fp8_attention
 from solrl_core.precision import LayerPolicy, apply_policy, fp8, fuse
 from solrl_core.sampling.generator import Generator
 from torch import Tensor, nn
@@ -308,6 +309,20 @@ def test_the_attention_kernel_without_a_maximum(queries: int, keys: int, heads: 
 
 
 @HOPPER
+@pytest.mark.parametrize(
+    ("queries", "keys", "heads", "size"), [(130, 203, 3, 64), (64, 128, 4, 128), (1, 1, 1, 64), (3510, 3510, 12, 128)]
+)
+def test_the_attention_kernel_in_fp8(queries: int, keys: int, heads: int, size: int) -> None:
+    query = torch.randn(2, queries, heads, size).bfloat16()
+    both = torch.randn(2, keys, 2 * heads, size).bfloat16()
+    query[0, 0], both[1, :, 0] = 100, 0
+    expected = plain_fp8_attention(query.float(), *both.float().chunk(2, 2))
+    got = fp8_attention(query.cuda(), *both.cuda().chunk(2, 2))
+    # A weight's code depends on the largest logit so far, not on the largest of all.
+    assert relative(got, expected) < 0.02
+
+
+@HOPPER
 def test_attention_of_bounded_logits_is_that_kernels() -> None:
     heads = torch.randn(3, 2, 70, 3, 64, device="cuda").bfloat16()
     assert torch.equal(attend(*heads, bounded=True), bounded_attention(*heads))
@@ -340,11 +355,14 @@ def fused_operations() -> dict[str, tuple[Callable[..., object], list[Tensor]]]:
             lambda image, text: attend(*torch.cat([-image, -text], 2), bounded=True),
             [random(3, 2, 70, 3, 64), random(3, 2, 7, 3, 64)],
         ),
+        "attention in FP8": (lambda heads: fp8_attention(*-heads), [random(3, 2, 150, 3, 64)]),
     }
 
 
 @HOPPER
-@pytest.mark.parametrize("name", ["linear", "linear of one tensor", "depthwise", "norm", "add and norm", "attention"])
+@pytest.mark.parametrize(
+    "name", ["linear", "linear of one tensor", "depthwise", "norm", "add and norm", "attention", "attention in FP8"]
+)
 def test_a_compiled_kernel_gives_the_same(name: str) -> None:
     operation, given = fused_operations()[name]
     expected = operation(*given)

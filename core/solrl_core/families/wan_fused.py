@@ -1,14 +1,16 @@
 """Wan's transformer blocks for a GPU: diffusers' arithmetic in fewer passes over memory.
 
-Layers that share an input share its quantisation, which is computed with the norm before it.
+Layers that share an input share its quantisation, which is computed with the norm before it. Where these layers are in
+FP8, so is the attention among the clip's tokens, which takes most of a pass.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from solrl_core.kernels import attend
+from solrl_core.kernels import attend, fp8_attention, has_fp8_attention
 from solrl_core.precision.fp8 import Quantized, by_row, project
 from solrl_core.precision.fuse import image_layers, modulate
 
@@ -35,11 +37,12 @@ class WanFusedBlock(nn.Module):
         attn = self.attn1
         q, k, v = project(image_layers(attn), _modulated(x, self.norm1, scale, shift, image_layers(attn)))
         q, k = (_rotated(_heads(norm(y), attn), rotary_emb) for norm, y in ((attn.norm_q, q), (attn.norm_k, k)))
-        x = _added(x, _attend(attn, q, k, v), gate)
+        fast = by_row(image_layers(attn)) and has_fp8_attention(x.device, q.shape[-1])
+        x = _added(x, _attended(attn, q, k, v, fp8_attention if fast else attend), gate)
         attn = self.attn2
         k, v = project([attn.to_k, attn.to_v], encoder_hidden_states)
         q = attn.norm_q(attn.to_q(self.norm2(x.float()).to(x.dtype)))
-        x = x + _attend(attn, _heads(q, attn), _heads(attn.norm_k(k), attn), v)
+        x = x + _attended(attn, _heads(q, attn), _heads(attn.norm_k(k), attn), v, attend)
         shift, scale, gate = rest
         return _added(x, self.ffn(_modulated(x, self.norm3, scale, shift, [self.ffn.net[0].proj])), gate)
 
@@ -60,9 +63,9 @@ def _heads(x: Tensor, attn: Any) -> Tensor:
     return x.view(*x.shape[:2], attn.heads, -1)
 
 
-def _attend(attn: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _attended(attn: Any, query: Tensor, key: Tensor, value: Tensor, attention: Callable[..., Tensor]) -> Tensor:
     """Output [B, S, C] of an attention whose query and key have heads [B, S, H, D]."""
-    out: Tensor = attn.to_out[0](attend(query, key, _heads(value, attn)).flatten(2))
+    out: Tensor = attn.to_out[0](attention(query, key, _heads(value, attn)).flatten(2))
     return out
 
 

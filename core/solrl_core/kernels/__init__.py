@@ -4,6 +4,7 @@ from solrl_core.kernels.attention import attend
 from solrl_core.kernels.bounded_attention import are_bounded
 from solrl_core.kernels.convolve import convolve, convolve_norm
 from solrl_core.kernels.depthwise import silu_depthwise_glu
+from solrl_core.kernels.fp8_attention import fp8_attention, has_fp8_attention
 from solrl_core.kernels.group_norm import group_norm_silu
 from solrl_core.kernels.linear_attention import linear_attention, plain_linear_attention
 from solrl_core.kernels.modulate import add_norm_modulate_quantize, norm_modulate_quantize
@@ -21,7 +22,9 @@ __all__ = [
     "attend",
     "convolve",
     "convolve_norm",
+    "fp8_attention",
     "group_norm_silu",
+    "has_fp8_attention",
     "linear_attention",
     "norm_modulate_quantize",
     "plain_linear_attention",
