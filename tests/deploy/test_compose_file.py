@@ -16,6 +16,7 @@ from solrl_remote import chat
 from solrl_reward.settings import RewardSettings
 from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.commands.demo import DEMO_SETTINGS, PRESET
+from solrl_trainer.settings.presets import resolve
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
@@ -217,6 +218,20 @@ def test_the_trainer_understands_its_command(name: str) -> None:
     assert command.rollout_url.split("/")[2].split(":")[0] in SERVICES
     assert command.resume.parts[1] == "outputs"
     assert command.preset, "so that the first start of all begins a run"
+
+
+@pytest.mark.parametrize(
+    ("given", "at", "share"),
+    [({}, "service", "auto"), ({"SOLRL_REGENERATE_AT": "trainer", "SOLRL_EXPLORE_SHARE": "1"}, "trainer", 1)],
+)
+def test_the_service_also_regenerates_unless_variables_say_otherwise(
+    given: dict[str, str], at: str, share: Any
+) -> None:
+    command = parsed(["solrl-train", *load(FILE, given)["services"]["trainer"]["command"]])
+    config = resolve(
+        command.preset, overrides=[*command.set, "prompts=shapes"], arguments={"rollout_url": command.rollout_url}
+    ).config
+    assert (config.regenerate.at, config.explore.share) == (at, share)
 
 
 def test_the_demo_is_the_one_of_the_command_line() -> None:
