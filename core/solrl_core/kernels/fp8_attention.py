@@ -46,7 +46,8 @@ def fp8_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     from solrl_core.kernels import fp8_attention_gpu
 
     out = _out(query)
-    fp8_attention_gpu.fp8_attention(query.contiguous(), key.contiguous(), value.contiguous(), out)
+    given = (x.contiguous() for x in (query, key, value))
+    fp8_attention_gpu.fp8_attention(*given, out, queries=QUERIES, keys=KEYS, weight=WEIGHT)
     return out
 
 
@@ -56,7 +57,7 @@ def plain_fp8_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     logits = _rounded(wide_query, QUERIES) @ _rounded(wide_key, KEYS).mT / math.sqrt(query.shape[-1])
     powers = (logits - logits.amax(-1, keepdim=True)).exp() * WEIGHT
     weights = powers.to(torch.float8_e4m3fn).float()
-    attended = weights @ _rounded(wide_value, value.shape[1]) / powers.sum(-1, keepdim=True)
+    attended: Tensor = weights @ _rounded(wide_value, value.shape[1]) / powers.sum(-1, keepdim=True)
     return attended.transpose(1, 2).to(query.dtype).contiguous()
 
 
@@ -65,4 +66,5 @@ def _rounded(x: Tensor, tokens: int) -> Tensor:
     count = x.shape[2]
     blocks = F.pad(x, (0, 0, 0, -count % tokens)).unflatten(2, (-1, tokens))
     scale = (blocks.abs().amax((-2, -1), keepdim=True) / E4M3_MAX).clamp_min(TINY)
-    return ((blocks / scale).to(torch.float8_e4m3fn).float() * scale).flatten(2, 3)[:, :, :count]
+    rounded: Tensor = (blocks / scale).to(torch.float8_e4m3fn).float() * scale
+    return rounded.flatten(2, 3)[:, :, :count]

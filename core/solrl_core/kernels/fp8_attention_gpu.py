@@ -14,43 +14,49 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from solrl_core.kernels.fp8_attention import KEYS, QUERIES, WEIGHT
 from solrl_core.kernels.rows import E4M3_MAX, TINY
 
 
-def fp8_attention(query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> None:
-    """Launch `fp8_attention`, writing to `out`; all tensors are contiguous."""
-    batch, queries, heads, size = query.shape
-    keys = key.shape[1]
-    query_codes, query_scales = _quantized(query, QUERIES)
-    key_codes, key_scales = _quantized(key, KEYS)
+def fp8_attention(
+    query: Tensor, key: Tensor, value: Tensor, out: Tensor, *, queries: int, keys: int, weight: float
+) -> None:
+    """Launch `fp8_attention`, writing to `out`; all tensors are contiguous.
+
+    Args:
+        queries, keys: tokens that share a scale.
+        weight: code of a query's largest weight.
+    """
+    batch, count, heads, size = query.shape
+    tokens = key.shape[1]
+    query_codes, query_scales = _quantized(query, queries)
+    key_codes, key_scales = _quantized(key, keys)
     # The second product needs the codes of the values along the keys, whole blocks of them.
     value_scales = (torch.linalg.vector_norm(value, math.inf, dim=(1, 3)).float() / E4M3_MAX).clamp_min_(TINY)
-    value_blocks = triton.cdiv(keys, KEYS)
-    value_codes = value.new_empty((batch, heads * size, value_blocks * KEYS), dtype=torch.float8_e4m3fn)
+    value_blocks = triton.cdiv(tokens, keys)
+    value_codes = value.new_empty((batch, heads * size, value_blocks * keys), dtype=torch.float8_e4m3fn)
     _transposed_codes[(value_blocks, heads, batch)](
-        value, value_codes, value_scales, keys, HEADS=heads, SIZE=size, TOKENS=KEYS
+        value, value_codes, value_scales, tokens, HEADS=heads, SIZE=size, TOKENS=keys
     )
 
     def blocks(x: Tensor, block: list[int]) -> TensorDescriptor:
         # Three axes, so that a block beyond the last token holds zeros and not the next clip's tokens.
         return TensorDescriptor.from_tensor(x, [1, *block])
 
-    _fp8_attention[(triton.cdiv(queries, QUERIES), heads, batch)](
-        blocks(query_codes, [QUERIES, size]),
-        blocks(key_codes, [KEYS, size]),
-        blocks(value_codes, [size, KEYS]),
-        blocks(out.flatten(2), [QUERIES, size]),
+    _fp8_attention[(triton.cdiv(count, queries), heads, batch)](
+        blocks(query_codes, [queries, size]),
+        blocks(key_codes, [keys, size]),
+        blocks(value_codes, [size, keys]),
+        blocks(out.flatten(2), [queries, size]),
         query_scales,
         key_scales,
         value_scales,
-        keys,
+        tokens,
         math.log2(math.e) / math.sqrt(size),
         HEADS=heads,
         SIZE=size,
-        QUERIES=QUERIES,
-        KEYS=KEYS,
-        SHIFT=math.log2(WEIGHT),
+        QUERIES=queries,
+        KEYS=keys,
+        SHIFT=math.log2(weight),
         num_warps=4,
         num_stages=3,
     )
