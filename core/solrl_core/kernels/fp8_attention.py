@@ -46,8 +46,8 @@ def fp8_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     from solrl_core.kernels import fp8_attention_gpu
 
     out = _out(query)
-    given = (x.contiguous() for x in (query, key, value))
-    fp8_attention_gpu.fp8_attention(*given, out, queries=QUERIES, keys=KEYS, weight=WEIGHT)
+    query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    fp8_attention_gpu.fp8_attention(query, key, value, out, queries=QUERIES, keys=KEYS, weight=WEIGHT)
     return out
 
 
@@ -64,7 +64,7 @@ def plain_fp8_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def _rounded(x: Tensor, tokens: int) -> Tensor:
     """x [B, H, S, D] as E4M3 holds it, with one scale for each head's next `tokens`."""
     count = x.shape[2]
-    blocks = F.pad(x, (0, 0, 0, -count % tokens)).unflatten(2, (-1, tokens))
+    blocks = F.pad(x, (0, 0, 0, -count % tokens)).reshape(*x.shape[:2], -1, tokens, x.shape[3])
     scale = (blocks.abs().amax((-2, -1), keepdim=True) / E4M3_MAX).clamp_min(TINY)
     rounded: Tensor = (blocks / scale).to(torch.float8_e4m3fn).float() * scale
     return rounded.flatten(2, 3)[:, :, :count]
