@@ -23,7 +23,7 @@ PAGES = {
     "findings.md": Path("docs/findings.md"),
     **{
         name: Path("docs/evidence") / name
-        for name in ("ranking.md", "plans.md", "training.md", "speed.md", "service.md")
+        for name in ("ranking.md", "plans.md", "training.md", "speed.md", "service.md", "unproven.md")
     },
 }
 """Template → page."""
