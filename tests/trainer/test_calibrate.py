@@ -12,15 +12,17 @@ from solrl_core.errors import MismatchError
 from solrl_core.families import load_backbone
 from solrl_core.fingerprint import model_digest, module_digest, part_digests
 from solrl_core.layer_list import write_layer_list
-from solrl_core.sampling.fitting import SCHEDULES
+from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_core.sampling.generator import Generator
 from solrl_proto.rollouts import Plan
 from solrl_trainer.calibration import solver_fitting
 from solrl_trainer.calibration.deciding import Requirement
-from solrl_trainer.calibration.plans import PlanSet
-from solrl_trainer.calibration.solver_fitting import fit_solvers, measured_prompts, recipe_examples
+from solrl_trainer.calibration.measuring import shared_beginnings, shared_steps
+from solrl_trainer.calibration.plans import PlanSet, plans
+from solrl_trainer.calibration.solver_fitting import fit_solvers, fitting_steps, measured_prompts, recipe_examples
 from solrl_trainer.commands import calibrate as module
 from solrl_trainer.commands.calibrate import calibrate
+from solrl_trainer.layouts.rates import shipped_rates
 from solrl_trainer.report.frontier import PlanPoint, frontier
 from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.loading import check_bindings
@@ -28,6 +30,7 @@ from solrl_trainer.rollouts.plans import exploration_plan
 from solrl_trainer.settings.presets import ConfigError, resolve
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
 
+ROOT = Path(__file__).parents[2]
 PRESET = "mini-sana/sol_rl/clipscore"
 TRAINED_ON_THEMSELVES = ("rollout_url=null", "regenerate.at=none", "explore.prune=null")
 SMALL = ("explore.candidates=24", "explore.keep=8", "explore.precision=nvfp4", "regenerate.steps=4", "explore.steps=1")
@@ -53,6 +56,33 @@ def test_solvers_are_fitted_to_the_recipes_steps_on_training_prompts(monkeypatch
     texts, seeds = ["a red circle"] * 8, list(range(8))
     ends = [generator.generate(texts, seeds, steps=4, solver=by, decode=False).latents for by in (solver, "euler")]
     assert float((ends[0] - ends[1]).square().mean() / ends[1].square().mean()) < 1e-3
+
+
+def test_the_pages_say_how_long_it_takes() -> None:
+    """The steps and images of the default plans on a GPU with FP8, and their hours by the shipped rates."""
+
+    def hours(model: str, limits: PlanSet) -> tuple[float, int, int]:
+        config, shipped = resolve(f"{model}/sol_rl/imagereward").config, shipped_rates(model)
+        assert shipped is not None
+        rates, group = shipped.rates, config.explore.candidates
+        fitted = list(map(identity_solver, limits.schedules))
+        ways = [[plan for _, plan in way] for way in shared_beginnings(plans(config, ["bf16"], fitted, limits))]
+        steps = sum(shared_steps(way, group) for way in ways)
+        images = sum(group + sum(plan.prune.keep for plan in way if plan.prune) for way in ways)
+        turns = 17 * (steps * (rates.fp8 + rates.bf16) + 2 * images * rates.image)
+        true = 16 * group * (config.regenerate.steps * rates.bf16 + rates.image)
+        return (turns + true + fitting_steps(config, limits.schedules) * rates.bf16) / 3600, steps, images
+
+    config = resolve("flux1/sol_rl/imagereward").config
+    true = 16 * config.explore.candidates
+    page, table = (" ".join((ROOT / f"docs/{name}.md").read_text().split()) for name in ("many-gpus", "precision"))
+    flux, sd3, sana = (hours(model, PlanSet()) for model in ("flux1", "sd3", "sana"))
+    assert f"FLUX.1 in {flux[0]:.1f} hours, SD3.5-Large in {sd3[0]:.1f} and SANA in {sana[0]:.1f}." in page
+    short = hours("flux1", PlanSet(steps=(4,), schedules=SCHEDULES[:1]))
+    assert f"`--steps 4 --schedules 1` measures fewer plans: {short[0]:.1f} hours for FLUX.1." in page
+    assert f"| {flux[1]:,} | {flux[2]:,} |" in table
+    assert f"| {true * config.regenerate.steps:,} | {true:,} |" in table
+    assert f"| {fitting_steps(config, SCHEDULES):,} | – |" in table
 
 
 @pytest.mark.slow
