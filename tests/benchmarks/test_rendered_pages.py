@@ -148,7 +148,8 @@ def test_readme_quotes_the_stored_figures() -> None:
     low, high = span(rewards("clipscore", "gain"), 3)
     assert f"clipscore +{low} to +{high}" in results
     seconds = [one["seconds"]["total"] for one in RECORDED["runs"]]
-    assert {f"{one / 60:.0f}" for one in seconds} == set(re.findall(r"takes about (\d) minutes", readme))
+    assert all(1.5 * 60 < one < 3 * 60 for one in seconds)
+    assert "the demo takes two to three minutes" in readme
 
 
 def test_readme_shows_the_end_of_a_stored_run() -> None:
