@@ -65,7 +65,7 @@ NAMES = {
 }
 CATEGORIES = (
     ("attention", r"flash|fmha|sdpa|attention"),
-    ("quantising", r"^_(packed_)?rows|quantiz|cast_transpose|cast_fp8|cast_only|amax"),
+    ("quantising", r"^_(packed_)?rows|_codes$|quantiz|cast_transpose|cast_fp8|cast_only|amax"),
     ("norms and positions", r"rms_norm|layer_norm|layernorm|rsqrt|rope|group_norm"),
     ("convolution", r"^triton_poi_fused_convolution|depthwise|conv2d|convolve|fprop|implicit|cudnn|nchw|nhwc"),
     ("matrix products", r"nvjet|gemm|xmma|cutlass|cublas|splitk|^triton_tem"),
