@@ -1,7 +1,7 @@
 """Figures of the page of the paper's claims, docs/findings.md, by their names in its template."""
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from paper.published import GAP, SPEED_UP
@@ -35,6 +35,7 @@ def figures(read: Read) -> dict[str, str]:
         **_published(),
         **_ranks(read),
         **_algorithms(tables["algorithms"]),
+        **{f"authors_{reward}": _plain(one["sol_rl"]) for reward, one in _authors(tables["authors"])},
         **_pace(tables["families"]),
         **_plateaus(tables["plateaus"]),
         **_gap(tables["gap"]["gap"] | tables["margin"]["gap"], programme),
@@ -90,6 +91,14 @@ def _algorithms(table: Mapping[str, Any]) -> dict[str, str]:
     shares = (100 * one[reward]["mean"] / most for one in near for reward, most in ceiling.items())
     found["ceiling_share"] = _range(shares, 0)
     return found | {"recomputed": _range((100 * one for one in again), 0), "denoising": f"{100 * denoising:.0f} %"}
+
+
+def _authors(table: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """FlowGRPO by its authors' settings, with each reward that was run."""
+    for name, one in table["gains"].items():
+        algorithm, reward = name.split(", ")
+        if algorithm == "FlowGRPO":
+            yield reward, one
 
 
 def _pace(table: Mapping[str, Any]) -> dict[str, str]:

@@ -34,10 +34,10 @@ def section(context: Context) -> Section | None:
         for reward in programme.rewards:
             runs = runs_of(context, name, reward, settings=SETTINGS)
             ours, usual = (runs_of(context, other, reward) for other in (OURS, name))
-            if not (runs and ours and usual):
+            apart = [difference(context, one, runs, reward) if one and runs else None for one in (ours, usual)]
+            if None in apart:
                 rows.append([name, reward, *[NOT_RUN] * 3])
                 continue
-            apart = [difference(context, one, runs, reward) for one in (ours, usual)]
             rows.append([name, reward, gain_text(context, runs, reward), *map(signed, apart)])
             data[f"{name}, {reward}"] = {
                 "gain": as_json(gain(context, runs, reward)),
