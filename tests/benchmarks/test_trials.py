@@ -17,14 +17,16 @@ from unittest.mock import patch
 import pytest
 from _pytest.mark import ParameterSet
 from rollout_phase import Sizes
+from solrl_core.model_options import ImageSize
 
 pytestmark = pytest.mark.slow
 
 SMALL = "explore.candidates=4 explore.keep=2"
 SHORT = "explore.steps=2 regenerate.steps=2"
+TINY_CLIP = {"support.true_size.TINY_CLIP": ImageSize(16, 16, 9)}
 TINY_PHASES = {
-    "flux": Sizes(4, 2, 2),
-    "wan": Sizes(4, 2, 2, prune_after=2, explore_steps=3, regenerate_steps=3, batch=2, guidance=2.0),
+    "flux": Sizes(3, 1, 2, prune_after=1, explore_steps=2, regenerate_steps=2, batch=2),
+    "wan": Sizes(3, 1, 2, prune_after=1, explore_steps=2, regenerate_steps=2, batch=2, guidance=2.0),
 }
 
 
@@ -57,7 +59,10 @@ TRIALS = (
         "rollout_phase",
         "--device cpu --models flux wan --parts fp8-decoder pruned share --rounds 1",
         "rollout_phase.json rollout_phase.md",
-        {"rollout_phase.SIZES": TINY_PHASES, "rollout_phase.FEWER_FRAMES": 5},
+        {
+            **TINY_CLIP,
+            **{"rollout_phase.SIZES": TINY_PHASES, "rollout_phase.FEWER_FRAMES": 5, "rollout_phase.FEWER_STEPS": 1},
+        },
     ),
     Trial(
         "training_phase",
@@ -67,10 +72,15 @@ TRIALS = (
     ),
     Trial(
         "run_memory",
-        f"--device cpu --models sana wan --set {SMALL} {SHORT} evaluate.prompts=2 'evaluate.rewards=[]'",
+        f"--device cpu --models sana --set {SMALL} {SHORT} evaluate.prompts=2 'evaluate.rewards=[]'",
         "run_memory.json run_memory.md",
     ),
-    Trial("memory", "--device cpu --models sana wan", "memory.json memory.md"),
+    Trial(
+        "memory",
+        "--device cpu --models sana wan --tiers bf16 nvfp4",
+        "memory.json memory.md",
+        {**TINY_CLIP, "memory.MODELS": {"sana": 2, "wan": 1}},
+    ),
     Trial("equal_gpus", f"--device cpu --models sana --set {SMALL}", "equal_gpus.json equal_gpus.md"),
     Trial(
         "workers",

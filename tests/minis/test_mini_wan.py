@@ -43,6 +43,7 @@ def test_clips_equal_the_pipelines(backbone: PipelineBackbone, guidance: float) 
     assert all(float(clip.diff(dim=0).abs().max()) > 0.2 for clip in ours)
 
 
+@pytest.mark.release
 def test_the_cards_grade_holds_on_a_sample(backbone: PipelineBackbone) -> None:
     figures, clips = WAN.accuracy(backbone, 12)
     assert clips.shape == (12 * measure.SEEDS, moving.FRAMES, 3, 64, 64)

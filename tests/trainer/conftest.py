@@ -2,11 +2,33 @@
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch
+from read_once import once
 from service_helpers import RunningService, running_service
 from solrl_core.families import Backbone, load_backbone
+from solrl_core.rewards import clipscore
+from solrl_core.rewards.loading import pretrained
 from solrl_trainer.records.shown_log import shown_log
+from solrl_trainer.rollouts import loading
+from solrl_trainer.settings import prompts
+
+
+@once
+def _clip(where: str, kind: Any, dtype: torch.dtype) -> Any:
+    return pretrained(kind, where, dtype)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _reading_once() -> Iterator[None]:
+    """Runs in this process read equal models, rewards and prompts once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "load_backbone", once(load_backbone))
+        patch.setattr(prompts, "read_split", once(prompts.read_split))
+        patch.setattr(clipscore, "pretrained", lambda kind, where, dtype: _clip(where, kind, dtype))
+        yield
 
 
 @pytest.fixture(scope="session")

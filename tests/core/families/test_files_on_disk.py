@@ -100,7 +100,7 @@ def test_other_families_have_comfyuis_files_too(
     same(load_backbone(f"{original.write(tmp_path / 'comfy.safetensors', weights)}+{folder}"), folder)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_flux_of_the_released_width_is_converted(tmp_path: Path) -> None:
     # diffusers' conversion takes no other width.
     folder = Path(shutil.copytree(MINI_FLUX, tmp_path / "flux"))

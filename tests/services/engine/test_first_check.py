@@ -10,7 +10,18 @@ from solrl_core.families import load_backbone
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.reward import PlainDefaults
 from solrl_engine.local_backend import LocalBackend
+from solrl_engine.precision_check import PROMPTS
+from solrl_proto.rollouts import Plan
+from solrl_rollout.engine import first_check
 from solrl_rollout.engine.first_check import checked_default
+
+
+@pytest.fixture
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check of few prompts and steps."""
+    sizes = {"PROMPTS": PROMPTS[:4], "_CANDIDATES": 8, "_PLAN": Plan(steps=3), "_TRUE_STEPS": 5}
+    for name, value in sizes.items():
+        monkeypatch.setattr(first_check, name, value)
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +38,14 @@ def loaded(model: str) -> tuple[LocalBackend, RewardSet]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_small")
 def test_a_first_load_is_checked_and_later_ones_read_it(tmp_path: Path) -> None:
     backend, rewards = loaded("mini-flux")
     precision, found = checked_default("flux", backend, rewards, "nvfp4", tmp_path)
     assert precision == "nvfp4"
     assert found is not None
     assert found.trusted
-    assert found.low > 0.6 or found.prompts == 24
+    assert found.low > 0.6 or found.prompts == 4
     (file,) = tmp_path.iterdir()
     file.write_text(json.dumps(json.loads(file.read_text()) | {"spearman": 0.77}))
     _, again = checked_default("flux", backend, rewards, "nvfp4", tmp_path)
@@ -52,6 +64,7 @@ def test_bf16_and_what_cannot_be_judged_are_not_checked(tmp_path: Path, caplog: 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("_small")
 def test_auto_takes_the_next_precision_when_one_does_not_rank(
     with_outliers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
