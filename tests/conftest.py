@@ -1,5 +1,6 @@
 """A real Redis and the event loop for tests of several folders; `--unit` leaves out tests that start programs."""
 
+import gc
 import os
 import signal
 import sys
@@ -32,8 +33,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()
     if config.getoption("--unit"):
         sys.addaudithook(_skip_programs)
+
+
+def pytest_collection_finish() -> None:
+    """Leave the imported modules out of all later collections of garbage, each of which would search them."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

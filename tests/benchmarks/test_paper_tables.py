@@ -30,6 +30,7 @@ GAINS = {
 }
 
 
+@pytest.mark.slow
 def test_the_stored_runs_give_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has every table; other experiments, costs or statistics would give another."""
     shutil.copytree(RESULTS / "paper", tmp_path / "out" / "paper")

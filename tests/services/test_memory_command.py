@@ -37,6 +37,7 @@ def test_no_row_of_a_small_model_reads_zero(precisions: list[str]) -> None:
     assert sum(held) + max(phases) == pytest.approx(total, rel=0.01)
 
 
+@pytest.mark.slow
 def test_several_precisions_share_the_clean_base() -> None:
     both, *alone = (
         plan_memory(load_skeleton("mini-sana"), precisions, 12)

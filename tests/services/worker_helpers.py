@@ -85,11 +85,11 @@ def assert_adapters_can_be_changed(one: RunningService, two: RunningService, lay
     for service in (one, two):
         assert service.push("several", 0, adapter_file(layout, 1)).status_code == 201
         assert service.push("several", 1, adapter_file(layout, 2), parent=0).status_code == 201
-    base = groups(two, count=72)
-    first, second, again = (groups(two, count=72, adapter=("several", version)) for version in (0, 1, 0))
-    assert first == again == groups(one, count=72, adapter=("several", 0))
-    assert second == groups(one, count=72, adapter=("several", 1))
-    assert base == groups(two, count=72) == groups(one, count=72)
+    base = groups(two, count=48)
+    first, second, again = (groups(two, count=48, adapter=("several", version)) for version in (0, 1, 0))
+    assert first == again == groups(one, count=48, adapter=("several", 0))
+    assert second == groups(one, count=48, adapter=("several", 1))
+    assert base == groups(two, count=48) == groups(one, count=48)
     assert len({json.dumps(found) for found in (base, first, second)}) == 3
 
 
@@ -97,7 +97,7 @@ def assert_finished_with_the_same_bits(
     one: RunningService, two: RunningService, processes: Callable[[RunningService], list[int]]
 ) -> None:
     """A request finishes although the first of two workers is killed; another process takes its place."""
-    asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 60, "steps": 10}
+    asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 60, "steps": 5}
     restarts = sum(counted(two, "solrl_worker_restarts_total").values())
     chunks, before = counted(two, "solrl_worker_chunks_total"), processes(two)
     with ThreadPoolExecutor(1) as pool:

@@ -91,6 +91,7 @@ def test_sol_rl_selects_clips_and_shows_them(
     assert f"num_frames={FRAMES}).frames[0]" in card
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("served", [False, True], ids=["here", "served"])
 def test_fewer_frames_are_explored_than_are_trained_on(folder: Path, served: bool, tmp_path: Path) -> None:
     def explore(url: str | None) -> None:

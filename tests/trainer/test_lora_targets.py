@@ -65,6 +65,7 @@ def test_a_run_trains_the_chosen_layers_alone(served: bool, tmp_path: Path) -> N
     assert typed(main, "evaluate", str(tmp_path / "run"), "--rewards", "clipscore").returncode == 0
 
 
+@pytest.mark.slow
 def test_the_memory_plan_counts_the_chosen_layers() -> None:
     backbone = load_backbone(small_model())
     row = backbone.encode(["a red circle"])

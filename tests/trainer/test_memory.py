@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from solrl_core import memory_plan
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.backbone import Conditioning
 from solrl_core.families.pipeline import PipelineBackbone
@@ -68,10 +69,12 @@ def planned(backbone: PipelineBackbone, *settings: str, fastest: Precision = "fp
     return plan_run(tiny_config(*LOCAL, *settings), backbone, fastest)
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_the_model_and_of_each_generator(
     bare: PipelineBackbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_memory, "generation_peaks", lambda *_: PLAN.generation)
+    for module in (run_memory, memory_plan):
+        monkeypatch.setattr(module, "generation_peaks", lambda *_: PLAN.generation)
     alone = planned(bare, "explore.precision=bf16")
     served = plan_memory(bare, ["bf16"], 4).weights
     assert alone.encoders == {"text_encoder": served.pop("text_encoder")}

@@ -274,6 +274,7 @@ def state(folder: Path, version: int) -> bytes:
     return (folder / "checkpoints" / f"{version:06d}" / "state.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_resuming_needs_only_the_folder(runs: Path, half: Path) -> None:
     """The settings come from the folder, even if it was moved; the base is not evaluated again."""
     base = (half / "base_evaluation.safetensors").stat().st_mtime_ns

@@ -56,10 +56,9 @@ def test_a_static_shift_of_three_applies_as_in_stable_diffusion_3() -> None:
     assert backbone.sigmas(10)[-3:-1] == pytest.approx([0.2780488, 0.0089286], abs=5e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(os.environ.get("PYTHONPATH", "").startswith(str(OLDEST)), reason="is the run that this test starts")
-@pytest.mark.parametrize("file", ["test_schedule.py", pytest.param("test_parity.py", marks=pytest.mark.release)])
-def test_the_oldest_diffusers_gives_the_same_noise_levels_and_images(file: str) -> None:
+def test_the_oldest_diffusers_gives_the_same_images_and_noise_levels() -> None:
     allowed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     (diffusers,) = (Requirement(one) for one in allowed if one.startswith("diffusers"))
     (oldest,) = (one.version for one in diffusers.specifier if one.operator == ">=")
@@ -68,9 +67,9 @@ def test_the_oldest_diffusers_gives_the_same_noise_levels_and_images(file: str) 
     found = subprocess.check_output([sys.executable, "-c", _VERSION], env=environment, text=True).strip()
     assert found.startswith(f"{oldest}."), "`make test` installs it"
     assert found != version("diffusers")
+    files = [str(Path(__file__).with_name(name)) for name in ("test_schedule.py", "test_parity.py")]
     # Before 0.39, Z-Image's pipeline took noise levels of its own.
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not z-image"]
-    words.append(str(Path(__file__).with_name(file)))
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not z-image", *files]
     run = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-4000:]
 

@@ -120,6 +120,7 @@ async def get_at_once(url: str, count: int) -> list[httpx.Response]:
         return await asyncio.gather(*(client.get(url) for _ in range(count)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/runs", "/v1/status"])
 def test_all_of_many_readers_are_answered(service: RunningService, path: str) -> None:
     answers = asyncio.run(get_at_once(service.url + path, READERS))

@@ -26,6 +26,7 @@ def whole_result(folder: Path) -> Result:
     return go(folder / "whole", 2)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_several_epochs_is_equal_bit_for_bit(whole_result: Result, folder: Path) -> None:
     go(folder / "parts", 1)
     go(folder / "parts", 2, resume=True)

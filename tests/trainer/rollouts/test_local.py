@@ -53,6 +53,7 @@ def test_a_local_recipe_runs_without_a_service(recipe: str, tmp_path: Path) -> N
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["sol_rl", "flowgrpo"])
 def test_groups_made_together_are_those_made_alone(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
