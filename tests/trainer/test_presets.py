@@ -266,6 +266,7 @@ def test_a_run_that_is_continued_may_explore_elsewhere_at_its_lag() -> None:
 STOCHASTIC = "mini-sana/flowgrpo_two_stage/clipscore"
 FITTED = "{sigmas: [1.0, 0.5], step_coeffs: [[0.5, 0.5]], x0_coeffs: [[0.0, 1.0], [0.0, 0.0, 1.0]]}"
 SERVED = "rollout_url=http://gpu-node:8100"
+AT_SERVICE = [SERVED, "regenerate.at=service"]
 ONE_STAGE = ["regenerate.at=none"]
 UNMERGED = "explore.adapter=unmerged"
 
@@ -288,6 +289,8 @@ UNMERGED = "explore.adapter=unmerged"
         (PRESET, [UNMERGED, "explore.precision=nvfp4", *ONE_STAGE], "at=none they are trained on"),
         (PRESET, [SERVED, "regenerate.at=none"], r"setting regenerate \(from --set\).*not with candidates to train on"),
         (PRESET, ["regenerate.at=service"], "expected --set rollout_url=http://HOST:8100, or at=trainer"),
+        ("mini-sana/naive_quant/clipscore", AT_SERVICE, "recipe naive_quant, which trains on .*, or recipe sol_rl"),
+        ("mini-sana/awm/clipscore", AT_SERVICE, "from --set for recipe awm, .*, or recipe awm_two_stage"),
         (PRESET, ["explore.lag=1"], "lag is for exploration at a service"),
         (STOCHASTIC, ["explore.steps=6"], r"explore\.steps is 6 and regenerate\.steps 10 .*expected equal numbers"),
         (STOCHASTIC, ["explore.steps=1", "regenerate.steps=1"], "equal numbers of at least 2"),

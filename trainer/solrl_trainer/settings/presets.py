@@ -155,7 +155,20 @@ def resolve(
         (f"recipe {name} for {model}", recipe.models.get(model, {})),
         (f"reward {reward}", _pick(REWARDS, "reward", reward)),
     ]
-    return _compose([*layers, *_given(overrides, files, arguments)])
+    resolved = _compose([*layers, *_given(overrides, files, arguments)])
+    trained_on = recipe.settings.get("regenerate.at")
+    if trained_on == "none" and (at := resolved.config.regenerate.at) != "none":
+        # Otherwise naive_quant, say, would train on BF16 images under its own name.
+        raise ConfigError(
+            f"got regenerate.at={at} from {resolved.sources['regenerate.at']} for recipe {name}, which trains on the "
+            f"candidates themselves; expected regenerate.at=none, or recipe {_regenerating(name)}"
+        )
+    return resolved
+
+
+def _regenerating(recipe: str) -> str:
+    """The recipe that regenerates the seeds that this one would select."""
+    return two_stage if (two_stage := f"{recipe}_two_stage") in RECIPES else "sol_rl"
 
 
 def resolve_again(
