@@ -1,1 +1,0 @@
-"""Comparisons of rewards with their authors' code, for scripts/reward-parity."""
