@@ -5,11 +5,14 @@ the pages' pictures.
 """
 
 import json
+import statistics
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -58,6 +61,9 @@ def pages(results: Path) -> dict[Path, str]:
         "signed": signed,
         "percent": percent,
         "points": points,
+        "median": statistics.median,
+        "p99": lambda values: float(np.percentile(values, 99)),
+        "uneven": uneven,
     }
     named = {"read": partial(read, results), **figures(partial(read, results))}
     texts = {page: environment.get_template(name).render(named) for name, page in PAGES.items()}
@@ -86,6 +92,11 @@ def signed(one: Mapping[str, float] | float, digits: int = 2) -> str:
 def points(shares: Iterable[float]) -> str:
     """The smallest and the largest of some shares, in percentage points."""
     return span((100 * share for share in shares), 1)
+
+
+def uneven(shares: Sequence[float]) -> float:
+    """The largest distance of a share from their mean, over the mean."""
+    return max(abs(one / statistics.mean(shares) - 1) for one in shares)
 
 
 def percent(share: float, digits: int = 0) -> str:
