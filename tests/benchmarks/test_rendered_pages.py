@@ -104,7 +104,7 @@ def test_pages_count_the_claims_that_hold(page: str) -> None:
     assert re.search(r"Seven of 13\b", (ROOT / page).read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("row", "section"), [("FLUX.1-dev", "FLUX.1"), ("SD3.5-Large", "SD3.5-L"), ("SANA 1.6B", "SANA")])
+@pytest.mark.parametrize(("row", "section"), [("FLUX.1-dev", "FLUX.1"), ("SD3.5-Large", "SD3.5-L"), ("SANA", "SANA")])
 def test_readme_hours_follow_from_the_measured_iterations(row: str, section: str) -> None:
     measured = (ROOT / "benchmarks/results/equal_gpus.md").read_text(encoding="utf-8")
     (part,) = re.findall(rf"^## {re.escape(section)} .*?(?=^## |\Z)", measured, re.MULTILINE | re.DOTALL)
@@ -113,7 +113,7 @@ def test_readme_hours_follow_from_the_measured_iterations(row: str, section: str
         for gpus, recipe, s in re.findall(r"^\| (\d) \| (sol_rl[^|]*?) \| ([\d.]+) \|", part, re.MULTILINE)
     }
     prompts, iterations = 48, 100
-    (line,) = re.findall(rf"^\| {re.escape(row)}, .*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    (line,) = re.findall(rf"^\| {re.escape(row)}.*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     minutes, *hours = (float(one) for one in re.findall(r"([\d.]+) (?:min|h)\b", line))
     used = [(1, "sol_rl"), (2, "sol_rl"), (2, "sol_rl, 4 fitted steps"), (8, "sol_rl")]
     assert hours == [round(per_prompt[one] * prompts * iterations / 3600) for one in used]
