@@ -35,9 +35,11 @@ def mini() -> Backbone:
 
 
 def overrides(page: str) -> list[str]:
-    """Settings in the page's `solrl-train run` command."""
-    (words,) = [c for block in blocks(page, "sh") for c in commands(block) if c[:2] == ["solrl-train", "run"]]
-    return [value for flag, value in pairwise(words) if flag == "--set"]
+    """Settings in the page's `solrl-train run` commands, which are the same in all of them."""
+    runs = [c for block in blocks(page, "sh") for c in commands(block) if c[:2] == ["solrl-train", "run"]]
+    first, *others = [[value for flag, value in pairwise(words) if flag == "--set"] for words in runs]
+    assert all(settings == first for settings in others)
+    return first
 
 
 @pytest.mark.parametrize("name", [COLOURS, "colourfulness"])
@@ -52,6 +54,20 @@ def test_the_reward_scores_images(examples: Path, mini: Backbone, name: str) -> 
     assert found[0] == pytest.approx(0, abs=1e-6)
     assert found[1] == pytest.approx(0.3 * 1.25**0.5, rel=1e-5)
     assert found[2] > found[1]
+
+
+def test_a_reward_of_flow_grpo_is_one_of_ours(tmp_path: Path, mini: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = [block for block in blocks("docs/train.md", "python") if "flow_grpo" in block.text]
+    (tmp_path / "flow_grpo").mkdir()
+    score = "lambda images, prompts, metadata: (images.mean((1, 2, 3)).numpy(), {})"
+    theirs = f"def jpeg_compressibility():\n    return {score}\n"
+    (tmp_path / "flow_grpo/rewards.py").write_text(theirs)
+    (tmp_path / "their_reward.py").write_text(block.text)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "their_reward:compressibility"
+    images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    scores = RewardSet.load([name], mini).score([name], images, ["a", "b"], [{}, {}])[name]
+    assert torch.equal(scores, images.mean((1, 2, 3)))
 
 
 def test_the_demands_on_prompts_are_checked() -> None:
