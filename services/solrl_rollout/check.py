@@ -5,7 +5,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -16,7 +15,6 @@ from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import module_digest
 from solrl_core.image_files import tiled
 from solrl_core.layer_list import Kept, write_layer_list
-from solrl_core.model_options import MODELS_OWN, ImageSize
 from solrl_core.precision import supported_precisions
 from solrl_core.precision.layer_policy import pattern_of
 from solrl_core.registry import FolderRegistry
@@ -25,10 +23,13 @@ from solrl_core.rewards.images import as_pil
 from solrl_core.sampling.generator import Generator
 from solrl_engine.layer_search import KeptLayers, search_layers
 from solrl_engine.precision_check import FLOOR, PROMPTS, SHORTFALL, Measured, PrecisionCheck
+from solrl_http.settings import resolve_device
 from solrl_proto.identifiers import Precision
-from solrl_proto.rollouts import Plan, PromptItem, Solver
+from solrl_proto.rollouts import Plan, PromptItem
 from solrl_proto.text_files import parse_json, read_lines
 from solrl_remote.remote_reward import connect_reward
+
+from solrl_rollout.options import Check
 
 _PROMPTS = FolderRegistry("prompts", "solrl.prompts", others=("a text file", "a folder with test.txt"))
 _FEWEST_PROMPTS = 2
@@ -55,38 +56,13 @@ class Checked:
         return (self.restored or self.measured).lowest.high >= FLOOR
 
 
-def check(
-    model: str,
-    prompts: Sequence[PromptItem],
-    *,
-    precisions: Sequence[Precision],
-    rewards: Sequence[str],
-    reward_options: Mapping[str, Mapping[str, Any]],
-    candidates: int,
-    steps: int,
-    true_steps: int,
-    solver: Solver,
-    device: str,
-    revision: str | None,
-    size: ImageSize = MODELS_OWN,
-    out: Path | None,
-) -> int:
+def check(asked: Check, prompts: Sequence[PromptItem]) -> int:
     """Print how each precision ranks; with `out`, write check.json, layers.json and images into that folder.
 
     Args:
-        model: registered name, local folder or hub id.
+        asked: the model and its options. Without precisions, all that the device computes natively are checked, and
+            NVFP4 elsewhere.
         prompts: at least two.
-        precisions: precisions to check; empty for all that the device computes natively, and NVFP4 elsewhere.
-        rewards: rewards that judge.
-        reward_options: reward → options of its loader.
-        candidates: candidates of each prompt.
-        steps: solver steps of the precisions.
-        true_steps: solver steps of the reference in BF16.
-        solver: solver of both.
-        device: "auto", "cpu", "cuda", "cuda:1", ….
-        revision: hub commit or tag.
-        size: of images.
-        out: folder of the results.
 
     Returns:
         The exit status: 0 if all ranks can be trusted, 1 if not.
@@ -94,6 +70,7 @@ def check(
     Raises:
         ValueError, OSError: something cannot be loaded, or a number is too small.
     """
+    model, candidates, rewards, out = asked.model, asked.candidates, asked.rewards, asked.out
     if len(prompts) < _FEWEST_PROMPTS or candidates < 8:
         raise ValueError(
             f"got {len(prompts)} prompts with {candidates} candidates; expected at least {_FEWEST_PROMPTS} with 8, "
@@ -101,16 +78,16 @@ def check(
         )
     console = Console()
     print(f"loading {model} and {', '.join(rewards)}", file=sys.stderr)
-    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    backbone = load_backbone(model, device=chosen, revision=revision, size=size)
-    judges = RewardSet.load(rewards, backbone, reward_options, connect=connect_reward)
-    parity = pipeline_difference(backbone, prompts[0], true_steps)
+    backbone = load_backbone(model, device=resolve_device(asked.device), revision=asked.revision, size=asked.size)
+    judges = RewardSet.load(rewards, backbone, asked.reward_options, connect=connect_reward)
+    parity = pipeline_difference(backbone, prompts[0], asked.true_steps)
     console.print(_parity(parity))
     print(f"generating {len(prompts)} × {candidates} candidates in BF16", file=sys.stderr)
-    bench = PrecisionCheck(backbone, judges, prompts, candidates, Plan(steps=steps, solver=solver), true_steps)
+    plan = Plan(steps=asked.steps, solver=asked.solver)
+    bench = PrecisionCheck(backbone, judges, prompts, candidates, plan, asked.true_steps)
     exact = bench.measure("bf16")
     checked = {}
-    for precision in precisions or _all(backbone.device):
+    for precision in asked.precision or _all(backbone.device):
         print(f"checking {precision}", file=sys.stderr)
         checked[precision] = checked_precision(bench, precision, exact)
     console.print(*_tables(model, exact, checked, candidates), sep="\n")

@@ -1,154 +1,29 @@
 """Command line of the service: `solrl-rollout serve | check | doctor | memory | token`."""
 
-import json
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import tyro
 from pydantic import ValidationError
-from solrl_core.model_options import ImageSize
 from solrl_http.command_line import from_environment, run_program
-from solrl_http.tokens import Scope, create_token, parse_lifetime, read_tokens, revoke_token
-from solrl_proto.identifiers import NAME_PATTERN, Precision
-from solrl_proto.rollouts import Solver
+from solrl_http.tokens import create_token, parse_lifetime, read_tokens, revoke_token
+from solrl_proto.identifiers import NAME_PATTERN
 
+from solrl_rollout.options import (
+    COMMANDS,
+    Check,
+    Command,
+    RolloutDoctor,
+    ServeRollouts,
+    ServingMemory,
+    TokenCreate,
+    TokenList,
+    TokenRevoke,
+    Tokens,
+)
 from solrl_rollout.settings import RolloutSettings
 
-TokenFile = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: SOLRL_TOKEN_FILE)")]
-
-
-@dataclass(frozen=True)
-class ServeRollouts:
-    """Load models and serve rollouts over HTTP. The environment may set every option: SOLRL_PORT is --port."""
-
-    settings: Annotated[RolloutSettings, tyro.conf.arg(name="")]
-
-
-@dataclass(frozen=True)
-class RolloutDoctor:
-    """Check what this machine can run with these settings, what is missing, and what to do about it."""
-
-    settings: Annotated[RolloutSettings, tyro.conf.arg(name="")]
-
-
-@dataclass(frozen=True)
-class Check:
-    """Check that a model ranks candidates at a precision as in BF16, and find the layers that must stay in BF16."""
-
-    model: tyro.conf.Positional[str]
-    """Registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these."""
-    precision: tuple[Precision, ...] = ()
-    """Precisions to check; by default all but BF16 that the device supports."""
-    rewards: tuple[str, ...] = ("clipscore",)
-    """Rewards that judge."""
-    reward_options: Annotated[
-        dict[str, dict[str, Any]], tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint="")
-    ] = field(default_factory=dict)
-    """Options of rewards, as of `serve`."""
-    prompts: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: of shapes)")] = None
-    """Text file with a prompt on each line, or a registered prompt set; the first ones are used."""
-    groups: int = 6
-    """Number of prompts, at most 24 of the default ones."""
-    candidates: int = 24
-    """Candidates of each prompt."""
-    steps: int = 6
-    """Solver steps at the checked precisions."""
-    true_steps: int = 10
-    """Solver steps of the reference in BF16."""
-    solver: Solver = "euler"
-    """Solver of both."""
-    height: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
-    """Height of images in pixels."""
-    width: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
-    """Width of images in pixels."""
-    frames: Annotated[int | None, tyro.conf.arg(metavar="COUNT", help_behavior_hint="(default: the model's)")] = None
-    """Frames of clips, for a model that makes clips."""
-    device: str = "auto"
-    """The device: auto, cpu, cuda or cuda:1, for example."""
-    revision: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: main)")] = None
-    """Hub commit or tag."""
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(default: none)")] = None
-    """Folder for check.json, layers.json and images of each precision side by side."""
-
-
-@dataclass(frozen=True)
-class ServingMemory:
-    """Plan a model's memory on a GPU from its configurations alone: weights, activations, batch limits."""
-
-    model: str = "mini-sana"
-    """Registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these."""
-    precision: tuple[Precision, ...] = ("nvfp4",)
-    """One precision, or several if requests ask for several; nvfp4 is planned as emulated."""
-    batch: int = 24
-    """Candidates in one batch."""
-    height: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
-    """Height of images in pixels."""
-    width: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
-    """Width of images in pixels."""
-    frames: Annotated[int | None, tyro.conf.arg(metavar="COUNT", help_behavior_hint="(default: the model's)")] = None
-    """Frames of clips, for a model that makes clips."""
-    unmerged_rank: int = 0
-    """Rank of adapters that requests keep unmerged at nvfp4; 0: none."""
-    revision: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: main)")] = None
-    """Hub commit or tag."""
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """Also write the plan as JSON to this file."""
-
-
-@dataclass(frozen=True)
-class TokenCreate:
-    """Create a token. It is printed once, to stdout, and is not stored."""
-
-    tenant: str
-    """Tenant of the token. Tenants cannot see each other's runs."""
-    scopes: tuple[Scope, ...]
-    """Permissions: rollout (explore), push (store adapters), score (at a reward service), admin (metrics)."""
-    expires: str = "90d"
-    """Lifetime: 12h, 30d, 8w; or never."""
-    file: TokenFile = None
-    """Token file, created if necessary."""
-
-
-@dataclass(frozen=True)
-class TokenList:
-    """List tokens with their tenants, scopes and lifetimes."""
-
-    file: TokenFile = None
-    """Token file."""
-
-
-@dataclass(frozen=True)
-class TokenRevoke:
-    """Remove a token from the file; a running service refuses it from the next request on."""
-
-    id: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ID")]
-    """Id of the token, from `token list`."""
-    file: TokenFile = None
-    """Token file."""
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Create, list and revoke access tokens of a service."""
-
-    action: Annotated[
-        Annotated[TokenCreate, tyro.conf.subcommand("create")]
-        | Annotated[TokenList, tyro.conf.subcommand("list")]
-        | Annotated[TokenRevoke, tyro.conf.subcommand("revoke")],
-        tyro.conf.arg(name=""),
-    ]
-
-
-Command = ServeRollouts | Check | RolloutDoctor | ServingMemory | Tokens
-COMMANDS: dict[str, type[Command]] = {
-    "serve": ServeRollouts,
-    "check": Check,
-    "doctor": RolloutDoctor,
-    "memory": ServingMemory,
-    "token": Tokens,
-}
 PROGRAM = "solrl-rollout"
 
 
@@ -191,33 +66,11 @@ def _run(command: Command) -> int:
         case Check():
             from solrl_rollout.check import check, read_prompts
 
-            return check(
-                command.model,
-                read_prompts(command.prompts, command.groups),
-                precisions=command.precision,
-                rewards=command.rewards,
-                reward_options=command.reward_options,
-                candidates=command.candidates,
-                steps=command.steps,
-                true_steps=command.true_steps,
-                solver=command.solver,
-                device=command.device,
-                revision=command.revision,
-                size=ImageSize(command.height, command.width, command.frames),
-                out=command.out,
-            )
+            return check(command, read_prompts(command.prompts, command.groups))
         case ServingMemory():
             from solrl_rollout.memory_report import plan
 
-            plan(
-                command.model,
-                command.precision,
-                command.batch,
-                unmerged_rank=command.unmerged_rank,
-                size=ImageSize(command.height, command.width, command.frames),
-                revision=command.revision,
-                out=command.out,
-            )
+            plan(command)
         case Tokens():
             _manage_tokens(command.action, from_environment(PROGRAM, RolloutSettings).token_file)
     return 0

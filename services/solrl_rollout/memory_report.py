@@ -2,33 +2,24 @@
 
 import json
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.memory_plan import GPUS, RESERVED, MemoryPlan, bytes_text, memory_table, plan_memory
-from solrl_core.model_options import MODELS_OWN, ImageSize, size_text
-from solrl_proto.identifiers import Precision
+from solrl_core.model_options import size_text
+
+from solrl_rollout.options import ServingMemory
 
 
-def plan(
-    model: str,
-    precisions: Sequence[Precision],
-    batch: int,
-    *,
-    unmerged_rank: int = 0,
-    revision: str | None = None,
-    size: ImageSize = MODELS_OWN,
-    out: Path | None,
-) -> None:
+def plan(asked: ServingMemory) -> None:
     """Print the plan of a service at these precisions; with `out`, also write it as JSON.
 
     Raises:
         ValueError, OSError: the model is unknown or its configurations cannot be read.
     """
-    precisions = list(dict.fromkeys(precisions))
+    model, batch, unmerged_rank, out = asked.model, asked.batch, asked.unmerged_rank, asked.out
+    precisions = list(dict.fromkeys(asked.precision))
     if not precisions:
         raise ValueError("got --precision without a value; expected one or several, such as --precision fp8 bf16")
     if batch < 1:
@@ -37,7 +28,7 @@ def plan(
         given = " ".join(precisions)
         raise ValueError(f"got --unmerged-rank {unmerged_rank} for {given}; expected a rank, with --precision nvfp4")
     print(f"reading the configurations of {model}", file=sys.stderr)
-    backbone = load_skeleton(model, revision=revision, size=size)
+    backbone = load_skeleton(model, revision=asked.revision, size=asked.size)
     planned = plan_memory(backbone, precisions, batch, unmerged_rank)
     console = Console()
     served = " and ".join(precisions)

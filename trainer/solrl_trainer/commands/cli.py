@@ -109,17 +109,7 @@ def _dispatch(command: Command, rank_info: RankInfo) -> int:
         case Layout():
             from solrl_trainer.commands.layout import layout
 
-            layout(
-                _settings(command),
-                gpus=command.gpus,
-                serving=command.services,
-                runs=command.runs,
-                prices=(command.price, command.serving_price),
-                speed=command.serving_speed,
-                measure=command.measure,
-                file=command.rates,
-                words=command.words,
-            )
+            layout(_settings(command), command)
         case Prompts():
             from solrl_trainer.commands.import_prompts import import_prompts
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from solrl_trainer.commands.options import Layout
 from solrl_trainer.layouts.layouts import GpuLayout, layouts
 from solrl_trainer.layouts.rates import MeasuredRates, Rates, shipped_rates, stages
 from solrl_trainer.settings.config import RunConfig
@@ -14,58 +15,28 @@ from solrl_trainer.settings.config import RunConfig
 _HOUR = 3600.0
 
 
-def layout(
-    config: RunConfig,
-    *,
-    gpus: int,
-    serving: int | None,
-    runs: int,
-    prices: tuple[float | None, float | None],
-    speed: float,
-    measure: bool,
-    file: Path | None,
-    words: Sequence[str] = (),
-) -> list[GpuLayout]:
-    """Print every layout, the fastest first, and the command of the first; returns them.
-
-    Args:
-        config: settings of each run.
-        gpus: of all runs and the service.
-        serving: GPUs of the service; None for every number.
-        runs: equal runs that share the GPUs.
-        prices: of an hour of a training and of a serving GPU.
-        speed: of a serving GPU, relative to a training one.
-        measure: measure the rates on this machine's GPU.
-        file: of measured rates, written if they are measured now; None: the shipped rates, unless measured now.
-        words: of the command line, which give the settings beside the preset.
+def layout(config: RunConfig, asked: Layout) -> None:
+    """Print every layout of runs with these settings, the fastest first, and the command of the first.
 
     Raises:
         ValueError, OSError: numbers that give no layout, no measured rates of the model, or what cannot be loaded.
     """
-    for option, value in {"--gpus": gpus, "--runs": runs, "--services": serving}.items():
+    gpus, runs, speed = asked.gpus, asked.runs, asked.serving_speed
+    for option, value in {"--gpus": gpus, "--runs": runs, "--services": asked.services}.items():
         if value is not None and value < 1:
             raise ValueError(f"got {option} {value}; expected at least 1")
     config.require_exploring("layout")
     if not speed > 0:
         raise ValueError(f"got --serving-speed {speed:g}; expected more than 0, such as 0.5")
-    found = list(
-        layouts(
-            stages(config, _rates(config, measure, file)),
-            config.explore.prompts,
-            gpus,
-            serving=serving,
-            runs=runs,
-            speed=speed,
-        )
-    )
+    parts = stages(config, _rates(config, asked.measure, asked.rates))
+    found = list(layouts(parts, config.explore.prompts, gpus, serving=asked.services, runs=runs, speed=speed))
     if not found:
         raise ValueError(
             f"got --gpus {gpus} for {runs} runs; expected at least {runs + 1}, or {runs} without a service"
         )
     console = Console()
-    console.print(_table(config, found, prices))
-    console.print(_advice(config, found[0], runs, words), soft_wrap=True, markup=False, highlight=False)
-    return found
+    console.print(_table(config, found, (asked.price, asked.serving_price)))
+    console.print(_advice(config, found[0], runs, asked.words), soft_wrap=True, markup=False, highlight=False)
 
 
 def _rates(config: RunConfig, measure: bool, file: Path | None) -> Rates:
