@@ -130,7 +130,7 @@ def _plateaus(table: Mapping[str, Any]) -> dict[str, str]:
     return {
         "plateau": _times_text(iterations["Sol-RL"]["95%"]),
         "plateau_half": _times_text(iterations["Sol-RL"]["50%"]),
-        "plateau_bf16": _times_text(iterations[FAMILIES["bf16"]]["90%"]),
+        "plateau_bf16_compute": _times_text(compute[f"{FAMILIES['bf16']}, {own.partition(', ')[2]}"]["90%"]),
         "plateau_below": _signed(table["best less BF16"]),
         "plateau_compute": _times_text(compute[own]["95%"]),
         "plateau_compute_preset": _times_text(compute[preset]["95%"]),
