@@ -15,7 +15,7 @@ from solrl_trainer.commands.demo import PRESET, plan_file
 from solrl_trainer.settings.presets import resolve
 
 SIGMAS = (1.0, 0.85, 0.7, 0.4)
-"""The schedule that the study of cheaper plans chose for this model among those that are not refined."""
+"""The schedule that plan_fidelity.py chose for this model among those that are not refined."""
 
 
 def main() -> None:

@@ -29,7 +29,6 @@ _NOTES = """
   its chunks of 24 are generated again.
 - The trainer in the row service-killed is only the client and the explorer; complete trainers run in trainer-killed.
 - Services and trainers are forked from a process that has imported them, and run the entry points of the commands.
-- The rows corrupted, ray-worker-killed and rank-killed ran at the commit `a6d04050`.
 - "Header byte, digest right" omits bytes whose change only gives another alpha, because that is a valid file.
 """
 
@@ -37,6 +36,9 @@ _NOTES = """
 def rows() -> dict[str, Row]:
     """All rows, cheap ones first."""
     from fault_trials import (
+        corrupted,
+        rank_killed,
+        ray_worker_killed,
         redis_killed,
         redis_restarted,
         service_killed,
@@ -47,8 +49,8 @@ def rows() -> dict[str, Row]:
     )
 
     modules = (
-        *(two_fronts, redis_killed, redis_restarted, service_killed),
-        *(worker_killed, trainer_killed, streamed_killed),
+        *(two_fronts, redis_killed, redis_restarted, corrupted, service_killed),
+        *(worker_killed, ray_worker_killed, trainer_killed, streamed_killed, rank_killed),
     )
     return {module.ROW.name: module.ROW for module in modules}
 
@@ -72,7 +74,7 @@ def main() -> int:
         row, place = known[name], f"{name}, {_version(args.redis)}" if args.redis else name
         stored[place] = _measure(row, args.trials or row.full, results, place)
         passed &= stored[place]["passed"]
-    results.found = {"command": "make faults", "rows": stored}
+    results.found = {"command": "make faults", "rows": dict(sorted(stored.items(), key=lambda one: _order(one[0])))}
     results.write()
     results.show()
     return 0 if passed else 1
@@ -81,6 +83,10 @@ def main() -> int:
 def _version(program: str) -> str:
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     return f"{said.split()[0]} {said.split('v=')[1].split()[0]}"
+
+
+def _order(place: str) -> tuple[int, str]:
+    return list(rows()).index(place.split(",")[0]), place
 
 
 def _measure(row: Row, trials: int, results: Results, place: str) -> dict[str, Any]:

@@ -17,34 +17,17 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from solrl_core.families import load_backbone
-from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fidelity import rank_fidelity
-from solrl_core.precision import LayerPolicy
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.solver_specs import SOLVERS
 from solrl_engine.precision_check import generator_at
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import Solver
-from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
 from support.caveats import PREPARED_FOR_NVFP4
+from support.precisions import LISTS, MODELS, OF_PRESET, PRECISIONS, QUANTISED, REWARDS, named, solver_of, use_layers
 from support.results import Results, Row, command, options, table
 
 NAME = "rank_fidelity"
-PRECISIONS = ("nvfp4", "fp8")
-MODELS = ("mini-sana", "mini-sd3", "mini-flux")
-REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
-OF_PRESET = "preset"
-"""Instead of a solver: the one that the preset of the model's family uses at true size."""
-QUANTISED = {
-    "family": "At NVFP4, the layers of each family's list are quantised, as of a large model. Those that are not in "
-    "the miniature's own list were not prepared.",
-    "own": "At NVFP4, the layers of a list that was chosen for each miniature are quantised.",
-}
-"""Layers to quantise at NVFP4 → what pages say of them."""
-LISTS = tuple(QUANTISED)
-"""By the list of the model's family, or by the model's own in its solrl.json."""
-_PRESETS = {"sana": "sana", "sd3": "sd3", "flux": "flux1"}
 TRUE = ("bf16", 10)
 STEPS = 6
 HEAD = (
@@ -106,26 +89,6 @@ def measure(model: str, args: argparse.Namespace) -> list[Row]:
         for reward in args.rewards
         for plan in proxies
     ]
-
-
-def solver_of(solver: str, family: str) -> Solver:
-    """The solver that is asked for; see `OF_PRESET`."""
-    chosen: Solver = resolve(f"{_PRESETS[family]}/sol_rl/clipscore").config.solver if solver == OF_PRESET else solver  # type: ignore[assignment]
-    return chosen
-
-
-def use_layers(backbone: PipelineBackbone, layers: str) -> None:
-    """Quantise by one of `LISTS`. SD3.5's keeps layers up to its width; a miniature is narrower."""
-    if layers == "own":
-        return
-    config, family = backbone.transformer.config, type(backbone)
-    width = config.num_attention_heads * config.attention_head_dim
-    backbone.policy = LayerPolicy(family.quantize, family.keep, min(family.keep_max_dim, width))
-
-
-def named(numerics: Sequence[tuple[str, str]]) -> str:
-    """Such as "NVFP4 (emulated) and FP8 (native)", from pairs of precision and numerics."""
-    return " and ".join(f"{precision.upper()} ({how})" for precision, how in dict.fromkeys(numerics))
 
 
 def page(found: Mapping[str, Any]) -> str:

@@ -34,10 +34,12 @@ def adapter_file(seed: int) -> bytes:
     return encode_adapter(random_adapter(layout(), seed))
 
 
-def put(http: httpx.Client, run: str, version: int, body: bytes, parent: int | None = None) -> httpx.Response:
-    """Push a body with its digest."""
+def put(
+    http: httpx.Client, run: str, version: int, body: bytes, parent: int | None = None, digest: str | None = None
+) -> httpx.Response:
+    """Push a body, with its own digest unless another is given."""
     query = {"model": MODEL} | ({} if parent is None else {"parent": parent})
-    headers = {"Content-Digest": content_digest(body), "Content-Type": ADAPTER_MEDIA_TYPE}
+    headers = {"Content-Digest": digest or content_digest(body), "Content-Type": ADAPTER_MEDIA_TYPE}
     return http.put(f"/v1/runs/{run}/adapters/{version}", content=body, params=query, headers=headers)
 
 
@@ -48,7 +50,7 @@ def kind(answer: httpx.Response) -> str:
 
 
 def rollout_body(
-    *, prompt: str = "p", run: tuple[str, int] | None = None, count: int = 4, steps: int = 2
+    *, prompt: str = "p", run: tuple[str, int] | None = None, count: int = 4, steps: int = 2, images: str = "none"
 ) -> dict[str, Any]:
     """Body of a rollout request for one prompt."""
     return {
@@ -58,6 +60,7 @@ def rollout_body(
         "candidates": {"count": count, "seed_root": 7},
         "plan": {"steps": steps, "precision": "nvfp4"},
         "rewards": [{"name": "clipscore"}],
+        "images": images,
     }
 
 

@@ -59,8 +59,9 @@ def _as_rank(target: Callable[..., None], *arguments: Any) -> None:
     target(*arguments)
 
 
-def serve(argv: Sequence[str], event_log: str) -> None:
+def serve(argv: Sequence[str], event_log: str, environment: Mapping[str, str]) -> None:
     """`solrl-rollout serve`; notes each chunk that is queued, begun or lost, its steps, and its end."""
+    os.environ.update(environment)
     from solrl_rollout.cli import main
     from solrl_rollout.engine.queue.scheduler import Scheduler
     from solrl_rollout.engine.queue.worker_handle import WorkerHandle

@@ -100,6 +100,7 @@ class RolloutService:
         port, url: its address.
         event_log: events of its chunks.
         http: a client.
+        environment: additional variables of its process.
     """
 
     def __init__(self, folder: Path, *flags: str) -> None:
@@ -109,6 +110,7 @@ class RolloutService:
         self.http = httpx.Client(base_url=self.url, timeout=300)
         self._log = folder / f"service-{self.port}.log"
         self._flags = flags
+        self.environment: dict[str, str] = {}
         self._program: Program | None = None
 
     def start(self) -> None:
@@ -121,7 +123,7 @@ class RolloutService:
         from fault_trials.child import serve
 
         argv = ["serve", "--model", "mini-sana", "--port", str(self.port), *self._flags]
-        self._program = Program(serve, (argv, str(self.event_log.path)), self._log)
+        self._program = Program(serve, (argv, str(self.event_log.path), self.environment), self._log)
 
     @property
     def pid(self) -> int:

@@ -190,13 +190,14 @@ def _trial(trial: Run, whole: Run, kill_points: Sequence[KillPoint], findings: F
             trial.remove()
 
 
-def compare(name: str, trial: Run, whole: Run, findings: Findings) -> None:
-    """Require that a resumed run equals an uninterrupted one."""
+def compare(name: str, trial: Run, whole: Run, findings: Findings, *, noted: bool = True) -> None:
+    """Require that a resumed run equals an uninterrupted one; `noted`: also in what its process trained on."""
     state, wanted = trial.state, whole.state
     same = state.keys() == wanted.keys() and all(torch.equal(state[key], wanted[key]) for key in wanted)
     findings.require(same, name, "weights or optimiser differ")
     findings.require(trial.adapters == whole.adapters, name, "adapters differ")
-    findings.require(trial.noted == whole.noted, name, f"seeds, samples or RNG differ: {trial.noted ^ whole.noted}")
+    same = not noted or trial.noted == whole.noted
+    findings.require(same, name, f"seeds, samples or RNG differ: {trial.noted ^ whole.noted}")
     findings.require(trial.lines == whole.lines, name, f"metrics differ: {trial.lines} != {whole.lines}")
     held, pushed = trial.pushed, whole.pushed
     same = all(pushed[version] == digest for version, digest in held.items())

@@ -9,8 +9,10 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -37,14 +39,29 @@ _BESIDE = "beside"
 def run(trials: int, findings: Findings) -> None:
     """Run `trials` kills of one of two workers."""
     layout()  # fill the cache before threads start
+    with two_workers() as service:
+        kill_workers(service, partial(children_of, service.pid), trials, findings)
+
+
+@contextmanager
+def two_workers(*flags: str) -> Iterator[RolloutService]:
+    """Run a service with two worker processes; it is killed at the end of the block."""
     with (
         patch.dict(os.environ, OMP_NUM_THREADS="1"),  # in every worker, as scores depend on it
-        rollout_service("--workers", str(_WORKERS)) as service,
+        rollout_service("--workers", str(_WORKERS), *flags) as service,
     ):
-        _kill_workers(service, trials, findings)
+        yield service
 
 
-def _kill_workers(service: RolloutService, trials: int, findings: Findings) -> None:
+def kill_workers(service: RolloutService, processes: Callable[[], set[int]], trials: int, findings: Findings) -> None:
+    """Kill workers of a running service.
+
+    Args:
+        service: a service with two workers.
+        processes: returns the process ids of its workers.
+        trials: number of kills.
+        findings: takes counts and violated guarantees.
+    """
     done = number = 0
     chance, whole, events = random.Random("worker 0"), {}, {}
     for shape in SHAPES:
@@ -65,7 +82,7 @@ def _kill_workers(service: RolloutService, trials: int, findings: Findings) -> N
             beside = pool.submit(_ask_beside, service, chance.uniform(0, 0.1))
             twice = done % _LOADING == _LOADING - 1
             if twice:
-                _kill_loading(service.pid, last["pid"], chance)
+                _kill_loading(processes, last["pid"], chance)
             groups = asked.finish()
         findings.require(beside.result() == 200, trial, f"the other run got {beside.result()}")
         if not all_serve(service, restarts + 1):
@@ -102,16 +119,16 @@ def _ask_beside(service: RolloutService, delay: float) -> int:
     return service.http.post("/v1/rollouts", json=rollout_body(prompt=_BESIDE)).status_code
 
 
-def _children_of(pid: int) -> set[int]:
+def children_of(pid: int) -> set[int]:
     """The processes that any thread of a process has started."""
     files = Path(f"/proc/{pid}/task").glob("*/children")
     return {int(child) for file in files for child in file.read_text().split()}
 
 
-def _kill_loading(service: int, dead: int, chance: random.Random) -> None:
+def _kill_loading(processes: Callable[[], set[int]], dead: int, chance: random.Random) -> None:
     """Kill the process that replaces the dead one, at a random moment of its loading."""
-    before = _children_of(service) - {dead}
-    while not (fresh := _children_of(service) - before - {dead}):
+    before = processes() - {dead}
+    while not (fresh := processes() - before - {dead}):
         time.sleep(0.002)
     time.sleep(chance.uniform(0, 1))
     os.kill(fresh.pop(), signal.SIGKILL)

@@ -149,7 +149,7 @@ def _value(settings: Mapping[str, Any], key: str) -> Any:
 
 
 def fitted_plan(model: str, results: Path) -> dict[str, Any] | None:
-    """Settings of the model's fitted steps, stored by the study of cheaper plans.
+    """Settings of the model's fitted steps, stored by plan_fidelity.py.
 
     None if there are none for this model, or if they were fitted to another solver than the one that its runs use.
     """

@@ -5,6 +5,7 @@ Killed workers and ranks have tests of their own: test_worker_processes.py, test
 
 import pytest
 from fault_trials import (
+    corrupted,
     redis_killed,
     redis_restarted,
     service_killed,
@@ -14,7 +15,7 @@ from fault_trials import (
 )
 from fault_trials.findings import Findings, Row
 
-MODULES = (redis_killed, redis_restarted, service_killed, trainer_killed)
+MODULES = (redis_killed, redis_restarted, corrupted, service_killed, trainer_killed)
 LONG = (two_fronts, streamed_killed)
 ROWS = [module.ROW for module in MODULES] + [pytest.param(one.ROW, marks=pytest.mark.release) for one in LONG]
 

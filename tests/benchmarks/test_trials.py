@@ -95,6 +95,12 @@ TRIALS = (
         "rank_fidelity.json rank_fidelity.md",
     ),
     Trial(
+        "plan_fidelity",
+        "--models mini-sana --prompts 2 --candidates 25 --precisions nvfp4 --chosen-on 1 --scores {}",
+        "plan_fidelity.json plan_fidelity.md",
+        release=True,
+    ),
+    Trial(
         "true_run",
         f"--weights {{}} --devices cpu cpu cpu --iterations 3 --set {SMALL} evaluate.every=3",
         "true_run.json true_run.md",

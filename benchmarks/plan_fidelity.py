@@ -1,0 +1,357 @@
+"""Fidelity of cheaper exploration plans: `python benchmarks/plan_fidelity.py [--device cuda] [--models mini-sana …]`.
+
+Compares NVFP4 and FP8 with BF16 at 10 steps, over held-out prompts × 96 candidates, scoring all rewards on the same
+images. The plans use six steps of the solver that the preset of the model's family uses, or four steps fitted to the
+model, with and without pruning; those without pruning are also decoded in FP8. The schedule of the fitted steps is
+chosen on training prompts. One pass over all candidates, also scored after some of its steps, evaluates every plan. On
+a GPU this is an approximation, because a value near a rounding boundary may round differently in a batch of another
+size. A few groups are therefore really pruned, and the largest difference is printed. Without FP8 units, FP8 is
+emulated. Scores are kept in runs/plan_fidelity, from which the same command resumes.
+Writes benchmarks/results/plan_fidelity.{json,md}.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+sys.path.append(str(Path(__file__).parents[1]))  # for minis_recipe, which is in no wheel
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from safetensors.torch import load_file, save_file
+from solrl_core.families import load_backbone
+from solrl_core.fidelity import rank_fidelity
+from solrl_core.rewards import RewardSet
+from solrl_core.sampling.fitting import SCHEDULES
+from solrl_core.sampling.generator import Generator
+from solrl_core.sampling.solver_specs import SOLVERS
+from solrl_engine.precision_check import generator_at
+from solrl_engine.sampler import Sampler
+from solrl_engine.scorer import Scorer
+from solrl_engine.side_stream import SideStream
+from solrl_proto.noise import expand_seeds
+from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
+from solrl_proto.selection import best_worst
+from solrl_trainer.calibration.solver_fitting import fit_solvers, recipe_examples
+from solrl_trainer.records.evaluations import paired_gain
+from solrl_trainer.rollouts.candidates import GroupSampler
+from solrl_trainer.rollouts.sample_scorer import SampleScorer
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.presets import resolve
+from solrl_trainer.settings.prompts import find_prompts, read_prompts
+from support.plan_page import ALLOWED, CHECKED, FITTED, FP8, STEPS, TRUE_STEPS, WHOLE, page
+from support.precisions import LISTS, MODELS, OF_PRESET, PRECISIONS, REWARDS, solver_of, use_layers
+from support.results import Results, command
+
+from minis_recipe.world import sample_prompts
+
+NAME = "plan_fidelity"
+AFTER = {STEPS: (2, 3, 4), FITTED: (3,)}
+KEEP = {STEPS: (24, 32, 48, 64, 80), FITTED: (24, 32, 40, 48, 64)}
+"""By number of steps: the steps after which candidates are pruned, and the numbers of candidates kept."""
+CHOSEN_FOR = 48
+"""Candidates kept before the last step where the schedule of the fitted steps is chosen."""
+SAVED_EVERY = 16
+
+Scores = dict[str, torch.Tensor]
+"""float32 [prompts, rewards, candidates]: "true"; "fp8/6/2" for scores of the images predicted after 2 of 6 steps at
+FP8, "fp8/6/6" at the end; "fp8/6/6/fp8" if decoded in FP8. "fp8/off" [prompts checked, plans]: see `really_pruned`."""
+Way = tuple[int, int, int]
+"""A plan: (steps, steps before pruning, candidates kept). Pruning after all steps means no pruning."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """A model's generators, rewards and settings.
+
+    Attributes:
+        config: settings, with the solver of the six steps.
+        true: BF16.
+        proxies: precision → generator.
+    """
+
+    config: RunConfig
+    true: Generator
+    proxies: dict[str, Generator]
+    rewards: RewardSet
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """The options of a benchmark that measures these scores."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--prompts", type=int, default=256)
+    parser.add_argument("--candidates", type=_candidates, default=96)
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    parser.add_argument("--solver", choices=(OF_PRESET, *sorted(SOLVERS)), default=OF_PRESET)
+    parser.add_argument("--layers", choices=LISTS, default=LISTS[0], help="quantised at NVFP4")
+    parser.add_argument("--chosen-on", type=int, default=16, help="training prompts for choosing the fitted steps")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--scores", type=Path, default=Path("runs/plan_fidelity"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    return parser
+
+
+def _candidates(text: str) -> int:
+    least = min(map(min, KEEP.values()))
+    if int(text) <= least:
+        raise argparse.ArgumentTypeError(f"got {text}; expected more than {least}, which the cheapest plans keep")
+    return int(text)
+
+
+def main() -> None:
+    """Measure the missing scores, print the table and write it."""
+    parser = options(__doc__)
+    parser.add_argument("--render", action="store_true", help="measure nothing: the page from the JSON alone")
+    args = parser.parse_args()
+    prompts = held_out(args.prompts)
+    results = Results(NAME, args.out, page)
+    if args.render:
+        return results.show()
+    rows, off, solvers, used, numerics = [], {}, {}, {}, {}
+    for model in args.models:
+        scores, solvers[model], used[model], numerics = measure(model, prompts, args)
+        rows += [row for precision in args.precisions for row in judge(model, precision, scores)]
+        off[model] = {precision: float(scores[f"{precision}/off"].max()) for precision in args.precisions}
+    names = ("models", "prompts", "candidates", "precisions", "layers", "chosen_on", "device")
+    settings = {name: getattr(args, name) for name in names}
+    results.found = {
+        "command": command(NAME, options(__doc__), settings | {"solver": args.solver}),
+        **settings,
+        "solver": used,
+        "numerics": numerics,
+        "off": off,
+        "solvers": {model: solver.model_dump(mode="json") for model, solver in solvers.items()},
+        "rows": rows,
+    }
+    results.write()
+    results.show()
+
+
+def held_out(count: int) -> list[PromptItem]:
+    """Held-out prompts of the shapes world: the 128 shipped ones first, then further held-out ones."""
+    with tempfile.TemporaryDirectory() as folder:
+        lines = [json.dumps(prompt) for prompt in sample_prompts(held_out=True, count=count, seed=0)]
+        (Path(folder) / "test_metadata.jsonl").write_text("\n".join(lines))
+        return read_prompts(Path(folder), "test")
+
+
+Measured = tuple[Scores, FittedSolver, str, dict[str, str]]
+"""The scores, the fitted solver, the solver of the six steps, and precision → numerics."""
+
+
+def measure(model: str, prompts: Sequence[PromptItem], args: argparse.Namespace) -> Measured:
+    """Score the groups of one model, resuming from the stored scores and storing them."""
+    backbone = load_backbone(model, device=args.device)
+    use_layers(backbone, args.layers)
+    solver = solver_of(args.solver, backbone.family)
+    config = resolve(f"{model}/sol_rl/{REWARDS[0]}", overrides=[f"solver={solver}"]).config
+    proxies = {precision: generator_at(backbone, precision) for precision in args.precisions}
+    models = Models(config, Generator(backbone, "bf16"), proxies, RewardSet.load(REWARDS, backbone))
+    numerics: dict[str, str] = {precision: generator.numerics for precision, generator in proxies.items()}
+    args.scores.mkdir(parents=True, exist_ok=True)
+    solver_file, file = files(model, solver, args)
+    if not solver_file.is_file():
+        solver_file.write_text(choose_solver(models, args.candidates, args.chosen_on).model_dump_json(indent=1) + "\n")
+    fitted = FittedSolver.model_validate_json(solver_file.read_text())
+    scores: Scores = load_file(file) if file.is_file() else {}
+    begun = len(scores["true"]) if scores else 0
+    bar = track(prompts[begun:], f"{model}, groups", console=Console(stderr=True))
+    for index, prompt in enumerate(bar, begun + 1):
+        seeds = expand_seeds(0, prompt.id, args.candidates)
+        new = {"true": true_scores(prompt, seeds, models)}
+        new |= proxy_scores(prompt, seeds, models, {STEPS: solver, FITTED: fitted}, fp8=True)
+        if index <= CHECKED:
+            for precision in proxies:
+                off = really_pruned(precision, prompt, seeds, new, models, fitted)
+                new[f"{precision}/off"] = torch.tensor(off)
+        scores |= {key: torch.cat([*([scores[key]] if key in scores else []), part[None]]) for key, part in new.items()}
+        if index % SAVED_EVERY == 0 or index == len(prompts):
+            # Write to another name first, so that an interruption does not destroy the saved scores.
+            partial = file.with_suffix(".partial")
+            save_file(scores, partial)
+            partial.replace(file)
+    return scores, fitted, solver, numerics
+
+
+def files(model: str, solver: str, args: argparse.Namespace) -> tuple[Path, Path]:
+    """Files of a model's fitted solver and scores."""
+    name = "-".join((model, solver, *args.precisions, *([args.layers] if args.layers != "own" else [])))
+    # Scores of older versions, with other decodings, are in files of other names.
+    return args.scores / f"{name}.solver.json", args.scores / f"{name}.whole-fp8.safetensors"
+
+
+def choose_solver(models: Models, candidates: int, prompts: int) -> FittedSolver:
+    """Choose among the solvers fitted to each schedule: the one that best separates best from worst candidates.
+
+    The criterion is the difference of their true ranks, mean over training prompts, for the reward and precision at
+    which it is smallest.
+    """
+    solvers = fit_solvers(models.true, recipe_examples(models.config, models.true), SCHEDULES)
+    parted = torch.zeros(len(solvers), len(models.proxies), len(REWARDS))
+    for prompt in read_prompts(find_prompts(models.config.prompts), "train")[:prompts]:
+        seeds = expand_seeds(1, prompt.id, candidates)
+        true = true_scores(prompt, seeds, models)
+        for at, solver in enumerate(solvers):
+            found = proxy_scores(prompt, seeds, models, {FITTED: solver})
+            for (place, precision), reward in itertools.product(enumerate(models.proxies), range(len(REWARDS))):
+                halfway, final = (found[f"{precision}/{FITTED}/{n}"][reward] for n in (FITTED - 1, FITTED))
+                proxy = pruned(halfway, final, min(CHOSEN_FOR, candidates))
+                rank = rank_fidelity(proxy[None], true[reward][None])
+                parted[at, place, reward] += rank.bottom_rank - rank.top_rank
+    return solvers[int(parted.flatten(1).min(1).values.argmax())]
+
+
+def true_scores(prompt: PromptItem, seeds: Sequence[int], models: Models) -> torch.Tensor:
+    """True scores of one group [rewards, candidates]."""
+    made = models.true.generate(prompt.text, seeds, steps=TRUE_STEPS, solver=models.config.solver)
+    return scored(prompt, made.images, models)
+
+
+def proxy_scores(
+    prompt: PromptItem,
+    seeds: Sequence[int],
+    models: Models,
+    solvers: Mapping[int, str | FittedSolver],
+    *,
+    fp8: bool = False,
+) -> dict[str, torch.Tensor]:
+    """Scores of one group [rewards, candidates] for each number of steps and its solver, by the keys of `Scores`.
+
+    With `fp8`, the images after the last step are also decoded in FP8.
+    """
+    found = {}
+    for (precision, proxy), (steps, solver) in itertools.product(models.proxies.items(), solvers.items()):
+        trajectory = None
+        for until in (*AFTER[steps], steps):
+            made = proxy.generate(prompt.text, seeds, steps=steps, solver=solver, start=trajectory, until=until)
+            trajectory = made.trajectory
+            found[state(precision, steps, until)] = scored(prompt, made.images, models)
+        if fp8:
+            images = proxy.decode(made.latents, precision="fp8")
+            found[state(precision, steps, steps, FP8)] = scored(prompt, images, models)
+    return found
+
+
+def state(precision: str, steps: int, until: int, decoded: str = WHOLE) -> str:
+    """Key of `Scores` for images predicted after `until` of `steps` steps."""
+    return f"{precision}/{steps}/{until}" + ("" if decoded == WHOLE else f"/{decoded}")
+
+
+def scored(prompt: PromptItem, images: torch.Tensor, models: Models) -> torch.Tensor:
+    """Scores [rewards, candidates] of a prompt's images."""
+    count = len(images)
+    each = models.rewards.score(REWARDS, images, [prompt.text] * count, [prompt.metadata] * count)
+    return torch.stack([each[name] for name in REWARDS])
+
+
+def pruned(halfway: torch.Tensor, final: torch.Tensor, keep: int) -> torch.Tensor:
+    """Scores [candidates] of a plan that keeps the `keep` most extreme candidates halfway; NaN for the others."""
+    scores = torch.full_like(final, torch.nan)
+    places = best_worst(halfway, keep)
+    scores[places] = final[places]
+    return scores
+
+
+def really_pruned(
+    precision: str, prompt: PromptItem, seeds: Sequence[int], scores: Scores, models: Models, solver: FittedSolver
+) -> list[float]:
+    """Prune as the service does; largest difference of a score per plan, in standard deviations of the group.
+
+    A candidate that only one of the two keeps counts as infinitely different.
+    """
+    found, config, proxy = [], models.config, models.proxies[precision]
+    side = SideStream(proxy.backbone.device)
+    scorer = SampleScorer(Scorer(models.rewards), [spec.name for spec in config.trained], config.trained, side)
+    for steps, after, keep in grid(len(seeds)):
+        by = None if steps == STEPS else solver
+        plan = Plan(steps=steps, solver=config.solver, fitted=by, prune=Prune(after=after, keep=keep))
+        product = GroupSampler(Sampler(proxy, lambda plan=plan: plan), scorer).scores([prompt] * len(seeds), seeds)
+        halfway, final = (scores[state(precision, steps, until)][0] for until in (after, steps))
+        ours = pruned(halfway, final, keep)
+        same = bool((product.isnan() == ours.isnan()).all())
+        found.append(float((product - ours).nan_to_num().abs().max() / final.std()) if same else torch.inf)
+    return found
+
+
+def grid(candidates: int) -> list[Way]:
+    """All plans with pruning."""
+    return [
+        (steps, after, keep)
+        for steps in (STEPS, FITTED)
+        for after, keep in itertools.product(AFTER[steps], KEEP[steps])
+        if keep < candidates
+    ]
+
+
+def judge(model: str, precision: str, scores: Scores) -> list[dict[str, Any]]:
+    """A row per reward and plan: six steps without pruning first, then the fitted steps without pruning.
+
+    All are compared with six steps without pruning, decoded whole.
+    """
+    candidates = scores["true"].shape[2]
+    unpruned = [(STEPS, WHOLE), (FITTED, WHOLE), (STEPS, FP8), (FITTED, FP8)]
+    rows = []
+    for at, reward in enumerate(REWARDS):
+        true = scores["true"][:, at]
+        every = {
+            (steps, decoded): ranks(scores[state(precision, steps, steps, decoded)][:, at], true)
+            for steps, decoded in unpruned
+        }
+        ways = [*((n, n, candidates, way) for n, way in unpruned), *((*plan, WHOLE) for plan in grid(candidates))]
+        for steps, after, keep, decoded in ways:
+            halfway, final = (scores[state(precision, steps, until, decoded)][:, at] for until in (after, steps))
+            pairs = zip(halfway, final, strict=True)
+            found = ranks(torch.stack([pruned(half, end, keep) for half, end in pairs]), true)
+            worse = worse_than(every[STEPS, WHOLE], found)
+            rows.append(
+                {
+                    "model": model,
+                    "precision": precision,
+                    "reward": reward,
+                    "steps": steps,
+                    "after": after,
+                    "keep": keep,
+                    "decoded": decoded,
+                    "cost": (after * candidates + (steps - after) * keep) / (STEPS * candidates),
+                    "top_rank": float(found["top"].mean()),
+                    "bottom_rank": float(found["bottom"].mean()),
+                    "worse": worse,
+                    "worse_than_unpruned": worse_than(every[steps, decoded], found),
+                    "spearman": float(found["spearman"].nanmean()),
+                    "within": all(mean <= ALLOWED for mean, _, _ in worse.values()),
+                    "surely_within": all(high <= ALLOWED for _, _, high in worse.values()),
+                }
+            )
+    return rows
+
+
+def worse_than(whole: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> dict[str, tuple[float, float, float]]:
+    """Increase in true rank of the selected best and worst: mean and 95 % interval, paired over prompts."""
+    return {
+        half: paired_gain(sign * whole[half][:, None], sign * found[half][:, None])
+        for half, sign in (("top", 1), ("bottom", -1))
+    }
+
+
+def ranks(proxy: torch.Tensor, true: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Mean true rank of the proxy's best and worst 12 in each group, and Spearman over candidates not pruned."""
+    each = [rank_fidelity(p[None], t[None]) for p, t in zip(proxy, true, strict=True)]
+    return {
+        "top": torch.tensor([one.top_rank for one in each]),
+        "bottom": torch.tensor([one.bottom_rank for one in each]),
+        "spearman": torch.tensor([one.spearman for one in each]),
+    }
+
+
+if __name__ == "__main__":
+    main()
