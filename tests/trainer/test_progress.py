@@ -16,7 +16,7 @@ from rich.console import Console
 from run_folders import LONG_REWARD, RESULT, iteration_record, result_of_sum
 from solrl_client.retries import Wait
 from solrl_trainer.records import time_left
-from solrl_trainer.records.progress import RichReporter, evaluation_table, result_table
+from solrl_trainer.records.progress import RichReporter, evaluation_table, result_table, rewards_table
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.records.time_left import Countdown, ProgressCounter, TimeLeft
 
@@ -134,6 +134,33 @@ def test_the_table_shows_the_result() -> None:
     assert "strict accuracy (verifier) 48.2 % 67.3 % +19.1 points [+14.5, +23.6]" in text
     assert "126.0 105.0 42.0 150.0 3.0 61.0 385.0" in text
     assert "0.873" in text
+
+
+@pytest.mark.parametrize(
+    ("trained", "change", "fell"),
+    [
+        ({"clipscore": 1.0}, {"verifier": -0.1}, "verifier"),
+        ({"clipscore": 1.0}, {"verifier": -0.1, "judge": -0.1}, "verifier and judge"),
+        ({"clipscore": 1.0}, {}, None),
+        ({"clipscore": 1.0}, {"clipscore": -0.1, "verifier": -0.1}, None),
+        ({"clipscore": -1.0}, {"clipscore": -0.1, "verifier": -0.1}, "verifier"),
+        ({"clipscore": 1.0, "verifier": 1.0}, {"weighted sum": 0.1, "verifier": -0.1}, None),
+        ({"clipscore": 1.0, "verifier": 1.0}, {"weighted sum": 0.1, "verifier": -0.1, "judge": -0.1}, "judge"),
+    ],
+)
+def test_the_table_warns_of_a_reward_that_may_be_hacked(
+    trained: dict[str, float], change: dict[str, float], fell: str | None
+) -> None:
+    gains = {"clipscore": 0.1, "verifier": 0.1, "judge": 0.1} | change
+    rows = {
+        name: {"before": 0.5, "after": 0.5 + g, "gain": g, "low": g - 0.05, "high": g + 0.05}
+        for name, g in gains.items()
+    }
+    console = Console(width=160, file=io.StringIO(), record=True)
+    console.print(rewards_table({"trained": trained, "prompts": 8, "rewards": rows}))
+    text = " ".join(console.export_text().split())
+    assert ("may be hacked" in text) == (fell is not None)
+    assert fell is None or f"the trained score rose, but {fell} fell: look at the images" in text
 
 
 @pytest.mark.parametrize(("prompts", "over"), [(7, "7 prompts"), (1, "1 prompt"), (8, None)])

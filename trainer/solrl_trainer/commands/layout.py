@@ -13,6 +13,7 @@ from solrl_trainer.layouts.rates import MeasuredRates, Rates, shipped_rates, sta
 from solrl_trainer.settings.config import RunConfig
 
 _HOUR = 3600.0
+_FITTED_STEPS = 4
 
 
 def layout(config: RunConfig, asked: Layout) -> None:
@@ -28,15 +29,28 @@ def layout(config: RunConfig, asked: Layout) -> None:
     config.require_exploring("layout")
     if not speed > 0:
         raise ValueError(f"got --serving-speed {speed:g}; expected more than 0, such as 0.5")
-    parts = stages(config, _rates(config, asked.measure, asked.rates))
-    found = list(layouts(parts, config.explore.prompts, gpus, serving=asked.services, runs=runs, speed=speed))
+    rates = _rates(config, asked.measure, asked.rates)
+
+    def sorted_layouts(config: RunConfig) -> list[GpuLayout]:
+        parts = stages(config, rates)
+        return list(layouts(parts, config.explore.prompts, gpus, serving=asked.services, runs=runs, speed=speed))
+
+    found = sorted_layouts(config)
     if not found:
         raise ValueError(
             f"got --gpus {gpus} for {runs} runs; expected at least {runs + 1}, or {runs} without a service"
         )
     console = Console()
     console.print(_table(config, found, (asked.price, asked.serving_price)))
-    console.print(_advice(config, found[0], runs, asked.words), soft_wrap=True, markup=False, highlight=False)
+    advice = _advice(config, found[0], runs, asked.words)
+    if config.two_stage and config.explore.fitted is None and config.explore.steps > _FITTED_STEPS:
+        explore = config.explore.model_copy(update={"steps": _FITTED_STEPS})
+        fitted = sorted_layouts(config.model_copy(update={"explore": explore}))[0]
+        advice += (
+            f"\nwith {_FITTED_STEPS} steps that `solrl-train calibrate` fits, if they rank well: "
+            f"{_hours(config, fitted):.1f} h per run"
+        )
+    console.print(advice, soft_wrap=True, markup=False, highlight=False)
 
 
 def _rates(config: RunConfig, measure: bool, file: Path | None) -> Rates:
@@ -56,7 +70,8 @@ def _rates(config: RunConfig, measure: bool, file: Path | None) -> Rates:
         if shipped is None:
             raise ValueError(f"no rates are shipped for {name}, only for flux1, sd3 and sana; expected --measure")
         measured = shipped
-    print(f"rates of {measured.model} measured on {measured.gpu}")
+    longer = "" if measure or file else "; where whole iterations were measured, they took 3 to 9 % longer"
+    print(f"rates of {measured.model} measured on {measured.gpu}{longer}")
     return measured.rates
 
 
@@ -68,11 +83,14 @@ def _table(config: RunConfig, found: Sequence[GpuLayout], prices: tuple[float | 
     for name in ("s / prompt", "min / iteration", "h / run", "waiting", *(["cost / run"] if priced else [])):
         table.add_column(name, justify="right")
     for one in found:
-        iteration = one.seconds * config.explore.prompts
-        hours = iteration * config.iterations / _HOUR
+        iteration, hours = one.seconds * config.explore.prompts, _hours(config, one)
         cells = [f"{one.seconds:.2f}", f"{iteration / 60:.1f}", f"{hours:.1f}", f"{max(one.idle, 0):.0%}"]
         table.add_row(layout_text(one), *cells, *([f"{cost(one, hours, prices):.0f}"] if priced else []))
     return table
+
+
+def _hours(config: RunConfig, one: GpuLayout) -> float:
+    return one.seconds * config.explore.prompts * config.iterations / _HOUR
 
 
 def cost(one: GpuLayout, hours: float, prices: tuple[float | None, float | None]) -> float:

@@ -61,6 +61,25 @@ def few_prompts_text(prompts: int) -> str:
     return f"the intervals are over {over} and may be too narrow; use at least {FEW_PROMPTS}"
 
 
+def hacked_text(rewards: Mapping[str, Mapping[str, float]], weights: Mapping[str, float]) -> str:
+    """Warning that rewards which are not trained on clearly fell while the trained score rose; empty if none did.
+
+    Args:
+        rewards: reward → `low` and `high`, the interval of its gain.
+        weights: trained reward → its weight.
+    """
+    signs = {TRAINED_SUM: 1.0} if TRAINED_SUM in rewards else weights if len(weights) == 1 else {}
+    rose = any(
+        rewards[name]["low" if sign > 0 else "high"] * sign > 0 for name, sign in signs.items() if name in rewards
+    )
+    fell = [name for name, row in rewards.items() if name not in (TRAINED_SUM, *weights) and row["high"] < 0]
+    if not rose or not fell:
+        return ""
+    *others, last = fell
+    names = f"{', '.join(others)} and {last}" if others else last
+    return f"the trained score rose, but {names} fell: look at the images, the reward may be hacked"
+
+
 def reward_label(name: str) -> str:
     """Label of a reward."""
     return f"{_SHARES[name]} ({name})" if name in _SHARES else name

@@ -26,6 +26,7 @@ from solrl_trainer.records.figures import (
     duration_text,
     few_prompts_text,
     gain_text,
+    hacked_text,
     interval_text,
     reward_label,
     reward_text,
@@ -190,8 +191,9 @@ def rewards_table(result: Mapping[str, Any]) -> Table:
     """Held-out rewards before and after, with the gain and its interval, from result.json or evaluation.json."""
     weights = result["trained"]
     rewards = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, caption_justify="left")
-    if few := few_prompts_text(result["prompts"]):
-        rewards.caption = Text(few, style="yellow")
+    cautions = (few_prompts_text(result["prompts"]), hacked_text(result["rewards"], weights))
+    if said := "\n".join(filter(None, cautions)):
+        rewards.caption = Text(said, style="yellow")
     rewards.add_column("held-out reward", overflow="fold")
     for heading in ("before", "after", "gain", "95 % interval"):
         rewards.add_column(heading, justify="right", no_wrap=True)

@@ -98,7 +98,10 @@ def _content(run: RunFiles) -> dict[str, Any]:
         "regenerated": regenerate.get("at") != "none",
         "images": (result or {}).get("images"),
         "prompts": prompts,
-        "few": figures.few_prompts_text(prompts),
+        "cautions": [
+            figures.few_prompts_text(prompts),
+            figures.hacked_text(result["rewards"], weights) if result else "",
+        ],
         "finished": result is not None,
         "done": iterations[-1]["version"] if iterations else 0,
         "planned": facts.get("iterations"),
