@@ -5,6 +5,7 @@ which people choose from a small set; here it would only slow down every request
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -32,6 +33,7 @@ _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=
 
 
 _UNSEEN = (-1,)  # the signature of no file
+_MOUNTED = "mounted alone, so a change of the file does not arrive; mount its folder instead"
 
 
 class TokenFileError(ValueError):
@@ -68,10 +70,17 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
         TokenFileError: the file is missing, not readable, not a regular file, or not a token file.
     """
     try:
-        return TokenFile.model_validate_json(decode_text(_read_regular(path), path)).tokens
+        text = decode_text(_read_regular(path), path)
+        if text.lstrip().startswith(TOKEN_PREFIX):
+            raise TokenFileError(
+                f"token file {path}: this is a token, not a file of tokens; leave it to the client, and name the file "
+                "that `solrl-rollout token create` wrote"
+            )
+        return TokenFile.model_validate_json(text).tokens
     except OSError as error:
-        create = f"solrl-rollout token create --tenant NAME --scopes rollout push --file {path}"
-        raise TokenFileError(f"token file {path}: {error.strerror or error}; create one with `{create}`") from error
+        create = f"create one with `solrl-rollout token create --tenant NAME --scopes rollout push --file {path}`"
+        cure = create if isinstance(error, FileNotFoundError) else "expected a regular file that this user may read"
+        raise TokenFileError(f"token file {path}: {error.strerror or error}; {cure}") from error
     except TextFileError as error:
         raise _invalid(path, str(error)) from error
     except ValidationError as error:
@@ -203,6 +212,8 @@ def _read_regular(path: Path) -> bytes:
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError("it is not a regular file")
+        if not os.stat(path).st_nlink:  # not of `handle`, whose file may have been replaced just now
+            raise OSError(f"it was replaced, and is {_MOUNTED}, and restart this")
         return file.read()
 
 
@@ -217,12 +228,7 @@ def _signature(path: Path) -> tuple[int, ...] | None:
 @contextlib.contextmanager
 def _changing(path: Path, *, new: bool = False) -> Iterator[Callable[[tuple[Token, ...]], None]]:
     """Lock the file while it is read and replaced; yields a function that replaces it atomically."""
-    if new:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = os.open(path.parent, os.O_RDONLY)
-    except OSError as error:
-        raise TokenFileError(f"token file {path}: {error.strerror or error}; check the folder's name") from error
+    path = path.resolve()  # a link stays one
 
     def write(tokens: tuple[Token, ...]) -> None:
         content = json.dumps(TokenFile(tokens=tokens).model_dump(mode="json"), indent=1) + "\n"
@@ -240,8 +246,18 @@ def _changing(path: Path, *, new: bool = False) -> Iterator[Callable[[tuple[Toke
             os.unlink(temporary)
             raise
 
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield write
-    finally:
-        os.close(lock)
+    with contextlib.ExitStack() as held:
+        try:
+            if new:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(path.parent, os.O_RDONLY)
+            held.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield write
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                raise TokenFileError(f"token file {path} cannot be replaced: it is {_MOUNTED}") from error
+            raise TokenFileError(
+                f"token file {path}: {error.strerror or error}; expected a folder in which this user may write; "
+                "check --file and the folder's permissions"
+            ) from error

@@ -5,6 +5,7 @@ import json
 import os
 import stat
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -153,6 +154,70 @@ def test_a_fifo_is_refused_as_a_token_file(tmp_path: Path) -> None:
         ring.find(first)
     with pytest.raises(TokenFileError, match="not a regular file"):
         read_tokens(file)
+
+
+def test_a_token_or_a_folder_is_told_from_a_missing_token_file(tmp_path: Path) -> None:
+    secret, _ = create_token(tmp_path / "tokens.json", "a", ("push",), None)
+    bare = tmp_path / "token"
+    bare.write_text(f"{secret}\n")
+    for path, said in ((bare, "this is a token, not a file of tokens"), (tmp_path, "expected a regular file")):
+        with pytest.raises(TokenFileError, match=said) as refused:
+            read_tokens(path)
+        assert secret not in str(refused.value)
+        assert "delete" not in str(refused.value)
+        assert "--file" not in str(refused.value)
+
+
+def test_a_link_to_the_token_file_stays_a_link(tmp_path: Path) -> None:
+    link, file = tmp_path / "link.json", tmp_path / "folder" / "tokens.json"
+    link.symlink_to(file)
+    create_token(link, "a", ("push",), None)
+    create_token(link, "b", ("push",), None)
+    assert link.is_symlink()
+    assert [one.tenant for one in read_tokens(file)] == ["a", "b"]
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_its_option() -> None:
+    done = token("create", "--tenant", "a", "--scopes", "push", "--file", "/proc/none/tokens.json")
+    assert done.returncode == 2
+    assert "token file /proc/none/tokens.json: No such file or directory; expected a folder" in done.stderr
+    assert "check --file" in done.stderr
+
+
+MOUNTED = """
+import sys
+from pathlib import Path
+from solrl_http.tokens import TokenStore, revoke_token
+file, token_id, secret = Path(sys.argv[1]), *sys.argv[2:]
+ring = TokenStore(file)
+assert ring.find(secret)
+for act in (lambda: revoke_token(file, token_id), lambda: ring.find(secret)):
+    try:
+        act()
+    except ValueError as error:
+        print(error, error.__cause__, flush=True)
+    input()
+"""
+
+
+@pytest.mark.skipif(
+    subprocess.run(["sh", "-c", "unshare -rm true"], check=False).returncode != 0, reason="needs user namespaces"
+)
+def test_a_file_that_is_mounted_alone_keeps_no_revoked_token(tmp_path: Path) -> None:
+    file, mounted = tmp_path / "tokens.json", tmp_path / "mounted.json"
+    secret, made = create_token(file, "a", ("push",), None)
+    mounted.touch()
+    script = 'mount --bind "$1" "$2" && exec "$3" -c "$4" "$2" "$5" "$6"'
+    words = [str(file), str(mounted), sys.executable, MOUNTED, made.id, secret]
+    command = ["unshare", "-rm", "sh", "-c", script, "sh", *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        assert "cannot be replaced: it is mounted alone" in running.stdout.readline()
+        revoke_token(file, made.id)
+        print(file=running.stdin, flush=True)
+        assert "missing or invalid" in running.stdout.readline()
+        print(file=running.stdin, flush=True)
 
 
 @pytest.fixture(scope="module")
