@@ -9,6 +9,7 @@ import random
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from solrl_client.rollouts import RolloutClient
@@ -106,7 +107,7 @@ def _explore(number: int, loss: str, server: RedisServer, service: RolloutServic
     config = small_config(run=f"trial-{number}", rollout_url=service.url, output=Path("."))
     with RolloutClient(service.url, patience=60, pause=0.05) as client, shown_log(notes.append):
         supply = AdapterSupply(client, run=config.run, model=config.model_name, lag=0)
-        source = run_client(config, client, restore=supply.restore)
+        source = replace(run_client(config, client), restore=supply.restore)
         supply.start({0: adapter_file(0)})
         supply.push(1, adapter_file(1))
         before = source.candidates_of([_PROMPT], 1, 5, iteration=1)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ class Asked:
             self.pushed_again |= pushed
             return pushed
 
-        self._source = run_client(config, self._client, restore=restore)
+        self._source = replace(run_client(config, self._client), restore=restore)
         supply.start({0: adapter_file(0)})
         supply.push(1, adapter_file(1))
         self._thread = threading.Thread(target=self._explore, daemon=True)

@@ -1,14 +1,13 @@
 """Rates of this machine's GPU for a run's model: small groups and one update, by the run's own loop."""
 
 import time
-from dataclasses import dataclass
 
 import torch
 from solrl_client.retries import ignore
 from solrl_core.adapter import encode_adapter
 
 from solrl_trainer.algorithms.algorithm import advantages_of
-from solrl_trainer.layouts.rates import MeasuredRates, fit_rates
+from solrl_trainer.layouts.rates import MeasuredRates, Stages, fit_rates
 from solrl_trainer.loop import collect_samples, training_samples
 from solrl_trainer.policy.update import trained_steps
 from solrl_trainer.ranks.communicator import SingleProcess
@@ -83,18 +82,11 @@ def _small(config: RunConfig, steps: int, regenerated_steps: int) -> RunConfig:
     return RunConfig.model_validate(raw)
 
 
-@dataclass(frozen=True)
-class _Seconds:
-    explore: float
-    regenerate: float
-    train: float
-
-
-def _timed(session: Session) -> _Seconds:
+def _timed(session: Session) -> Stages:
     """Seconds of one prompt's stages; each ends with figures on the host, so the GPU has finished it."""
     log = RunLog()
     samples = collect_samples(session, log, 0)
     chosen = training_samples(session, samples, advantages_of(session.updater.algorithm, samples.scores))
     began = time.perf_counter()
     session.updater.update(chosen, 0)
-    return _Seconds(log.elapsed("wait"), log.elapsed("regenerate"), time.perf_counter() - began)
+    return Stages(log.elapsed("wait"), log.elapsed("regenerate"), time.perf_counter() - began)

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 from solrl_client.retries import Wait
@@ -250,7 +251,7 @@ def open_run_log(
             def source() -> RunClient:
                 hosted = client.model(config.model_name)
                 rewards = reward_specs(config.trained, config, hosted)
-                return run_client(config, client, rewards=rewards, frames=hosted.frames)
+                return replace(run_client(config, client), rewards=rewards, frames=hosted.frames)
 
             reports = StatusReporter(client, config, source)
             status = stack.enter_context(reports)

@@ -203,28 +203,13 @@ def joined(answers: Sequence[RolloutAnswer], groups: Sequence[RolloutGroup]) -> 
     return answers[0].model_copy(update={"groups": tuple(groups), "seconds": total})
 
 
-def run_client(
-    config: RunConfig,
-    client: RolloutClient,
-    *,
-    rewards: tuple[RewardSpec, ...] | None = None,
-    fingerprint: str | None = None,
-    numerics: Mapping[Precision, Numerics] | None = None,
-    restore: Callable[[Problem], bool] | None = None,
-    requested: Callable[[Sequence[RewardSpec]], Requested] = RunClient.requested,
-    frames: int = 1,
-) -> RunClient:
-    """A client that explores by a run's settings; without `rewards`, the service has loaded all."""
+def run_client(config: RunConfig, client: RolloutClient) -> RunClient:
+    """A client that explores by a run's settings at a service that has loaded all its rewards."""
     return RunClient(
         client=client,
         run=config.run,
         model=config.model_name,
         candidates=config.explore.candidates,
         plan_of=partial(exploration_plan, config),
-        rewards=config.trained if rewards is None else rewards,
-        fingerprint=fingerprint,
-        numerics=numerics,
-        restore=restore,
-        requested=requested,
-        frames=frames,
+        rewards=config.trained,
     )

@@ -95,9 +95,8 @@ def open_service_source(
         if world.rank == 0:
             supply = AdapterSupply(client, run=config.run, model=config.model_name, lag=config.lag)
         rewards, expected = requested(config.trained)
-        asked = run_client(
-            config,
-            client,
+        asked = replace(
+            run_client(config, client),
             rewards=rewards,
             fingerprint=expected,
             requested=requested,

@@ -4,7 +4,7 @@ Times cross as durations, so that the two sides need no common clock.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,21 +22,19 @@ from solrl_rollout.engine.work import Chunk, ExternalReward, HostedModel, Job, S
 Header = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
 
+_JOB = ("tenant", "run", "model", "precision", "rewards", "external_rewards", "images")
+_SCORED = ("truncated_tokens", "switched", "switch", "generate", "reward", "asked")
+_HOSTED = ("default_precision", "prunes", "device")
+"""Fields that cross as they are, of a job, a finished chunk and a hosted model."""
+
 
 def encode_chunk(chunk: Chunk) -> tuple[Header, bytes]:
     """A chunk without its adapter's weights, of which the header has the digest."""
     job = chunk.job
     start, tensors = pack_trajectory(chunk.start)
-    header = {
-        "tenant": job.tenant,
-        "run": job.run,
-        "model": job.model,
+    header = _plain(job, _JOB) | {
         "adapter": job.adapter.digest if job.adapter else None,
-        "precision": job.precision,
         "plan": job.plan.model_dump(mode="json"),
-        "rewards": job.rewards,
-        "external_rewards": job.external_rewards,
-        "images": job.images,
         "prompt": chunk.prompt.model_dump(mode="json"),
         "seeds": list(chunk.seeds),
         "start": start,
@@ -48,17 +46,9 @@ def encode_chunk(chunk: Chunk) -> tuple[Header, bytes]:
 def decode_chunk(header: Header, body: bytes) -> Chunk:
     """The chunk, in a job of its own that has no adapter yet."""
     plan = Plan.model_validate(header["plan"])
-    job = Job(
-        tenant=header["tenant"],
-        run=header["run"],
-        model=header["model"],
-        adapter=None,
-        precision=header["precision"],
-        plan=plan,
-        rewards=tuple(header["rewards"]),
-        external_rewards={name: ExternalReward(*reward) for name, reward in header["external_rewards"].items()},
-        images=header["images"],
-    )
+    job = Job(**{name: header[name] for name in _JOB}, adapter=None, plan=plan)
+    job.rewards = tuple(job.rewards)
+    job.external_rewards = {name: ExternalReward(*reward) for name, reward in job.external_rewards.items()}
     start = unpack_trajectory(header["start"], _load(body), plan)
     prompt = PromptItem.model_validate(header["prompt"])
     return Chunk(job, prompt, header["seeds"], start=start, until=header["until"])
@@ -71,17 +61,11 @@ def encode_scored(scored: ScoredChunk) -> tuple[Header, bytes]:
     images = None if scored.images is None else [image_file(image) for image in scored.images]
     for i, image in enumerate(images or ()):
         tensors[f"image.{i}"] = torch.frombuffer(bytearray(image), dtype=torch.uint8)
-    header = {
+    header = _plain(scored, _SCORED) | {
         "trajectory": place,
         "rewards": list(scored.rewards),
         "images": None if images is None else len(images),
-        "truncated_tokens": scored.truncated_tokens,
         "elapsed": time.monotonic() - scored.started_at,
-        "switched": scored.switched,
-        "switch": scored.switch,
-        "generate": scored.generate,
-        "reward": scored.reward,
-        "asked": scored.asked,
         "times": {name: one.model_dump() for name, one in scored.times.items()},
     }
     return header, _save(tensors)
@@ -92,16 +76,11 @@ def decode_scored(header: Header, body: bytes, plan: Plan) -> ScoredChunk:
     tensors = _load(body)
     images = header["images"]
     return ScoredChunk(
+        **{name: header[name] for name in _SCORED},
         rewards={name: tensors[f"reward.{name}"] for name in header["rewards"]},
         images=None if images is None else [tensors[f"image.{i}"].numpy().tobytes() for i in range(images)],
         trajectory=unpack_trajectory(header["trajectory"], tensors, plan),
-        truncated_tokens=header["truncated_tokens"],
         started_at=time.monotonic() - header["elapsed"],
-        switched=header["switched"],
-        switch=header["switch"],
-        generate=header["generate"],
-        reward=header["reward"],
-        asked=header["asked"],
         times={name: RewardTime.model_validate(one) for name, one in header["times"].items()},
     )
 
@@ -119,12 +98,9 @@ def decode_error(error: str, facts: Mapping[str, Any]) -> EngineError:
 
 def encode_hosted(hosted: HostedModel) -> Header:
     """A hosted model, without its batch limits."""
-    return {
+    return _plain(hosted, _HOSTED) | {
         "info": hosted.info.model_dump(mode="json"),
-        "default_precision": hosted.default_precision,
         "adapter_layout": {module: list(shape) for module, shape in hosted.adapter_layout.items()},
-        "prunes": hosted.prunes,
-        "device": hosted.device,
         "remote_rewards": sorted(hosted.remote_rewards),
     }
 
@@ -133,11 +109,9 @@ def decode_hosted(header: Header, batch_limits: dict[str, dict[str, int]]) -> Ho
     """The hosted model; `batch_limits` of each model are read whenever they are asked for."""
     info = ModelInfo.model_validate(header["info"])
     return HostedModel(
+        **{name: header[name] for name in _HOSTED},
         info=info,
-        default_precision=header["default_precision"],
         adapter_layout={module: (outs, ins) for module, (outs, ins) in header["adapter_layout"].items()},
-        prunes=header["prunes"],
-        device=header["device"],
         batch_limits=lambda: batch_limits.get(info.name, {}),
         remote_rewards=frozenset(header["remote_rewards"]),
     )
@@ -159,6 +133,10 @@ def unpack_trajectory(place: Header | None, tensors: Tensors, plan: Plan) -> Tra
     solver.history = tuple(tensors[f"history.{i}"] for i in range(len(tensors)) if f"history.{i}" in tensors)
     solver.sigma = place["sigma"]
     return Trajectory(tensors["x"], solver, place["index"])
+
+
+def _plain(record: object, fields: Sequence[str]) -> Header:
+    return {name: getattr(record, name) for name in fields}
 
 
 def _save(tensors: Tensors) -> bytes:
