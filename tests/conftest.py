@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fork_server
 import pytest
 import redis
 from support.redis_server import RedisServer, running_redis
@@ -42,6 +43,14 @@ def pytest_collection_finish() -> None:
     """Leave the imported modules out of all later collections of garbage, each of which would search them."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> Iterator[object]:
+    """Have programs fork from this process as it is before the first test, if any test may start one."""
+    if "fault_trials.processes" in sys.modules and not session.config.pluginmanager.hasplugin("dsession"):
+        fork_server.fork()
+    return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
