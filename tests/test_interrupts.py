@@ -9,6 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fault_trials.child import command
+from fault_trials.processes import Program
+from solrl_trainer.__main__ import main
 from training_helpers import TINY
 
 PROGRAMS = Path(sys.executable).parent
@@ -29,22 +32,16 @@ def loading(pid: int, output: Path) -> bool:
     return "loading mini-sana" in output.read_text() or ".safetensors" in maps(pid)
 
 
-def evaluating(pid: int, output: Path) -> bool:
-    return "evaluating" in output.read_text()
-
-
 def maps(pid: int) -> str:
     return Path(f"/proc/{pid}/maps").read_text()
 
 
-def interrupted(tmp_path: Path, moment: Moment, *command: str) -> tuple[int, list[str]]:
+def interrupted(tmp_path: Path, moment: Moment, program: str, *words: str) -> tuple[int, list[str]]:
     """Exit status and output of a program that gets SIGINT at a moment."""
     output = tmp_path / "output"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with output.open("wb") as file:
-        process = subprocess.Popen(
-            [PROGRAMS / command[0], *command[1:]], stdout=file, stderr=subprocess.STDOUT, env=environment
-        )
+        process = subprocess.Popen([PROGRAMS / program, *words], stdout=file, stderr=subprocess.STDOUT, env=environment)
     try:
         while process.poll() is None and not moment(process.pid, output):
             time.sleep(0.01)
@@ -62,18 +59,28 @@ def test_a_service_that_loads(tmp_path: Path, moment: Moment) -> None:
     assert found == (130, ["solrl-rollout: stopped"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", [pytest.param(importing, marks=pytest.mark.release), evaluating])
-def test_a_trainer(tmp_path: Path, moment: Moment) -> None:
+def training(tmp_path: Path) -> list[str]:
     preset, settings = "mini-sana/naive_scaling/clipscore", [word for one in TINY for word in ("--set", one)]
-    command = ("solrl-train", "run", "--preset", preset, *settings, "--output", str(tmp_path / "run"))
-    code, lines = interrupted(tmp_path, moment, *command)
-    assert code == 130
-    said = [line for line in lines if not line.startswith(("loading ", "evaluating "))]
-    assert len(said) == 1
-    assert said[0].startswith("solrl-train: stopped")
-    if moment is evaluating:
-        assert said == [f"solrl-train: stopped; continue with: solrl-train run --resume {tmp_path / 'run'}"]
+    return ["solrl-train", "run", "--preset", preset, *settings, "--output", str(tmp_path / "run")]
+
+
+@pytest.mark.release
+def test_a_trainer_that_imports(tmp_path: Path) -> None:
+    code, lines = interrupted(tmp_path, importing, *training(tmp_path))
+    (said,) = [line for line in lines if not line.startswith("loading ")]
+    assert (code, said[:20]) == (130, "solrl-train: stopped")
+
+
+@pytest.mark.slow
+def test_a_trainer_that_evaluates(tmp_path: Path) -> None:
+    log = tmp_path / "output"
+    process = Program(command, (main, training(tmp_path), str(tmp_path), dict(os.environ)), log)
+    while process.alive and not (log.exists() and "evaluating" in log.read_text()):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    said = [line for line in log.read_text().splitlines() if not line.startswith(("loading ", "evaluating "))]
+    assert said == [f"solrl-train: stopped; continue with: solrl-train run --resume {tmp_path / 'run'}"]
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,13 @@
 """Two small training runs and everything about them that must not change, read from files and from the wire alone.
 
-`python tests/golden/golden_runs.py` records them for this processor type. Record anew only in a commit that means to
-change results, and name in it what changed and why.
+`PYTHONPATH=benchmarks python tests/golden/golden_runs.py` records them for this processor type. Record anew only in a
+commit that means to change results, and name in it what changed and why.
 """
 
 import json
 import os
 import platform
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,8 +18,13 @@ from typing import Any
 
 import httpx
 import torch
+from fault_trials.child import command
+from fault_trials.processes import Program
 from safetensors.torch import load_file
 from solrl_proto.noise import expand_seeds
+from solrl_rollout.cli import main as solrl_rollout
+from solrl_trainer.commands.cli import main as solrl_train
+from support.ports import free_port
 
 RECORDED = Path(__file__).parent / "recorded.json"
 ITERATIONS = 2
@@ -78,18 +80,13 @@ def run_all(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def _service(log: Path) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "solrl_rollout", "serve", "--model", MODEL, "--rewards", REWARD]
-    with log.open("wb") as output:
-        service = subprocess.Popen(
-            [*command, "--port", str(port)], stdout=output, stderr=subprocess.STDOUT, env=_environment()
-        )
+    port = free_port()
+    words = ["serve", "--model", MODEL, "--rewards", REWARD, "--port", str(port)]
+    service = Program(command, (solrl_rollout, ("solrl-rollout", *words), os.getcwd(), _environment()), log)
     try:
         url = f"http://127.0.0.1:{port}"
         while True:
-            assert service.poll() is None, log.read_text()
+            assert service.alive, log.read_text()
             try:
                 if httpx.get(f"{url}/health/ready", timeout=600).is_success:
                     break
@@ -100,7 +97,6 @@ def _service(log: Path) -> Iterator[str]:
         assert service.wait() == 0, log.read_text()
     finally:
         service.kill()
-        service.wait()
 
 
 def _environment() -> dict[str, str]:
@@ -109,12 +105,11 @@ def _environment() -> dict[str, str]:
 
 
 def _train(recipe: str, settings: dict[str, Any], output: Path) -> None:
-    command = [sys.executable, "-m", "solrl_trainer", "run", "--preset", f"{MODEL}/{recipe}/{REWARD}"]
-    command += ["--output", str(output), "--run", recipe]
+    words = ["solrl-train", "run", "--preset", f"{MODEL}/{recipe}/{REWARD}", "--output", str(output), "--run", recipe]
     for name, value in settings.items():
-        command += ["--set", f"{name}={value}"]
-    done = subprocess.run(command, capture_output=True, text=True, env=_environment())
-    assert done.returncode == 0, done.stderr
+        words += ["--set", f"{name}={value}"]
+    log = output.with_suffix(".log")
+    assert Program(command, (solrl_train, words, os.getcwd(), _environment()), log).wait() == 0, log.read_text()
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -2,27 +2,26 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-import solrl_trainer.commands.cli
+from fault_trials.child import command
+from fault_trials.processes import Program
+from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.demo import demo_config
 from solrl_trainer.settings.presets import ConfigError
 from typed import typed
 
-PROGRAM = str(Path(sys.executable).parent / "solrl-train")
 
-
-def service_of(demo: "subprocess.Popen[bytes]") -> int:
+def service_of(demo: Program) -> int:
     """Process id of the demo's service, once it runs."""
-    while demo.poll() is None:
+    while demo.alive:
         children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()
         for child in children:
-            command = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-            if b"solrl_rollout" in command and not command[0].endswith(b"setpriv"):
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            if b"solrl_rollout" in words and not words[0].endswith(b"setpriv"):
                 return int(child)
         time.sleep(0.05)
     pytest.fail("the demo ended")
@@ -38,25 +37,27 @@ def ended(process: int) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a killed parent cannot take its child along")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=["TERM", "KILL"])
 def test_the_service_ends_with_the_demo(tmp_path: Path, number: int, code: int) -> None:
-    with subprocess.Popen([PROGRAM, "demo", "--output", str(tmp_path / "run")], stderr=subprocess.DEVNULL) as demo:
-        service = service_of(demo)
-        try:
-            demo.send_signal(number)
-            assert demo.wait(600) == code
-            deadline = time.monotonic() + 600
-            while not ended(service):
-                assert time.monotonic() < deadline, "the service outlived the demo"
-                time.sleep(0.05)
-        finally:
-            if not ended(service):
-                os.kill(service, signal.SIGKILL)
+    words = ("solrl-train", "demo", "--output", str(tmp_path / "run"))
+    demo = Program(command, (main, words, os.getcwd(), dict(os.environ)), tmp_path / "log")
+    service = service_of(demo)
+    try:
+        demo.send_signal(number)
+        assert demo.wait(600) == code
+        deadline = time.monotonic() + 600
+        while not ended(service):
+            assert time.monotonic() < deadline, "the service outlived the demo"
+            time.sleep(0.05)
+    finally:
+        demo.kill()
+        if not ended(service):
+            os.kill(service, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("setting", ["TYPO=1", "explore.prompts=many"])
 def test_an_invalid_setting_is_refused_before_anything_is_deleted_or_started(tmp_path: Path, setting: str) -> None:
     earlier = tmp_path / "metrics.jsonl"
     earlier.write_text("")
-    done = typed(solrl_trainer.commands.cli.main, "demo", "--output", str(tmp_path), "--set", setting)
+    done = typed(main, "demo", "--output", str(tmp_path), "--set", setting)
     assert done.returncode == 2
     assert setting.partition("=")[0] in done.stderr
     assert list(tmp_path.iterdir()) == [earlier]
