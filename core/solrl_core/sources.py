@@ -3,7 +3,8 @@
 import ast
 import inspect
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from functools import lru_cache
 from typing import Any
 
 _PARSING = threading.Lock()
@@ -26,17 +27,22 @@ def own_source(thing: Any) -> str:
     module = inspect.getmodule(defined)
     if module is None:
         return inspect.getsource(defined)
-    source = inspect.getsource(module)
     # Names of the object in its module, as in `bright = partial(brightness, least=0.5)`.
     names = {name for name, value in vars(module).items() if value is thing}
+    return _excerpt(inspect.getsource(module), frozenset({*names, defined.__qualname__.partition(".")[0]}))
+
+
+@lru_cache(maxsize=64)  # a run asks several times, and a large module takes a tenth of a second
+def _excerpt(source: str, names: frozenset[str]) -> str:
+    """Statements of a module's source that define these names, with those that they use."""
     with _PARSING:
         statements = ast.parse(source).body
-    used = _used(statements, names | {defined.__qualname__.partition(".")[0]})
+    used = _used(statements, names)
     lines = source.splitlines()
     return "\n".join("\n".join(lines[_first_line(one) - 1 : one.end_lineno]) for one in used) if used else source
 
 
-def _used(statements: Sequence[ast.stmt], names: set[str]) -> list[ast.stmt]:
+def _used(statements: Sequence[ast.stmt], names: Set[str]) -> list[ast.stmt]:
     """Statements, in order, that define or change one of these names, or a name that such a statement mentions."""
     known, used = set(names), set()
     changes = [set(_changed_names(statement)) for statement in statements]

@@ -13,7 +13,6 @@ from solrl_core.rewards import clipscore
 from solrl_core.rewards.loading import pretrained
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.rollouts import loading
-from solrl_trainer.settings import prompts
 
 
 @once
@@ -23,10 +22,9 @@ def _clip(where: str, kind: Any, dtype: torch.dtype) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def _reading_once() -> Iterator[None]:
-    """Runs in this process read equal models, rewards and prompts once."""
+    """Runs in this process read equal models and rewards once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "load_backbone", once(load_backbone))
-        patch.setattr(prompts, "read_split", once(prompts.read_split))
         patch.setattr(clipscore, "pretrained", lambda kind, where, dtype: _clip(where, kind, dtype))
         yield
 

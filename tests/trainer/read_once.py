@@ -1,4 +1,4 @@
-"""Models, rewards and prompts that many runs of a process read: each is read once while its files stay the same."""
+"""Models and rewards that many runs of a process read: each is read once while its files stay the same."""
 
 import copy
 import threading
@@ -33,7 +33,7 @@ def once(read: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copy(found: Any) -> Any:
-    """A backbone of its own for each run, which changes it; rewards and prompts are as they are."""
+    """A backbone of its own for each run, which changes it; rewards are as they are."""
     if not isinstance(found, PipelineBackbone):
         return found
     return copy.deepcopy(found, {id(found._fp8_lock): threading.Lock()})

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -77,11 +78,17 @@ def read_split(folder: Path, split: str) -> Split:
             f"{folder} has none of {', '.join(str(path.relative_to(folder)) for path in names)}; expected one of them. "
             "`solrl-train prompts FILE --output FOLDER` makes them from other files"
         )
-    path = files[0]
+    return _read(folder, split, tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in files))
+
+
+@lru_cache(maxsize=8)  # a run asks several times, and a large file takes seconds
+def _read(folder: Path, split: str, files: tuple[tuple[Path, int, int], ...]) -> Split:
+    """The split of files with these times of change and sizes, of which all have the same prompts."""
+    (path, *_), *others = files
     rows = list(_items(path))
     if not rows:
         raise ValueError(f"{folder}: the {split} prompts are empty")
-    for other in files[1:]:
+    for other, *_ in others:
         _require_equal({item.text for item in rows}, path, {item.text for item in _items(other)}, other)
     unique = list({_content(item): item for item in rows}.values())
     prompts = _identified(unique, Counter(item.text for item in unique))
