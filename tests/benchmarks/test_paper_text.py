@@ -181,6 +181,7 @@ def test_a_run_on_text_leaves_its_words(tmp_path: Path) -> None:
         assert read_words(read_finished([experiment], tmp_path).values(), tmp_path) == 1
 
 
+@pytest.mark.release
 def test_the_command_that_draws_starts_alone(tmp_path: Path) -> None:
     script = Path(words.__file__)
     done = subprocess.run([sys.executable, str(script), "--help"], capture_output=True, text=True, check=True)

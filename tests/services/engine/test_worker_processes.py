@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,8 @@ from service_helpers import Layout, RunningService, problem, rollout_request, ru
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.workers import make_workers
+from solrl_rollout.engine.workers.process import ProcessConnection
+from solrl_rollout.engine.workers.shared_adapters import AdapterFiles
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from unfit_backends import lethal, missing, noted, paced, sleepy, stopped, uneven
@@ -146,6 +149,14 @@ def test_after_a_signal_both_workers_finish_accepted_work(two: RunningService) -
     assert " died" not in two.log.read_text().removeprefix(said)
 
 
+@pytest.mark.slow
+def test_a_worker_ends_with_its_front() -> None:
+    connection = ProcessConnection({}, AdapterFiles(), threading.Lock())
+    connection._messages.close()
+    assert connection.process.wait(600) == 0
+
+
+@pytest.mark.release
 def test_workers_end_when_the_service_is_killed() -> None:
     with one_thread(), running_service("--workers", "2", ends_with=-signal.SIGKILL) as service:
         workers = children(service)
@@ -154,16 +165,12 @@ def test_workers_end_when_the_service_is_killed() -> None:
         assert_gone(workers)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("load_backend", "error", "said"),
     [
-        pytest.param(
-            uneven,
-            RuntimeError,
-            r"worker cpu:\d and worker cpu:\d .*digest of transformer: sha256:",
-            marks=pytest.mark.release,
-        ),
-        pytest.param(missing, OSError, "there is no such model", marks=pytest.mark.release),
+        (uneven, RuntimeError, r"worker cpu:\d and worker cpu:\d .*digest of transformer: sha256:"),
+        (missing, OSError, "there is no such model"),
         (lethal, RuntimeError, r"worker cpu:\d ended while it loaded: signal SIGKILL"),
     ],
 )
