@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from solrl_proto.secrets import hold_secret
-from solrl_proto.text_files import read_text
+from solrl_proto.text_files import naming, read_text
 
 
 def bearer_token(variable: str) -> str | None:
@@ -18,7 +18,8 @@ def bearer_token(variable: str) -> str | None:
     """
     path = os.environ.get(f"{variable}_PATH")
     source = f"the file of {variable}_PATH ({path})" if path else variable
-    token = (read_text(Path(path)) if path else os.environ.get(variable, "")).strip()
+    with naming(f"{variable}_PATH={path}", "a file with the token, which this user may read"):
+        token = (read_text(Path(path)) if path else os.environ.get(variable, "")).strip()
     if path and not token:
         raise ValueError(f"{source} is empty; expected a token")
     if not (token.isascii() and token.isprintable() and " " not in token):

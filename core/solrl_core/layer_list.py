@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from solrl_proto.identifiers import Precision
-from solrl_proto.text_files import read_text
+from solrl_proto.text_files import naming, read_text
 
 Kept = Mapping[Precision, tuple[str, ...]]
 """Precision → dotted names of the transformer's layers."""
@@ -30,8 +30,10 @@ def read_layer_lists(path: Path) -> LayerLists:
         ValueError: it is no layer list.
         OSError: it cannot be read.
     """
+    with naming(f"layers {path}", "a file FOLDER/layers.json that `solrl-rollout check --out FOLDER` wrote"):
+        text = read_text(path)
     try:
-        return LayerLists.model_validate_json(read_text(path))
+        return LayerLists.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(

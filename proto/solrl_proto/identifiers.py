@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from solrl_proto.noise import SEED_LIMIT
 
 NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?$"
+NAME_RULE = "1 to 64 of a-z 0-9 . _ -, which begins and ends with a letter or digit"
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 
 RunName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]

@@ -26,6 +26,18 @@ def print_error(program: str, message: str) -> None:
     print(f"{program}: " + "\n".join(map(printable, message.splitlines())), file=sys.stderr)
 
 
+def error_text(error: Exception) -> str:
+    """The text of an error that ends a program; one of the system gets what to do about it."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}; check this path, its permissions, and the option that gives it"
+    if isinstance(error, MemoryError) or "can't start new thread" in str(error):
+        return (
+            f"{str(error) or 'out of memory'}: too little memory, or too many threads; raise `ulimit -v` and "
+            "`ulimit -u`, or the container's limits"
+        )
+    return str(error)
+
+
 class PrintableFormatter(logging.Formatter):
     """Records of a log, with tracebacks, in `printable` lines."""
 

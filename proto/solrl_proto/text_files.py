@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,15 @@ from typing import Any
 
 class TextFileError(ValueError):
     """The content of a text file cannot be used; the message names the file."""
+
+
+@contextmanager
+def naming(given: str, expected: str) -> Iterator[None]:
+    """Raise an OSError of the block with what was given, by its option or variable, and what was expected."""
+    try:
+        yield
+    except OSError as error:
+        raise type(error)(f"got {given}: {error.strerror or error}; expected {expected}") from error
 
 
 def read_text(path: Path | Traversable) -> str:

@@ -9,7 +9,7 @@ from typing import NoReturn, TypeVar
 
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsError
-from solrl_proto.printable import print_error
+from solrl_proto.printable import error_text, print_error
 from solrl_proto.problems import ProblemError
 
 SettingsT = TypeVar("SettingsT", bound=BaseSettings)
@@ -38,8 +38,8 @@ def run_program(program: str, parse: Callable[[list[str]], CommandT], run: Calla
         fail(program, f"{flag}; `{program} {words[0]} --help` describes every setting")
     try:
         sys.exit(run(command))
-    except (ProblemError, ValueError, OSError, RuntimeError) as error:
-        fail(program, str(error))
+    except (ProblemError, ValueError, OSError, RuntimeError, MemoryError) as error:
+        fail(program, error_text(error))
 
 
 def from_environment(program: str, settings: type[SettingsT]) -> SettingsT:

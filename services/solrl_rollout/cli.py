@@ -8,7 +8,7 @@ import tyro
 from pydantic import ValidationError
 from solrl_http.command_line import from_environment, run_program
 from solrl_http.tokens import create_token, parse_lifetime, read_tokens, revoke_token
-from solrl_proto.identifiers import NAME_PATTERN
+from solrl_proto.identifiers import NAME_RULE
 
 from solrl_rollout.options import (
     COMMANDS,
@@ -81,8 +81,9 @@ def _manage_tokens(action: TokenCreate | TokenList | TokenRevoke, default: Path 
     if path is None:
         raise ValueError("got no token file; pass one with --file or SOLRL_TOKEN_FILE")
     if isinstance(action, TokenList):
+        tokens = read_tokens(path)
         print(f"{'id':10}{'tenant':20}{'scopes':22}{'created':12}expires")
-        for token in read_tokens(path):
+        for token in tokens:
             ends = (
                 f"{token.expires:%Y-%m-%d %H:%M}{' (expired)' if token.expired else ''}" if token.expires else "never"
             )
@@ -94,7 +95,7 @@ def _manage_tokens(action: TokenCreate | TokenList | TokenRevoke, default: Path 
         try:
             secret, token = create_token(path, action.tenant, action.scopes, parse_lifetime(action.expires))
         except ValidationError:
-            raise ValueError(f"got --tenant {action.tenant!r}; expected a name as {NAME_PATTERN}") from None
+            raise ValueError(f"got --tenant {action.tenant!r}; expected a name of {NAME_RULE}") from None
         ends = f"until {token.expires:%Y-%m-%d %H:%M} UTC" if token.expires else "without expiry"
         print(f"token {token.id} of {token.tenant}, {' and '.join(token.scopes)}, {ends}; in {path}", file=sys.stderr)
         print(secret)

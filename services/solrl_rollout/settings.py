@@ -11,9 +11,9 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 from solrl_client.addresses import origin
 from solrl_http.settings import CONFIG, MIB, HttpSettings, require_within, resolve_device, split
-from solrl_proto.identifiers import NAME_PATTERN, default_model_name, split_checkpoint
+from solrl_proto.identifiers import NAME_PATTERN, NAME_RULE, default_model_name, split_checkpoint
 from solrl_proto.rollouts import RequestedPrecision
-from solrl_proto.text_files import read_text
+from solrl_proto.text_files import naming, read_text
 
 from solrl_rollout.store.run_store import DEFAULT_RETAIN
 
@@ -39,7 +39,7 @@ def parse_model(text: str) -> ModelSpec:
     if "@" in rest and not Path(rest).exists():
         location, _, revision = location.rpartition("@")
     if not location or revision == "" or (name is not None and not re.fullmatch(NAME_PATTERN, name)):
-        raise ValueError(f"got model {text!r}; expected [name=]location[@revision], the name as {NAME_PATTERN}")
+        raise ValueError(f"got model {text!r}; expected [name=]location[@revision], the name of {NAME_RULE}")
     return ModelSpec(name or default_model_name(location), location, revision)
 
 
@@ -190,7 +190,10 @@ class RolloutSettings(HttpSettings, Hosting):
     @cached_property
     def store_url(self) -> str | None:
         """The Redis URL, from its file if there is one; OSError or TextFileError if that cannot be read."""
-        return self.redis_url if self.redis_url_file is None else read_text(self.redis_url_file).strip()
+        if self.redis_url_file is None:
+            return self.redis_url
+        with naming(f"--redis-url-file {self.redis_url_file}", "a file with Redis' URL, which this user may read"):
+            return read_text(self.redis_url_file).strip()
 
     @property
     def on_ray(self) -> bool:

@@ -2,9 +2,10 @@
 
 import json
 import logging
+from pathlib import Path
 
 import pytest
-from solrl_proto.printable import PrintableFormatter, print_error, printable, printable_value
+from solrl_proto.printable import PrintableFormatter, error_text, print_error, printable, printable_value
 from solrl_proto.problems import Problem, ProblemError, ProblemKind
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\u202e\r\n\x9b31m\ud800 <b>[red]"
@@ -45,3 +46,10 @@ def test_errors_and_tracebacks_are_printed_clean(capsys: pytest.CaptureFixture[s
     assert lines[0] == "solrl: first"
     assert all(map(str.isprintable, lines))
     assert sum("owned" in line for line in lines) == 2
+
+
+def test_an_error_of_the_system_names_its_path_and_what_to_do() -> None:
+    with pytest.raises(OSError, match="Errno") as failed:
+        Path("/nowhere/else").read_text()
+    assert error_text(failed.value).startswith("/nowhere/else: No such file or directory; check this path")
+    assert error_text(ValueError("as it is")) == "as it is"

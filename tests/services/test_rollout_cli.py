@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,21 @@ def test_the_redis_url_can_come_from_a_file(tmp_path: Path) -> None:
     file.write_text("redis://:secret@127.0.0.1:6379/0\n")
     settings = RolloutSettings(redis_url="redis://elsewhere", redis_url_file=file)
     assert settings.store_url == "redis://:secret@127.0.0.1:6379/0"
+
+
+def test_a_redis_url_file_that_cannot_be_read_is_named_with_its_option() -> None:
+    said = "got --redis-url-file nofile: No such file or directory; expected a file with Redis' URL"
+    assert said in refusal("--port", "0", "--redis-url-file", "nofile")
+
+
+def test_too_little_memory_for_a_thread_gets_advice() -> None:
+    script = (
+        "import resource, threading; from solrl_http.command_line import run_program\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**28, 2**28)); threading.stack_size(2**30)\n"
+        "run_program('solrl-rollout', str, lambda _: threading.Thread(target=print).start())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "can't start new thread: too little memory, or too many threads; raise `ulimit -v`" in refused(done)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from typed import typed
 
 PRESET = "mini-sana/naive_scaling/clipscore"
 """Without a service."""
+SERVED = "mini-sana/sol_rl/clipscore"
 SMALL = (
     *TINY,
     *("explore.prompts=1", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
@@ -86,6 +88,31 @@ def test_a_folder_in_use_is_refused_before_anything_else(holder: tuple[Path, sub
     assert "--run or --output" in done.stderr
     assert typed(main, "calibrate", "--output", str(folder)).returncode == 2
     assert sorted(folder.iterdir()) == before
+
+
+def test_a_folder_that_cannot_be_written_is_refused_with_its_option(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder, fault in ((tmp_path / "file" / "run", "is a file"), (Path("/proc/run"), "may not write|No such file")):
+        for extra in ([], ["--dry-run"]) if fault == "is a file" else ([],):
+            done = typed(main, "run", "--preset", PRESET, "--output", str(folder), *extra)
+            assert done.returncode == 2
+            assert re.match(f"solrl-train: got --output {folder}: .*({fault}).*; expected a folder that", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "said"),
+    [
+        (["--set", "layers=nope.json"], {}, "got layers nope.json: No such file or directory; expected a file FOLDER/"),
+        ([], {"SOLRL_TOKEN_PATH": "/nope"}, "got SOLRL_TOKEN_PATH=/nope: No such file or directory; expected a file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_its_setting(
+    words: list[str], variables: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    rollout = [] if words else ["--rollout-url", "http://127.0.0.1:1"]
+    output = ["--output", str(tmp_path / "run")]
+    done = typed(main, "run", "--preset", PRESET if words else SERVED, *output, *rollout, *words, **variables)
+    assert (done.returncode, done.stderr.partition(said)[1]) == (2, said), done.stderr
 
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:

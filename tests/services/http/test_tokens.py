@@ -55,7 +55,7 @@ def test_the_command_line_creates_lists_and_revokes_tokens(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["create", "--tenant", "../b", "--scopes", "push", "--file", "t.json"], "--tenant"),
+        (["create", "--tenant", "../b", "--scopes", "push", "--file", "t.json"], "'../b'; expected a name of 1 to 64"),
         (["create", "--tenant", "b", "--scopes", "root", "--file", "t.json"], "rollout"),
         (["create", "--tenant", "b", "--scopes", "push", "--expires", "soon", "--file", "t.json"], "30d"),
         (["create", "--tenant", "b", "--scopes", "push"], "SOLRL_TOKEN_FILE"),
@@ -69,6 +69,7 @@ def test_the_command_line_names_the_error(arguments: list[str], said: str, tmp_p
     assert done.returncode == 2
     assert said in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+    assert "expires" not in done.stdout
     assert not list(tmp_path.iterdir())
 
 

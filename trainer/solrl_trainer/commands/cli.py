@@ -48,7 +48,7 @@ def main() -> None:
     if words == ["--version"]:
         print(f"solrl-train {version('solrl')}")
         return
-    from solrl_proto.printable import PrintableFormatter, print_error
+    from solrl_proto.printable import PrintableFormatter, error_text, print_error
 
     if logging.lastResort is not None:  # prints warnings and the tracebacks of rewards
         logging.lastResort.setFormatter(PrintableFormatter())
@@ -61,7 +61,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("SOLRL_TRACEBACK"):
             raise
-        print_error("solrl-train", "\n".join([str(error), *getattr(error, "__notes__", ())]))
+        print_error("solrl-train", "\n".join([error_text(error), *getattr(error, "__notes__", ())]))
         sys.exit(2)
 
 

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
-from solrl_proto.text_files import read_json
+from solrl_proto.text_files import naming, read_json
 
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError, refused
 
 LOCK = ".lock"
 SETTINGS = "config.json"
+_OUTPUT = "a folder that this user may create and write to; choose another, or change the permissions"
 
 
 class FolderInUseError(RuntimeError):
@@ -31,8 +32,10 @@ def locked(folder: Path) -> Iterator[None]:
         FolderInUseError: another process has locked it.
         OSError: the folder cannot be created or written to.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    check_writable(folder)
+    with naming(f"--output {folder}", _OUTPUT):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,6 +70,20 @@ def is_locked(folder: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that this user cannot create or write to; writes nothing.
+
+    Raises:
+        OSError: says why.
+    """
+    with naming(f"--output {folder}", _OUTPUT):
+        found = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+        if not found.is_dir():
+            raise NotADirectoryError(f"{found} is a file")
+        if not os.access(found, os.W_OK | os.X_OK):
+            raise PermissionError(f"this user may not write to {found}")
 
 
 def check_new(folder: Path) -> None:

@@ -15,7 +15,7 @@ from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import PromptItem
 
-from solrl_trainer.records.folder import FolderInUseError, check_new, is_locked
+from solrl_trainer.records.folder import FolderInUseError, check_new, check_writable, is_locked
 from solrl_trainer.records.waits import Waits
 from solrl_trainer.service.requirements import require_precision, require_rewards, run_taken
 from solrl_trainer.settings.config import RunConfig
@@ -66,6 +66,7 @@ def check_dry_run(config: RunConfig, *, resume: bool) -> None:
     """
     if is_locked(config.output):
         raise FolderInUseError(f"{config.output} is in use by another process")
+    check_writable(config.output)
     _check_here(config, resume=resume)
     if config.uses_service:
         try:
