@@ -157,13 +157,12 @@ def _run(command: Run, rank_info: RankInfo) -> int:
         processes.broadcast_text(config.model_dump_json())
         processes.set_hint(_resume_hint(config, rank_info))
 
-        from rich.console import Console
         from solrl_core.errors import RewardUnavailableError
         from solrl_proto.printable import printable
         from solrl_proto.problems import ProblemError
 
         from solrl_trainer.commands.run import run
-        from solrl_trainer.records.progress import result_table
+        from solrl_trainer.records.progress import show_result
 
         hint = _resume_hint(config, rank_info)
         with interrupt_message(printable(f"solrl-train: stopped; {hint}")):
@@ -173,10 +172,7 @@ def _run(command: Run, rank_info: RankInfo) -> int:
             except (ProblemError, RewardUnavailableError) as error:
                 error.add_note(hint)
                 raise
-        console = Console()
-        console.print(result_table(summary))
-        console.print(f"report: {config.output / 'report.html'}", soft_wrap=True)
-        console.print(f"LoRA for diffusers: {config.output / 'lora.safetensors'}", soft_wrap=True)
+        show_result(summary, config.output)
     return 0
 
 

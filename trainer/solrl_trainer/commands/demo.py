@@ -1,7 +1,6 @@
 """`solrl-train demo`: a rollout service and a training on this machine, and their results."""
 
 import importlib
-import json
 import shutil
 import signal
 import socket
@@ -86,7 +85,7 @@ def _tail(log: Path) -> str:
 
 
 def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
-    """Start the service, train and stop; print a table, and as the last line a JSON object.
+    """Start the service, train and stop; print the result.
 
     Args:
         output: folder of the run; an earlier demo there is deleted.
@@ -108,11 +107,10 @@ def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
         with rollout_service("mini-sana", output / "service.log") as url:
             importing.join()
             from solrl_trainer.commands.run import run
-            from solrl_trainer.records.progress import result_table
+            from solrl_trainer.records.progress import show_result
 
             summary = run(config.model_copy(update={"rollout_url": url}))
-    Console().print(result_table(summary))
-    print(json.dumps(last_line(summary, output)))
+    show_result(summary, output)
 
 
 def _import_all() -> None:
@@ -165,21 +163,3 @@ def demo_config(overrides: Sequence[str] = (), arguments: Mapping[str, Any] | No
     # The address is that of the service's own place, until it has one.
     own = {"rollout_url": "http://127.0.0.1:8100", **(arguments or {})}
     return resolve(PRESET, files={"plan.json": plan}, overrides=[*DEMO_SETTINGS, *overrides], arguments=own).config
-
-
-def last_line(summary: dict[str, Any], output: Path) -> dict[str, Any]:
-    """Machine-readable result of the demo."""
-    from solrl_trainer.records.evaluations import STRICT
-
-    strict = summary["rewards"][STRICT]
-    seconds = summary["seconds"]
-    return {
-        "strict_before": strict["before"],
-        "strict_after": strict["after"],
-        "strict_gain_ci95": [strict["low"], strict["high"]],
-        "rewards": {name: [value["before"], value["after"]] for name, value in summary["rewards"].items()},
-        "spearman": summary["spearman"],
-        "seconds": {name: seconds[name] for name in ("explore", "wait", "regenerate", "train", "push", "total")},
-        "iterations": summary["iterations"],
-        "report": str(output / "report.html"),
-    }

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -185,6 +186,14 @@ class RichReporter:
 
     def _print(self, text: str, style: str | None = None) -> None:
         self._console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def show_result(result: dict[str, Any], folder: Path) -> None:
+    """Print a finished run's figures, and where its report and its weights are."""
+    console = Console()
+    console.print(result_table(result))
+    console.print(f"report: {folder / 'report.html'}", soft_wrap=True)
+    console.print(f"LoRA for diffusers: {folder / 'lora.safetensors'}", soft_wrap=True)
 
 
 def rewards_table(result: Mapping[str, Any]) -> Table:

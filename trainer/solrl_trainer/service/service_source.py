@@ -240,7 +240,10 @@ class ServiceSource:
     def push(self, version: int, adapter: bytes) -> None:
         """Merge the newest version, and begin to push it to the service and to explore under it."""
         self.wait_for_push()
-        self._waste.iteration(self._balance.end_iteration())
+        waited = self._balance.end_iteration()
+        # A CPU's trainer waits for a service on the same cores, which no layout makes faster.
+        if self.device.models.backbone.device.type != "cpu":
+            self._waste.iteration(waited)
         self.device.push(version, adapter)  # first, because sending takes Python's lock, too
         supply, client = self._supply, self.client
         if supply is not None:
