@@ -81,7 +81,9 @@ class RequestLog:
         fields = {"method": scope["method"], "route": route, "status": status, "seconds": round(seconds, 4)}
         if scope.get("client"):
             fields["client"] = scope["client"][0]
-        level = logging.DEBUG if status < 400 and path.startswith(_QUIET) else logging.INFO
+        level = logging.WARNING if status >= 500 else logging.INFO
+        if status < 400 and path.startswith(_QUIET):
+            level = logging.DEBUG
         logger.log(level, "%s %s", scope["method"], path[:200], extra={"fields": fields})
 
 

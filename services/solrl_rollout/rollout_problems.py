@@ -25,6 +25,7 @@ from solrl_rollout.store.errors import (
     ReportTooLargeError,
     RunNotFoundError,
     StoreError,
+    StoreFullError,
     StoreUnavailableError,
     VersionConflictError,
     VersionNotFoundError,
@@ -228,8 +229,18 @@ def _(error: StoreUnavailableError) -> ProblemError:
         ProblemKind.STORE_UNAVAILABLE,
         f"Redis at {error.address}: {error.fault}",
         got=error.address,
-        expected="a Redis that answers and has memory free",
+        expected="a Redis that answers",
         action="check that Redis runs, is reachable from here, and accepts writes; then try again",
+    )
+
+
+@problem_of.register
+def _(error: StoreFullError) -> ProblemError:
+    return ProblemError(
+        ProblemKind.STORE_UNAVAILABLE,
+        f"Redis at {error.address} is full: {error.fault}",
+        expected="a Redis with memory free",
+        action="delete runs, lower --retain of the service, or raise Redis' maxmemory (SOLRL_REDIS_MEMORY)",
     )
 
 

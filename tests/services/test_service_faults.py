@@ -85,9 +85,13 @@ def test_without_redis_the_base_is_served_and_readiness_is_withdrawn(
     redis_server.kill()
     response = frail.client.get("/health/ready")
     assert (response.status_code, problem(response)["kind"]) == (503, "store-unavailable")
+    address = redis_server.url.partition("//")[2].partition("/")[0]
+    assert address not in response.text
     assert frail.client.get("/health/live").status_code == 200
     under = frail.client.post("/v1/rollouts", json=rollout_request(adapter=("kept", 1)))
     assert (under.status_code, problem(under)["kind"]) == (503, "store-unavailable")
+    log = [json.loads(line) for line in frail.log.read_text().splitlines() if "/health/ready" in line]
+    assert [(line["level"], line["store"]) for line in log] == [("warning", address)]
     assert ask(frail, "clipscore").status_code == 200
 
 

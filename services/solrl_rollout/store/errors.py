@@ -25,6 +25,11 @@ class StoreUnavailableError(StoreError):
 
 
 @dataclass(eq=False)
+class StoreFullError(StoreUnavailableError):
+    """The store at `address` has no memory left for a write."""
+
+
+@dataclass(eq=False)
 class RunNotFoundError(StoreError):
     """The store has no version of a run."""
 

@@ -24,7 +24,7 @@ from typing import Any
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import OutOfMemoryError, RedisError
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.secrets import hold_secret
 from solrl_proto.status import Activity, IterationReport, Point, Samples
@@ -34,6 +34,7 @@ from solrl_rollout.store.errors import (
     HeadConflictError,
     QuotaExceededError,
     RunNotFoundError,
+    StoreFullError,
     StoreUnavailableError,
     StoreUrlError,
 )
@@ -282,6 +283,8 @@ class RedisRunStore(RunStore):
         """Raise errors of Redis as StoreUnavailableError."""
         try:
             yield
+        except OutOfMemoryError as error:
+            raise StoreFullError(self._address, "it has reached its maxmemory") from error
         except (RedisError, OSError) as error:
             # Without the commands of the pipeline, which may hold a whole script.
             fault = str(error).rpartition("caused error: ")[2].strip("(',)")

@@ -138,6 +138,10 @@ async def test_a_redis_out_of_memory_is_503_and_stores_nothing(own_redis) -> Non
     store = RedisRunStore(own_redis.url)
     problem = await refusal(store.put(TENANT, *adapter(0, None, body=bytes(2**22))))
     assert (problem.status, problem.kind) == (503, "store-unavailable")
+    assert str(problem).endswith(
+        "delete runs, lower --retain of the service, or raise Redis' maxmemory (SOLRL_REDIS_MEMORY)"
+    )
+    assert "script" not in str(problem)
     assert (await refusal(store.list(TENANT, "run-a"))).kind == "run-not-found"
     await store.close()
 

@@ -3,12 +3,14 @@
 import asyncio
 
 from fastapi import APIRouter
+from solrl_http import logs
 from solrl_http.access import access
 from solrl_http.routes.common import PROBLEMS
 from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
 
 from solrl_rollout.http.routes.common import ServiceDep
 from solrl_rollout.service import Service
+from solrl_rollout.store.errors import StoreUnavailableError
 
 router = APIRouter(prefix="/health", tags=["health"], responses=PROBLEMS)
 
@@ -27,7 +29,15 @@ async def ready(service: ServiceDep) -> dict[str, str | list[str] | int]:
     """200 while the models are loaded, a worker and the store answer, and new work is accepted."""
     service.require_accepting()
     await _ping_engine(service)
-    await service.store.ping()
+    try:
+        await service.store.ping()
+    except StoreUnavailableError as error:
+        logs.add_fields(store=error.address, fault=error.fault)  # not for everybody who can reach an open route
+        raise ProblemError(
+            ProblemKind.STORE_UNAVAILABLE,
+            "the store of adapters does not answer",
+            action="the service's log has its address and its answer",
+        ) from None
     workers = service.engine.workers
     serving = sum(worker.serving for worker in workers)
     if not serving:
