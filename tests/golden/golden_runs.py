@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -82,6 +83,7 @@ def run_all(folder: Path) -> dict[str, Any]:
 def _service(log: Path) -> Iterator[str]:
     port = free_port()
     words = ["serve", "--model", MODEL, "--rewards", REWARD, "--port", str(port)]
+    sys.audit("solrl.fork", None, words)  # for `--unit`, like an event of subprocess
     service = Program(command, (solrl_rollout, ("solrl-rollout", *words), os.getcwd(), _environment()), log)
     try:
         url = f"http://127.0.0.1:{port}"

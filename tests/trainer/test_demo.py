@@ -38,6 +38,7 @@ def ended(process: int) -> bool:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=["TERM", "KILL"])
 def test_the_service_ends_with_the_demo(tmp_path: Path, number: int, code: int) -> None:
     words = ("solrl-train", "demo", "--output", str(tmp_path / "run"))
+    sys.audit("solrl.fork", None, words)  # for `--unit`, like an event of subprocess
     demo = Program(command, (main, words, os.getcwd(), dict(os.environ)), tmp_path / "log")
     service = service_of(demo)
     try:
