@@ -3,10 +3,22 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from solrl_proto.identifiers import NAME_PATTERN, NAME_RULE
 from solrl_proto.problems import Problem, ProblemKind
 
 SHOWN = 200
 """Characters of a value that a problem repeats."""
+
+_WORDS = {
+    "missing": "this field",
+    "extra_forbidden": "no field of this name",
+    "too_short": "{min_length} or more items",
+    "too_long": "at most {max_length} items",
+    "string_too_short": "a text of at least {min_length} characters",
+    "string_too_long": "a text of at most {max_length} characters",
+    "string_pattern_mismatch": "a text as {pattern}",
+}
+"""What was expected, by pydantic's type of error; pydantic's own text says it of others."""
 
 
 def invalid_request(found: Sequence[Any]) -> Problem:
@@ -15,21 +27,29 @@ def invalid_request(found: Sequence[Any]) -> Problem:
     places = {one["loc"][:depth] for one in found for depth in range(len(one["loc"]))}
     errors = [one for one in found if one["type"] != "too_short" or one["loc"] not in places]
     first = errors[0]
+    if first["type"] == "json_invalid":
+        where, *at = first["loc"] or ("request",)
+        fault = first["ctx"]["error"] + (f" at character {at[0]}" if at else "")
+        return ProblemKind.INVALID_REQUEST.problem(
+            f"the {where} is not JSON: {fault}", where=where, expected="JSON", action="/docs describes the request"
+        )
     where = ".".join(str(part) for part in first["loc"])
     faults = [f"{'.'.join(str(part) for part in e['loc'])}: {_message(e)}"[: SHOWN * 2] for e in errors[:5]]
     return ProblemKind.INVALID_REQUEST.problem(
         "; ".join(faults) + (f"; and {len(errors) - 5} more" if len(errors) > 5 else ""),
         where=where,
-        got="nothing" if first["type"] in ("missing", "json_invalid") else _summary(first.get("input")),
-        expected=_message(first),
+        got="nothing" if first["type"] == "missing" else _summary(first.get("input")),
+        expected=_message(first).removeprefix("expected "),
         action="correct the field; /docs describes the request",
     )
 
 
 def _message(error: Any) -> str:
-    if error["type"] == "json_invalid":
-        return f"valid JSON ({error['ctx']['error']})"
-    message: str = error["msg"].removeprefix("Value error, ")
+    if words := _WORDS.get(error["type"]):
+        return f"expected {words.format(**error.get('ctx', {}))}".replace(
+            f"a text as {NAME_PATTERN}", f"a name of {NAME_RULE}"
+        )
+    message: str = error["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ", 1)
     return message[:1].lower() + message[1:]
 
 

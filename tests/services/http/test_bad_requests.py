@@ -1,6 +1,7 @@
 """Invalid rollout requests get a problem document that names the field, and have no side effects."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -14,24 +15,34 @@ def post(service: RunningService, change: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("change", "where"),
+    ("change", "where", "said"),
     [
-        ({"prompts": []}, "body.prompts"),
-        ({"prompts": [{"id": "a", "text": "x"}] * 2}, "body"),
-        ({"prompts": [{"id": "a", "text": "\ud800"}]}, "body.prompts.0.text"),
-        ({"candidates": {"seeds": [[2**53]]}}, "body.candidates.seeds.0.0"),
-        ({"plan": {"width": 100, "height": 100}}, "body.plan.width"),
-        ({"adapter": {"run": "../etc", "version": 0}}, "body.adapter.run"),
-        ({"model": "../../etc/passwd"}, "body.model"),
-        ({"surprise": 1}, "body.surprise"),
+        ({"prompts": []}, "body.prompts", "1 or more items"),
+        ({"prompts": [{"id": "a", "text": "x"}] * 2}, "body", ""),
+        ({"prompts": [{"id": "a", "text": "\ud800"}]}, "body.prompts.0.text", ""),
+        ({"candidates": {"seeds": [[2**53]]}}, "body.candidates.seeds.0.0", ""),
+        ({"plan": {"width": 100, "height": 100}}, "body.plan.width", ""),
+        ({"adapter": {"run": "../etc", "version": 0}}, "body.adapter.run", "a name of 1 to 64 of a-z 0-9"),
+        ({"model": "../../etc/passwd"}, "body.model", "a name of 1 to 64 of a-z 0-9"),
+        ({"surprise": 1}, "body.surprise", "no field of this name"),
     ],
 )
-def test_an_invalid_field_is_named(service: RunningService, change: dict[str, Any], where: str) -> None:
+def test_an_invalid_field_is_named(service: RunningService, change: dict[str, Any], where: str, said: str) -> None:
     response = post(service, change)
     assert response.status_code == 422
     document = problem(response)
     assert (document["kind"], document["where"]) == ("invalid-request", where)
-    assert document["expected"]
+    assert document["expected"].startswith(said)
+    assert document["detail"].startswith(f"{where}: ")
+    assert not re.search("validation|permitted|should", document["detail"])
+
+
+def test_a_body_that_is_no_json_is_told_where_it_is_not(service: RunningService) -> None:
+    response = service.client.post("/v1/rollouts", content=b"{", headers={"Content-Type": "application/json"})
+    document = problem(response)
+    assert document["detail"].startswith("the body is not JSON: Expecting property name")
+    assert document["detail"].endswith(" at character 1")
+    assert (document["where"], document["expected"], document.get("got")) == ("body", "JSON", None)
 
 
 @pytest.mark.parametrize(
