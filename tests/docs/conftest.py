@@ -60,7 +60,8 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def service(examples: Path) -> Iterator[httpx.Client]:
     """Start a service with the command of the page on rewards; yields a client."""
-    serve, port = commands(blocks(PAGES[0], "sh")[0])[0], free_port()
+    shown = (words for block in blocks(PAGES[0], "sh") for words in commands(block))
+    serve, port = next(words for words in shown if [*words[:2]] == ["solrl-rollout", "serve"]), free_port()
     sys.audit("solrl.fork", None, serve[:1])  # for `--unit`
     words, log = (*serve, "--port", str(port)), examples / "log"
     process = Program(command, (main, words, str(examples), dict(os.environ)), log)
