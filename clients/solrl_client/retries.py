@@ -14,7 +14,7 @@ class Wait:
     Attributes:
         fault: why its last answer could not be used.
         waited: seconds since the first try.
-        left: seconds within which another try may begin.
+        left: seconds within which another try may begin; 0 if there is none any more.
     """
 
     fault: str
@@ -23,7 +23,8 @@ class Wait:
 
 
 OnWait = Callable[[str, Wait | None], None]
-"""Called with a server's address before each pause, and with None once the wait for it is over. Any thread."""
+"""Called with a server's address before each pause; with None once it has answered, or a Wait with nothing left once it
+is given up. Any thread."""
 
 
 def ignore(server: str, wait: Wait | None) -> None:
@@ -66,7 +67,7 @@ class Retries:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._waits:
-            self._on_wait(self._server, None)
+            self._on_wait(self._server, Wait("", self.elapsed, 0.0) if error else None)
 
     def renew(self) -> None:
         """Begin the first try again, as after progress."""

@@ -367,7 +367,7 @@ class RolloutClient:
     def _unreachable(self, reason: str, tries: int) -> ProblemError:
         return ProblemError(
             ProblemKind.SERVICE_UNREACHABLE,
-            f"no answer from {self.url} after {tries} tries ({printable(reason, 400)})",
+            f"no answer from {self.url} after {tries} {'try' if tries == 1 else 'tries'} ({printable(reason, 400)})",
             got=self.url,
             expected="the address of a running rollout service",
             action="start one with `solrl-rollout serve --model …`, or correct the address",

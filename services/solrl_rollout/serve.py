@@ -67,5 +67,6 @@ def _print_start(settings: RolloutSettings, service: "Service", address: str) ->
     table.add_row("adapter store", "Redis" if settings.store_url else "in this process, lost when it exits")
     table.add_row("access", access_line(settings))
     table.add_row("address", address)
+    table.add_row("page", f"{address}/")
     table.add_row("documentation", f"{address}/docs")
     Console().print(table)

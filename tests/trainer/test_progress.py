@@ -92,7 +92,10 @@ def test_a_wait_of_seconds_is_a_line_and_so_is_its_end() -> None:
     with RichReporter(3, file=out) as reporter, shown_log(reporter.print):
         for wait in (replace(WAIT, waited=0.0), None, replace(WAIT, waited=0.0), WAIT, replace(WAIT, waited=9.0), None):
             reporter.waiting(SERVICE, wait)
-    began, ended = out.getvalue().splitlines()
+        for wait in (WAIT, replace(WAIT, left=0.0)):  # given up, which the error says
+            reporter.waiting(SERVICE, wait)
+    began, ended, again = out.getvalue().splitlines()
+    assert again == began
     assert re.fullmatch(rf"waiting for {SERVICE} until \d\d:\d\d:\d\d: no answer \(ConnectError\)", began)
     assert re.fullmatch(rf"waited \d+\.\d s for {SERVICE}", ended)
 

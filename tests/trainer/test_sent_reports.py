@@ -10,6 +10,7 @@ import pytest
 from hostile_service import Answer, HostileService, hostile_service
 from run_folders import iteration_record
 from solrl_client.rollouts import RolloutClient
+from solrl_proto.problems import ProblemKind
 from solrl_proto.status import HeldOut, RunSettings
 from solrl_trainer.records.records import HeldOutRecord, RewardEstimate
 from solrl_trainer.records.status_reports import StatusReporter, run_settings
@@ -70,7 +71,10 @@ def test_settings_and_evaluations_are_sent_again_until_they_arrive(service: Host
         (3, False, [4]),
         (4, False, [4]),
     ]
-    assert len(notes) == 1
+    lost = f"the service's page does not show all of this run: {ProblemKind.UNEXPECTED_ANSWER.title}"
+    again = "the service's page shows this run again, from iteration"
+    assert [note[: len(lost)] for note in notes[::2]] == [lost, lost]
+    assert notes[1::2] == [f"{again} 3 on", f"{again} 5 on"]
 
 
 def test_a_service_that_refuses_more_gets_the_iterations(service: HostileService, notes: list[str]) -> None:

@@ -45,6 +45,14 @@ def test_a_broken_stream_is_resumed_with_the_missing_groups(
     assert proxy.connections == 4
 
 
+def test_one_try_is_not_tries() -> None:
+    with (
+        RolloutClient("http://127.0.0.1:1", patience=0) as client,
+        pytest.raises(ProblemError, match=r"after 1 try \("),
+    ):
+        client.models()
+
+
 def test_an_endless_answer_fails_after_the_patience(proxy: CuttingProxy) -> None:
     """After pauses of 10, 20, 40 and 80 ms at most; the next would be over after 310 ms."""
     proxy.limits = [10] * 1000

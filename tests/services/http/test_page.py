@@ -245,6 +245,7 @@ def test_runs_are_compared(browser: Browser, enter: Callable[..., None], width: 
         assert page.see(f"{curve}.chart.data.slice(1).length") == 2
         differ = page.see("document.querySelector('#compare .differ').innerText")
         assert "lora.rank" in differ
+        assert "+0.0 points [" in page.see("document.querySelector('#compare table').innerText")
         assert "explore.prompts" not in differ
         page.see(
             "[...document.querySelectorAll('#compare button')].find((one) => one.innerText === 'by candidates').click()"

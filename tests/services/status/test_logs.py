@@ -81,6 +81,7 @@ def test_text_lines_are_readable(tmp_path: Path) -> None:
     assert re.search(r'^\d\d:\d\d:\d\d info +GET /v1/runs/nobody\\nX/adapters .*request_id="abc"', text, re.MULTILINE)
     assert re.search(r'GET /v1/runs/nobody/adapters .*run="nobody"', text)
     assert "HTTP/1.1" not in text  # uvicorn's own lines
+    assert re.search(rf"page +│ {service.url}/ ", text)
 
 
 def record(message: str, *arguments: object, **more: Any) -> logging.LogRecord:

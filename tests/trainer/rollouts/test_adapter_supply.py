@@ -56,17 +56,20 @@ def test_a_run_is_rewound_and_pushed_again_only_if_the_service_lost_its_versions
         assert held() == ([0, 1], ())
 
 
-def test_requests_that_met_the_same_loss_are_all_repeated(service: RunningService) -> None:
+def test_requests_that_met_the_same_loss_are_all_repeated(service: RunningService, notes: list[str]) -> None:
     """The first one's call pushes what is missing; the others find it there."""
     backbone = load_backbone("mini-sana")
     file = adapter_file(adapter_layout(backbone.transformer, backbone.lora_targets), 0)
     with RolloutClient(service.url) as client:
-        supply = AdapterSupply(client, run="lost", model=MODEL, lag=0)
+        supply = AdapterSupply(client, run="lost", model=MODEL, lag=1)
         supply.start({0: file})
+        for version in (1, 2):
+            supply.push(version, file)
         client.delete("lost")
         lost = ProblemError(ProblemKind.RUN_NOT_FOUND, "gone").problem
         assert [supply.restore(lost) for _ in range(2)] == [True, True]
         held = client.adapters("lost")
         assert held is not None
-        assert held.head == 0
+        assert held.head == 2
         assert not supply.restore(ProblemError(ProblemKind.PARENT_CONFLICT, "another head").problem)
+    assert notes == ["the service had lost this run's versions 0, 1 and 2; pushed again"]

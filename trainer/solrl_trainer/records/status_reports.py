@@ -109,7 +109,7 @@ class StatusReporter:
         self._counts: dict[str, Work] = {}
         self._counted_at = (-1, -math.inf)
         self._budget = ImageBudget()
-        self._failed = False
+        self._failed = self._lost = False
         self._samples: Samples | None = None
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._work.put(self._describe)
@@ -173,6 +173,7 @@ class StatusReporter:
                     work()
                 except Exception as error:
                     self._fail(error)
+                    self._lost |= isinstance(error, ProblemError)
 
     def _describe(self) -> None:
         self._settings = run_settings(self._config)
@@ -224,6 +225,9 @@ class StatusReporter:
             self._client.report_iteration(run, self._told.report(planned, None))
             self._fail(error)
         self._arrived = True
+        if self._lost:
+            self._failed = self._lost = False
+            logger.info(f"the service's page shows this run again, from iteration {self._told.iteration + 1} on")
 
     def _fail(self, error: Exception) -> None:
         if not self._failed:

@@ -32,13 +32,13 @@ class Waits:
             return next(iter(self._until.items()), None)
 
     def __call__(self, server: str, wait: Wait | None) -> None:
-        """The server is waited for; None: no longer."""
+        """The server is waited for; None: no longer; nothing left: it was given up, which its error says."""
         now = datetime.now()
         with self._lock:
-            if wait is None:
+            if wait is None or not wait.left:
                 self._until.pop(server, None)
                 began = self._noted.pop(server, None)
-                line = began and f"waited {duration_text((now - began).total_seconds())} for {server}"
+                line = began and wait is None and f"waited {duration_text((now - began).total_seconds())} for {server}"
             else:
                 self._until[server] = until = now + timedelta(seconds=wait.left)
                 line = None

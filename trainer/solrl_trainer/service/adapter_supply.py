@@ -116,5 +116,5 @@ class AdapterSupply:
 
 
 def _versions(versions: Sequence[int]) -> str:
-    named = " and ".join(map(str, versions))
-    return f"version {named}" if len(versions) == 1 else f"versions {named}"
+    *most, last = map(str, versions)
+    return f"versions {', '.join(most)} and {last}" if most else f"version {last}"

@@ -38,7 +38,7 @@ function gainText(evaluations, reward) {
   const [base, newest] = ends(evaluations, reward);
   if (base === newest || base.version !== 0) return "";
   const was = base.rewards[reward].mean, { mean, low, high } = newest.rewards[reward];
-  return `${gainOf(reward, mean - was)} [${gainOf(reward, low - was)}, ${gainOf(reward, high - was)}]`;
+  return `${gainOf(reward, mean - was)}${reward in SHARES ? " points" : ""} [${gainOf(reward, low - was)}, ${gainOf(reward, high - was)}]`;
 }
 
 /** Class of a gain: whether its interval is above zero, below, or has it. */
@@ -122,7 +122,7 @@ function showCard(card, run, curve, evaluations, chosen) {
   const [reward] = newest ? Object.keys(newest.rewards) : [];
   card.parts.reward.textContent = newest ? `${labelOf(reward)}, held out` : last ? "score in training" : "";
   card.parts.value.textContent = newest ? valueOf(reward, newest.rewards[reward].mean) : last ? figure(last.score.mean) : "–";
-  card.parts.gain.textContent = newest ? gainText(evaluations, reward).split(" ")[0] : "";
+  card.parts.gain.textContent = newest ? gainText(evaluations, reward).split(" [")[0] : "";
   const done = last ? ` · ${counted(last.iteration)}${last.planned === null ? "" : ` of ${last.planned}`}` : "";
   card.parts.state.replaceChildren(el("span", { className: on ? "on" : "" }, state), done);
   card.setAttribute("aria-current", String(chosen));
