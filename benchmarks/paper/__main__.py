@@ -32,6 +32,7 @@ from paper.runner import run_missing
 from paper.stored import ARCHIVE, take_stored
 from paper.tables import ON_REQUEST, TABLES
 from paper.tables.common import Context
+from paper.tables.damaged import write_damaged_model
 from paper.tuning import SEED
 from paper.words import read_words
 
@@ -63,6 +64,8 @@ def _main(args: argparse.Namespace) -> int:
     if args.plan:
         print(plan(context))
         return 0
+    if "damaged" in args.tables and not args.show:
+        write_damaged_model(args.model)
     failed: set[str] = set()
     while not args.show and time.monotonic() < until:
         # Trials of learning rates come first; the runs that depend on them are known only afterwards.
@@ -77,7 +80,7 @@ def _main(args: argparse.Namespace) -> int:
         context = read(programme, args.runs, args.results)
     if read_words(context.runs.values(), args.runs):
         context = read(programme, args.runs, args.results)
-    print(write_page(context, args.runs, args.out, command(args)))
+    print(write_page(context, args.runs, args.out, command(args), args.tables))
     still = missing(context, args.tables, whole=True)
     if still:
         print(f"{len(still)} runs of {', '.join(args.tables)} are missing; run the command again", file=sys.stderr)

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from paper.tuning import SEED
 from paper.words import draw_finished, images_of
 
 
-def write_page(context: Context, folder: Path, out: Path, command: str) -> str:
+def write_page(context: Context, folder: Path, out: Path, command: str, named: Collection[str] = ()) -> str:
     """Write paper.{json,md}, and grids and an archive of the runs to the folder `paper`; returns the page.
 
     Args:
@@ -26,13 +26,19 @@ def write_page(context: Context, folder: Path, out: Path, command: str) -> str:
         folder: folder of the runs, which has their images.
         out: output folder.
         command: command line that gives these settings.
+        named: tables that the page has even without a finished run.
     """
     copy_grids(context, folder, out)
     draw_words(context, folder, out)
     store(context.runs, folder, out)
     if context.runs:
         store_costs(context.results, out)
-    sections = {name: found for name, module in TABLES.items() if (found := module.section(context)) is not None}
+    sections = {
+        name: found
+        for name, module in TABLES.items()
+        if (name in named or context.finished(module.experiments(context)))
+        and (found := module.section(context)) is not None
+    }
     page_text = page(context, sections, command)
     out.mkdir(parents=True, exist_ok=True)
     content = {

@@ -12,10 +12,11 @@ from paper.__main__ import main
 from paper.experiments import Programme
 from paper.intervals import Estimate, over_seeds
 from paper.stored import ARCHIVE
-from paper.tables import authors, families, margin, plateaus
+from paper.tables import authors, damaged, families, margin, plateaus
 from paper.tables.gap import verdict
 from paper.tables.pace import first_reached, pooled
 from paper_runs import RESULTS, context_of, finish, finish_all, finish_trials
+from solrl_core.families import load_backbone
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
 
 PROGRAMME = Programme(rewards=("clipscore", "hpsv2"), judges=("verifier",))
@@ -107,6 +108,24 @@ def test_a_speed_up_over_rewards_has_one_value_for_each_seed() -> None:
     assert (found.mean, found.low, found.seeds) == (pytest.approx(np.exp(0.4)), pytest.approx(np.exp(alone.low)), 3)
     assert str(pooled([[0.1, 0.2], [0.1, -np.inf]])) == "reached by 3 of 4 runs"
     assert str(pooled([[0.1, 0.2], [0.1]])) == str(pooled([])) == "not run"
+
+
+def test_runs_on_damaged_samples_are_compared(tmp_path: Path) -> None:
+    assert damaged.section(context_of(PROGRAMME, tmp_path)) is None
+    found = damaged.section(finish_all(PROGRAMME, tmp_path, GAINS, "damaged"))
+    assert found is not None
+    own = found.data["families"]
+    assert own["Sol-RL"]["gain"]["mean"] == pytest.approx(0.79, abs=0.1)
+    assert own["Sol-RL"]["less naive"]["mean"] == pytest.approx(0.59, abs=1e-6)
+    assert own["naive quant"]["samples"]["mean"] == pytest.approx((0.2 - 0.8) / 0.1)
+    assert row(found.lines, "24-in-96 BF16")[1:3] == ["", "0.80"]
+
+
+def test_every_layer_of_the_damaged_model_is_quantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    damaged.write_damaged_model("mini-sana")
+    assert load_backbone("mini-sana").quantized_share("nvfp4") < 1
+    assert load_backbone(damaged.damaged_model("mini-sana")).quantized_share("nvfp4") == 1
 
 
 def test_some_missing_runs_are_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from fences import blocks, example
 from support.ports import free_port
 
-SMALLER = "--iterations 1 --set explore.candidates=24 --set explore.keep=4"
+SMALLER = "--iterations 1 --set explore.candidates=24 --set explore.keep=4 --set evaluate.prompts=4"
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
@@ -28,7 +28,6 @@ def assert_trained(run: Path, reward: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.release
 def test_the_commands_of_the_readme_train_on_its_reward(tmp_path: Path) -> None:
     reward = example("README.md")
     (tmp_path / reward.title).write_text(reward.text)
@@ -44,7 +43,7 @@ def test_the_commands_of_the_guide_train_at_a_service_on_its_prompts(tmp_path: P
     (tmp_path / reward.title).write_text(reward.text)
     texts = [block.text for block in blocks("docs/train.md", "sh")]
     at = next(at for at, text in enumerate(texts) if "mkdir" in text)
-    before, serve, run = texts[at : at + 3]
+    before, run, serve = texts[at : at + 3]
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     shell(before, tmp_path)

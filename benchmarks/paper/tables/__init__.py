@@ -2,9 +2,9 @@
 
 from types import ModuleType
 
-from paper.tables import algorithms, authors, families, gap, hacking, margin, plateaus, quantised, sweeps, text
+from paper.tables import algorithms, authors, damaged, families, gap, hacking, margin, plateaus, quantised, sweeps, text
 
-ON_REQUEST = ("plateaus", "authors", "margin", "text")
+ON_REQUEST = ("plateaus", "authors", "margin", "text", "damaged")
 """Tables whose runs are done only if the table is named, and which the page has once some are finished."""
 TABLES: dict[str, ModuleType] = {
     "algorithms": algorithms,
@@ -17,4 +17,5 @@ TABLES: dict[str, ModuleType] = {
     "authors": authors,
     "margin": margin,
     "text": text,
+    "damaged": damaged,
 }

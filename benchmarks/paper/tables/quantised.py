@@ -93,7 +93,7 @@ def damage(context: Context) -> tuple[list[str], dict[str, Any]]:
     for part, (reward, changes) in families.parts(context).items():
         bf16, naive, ours = (programme.over_seeds(recipe, changes, reward=reward) for recipe in FAMILIES.values())
         goal = programme.over_seeds(BASELINE, changes, reward=reward)
-        both, samples = pairs(context, naive, ours, reward), _first_scores(context, naive, bf16, reward)
+        both, samples = pairs(context, naive, ours, reward), first_scores(context, naive, bf16, reward)
         if both and len(samples):
             pace = speed_up(log_ratios(context, naive, ours, reward, goal=goal))
             found[part] = (samples, both[0] - both[1], pace)
@@ -121,7 +121,7 @@ def damage(context: Context) -> tuple[list[str], dict[str, Any]]:
     return lines, {part: dict(zip(names, map(as_json, one), strict=True)) for part, one in figures.items()}
 
 
-def _first_scores(context: Context, rounded: Sequence[Experiment], exact: Sequence[Experiment], reward: str) -> Values:
+def first_scores(context: Context, rounded: Sequence[Experiment], exact: Sequence[Experiment], reward: str) -> Values:
     """Mean score of the candidates of the first iteration less that of exact ones, by seed that has both [seeds]."""
     found = [
         (one[0].iterations[0]["proxy_mean"] - one[1].iterations[0]["proxy_mean"]) / one[0].within[reward]
