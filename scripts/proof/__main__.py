@@ -46,10 +46,13 @@ def _prove(buildah: images.Buildah, quick: bool) -> None:
     if quick:
         return
     images.with_torch(buildah, WITH_TORCH, BASE, given["TORCH"])
-    output = _build(buildah, "kept", ROOT / "Dockerfile.rollout", {"BASE": WITH_TORCH})
+    output = _build(buildah, "kept", ROOT / "Dockerfile.trainer", {"BASE": WITH_TORCH})
     line = next((line for line in output.splitlines() if line.startswith("PyTorch ")), "")
     if not line.endswith("from the base image") or " at /usr/local/lib" not in line:
         raise RuntimeError(f"the PyTorch of the base image was not kept: {line or output[-2000:]}")
+    # As docs/deploy.md starts several ranks. The base's torchrun would run the system's Python, without solrl.
+    ranks = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "solrl_trainer", "presets")
+    buildah.start("localhost/proof/kept", *ranks, entrypoint=["python3"])
     for dockerfile in sorted(ROOT.glob("deploy/rewards/*/Dockerfile")):
         _build(buildah, dockerfile.parent.name, dockerfile, {"BASE": BASE})
 

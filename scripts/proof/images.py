@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.error import URLError
@@ -43,15 +44,17 @@ class Buildah:
         storage = ["--root", str(self.folder / "storage"), "--runroot", str(self.folder / "run")]
         return ["buildah", *storage, "--storage-driver", self.driver, verb, *arguments]
 
-    def start(self, image: str, *words: str) -> str:
-        """Run the image's program with these words and return its output.
+    def start(self, image: str, *words: str, entrypoint: Sequence[str] = ()) -> str:
+        """Run the image's program, or the one given, with these words and return its output.
 
         Raises:
             RuntimeError: it failed; includes the end of its output.
         """
         container = _run(self.command("from", "--pull-never", image)).strip()
         config = json.loads(_run(self.command("inspect", container)))["OCIv1"]["config"]
-        return _run(self.command("run", "--isolation", "chroot", container, "--", *config["Entrypoint"], *words))
+        return _run(
+            self.command("run", "--isolation", "chroot", container, "--", *(entrypoint or config["Entrypoint"]), *words)
+        )
 
     def build(self, image: str, dockerfile: Path, context: Path, arguments: dict[str, str], log: Path) -> None:
         """Build an image, writing the output to `log`.

@@ -116,6 +116,18 @@ def test_referenced_files_exist(name: str) -> None:
         assert source in DOCUMENT["volumes"] or source.startswith("./")
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_a_new_volume_belongs_to_the_user_of_the_image(name: str) -> None:
+    """Docker gives an empty named volume the owner of the image's folder."""
+    made = re.findall(r"install -d -o solrl -g solrl (.*)", (ROOT / SERVICES[name]["build"]["dockerfile"]).read_text())
+    volumes = [f"{v['source']}:{v['target']}" if isinstance(v, dict) else v for v in SERVICES[name]["volumes"]]
+    targets = dict(volume.split(":")[:2] for volume in volumes)
+    assert {target for source, target in targets.items() if source in DOCUMENT["volumes"]} <= set(made[-1].split())
+    caches = [value for key, value in SERVICES[name]["environment"].items() if key.endswith("_CACHE_DIR")]
+    assert all(value.startswith("/compiled/") for value in caches)
+    assert len(caches) == 2 * ("compiled" in targets) == 2 * (name == "rollout")
+
+
 @pytest.mark.parametrize("name", SERVING)
 def test_health_checks_ask_a_route_that_the_service_has(name: str) -> None:
     check = SERVICES[name]["healthcheck"]["test"][-1]

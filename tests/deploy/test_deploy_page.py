@@ -1,25 +1,39 @@
-"""Commands, variables and volumes in docs/deploy.md exist."""
+"""Commands, variables, volumes and YAML in docs/deploy.md fit the compose file and the programs."""
 
+import inspect
+import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from command_checks import parsed
 from proof.compose import load
+from solrl_core.rewards.reward import REWARDS
 from solrl_rollout.settings import RolloutSettings
+from torch.distributed.run import get_args_parser
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
 DOCUMENT = load(ROOT / "docker-compose.yml", {})
 SERVICES: dict[str, Any] = DOCUMENT["services"]
-BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def fenced(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+BLOCKS = fenced("sh")
 COMMANDS = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
 COMPOSE = [line for line in COMMANDS if "docker compose" in line]
 INLINE = re.findall(r"`(docker compose [^`]+)`", PAGE)
 VERBS = {"up", "down", "cp", "run", "exec", "build", "logs", "stop", "ps", "restart"}
-WITH_VALUE = {"--exit-code-from", "--entrypoint"}
+WITH_VALUE = {"--exit-code-from", "--entrypoint", "--name"}
+PATHS = json.loads((ROOT / "proto" / "openapi.json").read_text())["paths"]
 
 
 @pytest.mark.parametrize("line", [*COMPOSE, *INLINE])
@@ -28,13 +42,16 @@ def test_a_compose_command_names_services_of_its_profile(line: str) -> None:
         word for word in shlex.split(line.partition(" > ")[0].partition(" < ")[0]) if not re.match("[A-Z_]+=", word)
     ]
     assert words[:2] == ["docker", "compose"]
-    options, words = {}, words[2:]
+    profiles, words = set(), words[2:]
     while words[0].startswith("--"):
-        options[words[0]], words = words[1], words[2:]
-    profile, (verb, *rest) = options.pop("--profile", None), words
-    assert options.keys() <= {"--env-file", "--project-name"}
-    assert profile is None or any(profile in body.get("profiles", ()) for body in SERVICES.values())
-    inside = {name for name, body in SERVICES.items() if profile in body.get("profiles", [profile])}
+        assert words[0] in ("--profile", "--env-file", "--project-name")
+        profiles |= {words[1]} if words[0] == "--profile" else set()
+        words = words[2:]
+    verb, *rest = words
+    known = {profile for body in SERVICES.values() for profile in body.get("profiles", ())}
+    profiles = known if profiles == {"*"} else profiles
+    assert profiles <= known
+    inside = {name for name, body in SERVICES.items() if "profiles" not in body or profiles & set(body["profiles"])}
     assert verb in VERBS
     plain = [word for at, word in enumerate(rest) if not word.startswith("-") and rest[at - 1] not in WITH_VALUE]
     named = plain[:1] if verb in ("run", "exec") else [word.partition(":")[0] for word in plain if word != "."]
@@ -66,3 +83,105 @@ def test_variables_and_volumes_are_those_of_the_compose_file() -> None:
         assert f"| `{name}` |" in PAGE
     for secret, entry in DOCUMENT["secrets"].items():
         assert f"| `{secret}` |" in PAGE or "/demo/" in entry["file"]
+
+
+def test_lines_of_env_are_variables_of_the_compose_file() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    lines = [line for block in fenced("ini") for line in block.splitlines()]
+    assert len(lines) >= 5
+    assert all(re.search(rf"\$\{{{line.partition('=')[0]}[:}}-]", text) for line in lines)
+
+
+@pytest.mark.parametrize("line", [line for line in COMPOSE if " --entrypoint " in line])
+def test_several_ranks_run_in_the_images_python_one_on_each_gpu(line: str) -> None:
+    """Not by torchrun, whose first line names the Python for which NVIDIA installed it: the system's."""
+    words = shlex.split(line.partition(" > ")[0])
+    program, service, *rest = words[words.index("--entrypoint") + 1 :]
+    assert service == "trainer"
+    if program == "tar":
+        return
+    assert (program, rest[:2]) == ("python3", ["-m", "torch.distributed.run"])
+    options = get_args_parser().parse_args(rest[2:])
+    assert (options.module, options.training_script) == (True, "solrl_trainer")
+    (gpus,) = [word.partition("=")[2].split(",") for word in words if word.startswith("SOLRL_TRAINER_GPU=")]
+    assert len(set(gpus)) == int(options.nproc_per_node)
+    assert parsed(["solrl-train", *options.training_script_args]).resume.parts[:2] == ("/", "outputs")
+
+
+def test_trainers_share_no_container_gpu_run_or_name() -> None:
+    """As `up` replaces the container of a service, and `run` makes one each time."""
+    lines = [shlex.split(line) for line in COMPOSE if "SOLRL_RUN=" in line]
+    assert len(lines) >= 3
+    for place in ("SOLRL_RUN=", "SOLRL_TRAINER_GPU="):
+        assert len({next(word for word in words if word.startswith(place)) for words in lines}) == len(lines)
+    assert len({words[words.index("--name") + 1] for words in lines}) == len(lines)
+    serving = re.search(r"^SOLRL_ROLLOUT_GPU=(.+)$", "".join(fenced("ini")), re.MULTILINE)
+    assert serving
+    for words in lines:
+        assert "run" in words
+        given = dict(word.split("=", 1) for word in words if re.match("[A-Z_]+=", word))
+        trainer = load(ROOT / "docker-compose.yml", given)["services"]["trainer"]
+        assert trainer["environment"]["NVIDIA_VISIBLE_DEVICES"] not in serving[1].split(",")
+        assert f"--resume=/outputs/{given['SOLRL_RUN']}" in trainer["command"]
+
+
+OVERRIDES = [text for text in fenced("yaml") if text.startswith("services:")]
+
+
+@pytest.mark.parametrize("text", OVERRIDES)
+def test_an_override_fits_the_schema_and_the_services(text: str, tmp_path: Path) -> None:
+    (tmp_path / "docker-compose.override.yml").write_text(text)
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*command, tmp_path / "docker-compose.override.yml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name, body in yaml.safe_load(text)["services"].items():
+        assert name in SERVICES or "image" in body
+        if "healthcheck" in body:
+            *before, asked = body["healthcheck"]["test"]
+            assert [*before, asked.replace("/live", "/ready")] == SERVICES[name]["healthcheck"]["test"]
+            assert "get" in PATHS["/health/live"]
+
+
+def test_kubernetes_starts_the_service_as_compose_does() -> None:
+    """Command, probes, port, user, time to stop, and files of the secret."""
+    (text,) = [text for text in fenced("yaml") if "kind: Deployment" in text]
+    deployment, service = yaml.safe_load_all(text)
+    pod = deployment["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    settings = parsed(["solrl-rollout", *container["args"]]).settings
+    (port,) = (entry["containerPort"] for entry in container["ports"])
+    assert (settings.host, settings.port, service["spec"]["ports"]) == ("0.0.0.0", port, [{"port": port}])
+    selected = deployment["spec"]["selector"]["matchLabels"]
+    assert service["spec"]["selector"] == selected == pod["metadata"]["labels"]
+    probes = {name: container[f"{name}Probe"] for name in ("startup", "liveness", "readiness")}
+    asked = {name: probe["httpGet"]["path"] for name, probe in probes.items()}
+    assert asked == {"startup": "/health/live", "liveness": "/health/live", "readiness": "/health/ready"}
+    assert all("get" in PATHS[path] for path in asked.values())
+    assert all(p["httpGet"]["port"] == port and p["timeoutSeconds"] > settings.live_timeout for p in probes.values())
+    assert probes["startup"]["periodSeconds"] * probes["startup"]["failureThreshold"] == 7200
+    rollout = SERVICES["rollout"]
+    assert rollout["healthcheck"]["start_period"] == "2h"
+    assert f"{pod['spec']['terminationGracePeriodSeconds']}s" == rollout["stop_grace_period"]
+    user = f"{pod['spec']['securityContext']['runAsUser']}:{pod['spec']['securityContext']['fsGroup']}"
+    assert (ROOT / "Dockerfile.rollout").read_text().count(f"USER {user}\n") == 2
+    mounted = {entry["name"]: entry["mountPath"] for entry in container["volumeMounts"]}
+    assert mounted.keys() == {volume["name"] for volume in pod["spec"]["volumes"]}
+    files = [settings.redis_url_file, settings.token_file, *(Path(entry["value"]) for entry in container["env"])]
+    (made,) = [line for line in COMMANDS if line.startswith("kubectl ")]
+    assert {f"--from-file={path.name}" for path in files} <= set(made.split())
+    assert {str(path.parent) for path in files} == {mounted["secrets"]}
+
+
+def test_the_sizes_of_a_reward_services_weights() -> None:
+    """By the parameters of the published models, in float32 unless a reward has a dtype of its own."""
+    sentence = PAGE[PAGE.index("Its weights\ntake ") : PAGE.index("Activations and CUDA take more.")]
+    shown = {
+        name.strip().lower(): float(size)
+        for size, names in re.findall(r"([\d.]+) GiB \(([^)]+)\)", sentence)
+        for name in names.split(",")
+    }
+    assert len(shown) == 5
+    for name, size in shown.items():
+        reward = REWARDS.find(name)
+        width = {"float32": 4, "bfloat16": 2}[inspect.signature(reward).parameters["dtype"].default]
+        assert round(reward.parameters * width / 2**30, 1) == size, name
