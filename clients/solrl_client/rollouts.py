@@ -38,7 +38,7 @@ from solrl_proto.rollouts import (
     StartLine,
     StreamLine,
 )
-from solrl_proto.status import Activity, IterationReport
+from solrl_proto.status import Activity, IterationReport, RunDetail
 
 from solrl_client.addresses import check_rollout_url
 from solrl_client.answers import AnswerCheck, check_pushed, longest_line
@@ -258,6 +258,14 @@ class RolloutClient:
             content=body,
             headers={"Content-Type": "application/json"},
         )
+
+    def iterations(self, run: str) -> RunDetail:
+        """Curves of a run's reported iterations, thinned for display, its evaluations, settings and samples.
+
+        Raises:
+            ProblemError: unreachable, or 404 `run-not-found`.
+        """
+        return self._document(RunDetail, "GET", f"/v1/runs/{run}/iterations")
 
     def report_progress(self, run: str, activity: Activity) -> None:
         """Report progress within an iteration."""

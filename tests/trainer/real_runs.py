@@ -83,12 +83,13 @@ class Watcher:
 
 @dataclass
 class Run:
-    """A finished training, and the versions that the service stored at its end."""
+    """A finished training, the versions that the service stored at its end, and what its page showed of it."""
 
     config: RunConfig
     result: Result
     watcher: Watcher
     held: AdapterList
+    shown: dict[str, Any]
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
@@ -110,7 +111,8 @@ def go(service: Service, output: Path, *overrides: str, watcher: Watcher | None 
     config = tiny_config(*SMALL, *served, *overrides, output=output, run=output.name)
     with shown_log(watcher.notes.append):
         result = train(config, watcher, resume=resume)
-    return Run(config, result, watcher, service.adapters(config.run))
+    shown = service.running.client.get(f"/v1/runs/{config.run}/iterations").json()
+    return Run(config, result, watcher, service.adapters(config.run), shown)
 
 
 def selected(run: Run) -> list[list[int]]:

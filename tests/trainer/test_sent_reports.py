@@ -1,6 +1,7 @@
 """What a run tells its service for the page, and again if it does not arrive."""
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from solrl_client.rollouts import RolloutClient
 from solrl_proto.problems import ProblemKind
 from solrl_proto.status import HeldOut, RunSettings
 from solrl_trainer.records.records import HeldOutRecord, RewardEstimate
+from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.records.status_reports import StatusReporter, run_settings
 from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.settings.config import RunConfig
@@ -51,14 +53,21 @@ def evaluation(version: int) -> HeldOutRecord:
 
 def brought(service: HostileService) -> list[tuple[int, bool, list[int]]]:
     """Iteration of each report, whether it has settings, and the versions of its evaluations."""
-    bodies: list[dict[str, Any]] = [json.loads(body) for body in service.bodies]
+    bodies: list[dict[str, Any]] = [json.loads(body) for body in service.bodies if body]
     return [
         (body["iteration"], "settings" in body, [one["version"] for one in body.get("held_out", ())]) for body in bodies
     ]
 
 
-def test_settings_and_evaluations_are_sent_again_until_they_arrive(service: HostileService, notes: list[str]) -> None:
-    with reporting(service, [LOST, LOST, ARRIVED, ARRIVED, LOST, ARRIVED], notes) as reporter:
+def shows(*iterations: int) -> Answer:
+    """The answer about a run whose page shows these iterations."""
+    curve = {"iterations": iterations, "series": {}}
+    return Answer(parts=(json.dumps({"run": "run", "curve": curve, "samples": None}).encode(),))
+
+
+def test_what_the_service_lacks_is_sent_again_once_it_answers(service: HostileService, notes: list[str]) -> None:
+    answers = [LOST, LOST, shows(), ARRIVED, ARRIVED, ARRIVED, ARRIVED, LOST, shows(0, 1, 2, 3), ARRIVED]
+    with reporting(service, answers, notes) as reporter:
         reporter.evaluated(evaluation(0))
         for iteration in range(3):
             reporter.report(iteration_record(iteration))
@@ -66,15 +75,27 @@ def test_settings_and_evaluations_are_sent_again_until_they_arrive(service: Host
         reporter.evaluated(evaluation(4))
         reporter.report(iteration_record(4))
     assert brought(service) == [
-        *((iteration, True, [0]) for iteration in range(3)),
+        *((iteration, True, [0]) for iteration in (0, 0, 1, 2)),
         (3, False, []),
         (3, False, [4]),
         (4, False, [4]),
     ]
     lost = f"the service's page does not show all of this run: {ProblemKind.UNEXPECTED_ANSWER.title}"
-    again = "the service's page shows this run again, from iteration"
     assert [note[: len(lost)] for note in notes[::2]] == [lost, lost]
-    assert notes[1::2] == [f"{again} 3 on", f"{again} 5 on"]
+    assert notes[1::2] == ["the service's page shows all of this run again"] * 2
+
+
+def test_a_service_that_was_away_gets_what_it_has_lost(service: HostileService, notes: list[str]) -> None:
+    with reporting(service, [ARRIVED, ARRIVED, shows(), ARRIVED, ARRIVED, ARRIVED], notes) as reporter:
+        for iteration in range(2):
+            reporter.report(iteration_record(iteration))
+        while len(service.answers) > 4:
+            time.sleep(0.01)
+        RunLog(status=reporter).waiting(service.url, None)
+        reporter.report(iteration_record(2))
+    assert [iteration for iteration, _, _ in brought(service)] == [0, 1, 0, 1, 2]
+    assert brought(service)[2] == (0, True, [])
+    assert notes == []
 
 
 def test_a_service_that_refuses_more_gets_the_iterations(service: HostileService, notes: list[str]) -> None:

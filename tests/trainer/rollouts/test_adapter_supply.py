@@ -2,6 +2,7 @@
 
 import pytest
 from service_helpers import MODEL, RunningService, adapter_file
+from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
@@ -61,7 +62,8 @@ def test_requests_that_met_the_same_loss_are_all_repeated(service: RunningServic
     backbone = load_backbone("mini-sana")
     file = adapter_file(adapter_layout(backbone.transformer, backbone.lora_targets), 0)
     with RolloutClient(service.url) as client:
-        supply = AdapterSupply(client, run="lost", model=MODEL, lag=1)
+        told: list[tuple[str, Wait | None]] = []
+        supply = AdapterSupply(client, run="lost", model=MODEL, lag=1, on_wait=lambda *wait: told.append(wait))
         supply.start({0: file})
         for version in (1, 2):
             supply.push(version, file)
@@ -72,4 +74,5 @@ def test_requests_that_met_the_same_loss_are_all_repeated(service: RunningServic
         assert held is not None
         assert held.head == 2
         assert not supply.restore(ProblemError(ProblemKind.PARENT_CONFLICT, "another head").problem)
+    assert told == [(client.url, None)]
     assert notes == ["the service had lost this run's versions 0, 1 and 2; pushed again"]

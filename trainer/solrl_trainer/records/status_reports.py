@@ -23,6 +23,7 @@ from solrl_proto.status import (
     THUMBNAIL_SIDE,
     Activity,
     HeldOut,
+    IterationReport,
     RunSettings,
     SamplePair,
     Samples,
@@ -106,10 +107,11 @@ class StatusReporter:
         self._held_out: list[HeldOut] = []
         self._told: IterationRecord | None = None
         self._arrived = False
+        self._reports: list[IterationReport] = []
         self._counts: dict[str, Work] = {}
         self._counted_at = (-1, -math.inf)
         self._budget = ImageBudget()
-        self._failed = self._lost = False
+        self._failed = self._doubts = False
         self._samples: Samples | None = None
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._work.put(self._describe)
@@ -158,6 +160,10 @@ class StatusReporter:
                 activity = Activity(iteration=iteration, **counts)  # type: ignore[arg-type]
                 self._work.put(lambda: self._client.report_progress(self._config.run, activity))
 
+    def doubt(self) -> None:
+        """The service was away, so it may have lost reports: those that it lacks come again with the next one."""
+        self._doubts = True
+
     def evaluated(self, record: HeldOutRecord) -> None:
         """Report a held-out evaluation: again with the iteration before it, or with the first iteration."""
         self._work.put(lambda: self._tell_evaluated(record))
@@ -173,7 +179,7 @@ class StatusReporter:
                     work()
                 except Exception as error:
                     self._fail(error)
-                    self._lost |= isinstance(error, ProblemError)
+                    self._doubts |= isinstance(error, ProblemError)
 
     def _describe(self) -> None:
         self._settings = run_settings(self._config)
@@ -200,7 +206,7 @@ class StatusReporter:
             self._tell(self._told)
 
     def _tell(self, record: IterationRecord) -> None:
-        if self._arrived:
+        if self._arrived and record is not self._told:
             self._held_out, self._settings = [], None
         self._told = record
         samples, self._samples = self._samples, None
@@ -216,18 +222,29 @@ class StatusReporter:
         assert self._told is not None
         run, planned = self._config.run, self._config.iterations
         self._arrived = False
+        doubts, self._doubts = self._doubts, False
+        report = self._told.report(planned, samples, self._held_out[-2:], self._settings)
+        earlier = [one for one in self._reports if one.iteration < report.iteration]
+        self._reports = [*earlier, report.model_copy(update={"samples": None})]
+        if doubts:
+            newest = max(self._client.iterations(run).curve.iterations, default=-1)
+            for one in earlier:
+                if one.iteration > newest:
+                    self._client.report_iteration(run, one)
         try:
-            self._client.report_iteration(run, self._told.report(planned, samples, self._held_out[-2:], self._settings))
+            self._client.report_iteration(run, report)
         except ProblemError as error:
             if error.problem.status != _NOT_VALID:
                 raise
             # An older service does not know all of it, or it is too large: the iteration alone is not.
-            self._client.report_iteration(run, self._told.report(planned, None))
+            self._reports[-1] = self._told.report(planned, None)
+            self._client.report_iteration(run, self._reports[-1])
             self._fail(error)
+            doubts = False
         self._arrived = True
-        if self._lost:
-            self._failed = self._lost = False
-            logger.info(f"the service's page shows this run again, from iteration {self._told.iteration + 1} on")
+        if doubts and self._failed:
+            self._failed = False
+            logger.info("the service's page shows all of this run again")
 
     def _fail(self, error: Exception) -> None:
         if not self._failed:

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
 
+from solrl_client.retries import OnWait, ignore
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.adapters import AdapterList, adapter_digest
 from solrl_proto.problems import Problem, ProblemError, ProblemKind
@@ -22,8 +23,9 @@ class AdapterSupply:
     Versions that the service loses are pushed again: it may restart, or its Redis may recover an older version.
     """
 
-    def __init__(self, client: RolloutClient, *, run: str, model: str, lag: int) -> None:
-        """`lag`: number of versions by which exploration is behind the newest."""
+    def __init__(self, client: RolloutClient, *, run: str, model: str, lag: int, on_wait: OnWait = ignore) -> None:
+        """`lag`: number of versions by which exploration is behind the newest. `on_wait`: told of a loss' end, too."""
+        self._on_wait = on_wait
         self._client = client
         self._run = run
         self._model = model
@@ -79,6 +81,7 @@ class AdapterSupply:
             pushed = self._push_missing()
         if pushed:
             logger.info("the service had lost this run's %s; pushed again", _versions(pushed))
+            self._on_wait(self._client.url, None)
         return bool(pushed) or problem.kind in LOST
 
     def _rewind(self, held: AdapterList, version: int) -> None:

@@ -93,7 +93,7 @@ def open_service_source(
         device = DeviceSource(config, loaded, Models.build(loaded.backbone, config, world), train)
         supply = None
         if world.rank == 0:
-            supply = AdapterSupply(client, run=config.run, model=config.model_name, lag=config.lag)
+            supply = AdapterSupply(client, run=config.run, model=config.model_name, lag=config.lag, on_wait=on_wait)
         rewards, expected = requested(config.trained)
         asked = replace(
             run_client(config, client),
