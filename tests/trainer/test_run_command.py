@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from solrl_trainer.commands.cli import main, run_command
 from solrl_trainer.commands.options import Calibrate
 from solrl_trainer.evaluation.saved_evaluation import load_evaluation, save_evaluation
 from solrl_trainer.records.evaluations import Evaluation
-from solrl_trainer.records.folder import FolderInUseError, is_locked, locked, saved_settings
+from solrl_trainer.records.folder import FolderInUseError, check_writable, is_locked, locked, saved_settings
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
 from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import resolve
@@ -97,6 +98,22 @@ def test_a_folder_that_cannot_be_written_is_refused_with_its_option(tmp_path: Pa
             done = typed(main, "run", "--preset", PRESET, "--output", str(folder), *extra)
             assert done.returncode == 2
             assert re.match(f"solrl-train: got --output {folder}: .*({fault}).*; expected a folder that", done.stderr)
+
+
+def test_a_folder_of_another_user_is_refused_before_a_dry_run() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o555)
+        child = os.fork()
+        if not child:
+            if not os.getuid():
+                os.setuid(65534)  # root may write anywhere
+            try:
+                check_writable(Path(place, "run"))
+            except PermissionError as error:
+                os._exit(f"got --output {place}/run: this user may not write to {place}; expected" in str(error))
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+        os.chmod(place, 0o755)
 
 
 @pytest.mark.parametrize(
