@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutRequest
 from solrl_trainer.service.balance import Balance
@@ -13,6 +14,10 @@ from solrl_trainer.settings.presets import resolve
 from training_helpers import tiny_config
 
 PROMPTS = [PromptItem(id="p", text="a red circle")]
+ON_A_GPU = SimpleNamespace(backbone=SimpleNamespace(device=torch.device("cuda")))
+DEVICE: Any = SimpleNamespace(
+    own_prompts=lambda iteration: PROMPTS, push=lambda version, adapter: None, models=ON_A_GPU
+)
 
 
 class Asked:
@@ -43,8 +48,7 @@ def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
     ).config
     client: Any = Asked()
     asking = run_client(config, client)
-    device: Any = SimpleNamespace(own_prompts=lambda iteration: PROMPTS, push=lambda version, adapter: None)
-    source = ServiceSource(config.model_copy(update={"iterations": 3}), asking, device, Balance(2))
+    source = ServiceSource(config.model_copy(update={"iterations": 3}), asking, DEVICE, Balance(2))
     for version in range(3):
         source.push(version, b"")
         with pytest.raises(ConnectionError):
@@ -68,8 +72,7 @@ class Late(Balance):
 def test_a_run_that_waits_for_its_service_says_so(caplog: pytest.LogCaptureFixture) -> None:
     config = tiny_config("iterations=6")
     client: Any = Asked()
-    device: Any = SimpleNamespace(own_prompts=lambda iteration: PROMPTS, push=lambda version, adapter: None)
-    source = ServiceSource(config, run_client(config, client), device, Late(2))
+    source = ServiceSource(config, run_client(config, client), DEVICE, Late(2))
     for version in range(1, 7):
         source.push(version, b"")
     assert [record.message.partition(" of ")[0] for record in caplog.records] == ["this run waited 50 %"]
