@@ -13,6 +13,7 @@ from solrl_core.families import load_backbone
 from solrl_trainer.calibration.deciding import Requirement
 from solrl_trainer.commands.calibrate import calibrate
 from solrl_trainer.commands.layout import layout
+from solrl_trainer.commands.options import Layout
 from solrl_trainer.commands.run import run, summarize
 from solrl_trainer.loop import Result, train
 from solrl_trainer.rollouts.stored_images import StoredImages
@@ -96,7 +97,7 @@ def test_commands_about_candidates_are_refused(stored: Path, tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"calibrate is about candidates, .*source=images generates none"):
         calibrate(config, tmp_path, prompts=1, requirement=Requirement(0.8))
     with pytest.raises(ValueError, match=r"layout is about candidates"):
-        layout(config, gpus=2, serving=None, runs=1, prices=(None, None), speed=1.0, measure=False, file=None)
+        layout(config, Layout())
 
 
 @pytest.mark.slow
