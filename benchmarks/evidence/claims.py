@@ -44,6 +44,7 @@ def figures(read: Read) -> dict[str, str]:
         **_hacking(tables["hacking"]["gains"]),
         **_times(read),
         **_text(tables["text"]),
+        **_damaged(read("damaged/paper")),
     }
 
 
@@ -165,6 +166,19 @@ def _text(table: Mapping[str, Any]) -> dict[str, str]:
     steps = {name: one["at 95%"] for name, one in families.items()}
     found |= {"text_awm": _tenths(steps["AWM"]), "text_solrl": _tenths(steps["Sol-RL"])}
     return found | {"text_rows": "\n".join(rows)}
+
+
+def _damaged(result: Mapping[str, Any]) -> dict[str, str]:
+    families = result["tables"]["damaged"]["families"]
+    naive, ours = families["naive quant"], families["Sol-RL"]
+    return {
+        "damaged_iterations": str(result["programme"]["iterations"]),
+        "damaged_samples": _signed(naive["samples"]),
+        "damaged_naive": _plain(naive["gain"]),
+        "damaged_bf16_apart": _plain(families["24-in-96 BF16"]["less naive"]),
+        "damaged_apart": _plain(ours["less naive"]),
+        "damaged_spearman": f"{ours['spearman']:.2f}",
+    }
 
 
 def _tenths(one: Mapping[str, float]) -> str:

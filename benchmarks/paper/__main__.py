@@ -183,7 +183,7 @@ def _place(experiment: Experiment, context: Context) -> int:
 
 def command(args: argparse.Namespace) -> str:
     """Command line that gives the settings of these options."""
-    words = ["python", "benchmarks/paper"]
+    words = ["python", "benchmarks/paper", *(args.tables if set(args.tables) <= {"damaged"} else [])]
     for name, default in vars(_options().parse_args([])).items():
         value = getattr(args, name)
         if name not in _ELSEWHERE and value != default:

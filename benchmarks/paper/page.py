@@ -12,7 +12,7 @@ from support.caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 from paper.compute import MEASURED_AS, SOURCES, STORED, costs_of, store_costs
 from paper.finished import FINISHED
 from paper.stored import ARCHIVE, store
-from paper.tables import TABLES, algorithms, hacking, text
+from paper.tables import ON_REQUEST, TABLES, algorithms, hacking, text
 from paper.tables.common import Context, Section
 from paper.tuning import SEED
 from paper.words import draw_finished, images_of
@@ -61,10 +61,8 @@ def page(context: Context, sections: Mapping[str, Section], command: str) -> str
         command: command line that gives these settings.
     """
     programme = context.programme
-    costs = costs_of(programme.shape, context.results)
     machines = "; ".join(sorted({run.machine for run in context.runs.values()})) or "no machine yet"
     shared = max((run.jobs for run in context.runs.values()), default=1)
-    used = ", ".join(f"{run_in.upper()} counts as {measured.upper()}" for run_in, measured in MEASURED_AS.items())
     lines = [
         "# The paper's tables on the miniatures",
         "",
@@ -78,6 +76,20 @@ def page(context: Context, sections: Mapping[str, Section], command: str) -> str
         "two-way analysis of variance and Satterthwaite's degrees of freedom. Differences are paired by seed and",
         "prompt. With one seed, an interval is over prompts alone.",
         "",
+        *(_of_usual_tables(context) if sections.keys() - ON_REQUEST else []),
+        f"Measured on every run: {', '.join(programme.judged_by)}. `verifier_graded` is the verifier's mean grade",
+        "between 0 and 1, where `verifier` is 1 only for an image that is right in all.",
+    ]
+    for section in sections.values():
+        lines += ["", f"## {section.title}", "", *section.lines]
+    return "\n".join(lines) + "\n"
+
+
+def _of_usual_tables(context: Context) -> list[str]:
+    """Compute and caveats, which tables on request do not need."""
+    costs = costs_of(context.programme.shape, context.results)
+    used = ", ".join(f"{run_in.upper()} counts as {measured.upper()}" for run_in, measured in MEASURED_AS.items())
+    return [
         "Compute is counted in passes of the transformer, weighted by their times at true shapes on one",
         f"{costs.device} ({' and '.join(f'[{name}]({name})' for name in SOURCES)}; {used}).",
         *([f"The iterations of these runs were planned by [these times]({STORED})."] if context.runs else []),
@@ -88,12 +100,7 @@ def page(context: Context, sections: Mapping[str, Section], command: str) -> str
         "",
         *PREPARED_FOR_NVFP4,
         "",
-        f"Measured on every run: {', '.join(programme.judged_by)}. `verifier_graded` is the verifier's mean grade",
-        "between 0 and 1, where `verifier` is 1 only for an image that is right in all.",
     ]
-    for section in sections.values():
-        lines += ["", f"## {section.title}", "", *section.lines]
-    return "\n".join(lines) + "\n"
 
 
 def _counted(context: Context) -> str:

@@ -12,7 +12,7 @@ from support.results import table
 
 from paper.experiments import Experiment
 from paper.intervals import over_seeds
-from paper.tables.common import Context, Section, as_json, difference, gain, signed
+from paper.tables.common import Context, Section, as_json, cell, difference, gain, signed
 from paper.tables.quantised import FAMILIES, REFERENCE, first_scores
 
 TITLE = "11. Training on visibly damaged samples"
@@ -60,7 +60,7 @@ def section(context: Context) -> Section | None:
         apart = first_scores(context, runs, _runs(context, REFERENCE), reward)
         samples = over_seeds(apart) if len(apart) and name != REFERENCE else None
         ranks = [run.fidelity[0]["spearman"] for run in context.finished(runs) if run.fidelity]
-        shown = [signed(one) if one else "" for one in figures.values()]
+        shown = [cell(context, runs, one) if one else "" for one in figures.values()]
         rows.append(
             [name, "" if name == REFERENCE else signed(samples), f"{np.mean(ranks):.2f}" if ranks else "", *shown]
         )
