@@ -1,6 +1,5 @@
 """Registries: one rule for built-in names, entry points, paths to import, options and typing errors."""
 
-import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -29,8 +28,7 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Register:
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
         lines = [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
         (info / "entry_points.txt").write_text("\n".join(lines))
-        monkeypatch.syspath_prepend(str(tmp_path))
-        importlib.invalidate_caches()
+        monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
     return install
 

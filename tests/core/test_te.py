@@ -74,7 +74,7 @@ def obstacle_at(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) ->
 def write_broken_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "transformer_engine").mkdir()
     (folder / "transformer_engine" / "__init__.py").write_text("raise OSError('libcublasLt.so.13: undefined symbol')\n")
-    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
 
 
 def test_a_cpu_emulates_and_says_why() -> None:

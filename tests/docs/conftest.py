@@ -1,6 +1,5 @@
 """The documentation's examples as installed packages, and one service for all pages."""
 
-import importlib
 import json
 import os
 import signal
@@ -52,7 +51,6 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
     (info / "entry_points.txt").write_text("\n".join(lines))
     sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
     yield folder
     sys.path.remove(str(folder))
 

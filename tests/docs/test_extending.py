@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_a_reward_of_flow_grpo_is_one_of_ours(tmp_path: Path, mini: Backbone, mo
     theirs = f"def jpeg_compressibility():\n    return {score}\n"
     (tmp_path / "flow_grpo/rewards.py").write_text(theirs)
     (tmp_path / "their_reward.py").write_text(block.text)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     name = "their_reward:compressibility"
     images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     scores = RewardSet.load([name], mini).score([name], images, ["a", "b"], [{}, {}])[name]
@@ -195,7 +196,7 @@ def test_the_class_of_the_page_on_rewards_scores_images(
 ) -> None:
     (block,) = [block for block in blocks(REWARD, "python") if "class ColourProbe" in block.text]
     (tmp_path / "my_probe.py").write_text(block.text)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     digests = []
     for weight in ([0.0, 2.0, 0.0], [0.0, 4.0, 0.0]):
         file = tmp_path / f"{weight[1]}.safetensors"

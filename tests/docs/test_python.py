@@ -72,7 +72,7 @@ def pixels(image: Image.Image) -> NDArray[np.float32]:
 
 def imported(name: str) -> ModuleType:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "examples"))
+        patch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
         return importlib.import_module(name)
 
 
@@ -171,7 +171,7 @@ def test_an_example_runs_twice_and_refuses_a_run_that_exists_in_one_line(
 
 def test_the_method_in_one_file_trains_and_pushes(client: RolloutClient, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "examples"))
+        patch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
         minimal = importlib.import_module("sol_rl_minimal")
     sizes = {"CANDIDATES": 6, "EXPLORING_STEPS": 1, "KEEP": 4, "STEPS": 2, "TRAINED_STEPS": 1, "PROMPTS": PROMPTS}
     for name, value in sizes.items():

@@ -149,7 +149,7 @@ def test_both_splits_with_their_metadata_and_the_libraries_count(tmp_path: Path)
 
 
 def test_an_algorithm_of_another_package_counts_by_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert not [part for part in parts_before_loading(tiny_config()) if part.startswith("algorithm")]
 
     def digest(body: str) -> str:
@@ -204,7 +204,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = [word for one in (*SMALL, f"prompts={place / 'prompts'}") for word in ("--set", one)]
     preset = ("--preset", "mini-sana/naive_scaling/clipscore", "--output", str(place / "run"), "--iterations", "2")
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(place))
+        patch.setattr(sys, "path", [str(place), *sys.path])
         (place / "redness.py").write_text(REWARD.format(""))
         done = typed(main, "run", *preset, *words)
     assert done.returncode == 0, done.stderr
@@ -214,7 +214,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the run, whose settings still name the first one's prompts."""
-    monkeypatch.syspath_prepend(str(finished))
+    monkeypatch.setattr(sys, "path", [str(finished), *sys.path])
     shutil.copytree(finished / "run", tmp_path / "run")
     return tmp_path / "run"
 

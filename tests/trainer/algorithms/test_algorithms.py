@@ -1,6 +1,5 @@
 """Algorithms: lookup by name, their settings, and what the interface gives them."""
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -97,8 +96,7 @@ def test_an_algorithm_of_an_entry_point_is_found_by_name(tmp_path: Path, monkeyp
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[solrl.algorithms]\nweighted = {HERE}:Weighted\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    importlib.invalidate_caches()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert ALGORITHMS.find("weighted") is Weighted
     assert "weighted" in ALGORITHMS.names()
     assert tiny_config("algorithm.name=weighted", "algorithm.temperature=2").algorithm.temperature == 2  # type: ignore[attr-defined]
