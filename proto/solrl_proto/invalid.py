@@ -18,7 +18,7 @@ _WORDS = {
     "string_too_long": "a text of at most {max_length} characters",
     "string_pattern_mismatch": "a text as {pattern}",
 }
-"""What was expected, by pydantic's type of error; pydantic's own text says it of others."""
+"""Expectations by pydantic's type of error; for other types, pydantic's own text has them."""
 
 
 def invalid_request(found: Sequence[Any]) -> Problem:

@@ -213,7 +213,7 @@ def _read_regular(path: Path) -> bytes:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError("it is not a regular file")
         if not os.stat(path).st_nlink:  # not of `handle`, whose file may have been replaced just now
-            raise OSError(f"it was replaced, and is {_MOUNTED}, and restart this")
+            raise OSError(f"it was replaced, and is {_MOUNTED}, and restart the service")
         return file.read()
 
 

@@ -52,7 +52,7 @@ def as_pil(image: torch.Tensor) -> Image.Image:
 
 
 def reference_pairs() -> tuple[np.lib.npyio.NpzFile, list[torch.Tensor], list[str]]:
-    """The packages' scores by name, images [3, H, W] in [0, 1] and prompts of the published reference."""
+    """The packages' scores by name, images [3, H, W] in [0, 1] and prompts of `scripts/reward-parity`."""
     arrays = np.load(DATA / "reference.npz")
     images = [arrays[name] for name in arrays.files if name.startswith("image_")]
     return (

@@ -1,7 +1,7 @@
 """HPSv2, HPSv3, ImageReward and the aesthetic predictor give the same scores as published code, from the same weights.
 
-The reference was written by `scripts/reward-parity` at the commit `a6d04050` with hpsv2 1.2.0, hpsv3 1.0.0, open_clip
-2.32.0 and image-reward 1.5; the aesthetic predictor is open_clip and the published head.
+The reference is written by `scripts/reward-parity` with hpsv2 1.2.0, hpsv3 1.0.0, open_clip 2.32.0 and image-reward
+1.5; the aesthetic predictor is open_clip and the published head.
 """
 
 from pathlib import Path

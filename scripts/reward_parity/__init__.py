@@ -1,0 +1,1 @@
+"""Comparisons of rewards with their authors' code, for scripts/reward-parity."""
