@@ -32,7 +32,7 @@ from paper.runner import run_missing
 from paper.stored import ARCHIVE, take_stored
 from paper.tables import ON_REQUEST, TABLES
 from paper.tables.common import Context
-from paper.tables.damaged import write_damaged_model
+from paper.tables.damaged import write_damaged_models
 from paper.tuning import SEED
 from paper.words import read_words
 
@@ -65,7 +65,7 @@ def _main(args: argparse.Namespace) -> int:
         print(plan(context))
         return 0
     if "damaged" in args.tables and not args.show:
-        write_damaged_model(args.model)
+        write_damaged_models()
     failed: set[str] = set()
     while not args.show and time.monotonic() < until:
         # Trials of learning rates come first; the runs that depend on them are known only afterwards.
@@ -183,7 +183,7 @@ def _place(experiment: Experiment, context: Context) -> int:
 
 def command(args: argparse.Namespace) -> str:
     """Command line that gives the settings of these options."""
-    words = ["python", "benchmarks/paper", *(args.tables if set(args.tables) <= {"damaged"} else [])]
+    words = ["python", "benchmarks/paper"]
     for name, default in vars(_options().parse_args([])).items():
         value = getattr(args, name)
         if name not in _ELSEWHERE and value != default:

@@ -2,9 +2,22 @@
 
 from types import ModuleType
 
-from paper.tables import algorithms, authors, damaged, families, gap, hacking, margin, plateaus, quantised, sweeps, text
+from paper.tables import (
+    algorithms,
+    authors,
+    damaged,
+    families,
+    gap,
+    hacking,
+    law,
+    margin,
+    plateaus,
+    quantised,
+    sweeps,
+    text,
+)
 
-ON_REQUEST = ("plateaus", "authors", "margin", "text", "damaged")
+ON_REQUEST = ("plateaus", "authors", "margin", "text", "damaged", "law")
 """Tables whose runs are done only if the table is named, and which the page has once some are finished."""
 TABLES: dict[str, ModuleType] = {
     "algorithms": algorithms,
@@ -18,4 +31,5 @@ TABLES: dict[str, ModuleType] = {
     "margin": margin,
     "text": text,
     "damaged": damaged,
+    "law": law,
 }

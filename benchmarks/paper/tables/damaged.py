@@ -1,8 +1,9 @@
-"""Table 11: training on samples that are visibly damaged, because every linear layer is in NVFP4."""
+"""Table 11: training on samples that are visibly damaged, because NVFP4 has layers that its list leaves out."""
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,74 +13,98 @@ from support.results import table
 
 from paper.experiments import Experiment
 from paper.intervals import over_seeds
-from paper.tables.common import Context, Section, as_json, cell, difference, gain, signed
+from paper.tables.common import TUNED_FOR, Context, Section, as_json, cell, difference, gain, rate_text, signed
 from paper.tables.quantised import FAMILIES, REFERENCE, first_scores
+from paper.tuning import trials
 
 TITLE = "11. Training on visibly damaged samples"
 NAIVE, OURS = "naive quant", "Sol-RL"
+MODEL = "mini-sana"
+KEPT: Mapping[str, Sequence[str]] = {"every layer": (), "all but the timestep embedder": ("timestep_embedder",)}
+"""Layers in NVFP4, with patterns of those that are not."""
+SEEDS = (1, 2, 3, 4, 5)
+CHANGES = {"evaluate.fidelity_floor": 0}
+"""By default, a run refuses to explore with such ranks."""
 
 
-def damaged_model(model: str) -> str:
-    """Folder of a miniature whose layers, those that its list keeps in BF16 too, are all quantised."""
-    return f"runs/every-layer/{model}"
+def damaged_model(layers: str) -> str:
+    """Folder of the miniature with these layers in NVFP4."""
+    return f"runs/damaged/{layers.replace(' ', '-')}"
 
 
-def write_damaged_model(model: str) -> None:
-    """Write that folder: the weights that are shipped, with another list."""
-    source, folder = Path(locate(model)), Path(damaged_model(model))
-    if folder.is_dir():
-        return
-    partial = folder.with_suffix(".partial")
-    shutil.copytree(source, partial, dirs_exist_ok=True)
-    options = (source / "solrl.json").read_text(encoding="utf-8").replace('"../', f'"{source.parent}/')
-    list_of_all = {"quantize": ["."], "keep": []}
-    (partial / "solrl.json").write_text(json.dumps(json.loads(options) | list_of_all, indent=1), encoding="utf-8")
-    partial.rename(folder)
+def write_damaged_models() -> None:
+    """Write those folders: the weights that are shipped, with other lists."""
+    source = Path(locate(MODEL))
+    options = json.loads((source / "solrl.json").read_text(encoding="utf-8").replace('"../', f'"{source.parent}/'))
+    for layers, keep in KEPT.items():
+        folder = Path(damaged_model(layers))
+        if folder.is_dir():
+            continue
+        partial = folder.with_suffix(".partial")
+        shutil.copytree(source, partial, dirs_exist_ok=True)
+        list_of_them = {"quantize": ["."], "keep": list(keep)}
+        (partial / "solrl.json").write_text(json.dumps(options | list_of_them, indent=1), encoding="utf-8")
+        partial.rename(folder)
 
 
 def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
-    """Every family at the presets' learning rate, Sol-RL and naive quantisation first."""
-    return [one for name in reversed(FAMILIES) for one in _runs(context, name)]
+    """Every family with every list, and the trials that choose the learning rate."""
+    found = list(trials(context.programme, TUNED_FOR, context.results).values())
+    if context.choice or whole:
+        found += [one for layers in KEPT for name in FAMILIES for one in runs_of(context, layers, name)]
+    return list(dict.fromkeys(found))
+
+
+def runs_of(context: Context, layers: str, name: str) -> list[Experiment]:
+    """Runs of a family. BF16 quantises nothing, so its runs are those of the shipped weights."""
+    programme = replace(context.tuned, model=MODEL, seeds=SEEDS)
+    changes = {} if name == REFERENCE else {"model": damaged_model(layers), **CHANGES}
+    return programme.over_seeds(FAMILIES[name], changes)
 
 
 def section(context: Context) -> Section | None:
     """The table; None before a run of Sol-RL is finished."""
-    reward = context.programme.reward
-    if not context.finished(_runs(context, OURS)):
-        return None
     rows, data = [], dict[str, Any]()
-    for name in FAMILIES:
-        runs = _runs(context, name)
-        figures = {
-            "gain": gain(context, runs, reward),
-            "less naive": None if name == NAIVE else difference(context, runs, _runs(context, NAIVE), reward),
-            **{judge: gain(context, runs, judge) for judge in context.programme.judges},
-        }
-        if figures["gain"] is None:
+    for layers in KEPT:
+        if not context.finished(runs_of(context, layers, OURS)):
             continue
-        apart = first_scores(context, runs, _runs(context, REFERENCE), reward)
-        samples = over_seeds(apart) if len(apart) and name != REFERENCE else None
-        ranks = [run.fidelity[0]["spearman"] for run in context.finished(runs) if run.fidelity]
-        shown = [cell(context, runs, one) if one else "" for one in figures.values()]
-        rows.append(
-            [name, "" if name == REFERENCE else signed(samples), f"{np.mean(ranks):.2f}" if ranks else "", *shown]
-        )
-        data[name] = {key: as_json(one) for key, one in figures.items()} | {
-            "samples": as_json(samples),
-            "spearman": float(np.mean(ranks)) if ranks else None,
-        }
+        for name in FAMILIES:
+            if context.finished(runs_of(context, layers, name)):
+                cells, data[f"{layers}, {name}"] = _row(context, layers, name)
+                rows.append([layers, name, *cells])
+    if not rows:
+        return None
     judges = [f"gain in {judge}, sd" for judge in context.programme.judges]
+    head = ["in NVFP4", "family", "samples, sd", "Spearman", "gain, sd", f"less {NAIVE}", f"less {OURS}", *judges]
     lines = [
-        f"{context.programme.model} with every linear layer in NVFP4, trained on {reward} for",
-        f"{context.programme.iterations} iterations at the preset's learning rate. Samples: mean score of the first",
-        f"iteration's candidates, less that of {REFERENCE}'s, with its interval over seeds. Spearman: of the",
-        "candidates' ranks with those of BF16 at full steps, before training.",
+        *rate_text(context),
+        f"{MODEL} trained on {context.programme.reward} for {context.programme.iterations} iterations. Samples: mean",
+        f"score of the first iteration's candidates, less that of {REFERENCE}'s, with its interval over seeds.",
+        "Spearman: of the candidates' ranks with those of BF16 at full steps, before training.",
         "",
-        *table(["family", "samples, sd", "Spearman", "gain, sd", f"less {NAIVE}", *judges], rows),
+        *table(head, rows),
     ]
     return Section(TITLE, lines, {"families": data})
 
 
-def _runs(context: Context, name: str) -> Sequence[Experiment]:
-    programme = context.programme
-    return programme.over_seeds(FAMILIES[name], {"model": damaged_model(programme.model)})
+def _row(context: Context, layers: str, name: str) -> tuple[list[str], dict[str, Any]]:
+    """Cells and figures of a family."""
+    reward, runs = context.programme.reward, runs_of(context, layers, name)
+    gains = {
+        "gain": gain(context, runs, reward),
+        **{
+            f"less {other}": None
+            if name == other
+            else difference(context, runs, runs_of(context, layers, other), reward)
+            for other in (NAIVE, OURS)
+        },
+        **{judge: gain(context, runs, judge) for judge in context.programme.judges},
+    }
+    apart = first_scores(context, runs, runs_of(context, layers, REFERENCE), reward)
+    samples = over_seeds(apart) if len(apart) and name != REFERENCE else None
+    ranks = [run.fidelity[0]["spearman"] for run in context.finished(runs) if run.fidelity and name != REFERENCE]
+    spearman = float(np.mean(ranks)) if ranks else None
+    cells = ["" if samples is None else signed(samples), "" if spearman is None else f"{spearman:.2f}"]
+    cells += [cell(context, runs, one) if one else "" for one in gains.values()]
+    figures = {key: as_json(one) for key, one in gains.items()}
+    return cells, figures | {"samples": as_json(samples), "spearman": spearman}

@@ -45,6 +45,9 @@ FAMILIES = {
     "FlowGRPO": Family("flowgrpo", "flowgrpo", authors.SETTINGS),
 }
 """24-in-24 BF16 is DiffusionNFT."""
+GUIDED = (BASELINE, OURS, "AWM")
+WITH_GUIDANCE: Changes = {"guidance": 2.0, "iterations": 30}
+"""Further runs, at the learning rates of those without guidance."""
 TUNED: dict[str, Changes] = {family.tuned: family.changes for family in FAMILIES.values()}
 """Recipes that have trials, with their changes."""
 
@@ -57,6 +60,8 @@ def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
     ]
     for name in FAMILIES:
         found += runs_of(own, name, whole=whole)
+    for name in GUIDED:
+        found += runs_of(own, name, WITH_GUIDANCE, whole=whole)
     return found
 
 
@@ -77,15 +82,15 @@ def on_text(context: Context) -> Context:
     return replace(context, programme=programme)
 
 
-def runs_of(own: Context, name: str, *, whole: bool = False) -> list[Experiment]:
-    """Runs of a family; none while its learning rate is not known, unless `whole` takes any."""
+def runs_of(own: Context, name: str, changes: Changes = AS_IS, *, whole: bool = False) -> list[Experiment]:
+    """Runs of a family with changes; none while its learning rate is not known, unless `whole` takes any."""
     family = FAMILIES[name]
     choice = _choice(own, family)
     if choice is None and not whole:
         return []
     rate = {"optimizer.learning_rate": choice.rate} if choice else {}
-    falling = {"optimizer.cosine_iterations": own.programme.iterations}
-    return own.programme.over_seeds(family.recipe, {**family.changes, **falling, **rate})
+    falling = {"optimizer.cosine_iterations": changes.get("iterations", own.programme.iterations)}
+    return own.programme.over_seeds(family.recipe, {**family.changes, **falling, **rate, **changes})
 
 
 def section(context: Context) -> Section | None:

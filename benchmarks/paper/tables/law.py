@@ -1,0 +1,124 @@
+"""Table 12: what ranks and the size of a group buy, against a Gaussian model. Fewer steps make the ranks worse."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from support.results import table
+
+from paper.experiments import Experiment
+from paper.tables.common import Context, Section, as_json, ceiling_text, gain, gain_text, rate_text
+from paper.tables.families import BASELINE, FAMILIES, OURS
+from paper.tables.pace import log_ratios, speed_up
+from paper.theory import signal
+
+TITLE = "12. What ranks buy"
+SHARES = (0.5, 0.7, 0.9)
+"""Targets of the speed-up, as shares of the baseline's final gain."""
+FITTED = 0.7
+"""Target at which the prediction is judged."""
+
+
+class Setting(NamedTuple):
+    """Candidates of a group, samples kept on each side, and Euler steps of exploring, which decide the ranks."""
+
+    candidates: int
+    side: int
+    steps: int
+
+
+SETTINGS = [
+    Setting(candidates, side, steps)
+    for candidates in (24, 96, 384)
+    for side in (4, 12)
+    for steps in (2, 3, 6)
+    if candidates > 2 * side or steps == 6
+]
+"""A group of 24 with 12 a side is trained whole, whatever its ranks."""
+BASE = Setting(24, 12, 6)
+"""The setting whose samples are those of 24-in-24, though explored first."""
+
+
+def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
+    """Every setting and 24-in-24 in BF16, and the trials that choose their learning rate; the largest groups first."""
+    found = context.after_trials([FAMILIES[BASELINE]], [(None, {})], whole=whole)
+    if context.choice or whole:
+        found += [one for setting in reversed(SETTINGS) for one in runs_of(context, setting)]
+    return found
+
+
+def runs_of(context: Context, setting: Setting) -> list[Experiment]:
+    """Sol-RL in this setting, one run for each seed."""
+    candidates, side, steps = setting
+    changes = {"explore.candidates": candidates, "explore.keep": 2 * side, "explore.steps": steps}
+    return context.tuned.over_seeds(FAMILIES[OURS], changes)
+
+
+def section(context: Context) -> Section | None:
+    """The table; None before every setting has a finished run."""
+    if not all(context.finished(runs_of(context, setting)) for setting in SETTINGS):
+        return None
+    reward, baseline = context.programme.reward, context.tuned.over_seeds(FAMILIES[BASELINE])
+    exact = signal(1.0, BASE.candidates, BASE.side)
+    rows, data, both = [], {}, []
+    for setting in SETTINGS:
+        runs = runs_of(context, setting)
+        start, along = _spearman(context, runs)
+        pace = {share: speed_up(log_ratios(context, runs, baseline, reward, share)) for share in SHARES}
+        predicted = 1.0 if setting == BASE else signal(along, setting.candidates, setting.side) / exact
+        rows.append(
+            [
+                *map(str, setting),
+                f"{start:.2f}, {along:.2f}",
+                gain_text(context, runs, reward),
+                *map(str, pace.values()),
+                f"{predicted:.2f}",
+            ]
+        )
+        data[" ".join(map(str, setting))] = {
+            "spearman": [start, along],
+            "gain": as_json(gain(context, runs, reward)),
+            "iterations": {f"{share:.0%}": as_json(one.ratio) for share, one in pace.items()},
+            "predicted": predicted,
+        }
+        if (measured := pace[FITTED].ratio) and not pace[FITTED].note:
+            both.append((measured.mean, predicted))
+    measured, predicted = np.log(both).T
+    fit = {
+        "settings": len(both),
+        "correlation": float(np.corrcoef(measured, predicted)[0, 1]),
+        "error": float(np.exp(np.abs(measured - predicted).mean()) - 1),
+    }
+    lines = [
+        *rate_text(context),
+        f"{OURS} on {reward}, {context.programme.iterations} iterations. Fewer steps of exploring make its ranks worse",
+        "on purpose. Spearman: of the candidates' ranks with those of BF16 at full steps, before training and as a",
+        f"mean along the run. × iterations: those of {BASELINE} to a share of its final gain, over those of the",
+        "setting. Predicted: the ratio of the signals of a sample in a Gaussian model, with the ranks along the run.",
+        *ceiling_text(context, [reward]),
+        "",
+        *table(
+            [
+                "N",
+                "a side",
+                "steps",
+                "Spearman",
+                "gain, sd",
+                *(f"× iterations, {share:.0%}" for share in SHARES),
+                "predicted",
+            ],
+            rows,
+        ),
+        "",
+        f"Measured at {FITTED:.0%} against predicted, over {fit['settings']} settings: correlation of the logarithms",
+        f"{fit['correlation']:.2f}, mean error of a ratio {fit['error']:.0%}.",
+    ]
+    return Section(TITLE, lines, {"settings": data, "fit": fit})
+
+
+def _spearman(context: Context, runs: Sequence[Experiment]) -> tuple[float, float]:
+    """Rank correlation before training, and its mean along the run."""
+    found = [run.fidelity for run in context.finished(runs)]
+    return float(np.mean([lines[0]["spearman"] for lines in found])), float(
+        np.mean([line["spearman"] for lines in found for line in lines])
+    )
