@@ -14,7 +14,7 @@ from paper.__main__ import main
 from paper.experiments import Programme
 from paper.intervals import Estimate, over_seeds
 from paper.stored import ARCHIVE
-from paper.tables import authors, damaged, families, margin, plateaus
+from paper.tables import authors, damaged, families, law, margin, plateaus
 from paper.tables.gap import verdict
 from paper.tables.pace import first_reached, pooled
 from paper_runs import RESULTS, context_of, finish, finish_all, finish_trials
@@ -34,11 +34,10 @@ GAINS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", [".", "damaged"])
-def test_the_stored_runs_give_the_page(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stored_runs_give_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has every table; other experiments, costs or statistics would give another."""
-    stored = (RESULTS / folder / "paper.md").read_text()
-    shutil.copytree(RESULTS / folder / "paper", tmp_path / "out" / "paper")
+    stored = (RESULTS / "paper.md").read_text()
+    shutil.copytree(RESULTS / "paper", tmp_path / "out" / "paper")
     (said,) = re.findall(r"^By `python benchmarks/paper (.*?)`", stored, re.MULTILINE)
     words = [*shlex.split(said), "--show", "--stored", "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", ["paper", *words, "--runs", str(tmp_path / "runs"), "--results", str(RESULTS)])
@@ -119,18 +118,35 @@ def test_runs_on_damaged_samples_are_compared(tmp_path: Path) -> None:
     assert damaged.section(context_of(PROGRAMME, tmp_path)) is None
     found = damaged.section(finish_all(PROGRAMME, tmp_path, GAINS, "damaged"))
     assert found is not None
-    own = found.data["families"]
+    own = {family: found.data["families"][f"every layer, {family}"] for family in ("Sol-RL", "naive quant")}
     assert own["Sol-RL"]["gain"]["mean"] == pytest.approx(0.79, abs=0.1)
-    assert own["Sol-RL"]["less naive"]["mean"] == pytest.approx(0.59, abs=1e-6)
+    assert own["Sol-RL"]["less naive quant"]["mean"] == pytest.approx(0.59, abs=1e-6)
+    assert own["naive quant"]["less Sol-RL"]["mean"] == pytest.approx(-0.59, abs=1e-6)
     assert own["naive quant"]["samples"]["mean"] == pytest.approx((0.2 - 0.8) / 0.1)
-    assert row(found.lines, "24-in-96 BF16")[1:3] == ["", "0.80"]
+    assert row(found.lines, "every layer | 24-in-96 BF16")[2:4] == ["", ""]
 
 
-def test_every_layer_of_the_damaged_model_is_quantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_of_the_damaged_models_are_quantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    damaged.write_damaged_model("mini-sana")
-    assert load_backbone("mini-sana").quantized_share("nvfp4") < 1
-    assert load_backbone(damaged.damaged_model("mini-sana")).quantized_share("nvfp4") == 1
+    damaged.write_damaged_models()
+    models = [load_backbone(name) for name in ("mini-sana", *map(damaged.damaged_model, damaged.KEPT))]
+    own, every, most = (set(one.policy_at("nvfp4").select(one.transformer)) for one in models)
+    assert own < most < every
+    assert {name.rpartition(".")[0] for name in every - most} == {"time_embed.emb.timestep_embedder"}
+
+
+def test_ranks_are_compared_with_a_gaussian_model(tmp_path: Path) -> None:
+    assert law.section(context_of(PROGRAMME, tmp_path)) is None
+    found = law.section(finish_all(PROGRAMME, tmp_path, GAINS, "law"))
+    assert found is not None
+    whole, large = found.data["settings"]["24 12 6"], found.data["settings"]["384 12 6"]
+    assert whole["predicted"] == 1
+    assert large["predicted"] > found.data["settings"]["96 12 6"]["predicted"] > 1
+    # Twice the gain of 24-in-24 on a straight line, in either setting; the larger group costs more.
+    assert large["iterations"]["90%"]["mean"] == pytest.approx(whole["iterations"]["90%"]["mean"])
+    assert large["compute"]["FLUX.1, 0.4"]["mean"] < whole["compute"]["FLUX.1, 0.4"]["mean"]
+    # All runs are alike, so what is measured over the predicted is less where more is predicted.
+    assert found.data["fits"][12]["ratio"] < found.data["settings"]["24 12 6"]["iterations"]["70%"]["mean"]
 
 
 def test_some_missing_runs_are_named(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ def test_the_table_says_how_soon_and_how_well_words_are_written(tmp_path: Path) 
     assert found.data["compute"]["Sol-RL, FLUX.1"]["95%"]["mean"] < 2.0
     own, there = (found.data["cost of an iteration"]["AWM"][clock] for clock in ("SANA", "SANA, its preset"))
     assert own > 0 < there
+    assert found.data["variants"]["rate 0.001 Sol-RL"]["iterations"]["95%"]["mean"] == pytest.approx(2.0)
+    assert found.data["variants"]["guidance 2 AWM"]["tesseract"]["mean"] == pytest.approx(1 - 1 / PROMPTS)
     engines = found.data["families"]["Sol-RL"]
     assert engines["rapidocr"]["mean"] == 1
     assert engines["tesseract"]["mean"] == pytest.approx(1 - 1 / PROMPTS)

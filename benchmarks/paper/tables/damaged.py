@@ -78,9 +78,9 @@ def section(context: Context) -> Section | None:
     head = ["in NVFP4", "family", "samples, sd", "Spearman", "gain, sd", f"less {NAIVE}", f"less {OURS}", *judges]
     lines = [
         *rate_text(context),
-        f"{MODEL} trained on {context.programme.reward} for {context.programme.iterations} iterations. Samples: mean",
-        f"score of the first iteration's candidates, less that of {REFERENCE}'s, with its interval over seeds.",
-        "Spearman: of the candidates' ranks with those of BF16 at full steps, before training.",
+        f"{MODEL} trained on {context.programme.reward} for {context.programme.iterations} iterations.",
+        f"Samples: mean score of the first iteration's candidates, less that of {REFERENCE}'s, with its interval over",
+        "seeds. Spearman: of the candidates' ranks with those of BF16 at full steps, before training.",
         "",
         *table(head, rows),
     ]

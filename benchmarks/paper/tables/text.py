@@ -45,9 +45,19 @@ FAMILIES = {
     "FlowGRPO": Family("flowgrpo", "flowgrpo", authors.SETTINGS),
 }
 """24-in-24 BF16 is DiffusionNFT."""
-GUIDED = (BASELINE, OURS, "AWM")
-WITH_GUIDANCE: Changes = {"guidance": 2.0, "iterations": 30}
-"""Further runs, at the learning rates of those without guidance."""
+VARIANTS: dict[str, tuple[Changes, tuple[str, ...]]] = {
+    "guidance 2": ({"guidance": 2.0, "iterations": 30}, (BASELINE, OURS, "AWM")),
+    "rate 0.001": (
+        {
+            "optimizer.learning_rate": 0.001,
+            "optimizer.cosine_iterations": ITERATIONS,
+            "iterations": 24,
+            "evaluate.every": 1,
+        },
+        (BASELINE, BF16, OURS),
+    ),
+}
+"""Shorter runs of some families: with guidance, and at AWM's learning rate."""
 TUNED: dict[str, Changes] = {family.tuned: family.changes for family in FAMILIES.values()}
 """Recipes that have trials, with their changes."""
 
@@ -60,8 +70,8 @@ def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
     ]
     for name in FAMILIES:
         found += runs_of(own, name, whole=whole)
-    for name in GUIDED:
-        found += runs_of(own, name, WITH_GUIDANCE, whole=whole)
+    for changes, names in VARIANTS.values():
+        found += [one for name in names for one in runs_of(own, name, changes, whole=whole)]
     return found
 
 
@@ -124,6 +134,7 @@ def section(context: Context) -> Section | None:
         *(_row(own, name, runs[name], finished) for name in FAMILIES),
     ]
     shares = [f"{share:.0%}" for share in SHARES]
+    variants = _variants(own)
     rates = {
         name: choice.rate
         for name, family in FAMILIES.items()
@@ -156,6 +167,7 @@ def section(context: Context) -> Section | None:
             [[name, *(str(compute[f"{name}, {clock}"][0.95]) for clock in prices[name])] for name in others],
         ),
         "",
+        *_variant_lines(variants),
         *(
             line
             for name in FAMILIES
@@ -172,8 +184,72 @@ def section(context: Context) -> Section | None:
             "cost of an iteration": prices,
             "iterations": {name: _json(found) for name, found in pace.items()},
             "compute": {name: _json(found) for name, found in compute.items()},
+            "variants": {
+                " ".join(key): {
+                    "begin": one.begin,
+                    **{name: as_json(found) for name, found in one.figures.items()},
+                    "iterations": _json(one.pace),
+                }
+                for key, one in variants.items()
+            },
         },
     )
+
+
+class Variant(NamedTuple):
+    """Figures of a family in a variant: base reward, estimates, and its pace against the variant's baseline."""
+
+    begin: float
+    figures: Mapping[str, Estimate | None]
+    pace: Mapping[float, SpeedUp]
+
+
+def _variants(own: Context) -> dict[tuple[str, str], Variant]:
+    """Variants with all seeds, by name and family."""
+    found = {}
+    for label, (changes, names) in VARIANTS.items():
+        runs = {name: runs_of(own, name, changes) for name in names}
+        finished = {name: own.finished(one) for name, one in runs.items()}
+        if min(map(len, finished.values())) < len(SEEDS):
+            continue
+        for name in names:
+            found[label, name] = Variant(
+                finished[name][0].curve[0][1][REWARD],
+                _estimates(name, finished) | {one: _accuracy(own, runs[name], one, "after") for one in ENGINES},
+                {
+                    share: speed_up(log_ratios(own, runs[name], runs[BASELINE], REWARD, share, height=best))
+                    for share in SHARES
+                },
+            )
+    return found
+
+
+def _variant_lines(variants: Mapping[tuple[str, str], Variant]) -> list[str]:
+    if not variants:
+        return []
+    rows = [
+        [
+            *key,
+            f"{one.begin:.3f}",
+            *(interval(found) if (found := one.figures[name]) else "never" for name in ("best", "at 95%")),
+            *("" if key[1] == BASELINE else str(one.pace[share]) for share in (0.5, 0.95)),
+            *(
+                f"{100 * read.mean:.0f} % [{100 * read.low:.0f}, {100 * read.high:.0f}]"
+                if (read := one.figures[engine])
+                else "not read"
+                for engine in ENGINES
+            ),
+        ]
+        for key, one in variants.items()
+    ]
+    head = ["variant", "family", "base", "best", "to 95 %", "× iterations, 50 %", "× iterations, 95 %"]
+    return [
+        f"Variants, each with its own {BASELINE}: guidance in sampling and evaluating, at the rates above, and all",
+        "families at AWM's learning rate. Iterations and exact words as above.",
+        "",
+        *table([*head, *(f"exact, {name}" for name in ENGINES.values())], rows),
+        "",
+    ]
 
 
 def _choice(own: Context, family: Family) -> Choice | None:
