@@ -131,13 +131,6 @@ def test_the_core_imports_no_web_libraries() -> None:
         assert "solrl_proto.problems" not in path.read_text(encoding="utf-8"), f"{path}: HTTP statuses are the edges'"
 
 
-@pytest.mark.parametrize("folder", ["engine", "store"])
-def test_the_engine_and_the_store_know_no_problems_of_http(folder: str) -> None:
-    for path in (PACKAGES["solrl_rollout"] / "solrl_rollout" / folder).rglob("*.py"):
-        imports = re.findall(r"^ *(?:from|import) (\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-        assert not {"solrl_proto.problems", "solrl_rollout.rollout_problems"} & set(imports), path
-
-
 def test_every_package_but_the_minis_recipe_is_in_the_distribution() -> None:
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert {Path(path).name for path in built["packages"]} == set(PACKAGES) - {"minis_recipe"}

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from solrl_proto.adapters import AdapterInfo
-from solrl_rollout.store.errors import StoreError, StoreUnavailableError
+from solrl_proto.problems import ProblemError
+from solrl_rollout.store.errors import StoreUnavailableError
 from solrl_rollout.store.redis_store import RedisRunStore
 from support.adapters import stored_version
 from support.redis_server import RedisServer, dump, running_redis
@@ -109,7 +110,7 @@ async def _trial(plan: Plan, server: RedisServer, findings: Findings) -> str:
     try:
         await store.put(TENANT, *NEW)
         acknowledged = True
-    except StoreError as error:
+    except ProblemError as error:
         findings.require(isinstance(error, StoreUnavailableError), str(plan), f"refused as {error}")
         acknowledged = False
     finally:
@@ -129,7 +130,7 @@ async def _trial(plan: Plan, server: RedisServer, findings: Findings) -> str:
         findings.require(await _held(store, server, plan, findings) == 1, str(plan), "the retry stored nothing")
         await store.put(TENANT, *NEXT)
         findings.require(await _held(store, server, plan, findings) == 2, str(plan), "no version goes on top")
-    except StoreError as error:
+    except ProblemError as error:
         findings.require(False, str(plan), str(error))
         return "broken"
     finally:

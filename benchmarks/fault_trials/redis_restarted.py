@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from solrl_client.rollouts import RolloutClient
+from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
-from solrl_rollout.store.errors import StoreError
 from solrl_rollout.store.redis_store import RedisRunStore
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.service.adapter_supply import AdapterSupply
@@ -79,7 +79,7 @@ async def judge_older(
             await store.get(TENANT, RUN, number)
         await store.put(TENANT, *version(newest + 1, b"pushed again"))
         findings.require(await store.head(TENANT, RUN) == newest + 1, trial, "no version goes on top")
-    except StoreError as error:
+    except ProblemError as error:
         findings.require(False, trial, str(error))
     return head
 

@@ -394,7 +394,7 @@ def _with_token_advice(error: RefusedError) -> RefusedError:
     if problem.kind not in _TOKEN_PROBLEMS and not foreign:
         return error
     action = f"{problem.action}; {_TOKEN_ADVICE}" if problem.action else _TOKEN_ADVICE
-    return RefusedError(problem.model_copy(update={"action": action}), error.retry_after)
+    return RefusedError(problem.model_copy(update={"action": action}), retry_after=error.retry_after)
 
 
 def _remaining(request: RolloutRequest, received: Collection[str]) -> RolloutRequest:

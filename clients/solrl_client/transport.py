@@ -22,12 +22,7 @@ Document = TypeVar("Document", bound=BaseModel)
 
 
 class RefusedError(ProblemError):
-    """The service's own problem; `retry_after` seconds from now it may be gone."""
-
-    def __init__(self, problem: Problem, retry_after: float | None = None) -> None:
-        Exception.__init__(self, str(problem))
-        self.problem = problem
-        self.retry_after = retry_after
+    """The service's own problem."""
 
 
 def read_document(answer: httpx.Response, model: type[Document], limit: int = MAX_DOCUMENT) -> Document:
@@ -112,7 +107,7 @@ def refusal(problem: Problem, retry_after: float | None = None) -> RefusedError:
             "expected": printable_value(problem.expected),
         }
     )
-    return RefusedError(shortened, retry_after)
+    return RefusedError(shortened, retry_after=retry_after)
 
 
 def _refusal(answer: httpx.Response) -> RefusedError:

@@ -145,17 +145,17 @@ class ProblemKind(StrEnum):
 
 
 class ProblemError(Exception):
-    """An error that carries its problem document."""
+    """An error that carries its problem document.
 
-    def __init__(self, kind: ProblemKind, detail: str, **fields: Any) -> None:
-        """`fields` are those of `ProblemKind.problem`."""
-        self.problem = kind.problem(detail, **fields)
-        super().__init__(str(self.problem))
+    Attributes:
+        problem: the document.
+        retry_after: seconds from now after which the same request may succeed; None if nothing is known of that.
+    """
 
-
-class RetryLaterError(ProblemError):
-    """A temporary problem: the same request may succeed `retry_after` seconds from now."""
-
-    def __init__(self, kind: ProblemKind, detail: str, *, retry_after: int, **fields: Any) -> None:
-        super().__init__(kind, detail, **fields)
+    def __init__(
+        self, kind: ProblemKind | Problem, detail: str = "", *, retry_after: float | None = None, **fields: Any
+    ) -> None:
+        """A problem, or its kind with the arguments of `ProblemKind.problem`."""
+        self.problem = kind if isinstance(kind, Problem) else kind.problem(detail, **fields)
         self.retry_after = retry_after
+        super().__init__(str(self.problem))

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from solrl_proto.invalid import SHOWN, invalid_request
-from solrl_proto.problems import PROBLEM_MEDIA_TYPE, Problem, ProblemError, ProblemKind, RetryLaterError
+from solrl_proto.problems import PROBLEM_MEDIA_TYPE, Problem, ProblemError, ProblemKind
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -79,7 +79,7 @@ def install(app: FastAPI) -> None:
 
 def respond_to(error: ProblemError) -> Response:
     """The response to an error: its problem document, with Retry-After if it is temporary."""
-    headers = {"Retry-After": str(error.retry_after)} if isinstance(error, RetryLaterError) else None
+    headers = None if error.retry_after is None else {"Retry-After": f"{error.retry_after:.0f}"}
     return respond(error.problem, headers)
 
 

@@ -10,7 +10,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 from solrl_proto.problems import ProblemError, ProblemKind
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PORT_FAULTS: dict[int | None, dict[str, str]] = {
+_PORT_FAULTS: dict[int | None, dict[str, Any]] = {
     errno.EADDRINUSE: {
         "expected": "a free port",
         "action": "stop the process that uses it, or choose another with --port (0 picks a free one)",
@@ -36,7 +36,7 @@ _PORT_FAULTS: dict[int | None, dict[str, str]] = {
         "action": "choose one of 1024 or above with --port (0 picks a free one)",
     },
 }
-_HOST_FAULT = {
+_HOST_FAULT: dict[str, Any] = {
     "expected": "a name or address of this machine",
     "action": "give --host 127.0.0.1 for this machine alone, 0.0.0.0 or :: for all of its addresses",
 }

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from solrl_core.suggestions import did_you_mean
-from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
+from solrl_proto.problems import ProblemError, ProblemKind
 
 
-def queue_full(waiting: int, limit: int, tenant: str | None, requested: int | None) -> RetryLaterError:
+def queue_full(waiting: int, limit: int, tenant: str | None, requested: int | None) -> ProblemError:
     """The 429 for images that exceed the limit of the queue, or of one tenant.
 
     Args:
@@ -16,7 +16,7 @@ def queue_full(waiting: int, limit: int, tenant: str | None, requested: int | No
         requested: images of the request; None if its body was not read.
     """
     whose = f"tenant {tenant!r} has" if tenant is not None else "there are"
-    return RetryLaterError(
+    return ProblemError(
         ProblemKind.QUEUE_FULL,
         f"{whose} {waiting} images waiting already and the limit is {limit}",
         retry_after=1,
@@ -58,9 +58,9 @@ def reward_failed(fault: str) -> ProblemError:
     )
 
 
-def reward_unavailable(fault: str) -> RetryLaterError:
+def reward_unavailable(fault: str) -> ProblemError:
     """The 503 for a reward that asks another server, which gives no usable answer."""
-    return RetryLaterError(
+    return ProblemError(
         ProblemKind.REWARD_FAILED,
         fault,
         status=503,
@@ -70,10 +70,10 @@ def reward_unavailable(fault: str) -> RetryLaterError:
     )
 
 
-def reward_stalled(rewards: Sequence[str], limit: float | None = None) -> RetryLaterError:
+def reward_stalled(rewards: Sequence[str], limit: float | None = None) -> ProblemError:
     """The 503 for rewards that have not returned within a limit in seconds, or not since."""
     names = ", ".join(map(repr, rewards))
-    return RetryLaterError(
+    return ProblemError(
         ProblemKind.REWARD_STALLED,
         f"reward {names} did not return within {limit:g} s" if limit else f"reward {names} has not returned",
         retry_after=5,

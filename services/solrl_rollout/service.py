@@ -29,7 +29,6 @@ from solrl_rollout.engine.first_check import distrust
 from solrl_rollout.engine.rollout import RolloutHandle
 from solrl_rollout.engine.work import ExternalReward, HostedModel, Job, LeasedAdapter, release
 from solrl_rollout.engine.workers import make_workers
-from solrl_rollout.rollout_problems import as_problems
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.curves import OverviewCurves
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
@@ -90,8 +89,7 @@ class Service:
             ProblemError: 429 `queue-full`, 503.
         """
         self.require_accepting()
-        with as_problems():
-            self.engine.scheduler.require_capacity(tenant)
+        self.engine.scheduler.require_capacity(tenant)
 
     async def accept(self, request: RolloutRequest, tenant: str, hold: Callable[[int], None]) -> RolloutHandle:
         """Check a request and queue its work.
@@ -102,9 +100,8 @@ class Service:
             hold: called with the bytes that the answer takes in memory beyond scores and images; it may raise.
 
         Raises:
-            ProblemError: 404, 422: this service does not serve such requests; 503: their answers take too much memory,
-                or the service began to stop after it accepted the request's headers.
-            EngineError, StoreError: it has no room now, or not the adapter version.
+            ProblemError: 404, 422: this service does not serve such requests, or not the adapter version; 429, 503: it
+                has no room for them or their answers, or began to stop after it accepted the request's headers.
         """
         self.require_accepting()
         hosted = self.find_model(request.model)
@@ -167,8 +164,8 @@ async def running_service(
     """A service whose store answers and whose models are loaded and warm; stopped at the end.
 
     Raises:
-        StoreError: the store cannot be reached, or its URL cannot be used.
-        ValueError, OSError, RuntimeError: the model or a reward cannot be loaded.
+        StoreUnavailableError: the store cannot be reached.
+        ValueError, OSError, RuntimeError: the store's URL cannot be used, or the model or a reward cannot be loaded.
     """
     store = open_store(settings.store_url, settings.retain, settings.tenant_adapter_bytes)
     engine = Engine(settings, metrics, make_workers(settings, metrics, load_backend))

@@ -4,10 +4,8 @@ from collections.abc import Awaitable
 
 import pytest
 from solrl_proto.adapters import AdapterInfo
-from solrl_proto.problems import Problem
-from solrl_rollout.rollout_problems import problem_of
+from solrl_proto.problems import Problem, ProblemError
 from solrl_rollout.store import RunStore
-from solrl_rollout.store.errors import StoreError
 from support.adapters import stored_version
 
 TENANT = "tenant-a"
@@ -33,9 +31,9 @@ async def fill(store: RunStore, count: int, run: str = "run-a") -> None:
 
 async def refusal(doing: Awaitable[object]) -> Problem:
     """What HTTP says about the error that ends `doing`."""
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(ProblemError) as caught:
         await doing
-    return problem_of(caught.value).problem
+    return caught.value.problem
 
 
 async def kept(store: RunStore, run: str = "run-a") -> list[int]:

@@ -15,8 +15,8 @@ import pytest
 from fake_backend import REWARD, chunk, job
 from prometheus_client.parser import text_string_to_metric_families
 from service_helpers import Layout, RunningService, adapter_file, rollout_request
+from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.errors import EngineError
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
@@ -124,7 +124,7 @@ def assert_cancelled_within_a_step(engine: Engine, steps: Path) -> None:
     engine.cancel(endless.job)
     engine.ping().result(600)  # sent after it, and answered between two steps
     taken = steps.stat().st_size
-    with pytest.raises(EngineError):
+    with pytest.raises(ProblemError):
         endless.result.result(600)
     assert steps.stat().st_size == taken < 200
 

@@ -1,13 +1,13 @@
 """The refusal of a service that is stopping."""
 
-from solrl_proto.problems import ProblemKind, RetryLaterError
+from solrl_proto.problems import ProblemError, ProblemKind
 
 
 def draining(
     detail: str = "the service is stopping: it finishes accepted work and refuses new work",
-) -> RetryLaterError:
+) -> ProblemError:
     """The 503 of a service that is stopping."""
-    return RetryLaterError(
+    return ProblemError(
         ProblemKind.DRAINING,
         detail,
         retry_after=10,

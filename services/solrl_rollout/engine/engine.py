@@ -12,7 +12,7 @@ from concurrent.futures import Future
 
 from solrl_proto.status import WorkerStatus
 
-from solrl_rollout.engine.errors import EngineDeadError
+from solrl_rollout.engine.errors import EngineDeadError, chunk_error
 from solrl_rollout.engine.hosting import describe, require_equal_models
 from solrl_rollout.engine.queue.scheduler import Scheduler
 from solrl_rollout.engine.queue.worker_handle import WorkerHandle
@@ -212,7 +212,9 @@ class Engine:
             self.scheduler.put_back(left)
         else:
             for chunk in left:
-                chunk.result.set_exception(chunk.error("other") if isinstance(error, Exception) else EngineDeadError())
+                chunk.result.set_exception(
+                    chunk_error(chunk, "other") if isinstance(error, Exception) else EngineDeadError()
+                )
             for chunk in self.scheduler.clear():
                 if chunk.result.running() or chunk.result.set_running_or_notify_cancel():
                     chunk.result.set_exception(EngineDeadError())

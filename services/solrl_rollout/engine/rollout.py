@@ -32,7 +32,7 @@ class RolloutHandle:
         """Queue the request's chunks.
 
         Raises:
-            QueueFullError, EngineDeadError.
+            ProblemError: 429 `queue-full`, 503 `engine-dead`.
         """
         self._request = request
         self._job = job
@@ -51,7 +51,7 @@ class RolloutHandle:
         """Yield each group as soon as it is finished.
 
         Raises:
-            ChunkError, EngineDeadError: of the first group that fails.
+            ProblemError: of the first group that fails.
         """
         self._tasks = [asyncio.create_task(self._finish_group(chunks)) for chunks in self._chunks]
         for finished in asyncio.as_completed(self._tasks):

@@ -14,6 +14,7 @@ from solrl_core.sampling.sampler import Trajectory
 from solrl_engine.sampler import survivors
 from solrl_proto.rollouts import Latents, RolloutGroup, RolloutRequest
 
+from solrl_rollout.engine.errors import chunk_error
 from solrl_rollout.engine.work import Chunk, ScoredChunk, last_step
 
 Value = TypeVar("Value")
@@ -47,7 +48,7 @@ class ScoredGroup:
             Their places, and the chunks in which they continue.
 
         Raises:
-            ChunkError: the weights take a score out of float32's range.
+            ProblemError: 422 `score-nonfinite`: the weights take a score out of float32's range.
         """
         seeds, scores = self.seeds, self._scores()
         places = survivors(scores, keep)
@@ -66,7 +67,7 @@ class ScoredGroup:
         """Its part of the answer.
 
         Raises:
-            ChunkError: the weights take a score out of float32's range.
+            ProblemError: 422 `score-nonfinite`: the weights take a score out of float32's range.
         """
         images = None
         if self.request.images != "none":
@@ -102,7 +103,7 @@ class ScoredGroup:
         try:
             return weighted_sum(self._rewards(), {reward.name: reward.weight for reward in self.request.rewards})
         except OverflowError as error:
-            raise self.chunks[0].error("score") from error
+            raise chunk_error(self.chunks[0], "score") from error
 
     def _in_place(self, values: Sequence[Value]) -> tuple[Value | None, ...]:
         """The finished candidates' values in their places; None for pruned candidates."""

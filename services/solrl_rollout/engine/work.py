@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from solrl_core.sampling.batches import CHUNK_SIZE
@@ -19,7 +19,6 @@ from solrl_proto.models import ModelInfo
 from solrl_proto.rollouts import Plan, PromptItem, RewardTime, RolloutRequest
 
 from solrl_rollout.engine.adapters.adapter_memory import Lease
-from solrl_rollout.engine.errors import ChunkError, ChunkFault
 
 
 @dataclass(frozen=True)
@@ -169,12 +168,6 @@ class Chunk:
     def answers_images(self) -> bool:
         """Whether the answer has its images."""
         return self.job.images and self.ends
-
-    def error(self, fault: ChunkFault, text: str = "", got: Any = None, expected: Any = None) -> ChunkError:
-        """The error of this chunk with a fault."""
-        job = self.job
-        adapter = job.adapter.digest if job.adapter else None
-        return ChunkError(fault, text, job.model, job.precision, self.prompt.id, adapter, got, expected)
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,13 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 from solrl_http.app import make_app
-from solrl_http.problem_responses import respond_to
 from solrl_proto.rollouts import StreamLine
 from solrl_proto.status import Activity, IterationReport
 
 from solrl_rollout.engine.backends import BackendLoader, load_backend
 from solrl_rollout.http.routes import adapters, health, models, page, rollouts, runs, status
-from solrl_rollout.rollout_problems import TRANSLATED, as_problems, problem_of
 from solrl_rollout.service import running_service
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
@@ -30,16 +28,12 @@ def create_app(settings: RolloutSettings, *, load_backend: BackendLoader = load_
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with as_problems():
-            async with running_service(settings, service_metrics, load_backend) as service:
-                app.state.service = service
-                yield
-                service.draining = True
+        async with running_service(settings, service_metrics, load_backend) as service:
+            app.state.service = service
+            yield
+            service.draining = True
 
-    async def answer(_: Request, error: Exception) -> Response:
-        return respond_to(problem_of(error))
-
-    app = make_app(
+    return make_app(
         "solrl rollout service",
         "Explores candidates of text-to-image models: prompts and group size in, seeds and proxy "
         "rewards out. Errors are RFC 9457 problem documents.",
@@ -49,6 +43,3 @@ def create_app(settings: RolloutSettings, *, load_backend: BackendLoader = load_
         lifespan,
         documented={"StreamLine": StreamLine, "IterationReport": IterationReport, "Activity": Activity},
     )
-    for kind in TRANSLATED:
-        app.add_exception_handler(kind, answer)
-    return app

@@ -1,106 +1,109 @@
-"""Errors of run stores, independent of HTTP; `solrl_rollout.rollout_problems` translates them at the edge."""
+"""Errors of run stores, as problems."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-
-class StoreError(Exception):
-    """Root of the stores' errors. Each has its facts as attributes."""
-
-    def __str__(self) -> str:
-        return repr(self)
+from solrl_proto.problems import ProblemError, ProblemKind
 
 
 class StoreUrlError(ValueError):
     """The URL of a store cannot be used. Its text never repeats the URL, which may contain a password."""
 
 
-@dataclass(eq=False)
-class StoreUnavailableError(StoreError):
-    """The store at `address` does not answer, or refuses a command; `fault` says why."""
+class StoreUnavailableError(ProblemError):
+    """The store at `address` does not answer, refuses a command, or, if it is `full`, has no memory left for a write.
 
-    address: str
-    fault: str
+    Attributes:
+        address: of the store.
+        fault: what it answered.
+    """
+
+    def __init__(self, address: str, fault: str, *, full: bool = False) -> None:
+        self.address, self.fault = address, fault
+        super().__init__(
+            ProblemKind.STORE_UNAVAILABLE,
+            f"Redis at {address}{' is full' if full else ''}: {fault}",
+            got=None if full else address,
+            expected="a Redis with memory free" if full else "a Redis that answers",
+            action="delete runs, lower --retain of the service, or raise Redis' maxmemory (SOLRL_REDIS_MEMORY)"
+            if full
+            else "check that Redis runs, is reachable from here, and accepts writes; then try again",
+        )
 
 
-@dataclass(eq=False)
-class StoreFullError(StoreUnavailableError):
-    """The store at `address` has no memory left for a write."""
-
-
-@dataclass(eq=False)
-class RunNotFoundError(StoreError):
+class RunNotFoundError(ProblemError):
     """The store has no version of a run."""
 
-    run: str
+    def __init__(self, run: str) -> None:
+        super().__init__(
+            ProblemKind.RUN_NOT_FOUND,
+            f"run {run!r} has no adapter in this store",
+            where="run",
+            got=run,
+            action="push the run's first adapter, or correct the name",
+        )
 
 
-@dataclass(eq=False)
-class VersionNotFoundError(StoreError):
-    """A run has no such version; its head is `head`, and `held` are its versions, oldest first."""
-
-    run: str
-    version: int
-    head: int
-    held: Sequence[int]
-
-
-@dataclass(eq=False)
-class VersionConflictError(StoreError):
-    """A version was put whose number is taken by other content, or was that of a deleted version."""
-
-    run: str
-    version: int
-    fault: str
-    got: Any
-    expected: Any
-
-
-@dataclass(eq=False)
-class ParentConflictError(StoreError):
-    """A version was put that was trained from `parent`, while the run's head is `head`; None is no version."""
-
-    run: str
-    version: int
-    parent: int | None
-    head: int | None
-
-
-@dataclass(eq=False)
-class HeadConflictError(StoreError):
-    """A run was to be rewound from `given`, while its head is `head`."""
-
-    run: str
-    version: int
-    given: int
-    head: int
-
-
-@dataclass(eq=False)
-class QuotaExceededError(StoreError):
-    """A version would take its tenant over the quota of `quota` bytes, to `held`."""
-
-    run: str
-    version: int
-    held: int
-    quota: int
-
-
-@dataclass(eq=False)
-class CorruptError(StoreError):
+class CorruptError(ProblemError):
     """A version is damaged in the store, or the run's own entries are, if `version` is None."""
 
-    run: str
-    version: int | None
-    got: str
-    expected: str
+    def __init__(self, run: str, version: int | None, got: str, expected: str) -> None:
+        of_run = "delete the run and push it again; check who else writes to the store, and its host"
+        of_version = "push a new version; check the store's memory policy and its host"
+        super().__init__(
+            ProblemKind.ADAPTER_CORRUPT,
+            f"{'' if version is None else f'version {version} of '}run {run!r} is damaged in the store",
+            got=got,
+            expected=expected,
+            action=of_run if version is None else of_version,
+        )
 
 
-@dataclass(eq=False)
-class ReportTooLargeError(StoreError):
-    """The report of an iteration has `size` bytes as JSON without samples, more than `limit`."""
+def not_found(run: str, version: int, head: int | None, held: Sequence[int]) -> ProblemError:
+    """The error for a run (if it has no head) or one of its versions; `held` are its versions, oldest first."""
+    if head is None:
+        return RunNotFoundError(run)
+    return ProblemError(
+        ProblemKind.VERSION_NOT_FOUND,
+        f"run {run!r} has no version {version} in this store; its head is {head}, its versions are {list(held)}",
+        where="version",
+        got=version,
+        expected=list(held),
+        action="use a stored version; old ones are deleted",
+    )
 
-    iteration: int
-    size: int
-    limit: int
+
+def version_conflict(run: str, version: int, fault: str, got: Any, expected: Any) -> ProblemError:
+    """A version was put whose number is taken by other content, or was that of a deleted version."""
+    return ProblemError(
+        ProblemKind.VERSION_CONFLICT,
+        f"version {version} of run {run!r}: {fault}",
+        where="version",
+        got=got,
+        expected=expected,
+        action="versions never change: push the next one, or use another run name",
+    )
+
+
+def head_conflict(run: str, version: int, given: int, head: int) -> ProblemError:
+    """A run was to be rewound from `given`, while its head is `head`."""
+    return ProblemError(
+        ProblemKind.HEAD_CONFLICT,
+        f"run {run!r} cannot be rewound from version {given} to version {version}: its head is version {head}",
+        where="head",
+        got=given,
+        expected=head,
+        action="two trainers may be writing to one run; list its versions, and rewind from its head",
+    )
+
+
+def quota_exceeded(run: str, version: int, held: int, quota: int) -> ProblemError:
+    """A version would take its tenant over the quota of `quota` bytes, to `held`."""
+    return ProblemError(
+        ProblemKind.ADAPTER_QUOTA,
+        f"version {version} of run {run!r} would take the tenant's adapters over their quota",
+        where="body",
+        got=f"{held} bytes with this one",
+        expected=f"at most {quota} bytes",
+        action="delete a finished run, unpin versions, or raise tenant_adapter_bytes of the service",
+    )

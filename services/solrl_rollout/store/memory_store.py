@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.status import Activity, IterationReport, Point, Samples
 
-from solrl_rollout.store.errors import HeadConflictError, QuotaExceededError, RunNotFoundError
+from solrl_rollout.store.errors import RunNotFoundError, head_conflict, not_found, quota_exceeded
 from solrl_rollout.store.run_store import (
     DEFAULT_RETAIN,
     KEPT_ACTIVITY_S,
@@ -19,7 +19,6 @@ from solrl_rollout.store.run_store import (
     admit,
     encode_point,
     evicted,
-    not_found,
 )
 
 
@@ -57,7 +56,7 @@ class MemoryRunStore(RunStore):
         old = evicted([*run.versions, info.version], run.pinned, self.retain)
         held = sum(one.size for one in runs.values()) + info.size - sum(run.versions[v][0].size for v in old)
         if self.quota is not None and held > self.quota:
-            raise QuotaExceededError(info.run, info.version, held, self.quota)
+            raise quota_exceeded(info.run, info.version, held, self.quota)
         run.versions[info.version] = (info, body)
         for version in old:
             del run.versions[version]
@@ -94,7 +93,7 @@ class MemoryRunStore(RunStore):
         self._find(tenant, run, version)
         held = self._tenants[tenant][run]
         if max(held.versions) not in (version, head):
-            raise HeadConflictError(run, version, head, max(held.versions))
+            raise head_conflict(run, version, head, max(held.versions))
         held.versions = {v: stored for v, stored in held.versions.items() if v <= version}
         held.pinned &= set(held.versions)
 

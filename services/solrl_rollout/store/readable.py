@@ -53,7 +53,7 @@ def versions_of(run: str, fields: Mapping[bytes, bytes]) -> Iterator[AdapterInfo
         try:
             yield info_of(run, version, fields[b"%d" % version])
         except CorruptError as error:
-            log_damage(f"version {version} of run {run!r}", error.got)
+            log_damage(f"version {version} of run {run!r}", str(error.problem.got))
 
 
 def numbers(fields: Mapping[bytes, bytes]) -> list[int]:

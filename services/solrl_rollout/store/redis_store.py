@@ -31,12 +31,12 @@ from solrl_proto.status import Activity, IterationReport, Point, Samples
 
 from solrl_rollout.store.errors import (
     CorruptError,
-    HeadConflictError,
-    QuotaExceededError,
     RunNotFoundError,
-    StoreFullError,
     StoreUnavailableError,
     StoreUrlError,
+    head_conflict,
+    not_found,
+    quota_exceeded,
 )
 from solrl_rollout.store.readable import head_of, info_of, log_damage, numbers, points_of, readable, versions_of
 from solrl_rollout.store.run_store import (
@@ -48,7 +48,6 @@ from solrl_rollout.store.run_store import (
     RunStore,
     admit,
     encode_point,
-    not_found,
 )
 from solrl_rollout.store.scripts import COMMIT, DELETE, PIN, REWIND, TELL
 
@@ -116,7 +115,7 @@ class RedisRunStore(RunStore):
         with self._reported():
             outcome, *found = await self._commit(keys=[keys.versions, keys.pins, keys.runs], args=arguments)
         if outcome == b"quota" and self.quota is not None:
-            raise QuotaExceededError(info.run, info.version, found[0], self.quota)
+            raise quota_exceeded(info.run, info.version, found[0], self.quota)
         if outcome == b"refused":
             head, stored = found
             known = info_of(info.run, info.version, stored) if stored else None
@@ -158,13 +157,13 @@ class RedisRunStore(RunStore):
 
     async def runs(self, tenant: str) -> RunList:
         (names,) = await self._replies([("SMEMBERS", self._keys(tenant, "").runs)])
-        listed = []
-        for found in await self._lists(tenant, sorted(name.decode(errors="replace") for name in names)):
+        runs, listed = sorted(name.decode(errors="replace") for name in names), []
+        for run, found in zip(runs, await self._lists(tenant, runs), strict=True):
             if isinstance(found, CorruptError):
-                log_damage(f"run {found.run!r}", found.got)
+                log_damage(f"run {run!r}", str(found.problem.got))
             elif isinstance(found, AdapterList):  # otherwise the run has been deleted since
                 listed.append(found)
-        size = sum(info.size for run in listed for info in run.versions)
+        size = sum(info.size for one in listed for info in one.versions)
         return RunList(runs=tuple(listed), size=size, quota=self.quota)
 
     async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
@@ -181,7 +180,7 @@ class RedisRunStore(RunStore):
         if not found:
             raise await self._missing(keys, version)
         if (now := head_of(run, found)) is not None and now != version:
-            raise HeadConflictError(run, version, head, now)
+            raise head_conflict(run, version, head, now)
 
     async def delete(self, tenant: str, run: str) -> None:
         keys = self._keys(tenant, run)
@@ -284,7 +283,7 @@ class RedisRunStore(RunStore):
         try:
             yield
         except OutOfMemoryError as error:
-            raise StoreFullError(self._address, "it has reached its maxmemory") from error
+            raise StoreUnavailableError(self._address, "it has reached its maxmemory", full=True) from error
         except (RedisError, OSError) as error:
             # Without the commands of the pipeline, which may hold a whole script.
             fault = str(error).rpartition("caused error: ")[2].strip("(',)")

@@ -10,16 +10,10 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
+from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.status import Activity, IterationReport, Point, Samples
 
-from solrl_rollout.store.errors import (
-    ParentConflictError,
-    ReportTooLargeError,
-    RunNotFoundError,
-    StoreError,
-    VersionConflictError,
-    VersionNotFoundError,
-)
+from solrl_rollout.store.errors import version_conflict
 
 DEFAULT_RETAIN = 8
 KEPT_POINTS = 10_000
@@ -42,7 +36,8 @@ class Progress:
 
 
 class RunStore(ABC):
-    """Adapter versions, curves and samples of all runs. Any method may raise StoreUnavailableError."""
+    """Adapter versions, curves and samples of all runs. Any method may raise StoreUnavailableError;
+    other errors are problems, too, of the kinds named below."""
 
     def __init__(self, retain: int = DEFAULT_RETAIN, quota: int | None = None) -> None:
         """Retain the newest `retain` (≥ 1) unpinned versions per run, and allow `quota` bytes of versions per tenant.
@@ -59,14 +54,15 @@ class RunStore(ABC):
         """Store a version and make it the run's head, atomically; return the stored version, and whether it is new.
 
         The caller has verified that `body` matches `info`. Putting a stored version again with the same digest and
-        model succeeds, whatever its parent. Raises VersionConflictError, ParentConflictError or QuotaExceededError.
+        model succeeds, whatever its parent. Raises `version-conflict`, `parent-conflict` or
+        `adapter-quota`.
         """
 
     @abstractmethod
     async def get(self, tenant: str, run: str, version: int) -> tuple[AdapterInfo, bytes]:
         """Return a version and its bytes, digest verified.
 
-        Raises RunNotFoundError, VersionNotFoundError or CorruptError.
+        Raises `run-not-found`, `version-not-found` or `adapter-corrupt`.
         """
 
     @abstractmethod
@@ -79,7 +75,7 @@ class RunStore(ABC):
 
     @abstractmethod
     async def list(self, tenant: str, run: str) -> AdapterList:
-        """Return the run's head, pins and all its versions, oldest first. Raises RunNotFoundError."""
+        """Return the run's head, pins and all its versions, oldest first. Raises `run-not-found`."""
 
     @abstractmethod
     async def runs(self, tenant: str) -> RunList:
@@ -93,24 +89,24 @@ class RunStore(ABC):
     async def rewind(self, tenant: str, run: str, version: int, head: int) -> None:
         """Make a stored version the run's head again, atomically; later ones are deleted, pinned or not.
 
-        If it is the head already, this succeeds. Raises as `get` does, and HeadConflictError if neither it nor
-        `head` is the head.
+        If it is the head already, this succeeds. Raises as `get` does, and `head-conflict` if neither it nor `head`
+        is the head.
         """
 
     @abstractmethod
     async def delete(self, tenant: str, run: str) -> None:
-        """Delete a run with all its versions and iterations. Raises RunNotFoundError."""
+        """Delete a run with all its versions and iterations. Raises `run-not-found`."""
 
     @abstractmethod
     async def add_iteration(self, tenant: str, run: str, report: IterationReport) -> int:
         """Store an iteration's report, replacing this and all later iterations; return the run's new revision.
 
-        The newest samples are stored, too. Raises RunNotFoundError or ReportTooLargeError.
+        The newest samples are stored, too. Raises `run-not-found` or `report-too-large`.
         """
 
     @abstractmethod
     async def iterations(self, tenant: str, run: str) -> tuple[Point, ...]:
-        """Return the stored iterations, oldest first. Raises RunNotFoundError."""
+        """Return the stored iterations, oldest first. Raises `run-not-found`."""
 
     @abstractmethod
     async def samples(self, tenant: str, run: str) -> Samples | None:
@@ -122,7 +118,7 @@ class RunStore(ABC):
 
     @abstractmethod
     async def set_activity(self, tenant: str, run: str, activity: Activity) -> None:
-        """Store progress within an iteration, for `KEPT_ACTIVITY_S`. Raises RunNotFoundError."""
+        """Store progress within an iteration, for `KEPT_ACTIVITY_S`. Raises `run-not-found`."""
 
     @abstractmethod
     async def activities(self, tenant: str, runs: Sequence[str]) -> dict[str, Activity]:
@@ -146,11 +142,18 @@ def encode_point(report: IterationReport) -> str:
     """The report as JSON without its samples.
 
     Raises:
-        ReportTooLargeError: it has more than `MAX_POINT_BYTES`.
+        ProblemError: 422 `report-too-large`: it has more than `MAX_POINT_BYTES`.
     """
     text = report.model_dump_json(exclude={"samples"}, exclude_none=True)
     if (size := len(text.encode())) > MAX_POINT_BYTES:
-        raise ReportTooLargeError(report.iteration, size, MAX_POINT_BYTES)
+        raise ProblemError(
+            ProblemKind.REPORT_TOO_LARGE,
+            f"iteration {report.iteration} has too many or too long names of rewards, phases and settings",
+            where="body",
+            got=f"{size} bytes as JSON, without samples",
+            expected=f"at most {MAX_POINT_BYTES} bytes",
+            action="report fewer rewards, phases and settings, or shorter ones",
+        )
     return text
 
 
@@ -161,7 +164,7 @@ def admit(info: AdapterInfo, head: int | None, stored: AdapterInfo | None) -> Ad
         `stored` if the put repeats it; None if the version may be written as long as `head` is the head.
 
     Raises:
-        VersionConflictError, ParentConflictError.
+        ProblemError: 409 `version-conflict` or `parent-conflict`.
     """
     run, version = info.run, info.version
     if stored is not None:
@@ -169,18 +172,21 @@ def admit(info: AdapterInfo, head: int | None, stored: AdapterInfo | None) -> Ad
         if given == kept:
             return stored
         fault = "this version is stored already, with different content"
-        raise VersionConflictError(run, version, fault, got=given, expected=kept)
+        raise version_conflict(run, version, fault, got=given, expected=kept)
     if head is not None and version <= head:
         fault = f"the run's head is version {head} and version {version} is not stored"
-        raise VersionConflictError(run, version, fault, got=version, expected=f"a version above {head}")
+        raise version_conflict(run, version, fault, got=version, expected=f"a version above {head}")
     if info.parent != head:
-        raise ParentConflictError(run, version, info.parent, head)
+        parent, newest = ("none" if one is None else f"version {one}" for one in (info.parent, head))
+        raise ProblemError(
+            ProblemKind.PARENT_CONFLICT,
+            f"version {version} of run {run!r} was trained from {parent}; the run's head is {newest}",
+            where="parent",
+            got=info.parent,
+            expected=head,
+            action="two trainers may be writing to one run: give each its own, or resume from the head",
+        )
     return None
-
-
-def not_found(run: str, version: int, head: int | None, held: Sequence[int]) -> StoreError:
-    """The error for a run (if it has no head) or one of its versions."""
-    return RunNotFoundError(run) if head is None else VersionNotFoundError(run, version, head, held)
 
 
 def _identity(info: AdapterInfo) -> dict[str, str]:

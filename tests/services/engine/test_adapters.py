@@ -9,12 +9,11 @@ import pytest
 import torch
 from solrl_core.adapter import Adapter, encode_adapter, lora_a_key, lora_b_key
 from solrl_proto.adapters import AdapterInfo, adapter_digest
+from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import AdapterRef
 from solrl_rollout.engine.adapters.adapter_memory import AdapterMemory
 from solrl_rollout.engine.adapters.adapter_versions import Adapters
-from solrl_rollout.engine.errors import AdapterMemoryError
 from solrl_rollout.engine.work import VersionedAdapter
-from solrl_rollout.rollout_problems import TRANSLATED, problem_of
 from solrl_rollout.store import MemoryRunStore
 
 pytestmark = pytest.mark.anyio
@@ -37,8 +36,8 @@ async def push(adapters: Adapters, version: int, body: bytes, digest: str) -> st
     parent = version - 1 if version else None
     try:
         await adapters.push("tenant", "run", version, parent, digest, body, HOSTED)
-    except TRANSLATED as error:
-        return problem_of(error).problem.kind
+    except ProblemError as error:
+        return error.problem.kind
     return None
 
 
@@ -189,9 +188,10 @@ async def test_adapters_that_requests_hold_are_bounded() -> None:
         return await adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED)
 
     held = [await fetch(version) for version in (0, 0, 0, 1)]
-    with pytest.raises(AdapterMemoryError) as refused:
+    with pytest.raises(ProblemError) as refused:
         await fetch(2)
-    assert (refused.value.held, refused.value.limit) == (2 * size, 2 * size)
+    assert (refused.value.problem.got, refused.value.problem.expected) == (size, "at most 0 bytes now")
+    assert refused.value.retry_after == 5
     held.pop()  # as a job that ends
     third = await fetch(2)
     assert third.lease is not None
@@ -205,10 +205,10 @@ async def test_adapters_that_requests_hold_are_bounded() -> None:
 async def test_a_tenant_holds_no_more_than_its_part() -> None:
     held = AdapterMemory(limit=100, tenant_limit=60)
     first = held.take("a", ("mini", "x"), 50)
-    with pytest.raises(AdapterMemoryError, match="tenant's requests\", held=50"):
+    with pytest.raises(ProblemError, match="tenant's requests have 50 bytes"):
         held.take("a", ("mini", "y"), 20)
     others = held.take("b", ("mini", "x"), 50)
-    with pytest.raises(AdapterMemoryError, match="all requests', held=100"):
+    with pytest.raises(ProblemError, match="all requests have 100 bytes"):
         held.take("c", ("mini", "x"), 1)
     first.release()
     assert held.bytes == 50

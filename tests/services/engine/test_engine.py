@@ -17,8 +17,9 @@ from service_helpers import MODEL, adapter_file, problem, rollout_request
 from solrl_core.sampling.noise import initial_noise
 from solrl_engine.backend import Capabilities, GenerationRequest
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
+from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.errors import ChunkError, EngineDeadError, EngineError, QueueFullError
+from solrl_rollout.engine.errors import EngineDeadError
 from solrl_rollout.http.app import create_app
 from solrl_rollout.settings import RolloutSettings
 from support.adapters import content_digest
@@ -42,7 +43,7 @@ def test_only_the_cancelled_job_stops_at_its_next_step(gate: Gate) -> None:
         assert gate.reached.wait(600)
         engine.cancel(cancelled)
         gate.opened.set()
-        with pytest.raises(EngineError):
+        with pytest.raises(ProblemError):
             running.result.result(600)
         with pytest.raises(CancelledError):
             waiting.result.result(600)
@@ -107,7 +108,7 @@ def test_a_cancelled_job_frees_the_capacity_of_its_survivors(gate: Gate) -> None
         pruned, other = job(steps=2), job()
         engine.scheduler.submit([chunk(pruned, "held", count=24, until=1, reserved=24)])
         assert gate.reached.wait(600)
-        with pytest.raises(QueueFullError):
+        with pytest.raises(ProblemError):
             engine.scheduler.submit([chunk(other, count=1)])
         engine.cancel(pruned)
         engine.scheduler.submit([chunk(other, count=24)])
@@ -157,9 +158,10 @@ def test_the_engine_ends_if_its_backend_dies() -> None:
     backend.check = lambda: break_down(SimpleNamespace(prompt="fatal"))  # type: ignore[assignment, method-assign, arg-type]
     failed, waiting = chunk(job(), "fatal"), chunk(job())
     engine.scheduler.submit([failed, waiting])
-    for one, kind in ((failed, ChunkError), (waiting, EngineDeadError)):
-        with pytest.raises(kind):
+    for one, kind in ((failed, "generation-failed"), (waiting, "engine-dead")):
+        with pytest.raises(ProblemError) as refused:
             one.result.result(600)
+        assert refused.value.problem.kind == kind
     engine.close()
     assert engine.scheduler.dead
 
@@ -173,9 +175,9 @@ def test_the_engine_survives_a_failed_chunk() -> None:
     try:
         bad, good = chunk(job(), "bad"), chunk(job())
         engine.scheduler.submit([bad, good])
-        with pytest.raises(ChunkError) as refused:
+        with pytest.raises(ProblemError) as refused:
             bad.result.result(600)
-        assert refused.value.fault == "other"
+        assert refused.value.problem.kind == "generation-failed"
         assert good.result.result(600).rewards
     finally:
         engine.close()

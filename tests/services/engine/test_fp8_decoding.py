@@ -11,9 +11,8 @@ from solrl_core.families import load_backbone
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.generator import Generator
 from solrl_engine.backend import GenerationRequest
+from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import Plan, RolloutAnswer
-from solrl_rollout.engine.errors import ChunkError
-from solrl_rollout.rollout_problems import problem_of
 
 COUNT, STEPS = 30, 2
 TEXT = "a red circle and a blue square"
@@ -46,10 +45,10 @@ def test_a_decoder_that_cannot_compute_in_fp8_is_a_422() -> None:
     try:
         asked = chunk(replace(job(), plan=Plan(steps=1, decoder_precision="fp8")))
         engine.scheduler.submit([asked])
-        with pytest.raises(ChunkError) as refused:
+        with pytest.raises(ProblemError) as refused:
             asked.result.result(600)
     finally:
         engine.close()
-    found = problem_of(refused.value).problem
+    found = refused.value.problem
     assert (found.kind, found.status, found.where) == ("precision-unsupported", 422, "body.plan.decoder_precision")
     assert (found.got, found.action) == ("AutoencoderTiny", "omit plan.decoder_precision")

@@ -13,10 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from service_helpers import RunningService, rollout_request, running_service, scores
 from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_proto import Plan, PromptItem
+from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.errors import ChunkError, ChunkFault
 from solrl_rollout.engine.work import Chunk, Job
-from solrl_rollout.rollout_problems import problem_of
 from solrl_rollout.settings import RolloutSettings
 
 TO_MAKE, TO_SCORE = 12, 9
@@ -141,9 +140,9 @@ def test_a_single_candidate_that_does_not_fit_is_507_and_other_requests_are_serv
     running = engine()
     with monkeypatch.context() as patch:
         patch.setattr(*small_memory.of_transformer(0))
-        with pytest.raises(ChunkError) as refused:
+        with pytest.raises(ProblemError) as refused:
             made(running, count=1)
-    problem = problem_of(refused.value).problem
+    problem = refused.value.problem
     assert (problem.status, problem.kind, problem.got) == (507, "out-of-memory", "bf16")
     assert "solrl-rollout memory --model mini-sana --precision bf16" in str(problem.action)
     assert len(made(running, "nvfp4")) == CHUNK_SIZE
@@ -153,15 +152,15 @@ def test_a_single_candidate_that_does_not_fit_is_507_and_other_requests_are_serv
 @pytest.mark.parametrize(
     ("error", "expected", "said"),
     [
-        (torch.OutOfMemoryError("no room for weights"), "memory", "do not fit"),
-        (ValueError("expected multiples of 16: got (8, 32)"), "layer", "got (8, 32)"),
+        (torch.OutOfMemoryError("no room for weights"), "out-of-memory", "do not fit"),
+        (ValueError("expected multiples of 16: got (8, 32)"), "precision-unsupported", "got (8, 32)"),
     ],
 )
 def test_a_request_for_a_precision_that_cannot_be_built_gets_the_error(
     engine: Callable[[], Engine],
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
-    expected: ChunkFault,
+    expected: str,
     said: str,
 ) -> None:
     def breaks(*_: Any) -> None:
@@ -170,10 +169,10 @@ def test_a_request_for_a_precision_that_cannot_be_built_gets_the_error(
     running = engine()
     with monkeypatch.context() as patch:
         patch.setattr("solrl_engine.local_backend.Generator", breaks)
-        with pytest.raises(ChunkError) as refused:
+        with pytest.raises(ProblemError) as refused:
             made(running)
-    assert refused.value.fault == expected
-    assert said in refused.value.text
+    assert refused.value.problem.kind == expected
+    assert said in refused.value.problem.detail
     assert len(made(running)) == CHUNK_SIZE
 
 

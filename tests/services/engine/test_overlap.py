@@ -9,8 +9,9 @@ from fake_backend import REWARD, Events, FakeBackend, Observed, started_engine
 from faulty_rewards import gate
 from solrl_engine.backend import GenerationRequest
 from solrl_proto import Plan, PromptItem
+from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.errors import ChunkError, EngineDeadError, EngineError
+from solrl_rollout.engine.errors import EngineDeadError
 from solrl_rollout.engine.work import Chunk, Job
 
 FATAL, GATED, PICKY = (f"faulty_rewards:{name}" for name in ("fatal", "gated", "picky"))
@@ -77,9 +78,9 @@ def test_scores_equal_those_without_overlap(engine: Engine, events: Events) -> N
 def test_a_fault_affects_only_its_chunk(engine: Engine) -> None:
     good, bad, after = (chunk(name, reward=PICKY, want=want) for name, want in (("a", 3), ("b", "many"), ("c", 5)))
     engine.scheduler.submit([good, bad, after])
-    with pytest.raises(ChunkError) as refused:
+    with pytest.raises(ProblemError) as refused:
         bad.result.result(600)
-    assert (refused.value.fault, refused.value.prompt) == ("reward", "b")
+    assert (refused.value.problem.kind, refused.value.problem.where) == ("reward-failed", "prompts.b")
     for one, value in ((good, 3), (after, 5)):
         assert one.result.result(600).rewards[PICKY].tolist() == [value] * 4
 
@@ -90,7 +91,7 @@ def test_a_chunk_cancelled_before_it_is_scored_is_not_scored(engine: Engine, eve
     events.wait_for("*b")
     engine.cancel(second.job)
     gate.set()
-    with pytest.raises(EngineError):
+    with pytest.raises(ProblemError):
         second.result.result(600)
     for one in (first, third):
         assert len(one.result.result(600).rewards[GATED]) == 4
@@ -103,7 +104,7 @@ def test_a_chunk_cancelled_during_generation_stops_at_its_next_step(
     scoring, running = chunk("a"), chunk("b", steps=200)
     backend.on_step = lambda request: engine.cancel(running.job) if request.prompt == "b" else None
     engine.scheduler.submit([scoring, running])
-    with pytest.raises(EngineError):
+    with pytest.raises(ProblemError):
         running.result.result(600)
     assert "*b" not in events.seen
     gate.set()
@@ -159,7 +160,7 @@ def test_the_engine_ends_if_scoring_kills_its_thread(engine: Engine, backend: Ob
             one.result.result(600)
     engine.close()
     assert engine.scheduler.dead
-    with pytest.raises(EngineError):
+    with pytest.raises(ProblemError):
         engine.scheduler.submit([chunk("c")])
 
 

@@ -18,7 +18,6 @@ from fake_backend import REWARD, FakeBackend, chunk, job
 from solrl_core.adapter import Adapter
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.errors import ChunkError, EngineError
 from solrl_rollout.engine.work import ScoredChunk, VersionedAdapter
 from solrl_rollout.engine.workers import process, process_workers, remote, shared_adapters
 from solrl_rollout.engine.workers.encoding import Header, encode_hosted, encode_scored
@@ -136,9 +135,10 @@ def test_an_adapter_without_room_fails_its_chunk_alone(monkeypatch: pytest.Monke
             patch.setattr(os, "memfd_create", used_up)
             refused = chunk(adapted(1))
             engine.scheduler.submit([refused])
-            with pytest.raises(ChunkError) as error:
+            with pytest.raises(ProblemError) as error:
                 refused.result.result(600)
-            assert (error.value.fault, error.value.text) == ("adapter memory", os.strerror(errno.EMFILE))
+            assert error.value.problem.kind == "too-many-bytes"
+            assert os.strerror(errno.EMFILE) in error.value.problem.detail
             engine.ping().result(600)
         for of in (job(), adapted(1)):
             fine = chunk(of)
@@ -200,7 +200,7 @@ def test_a_result_that_arrives_while_its_worker_ends_for_good_counts_once() -> N
         held, fatal = chunk(job(), "held"), chunk(job(), "fatal")
         engine.scheduler.submit([held, fatal])
         assert torch.equal(held.result.result(600).rewards[REWARD], torch.ones(4))
-        with pytest.raises(EngineError):
+        with pytest.raises(ProblemError):
             fatal.result.result(600)
         assert engine.workers[0].chunks == 1
 

@@ -13,10 +13,10 @@ from solrl_core.rewards.images import as_bytes, as_floats, as_uint8
 from solrl_core.sampling.noise import initial_noise
 from solrl_engine.backend import GenerationRequest
 from solrl_proto import Plan, PromptItem
+from solrl_proto.problems import ProblemError
 from solrl_rollout.engine import external_rewards
 from solrl_rollout.engine.chunk_scorer import ChunkScorer
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.errors import ChunkError, EngineError
 from solrl_rollout.engine.work import Chunk, ExternalReward, Job
 from solrl_rollout.engine.workers import make_workers, process_workers
 from solrl_rollout.engine.workers.local import LocalWorker
@@ -141,7 +141,7 @@ def test_a_chunk_that_waits_for_a_place_is_cancelled_at_once(
         settle(engine)
         sleep(0.2)  # the thread sleeps by now, and must be woken
         engine.cancel(waits.job)
-        with pytest.raises(EngineError):
+        with pytest.raises(ProblemError):
             waits.result.result(600)
         backend.events.wait_for("*c")
         assert not asked.result.done()
@@ -206,9 +206,9 @@ def test_a_server_that_dies_fails_the_chunks_that_it_scores_and_no_others(backen
         until(lambda: server.waiting == (BOUND - 1) * COUNT)
         server.kill()
         for one in chunks:
-            with pytest.raises(ChunkError) as caught:
+            with pytest.raises(ProblemError) as caught:
                 one.result.result(600)
-            assert (caught.value.fault, caught.value.prompt) == ("reward server", one.prompt.id)
+            assert (caught.value.retry_after, caught.value.problem.where) == (5, f"prompts.{one.prompt.id}")
         other = chunk("g", tmp_path, REWARD)
         engine.scheduler.submit([other])
         assert_scored(other)
@@ -330,7 +330,7 @@ def test_a_cancelled_chunk_leaves_a_server_that_does_not_answer() -> None:
             until(lambda: app.left)
             until(lambda: asked.result.done() and waits.result.done() and after.result.done())
             assert len(after.result.result().rewards[NAME]) == len(waits.result.result().rewards[NAME]) == COUNT
-            with pytest.raises(EngineError):
+            with pytest.raises(ProblemError):
                 asked.result.result()
         finally:
             app.leave.set()
@@ -352,7 +352,7 @@ def test_a_fault_of_the_device_beside_a_server_ends_the_worker(
         monkeypatch.setattr(LocalWorker, "_check_device", find_broken)
         one = chunk("a", tmp_path)
         engine.scheduler.submit([one])
-        with pytest.raises(EngineError):
+        with pytest.raises(ProblemError):
             one.result.result(600)
         until(lambda: engine.scheduler.dead)
     finally:

@@ -13,8 +13,8 @@ import torch
 from fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, job
 from solrl_core.sampling.noise import initial_noise
 from solrl_engine.backend import GenerationRequest
+from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.errors import ChunkError, EngineDeadError, EngineError, QueueFullError
 from solrl_rollout.engine.queue.scheduler import Scheduler
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
 from solrl_rollout.engine.workers.local import LocalWorker
@@ -150,9 +150,9 @@ def test_a_chunk_that_loses_two_workers_fails_alone() -> None:
     with workers_on(MortalBackend(times=2)) as one:
         chunks = [chunk(job(), prompt) for prompt in ("a", "fatal", "b")]
         one.engine.scheduler.submit(chunks)
-        with pytest.raises(ChunkError) as refused:
+        with pytest.raises(ProblemError) as refused:
             scores(chunks[1])
-        assert (refused.value.fault, refused.value.text) == ("losses", "2 workers died")
+        assert refused.value.problem.detail.startswith("2 workers died")
         for part in (chunks[0], chunks[2]):
             assert torch.equal(scores(part), EXPECTED)
         assert one.counted("solrl_worker_restarts_total") == 2
@@ -166,10 +166,10 @@ def test_a_worker_that_keeps_dying_is_given_up_and_the_engine_with_the_last(monk
         one.engine.scheduler.submit(chunks)
         kinds = []
         for part in chunks:
-            with pytest.raises(EngineError) as refused:
+            with pytest.raises(ProblemError) as refused:
                 scores(part)
-            kinds.append(type(refused.value))
-        assert kinds == [ChunkError, ChunkError, EngineDeadError, EngineDeadError]
+            kinds.append(refused.value.problem.kind)
+        assert kinds == ["generation-failed"] * 2 + ["engine-dead"] * 2
         assert one.engine.scheduler.dead
         assert one.workers[0].loads == 5
 
@@ -184,7 +184,7 @@ def test_a_lost_chunk_that_was_cancelled_is_not_made_again() -> None:
         assert gate.reached.wait(600)
         one.engine.cancel(lost.job)
         gate.opened.set()
-        with pytest.raises(EngineError):
+        with pytest.raises(ProblemError):
             scores(lost)
         after = chunk(job())
         one.engine.scheduler.submit([after])
@@ -235,7 +235,7 @@ def test_retry_after_counts_the_workers_that_serve(serving: int, seconds: int) -
     scored = ScoredChunk({}, None, None, 0, 96.0, False, 0.0, 4.0, 0.0)
     dispatch.record("fake:0", chunk(job()), scored, 0.0)  # 4 seconds for 4 candidates
     dispatch.submit([chunk(job(), count=20)], reserved=False)
-    with pytest.raises(QueueFullError) as refused:
+    with pytest.raises(ProblemError) as refused:
         dispatch.submit([chunk(job())], reserved=False)
     assert refused.value.retry_after == seconds
 
@@ -247,7 +247,7 @@ def test_the_time_at_reward_servers_is_no_worker_s() -> None:
     asked = ScoredChunk({}, None, None, 0, 40.0, False, 0.0, 3.0, 51.0, 50.0)
     assert dispatch.record("fake:0", chunk(job()), asked, 99.5) == 99.5
     dispatch.submit([chunk(job(), count=20)], reserved=False)
-    with pytest.raises(QueueFullError) as refused:
+    with pytest.raises(ProblemError) as refused:
         dispatch.submit([chunk(job())], reserved=False)
     assert refused.value.retry_after == 20
 

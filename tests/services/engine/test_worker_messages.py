@@ -18,8 +18,9 @@ from solrl_core.lora import Merger, target_modules
 from solrl_core.sampling.sampler import Trajectory
 from solrl_core.sampling.solvers import Dpm2
 from solrl_proto.adapters import adapter_digest
+from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import RewardTime
-from solrl_rollout.engine.errors import EngineDeadError, EngineError
+from solrl_rollout.engine.errors import EngineDeadError, chunk_error
 from solrl_rollout.engine.work import ExternalReward, ScoredChunk, VersionedAdapter
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.engine.workers.encoding import (
@@ -90,10 +91,9 @@ def test_a_result_arrives_with_compressed_images(shared: bool) -> None:
         assert getattr(arrived, field) == getattr(sent, field)
 
 
-@pytest.mark.parametrize("sent", [EngineDeadError(), chunk(job()).error("decoder", "none", got="A", expected="B")])
-def test_an_error_keeps_its_type_and_its_facts(sent: EngineError) -> None:
+@pytest.mark.parametrize("sent", [EngineDeadError(), chunk_error(chunk(job()), "reward server", "none", got="A")])
+def test_an_error_keeps_its_problem(sent: ProblemError) -> None:
     arrived = decode_error(**json.loads(json.dumps(encode_error(sent))))
-    assert type(arrived) is type(sent)
     assert vars(arrived) == vars(sent)
 
 

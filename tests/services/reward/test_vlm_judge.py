@@ -25,13 +25,13 @@ from solrl_core.rewards.images import as_floats
 from solrl_core.rewards.reward import PlainDefaults
 from solrl_core.rewards.wire import encode_scoring
 from solrl_http.logs import TextFormatter
+from solrl_proto.problems import ProblemError
 from solrl_proto.scores import SCORES_MEDIA_TYPE, ScorePrompt, ScoreRequest
 from solrl_remote.chat import TOKEN
 from solrl_remote.remote_reward import RemoteReward, connect_reward
 from solrl_remote.vlm_judge import VlmJudge
 from solrl_reward.app import create_app
 from solrl_reward.settings import RewardSettings
-from solrl_rollout.engine.errors import ChunkError
 from support.ports import free_port
 
 JUDGE = "vlm_judge"
@@ -439,10 +439,10 @@ def test_a_rollout_service_asks_a_judge_beside_its_generation(server: tuple[Fake
         fake.mode = "broken"
         failing = chunk(job("c", rewards=(REWARD, JUDGE)), prompt="another", count=2)
         engine.scheduler.submit([failing])
-        with pytest.raises(ChunkError) as caught:
+        with pytest.raises(ProblemError) as caught:
             failing.result.result(600)
-        assert caught.value.fault == "reward server"
-        assert "CUDA error" in caught.value.text
+        assert caught.value.retry_after == 5
+        assert "CUDA error" in caught.value.problem.detail
         assert not engine.scheduler.dead
     finally:
         fake.hold.set()

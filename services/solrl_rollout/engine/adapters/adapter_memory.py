@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 
-from solrl_rollout.engine.errors import AdapterMemoryError
+from solrl_proto.problems import ProblemError, ProblemKind
 
 Content = tuple[str, str]
 """A model's name and an adapter's digest."""
@@ -46,7 +46,7 @@ class AdapterMemory:
         """Count `content` for one more request of a tenant.
 
         Raises:
-            AdapterMemoryError: there is no room for it.
+            ProblemError: 503 `too-many-bytes`: there is no room for it.
         """
         held = tenant, content
         self._settle()
@@ -68,4 +68,12 @@ class AdapterMemory:
 
 def _require(whose: str, held: int, size: int, limit: int) -> None:
     if held + size > limit:
-        raise AdapterMemoryError(whose, held, size, limit)
+        raise ProblemError(
+            ProblemKind.TOO_MANY_BYTES,
+            f"the adapters of {whose} have {held} bytes until they are served, and {size} more would exceed the limit",
+            retry_after=5,
+            where="body.adapter",
+            got=size,
+            expected=f"at most {max(0, limit - held)} bytes now",
+            action="send the same request again later, or raise max_queued_adapter_bytes of the service",
+        )

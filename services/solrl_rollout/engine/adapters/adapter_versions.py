@@ -5,11 +5,12 @@ from collections import OrderedDict
 from weakref import WeakValueDictionary
 
 from solrl_core.adapter import Adapter, decode_adapter
+from solrl_core.errors import AdapterError
 from solrl_proto.adapters import AdapterInfo, adapter_digest
+from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import AdapterRef
 
 from solrl_rollout.engine.adapters.adapter_memory import AdapterMemory, Content
-from solrl_rollout.engine.errors import AdapterDigestError, AdapterModelError
 from solrl_rollout.engine.work import HostedModel, LeasedAdapter
 from solrl_rollout.store import RunStore
 
@@ -42,13 +43,18 @@ class Adapters:
         """Validate and store a version for a hosted model; returns it, and whether it is new.
 
         Raises:
-            AdapterDigestError: the body has another digest.
-            AdapterError: it is no adapter for the model.
-            StoreError: a conflict, or the quota is exceeded; see `RunStore.put`.
+            ProblemError: the body has another digest, or is no adapter for the model; or as `RunStore.put`.
         """
         received = await asyncio.to_thread(adapter_digest, body)
         if received != digest:
-            raise AdapterDigestError(received, len(body), digest)
+            raise ProblemError(
+                ProblemKind.DIGEST_MISMATCH,
+                "the body does not match its Content-Digest: it was damaged or truncated in transit",
+                where="header.Content-Digest",
+                got=f"{received}, {len(body)} bytes",
+                expected=digest,
+                action="send the file again",
+            )
         adapter = await self._decode(digest, body, hosted)
         info = AdapterInfo(
             run=run,
@@ -67,8 +73,7 @@ class Adapters:
         """A stored version, decoded; its bytes count until the result's lease is released.
 
         Raises:
-            StoreError: the run or version is unknown.
-            AdapterModelError, AdapterMemoryError: it is another model's, or there is no room for it.
+            ProblemError: the run or version is unknown, it is another model's, or there is no room for it.
         """
         while (found := await self._fetch(tenant, ref, hosted)) is None:
             pass
@@ -78,7 +83,14 @@ class Adapters:
         """As `fetch`; None if the version was replaced meanwhile: deleted, and pushed with other content."""
         info = await self._store.info(tenant, ref.run, ref.version)
         if info.model != hosted.info.name:
-            raise AdapterModelError(info.model, hosted.info.name)
+            raise ProblemError(
+                ProblemKind.ADAPTER_MODEL,
+                f"the adapter was pushed for model {info.model!r}",
+                where="body.adapter",
+                got=info.model,
+                expected=hosted.info.name,
+                action="use a version that was pushed for this model",
+            )
         content = (hosted.info.name, info.digest)
         lease = self.held.take(tenant, content, info.size)
         try:
@@ -123,7 +135,10 @@ class Adapters:
         content = (hosted.info.name, digest)
         if (known := self._known(content)) is not None:
             return known
-        adapter = await asyncio.to_thread(decode_adapter, body, hosted.adapter_layout)
+        try:
+            adapter = await asyncio.to_thread(decode_adapter, body, hosted.adapter_layout)
+        except AdapterError as error:
+            raise ProblemError(ProblemKind[f"ADAPTER_{error.fault.upper()}"], error.detail, **error.fields) from error
         self._cached[content] = self._decoded[content] = adapter
         while len(self._cached) > 1 and self._is_over_full():
             self._cached.popitem(last=False)

@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
-from solrl_rollout.engine.errors import EngineDeadError, QueueFullError
+from solrl_proto.problems import ProblemError, ProblemKind
+
+from solrl_rollout.engine.errors import EngineDeadError, QueueFullError, chunk_error
 from solrl_rollout.engine.queue.costs import StepCosts
 from solrl_rollout.engine.queue.fair_queue import FairQueue, Quantum
 from solrl_rollout.engine.work import Chunk, Job, ScoredChunk
@@ -66,7 +68,7 @@ class Scheduler:
             reserved: they are survivors of pruning, for which the queue has reserved capacity.
 
         Raises:
-            QueueFullError, EngineDeadError.
+            ProblemError: 429 `queue-full`, 503 `engine-dead`.
         """
         with self.changed:
             self.require_alive()
@@ -83,7 +85,7 @@ class Scheduler:
         """Check that the queue has room for at least one more candidate of a tenant.
 
         Raises:
-            QueueFullError, EngineDeadError.
+            ProblemError: 429 `queue-full`, 503 `engine-dead`.
         """
         with self.changed:
             self.require_alive()
@@ -122,7 +124,7 @@ class Scheduler:
                 if self.closing or self.dead or chunk.job.cancelled.is_set():
                     resolved.append((chunk, EngineDeadError()))
                 elif chunk.losses > _MOST_LOSSES:
-                    resolved.append((chunk, chunk.error("losses", f"{chunk.losses} workers died")))
+                    resolved.append((chunk, chunk_error(chunk, "losses", f"{chunk.losses} workers died")))
                 else:
                     self._queue.put_back(chunk)
             self.changed.notify_all()
@@ -201,13 +203,24 @@ class Scheduler:
 
     @contextmanager
     def _refuse_when_full(self, requested: int | None) -> Iterator[None]:
-        """Add to QueueFullError what was requested, and an estimate of the time after which there is capacity."""
+        """Raise QueueFullError as a problem, with an estimate of the time after which there is capacity."""
         try:
             yield
         except QueueFullError as full:
             seconds = self._queue.cost * self._seconds_per_cost / max(1, self.serving)
-            full.requested, full.retry_after = requested, max(1, min(60, math.ceil(seconds)))
-            raise
+            free, whose = (
+                full.limit - full.waiting,
+                "there are" if full.tenant is None else f"tenant {full.tenant!r} has",
+            )
+            raise ProblemError(
+                ProblemKind.QUEUE_FULL,
+                f"{whose} {full.waiting} candidates waiting already and the limit is {full.limit}",
+                retry_after=max(1, min(60, math.ceil(seconds))),
+                got=requested,
+                expected=f"at most {free} more candidates now",
+                action="send the same request again later"
+                + (", or request fewer candidates at a time" if free else ""),
+            ) from None
 
     def _state(self) -> QueueState:
         with self.changed:

@@ -3,9 +3,9 @@
 import threading
 from collections.abc import Sequence
 
+from solrl_proto.problems import ProblemError
 from solrl_proto.status import WorkerStatus
 
-from solrl_rollout.engine.errors import EngineError
 from solrl_rollout.engine.queue.fair_queue import Quantum
 from solrl_rollout.engine.queue.scheduler import BUILTIN_SERVERS, Scheduler
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
@@ -75,7 +75,7 @@ class WorkerHandle(BlockingChunkQueue):
             self._finished += 1
         chunk.result.set_result(scored)
 
-    def fail(self, chunk: Chunk, error: EngineError) -> None:
+    def fail(self, chunk: Chunk, error: ProblemError) -> None:
         """Resolve a chunk with an error."""
         self._drop(chunk)
         chunk.result.set_exception(error)

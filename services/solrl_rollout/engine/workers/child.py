@@ -20,8 +20,8 @@ from typing import Any
 from solrl_core.adapter import Adapter
 from solrl_engine.backend import VersionedAdapter
 from solrl_http import logs
+from solrl_proto.problems import ProblemError
 
-from solrl_rollout.engine.errors import EngineError
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
 from solrl_rollout.engine.workers.encoding import Header, decode_chunk, encode_error, encode_hosted, encode_scored
 from solrl_rollout.engine.workers.local import LocalWorker
@@ -112,7 +112,7 @@ class Child(BlockingChunkQueue):
         """Send the front a chunk's result."""
         self._sender.submit(self._send_result, self._ids.pop(chunk), scored)
 
-    def fail(self, chunk: Chunk, error: EngineError) -> None:
+    def fail(self, chunk: Chunk, error: ProblemError) -> None:
         """Send the front a chunk's error."""
         self._sender.submit(self._send_result, self._ids.pop(chunk), error)
 
@@ -171,9 +171,9 @@ class Child(BlockingChunkQueue):
     def _ping(self, body: bytes, source: Any, id: int) -> None:
         self._worker.ping().add_done_callback(lambda _: self._send({"is": "pong", "id": id}))
 
-    def _send_result(self, id: int, result: ScoredChunk | EngineError) -> None:
+    def _send_result(self, id: int, result: ScoredChunk | ProblemError) -> None:
         try:
-            if isinstance(result, EngineError):
+            if isinstance(result, ProblemError):
                 self._send({"is": "failed", "id": id, **encode_error(result), **self._state()})
             else:
                 header, body = encode_scored(result)

@@ -4,7 +4,7 @@ Times cross as durations, so that the two sides need no common clock.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,10 +12,9 @@ from safetensors.torch import load, save
 from solrl_core.sampling.sampler import Trajectory
 from solrl_core.sampling.solver_specs import make_solver
 from solrl_proto.models import ModelInfo
+from solrl_proto.problems import Problem, ProblemError
 from solrl_proto.rollouts import Plan, PromptItem, RewardTime
 
-from solrl_rollout.engine import errors
-from solrl_rollout.engine.errors import EngineError
 from solrl_rollout.engine.scored_group import image_file
 from solrl_rollout.engine.work import Chunk, ExternalReward, HostedModel, Job, ScoredChunk
 
@@ -85,15 +84,14 @@ def decode_scored(header: Header, body: bytes, plan: Plan) -> ScoredChunk:
     )
 
 
-def encode_error(error: EngineError) -> Header:
-    """A chunk's error, by name and facts."""
-    return {"error": type(error).__name__, "facts": vars(error)}
+def encode_error(error: ProblemError) -> Header:
+    """A chunk's error."""
+    return {"problem": error.problem.model_dump(mode="json"), "retry_after": error.retry_after}
 
 
-def decode_error(error: str, facts: Mapping[str, Any]) -> EngineError:
-    """The error of this name with these facts."""
-    decoded: EngineError = getattr(errors, error)(**facts)
-    return decoded
+def decode_error(problem: Header, retry_after: float | None) -> ProblemError:
+    """The chunk's error."""
+    return ProblemError(Problem.model_validate(problem), retry_after=retry_after)
 
 
 def encode_hosted(hosted: HostedModel) -> Header:

@@ -22,7 +22,7 @@ from solrl_engine.side_stream import SideStream
 
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.chunk_scorer import ChunkScorer
-from solrl_rollout.engine.errors import ChunkFault, EngineDeadError
+from solrl_rollout.engine.errors import ChunkFault, EngineDeadError, chunk_error
 from solrl_rollout.engine.model_loading import load_models
 from solrl_rollout.engine.model_runner import ModelRunner
 from solrl_rollout.engine.work import Chunk, GeneratedChunk, HostedModel, Job, ScoredChunk
@@ -220,7 +220,7 @@ class LocalWorker:
             if fault in (None, "memory"):
                 check()
             facts = (error.got, error.expected) if isinstance(error, DecoderError) else ()
-            self._queue.fail(chunk, chunk.error(fault or "other", str(error), *facts))
+            self._queue.fail(chunk, chunk_error(chunk, fault or "other", str(error), *facts))
 
     def _answer_pings(self, error: Exception | None = None) -> None:
         while self._pings:

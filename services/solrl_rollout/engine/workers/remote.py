@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from solrl_core.adapter import Adapter
 
 from solrl_rollout.engine.backends import BackendLoader
+from solrl_rollout.engine.errors import chunk_error
 from solrl_rollout.engine.work import Chunk, HostedModel, Job
 from solrl_rollout.engine.workers.encoding import Header, decode_error, decode_hosted, decode_scored, encode_chunk
 from solrl_rollout.engine.workers.worker import ChunkQueue, WorkerDiedError
@@ -248,7 +249,7 @@ class RemoteWorker:
             source = self._connection.share(adapter.adapter) if adapter else None
         except OSError as error:
             logger.error("an adapter of run %r of %r cannot be shared: %s", chunk.job.run, chunk.tenant, error)
-            queue.fail(chunk, chunk.error("adapter memory", error.strerror or str(error)))
+            queue.fail(chunk, chunk_error(chunk, "adapter memory", error.strerror or str(error)))
             return
         header, body = encode_chunk(chunk)
         with self._lock:
@@ -307,11 +308,11 @@ class RemoteWorker:
         queue.finish(chunk, decode_scored(scored, body, chunk.job.plan))
         self._forget(queue, id)
 
-    def _on_failed(self, body: bytes, id: int, error: str, facts: dict[str, Any], **state: Any) -> None:
+    def _on_failed(self, body: bytes, id: int, problem: Header, retry_after: float | None, **state: Any) -> None:
         self._note(**state)
         queue = self._queue
         assert queue is not None
-        queue.fail(self._sent[id], decode_error(error, facts))
+        queue.fail(self._sent[id], decode_error(problem, retry_after))
         self._forget(queue, id)
 
     def _on_taken(self, body: bytes) -> None:

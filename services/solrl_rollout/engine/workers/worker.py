@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from solrl_rollout.engine.errors import EngineError
+from solrl_proto.problems import ProblemError
+
 from solrl_rollout.engine.work import Chunk, HostedModel, Job, ScoredChunk
 
 
@@ -47,7 +48,7 @@ class ChunkQueue(Protocol):
     def finish(self, chunk: Chunk, scored: ScoredChunk) -> None:
         """Resolve a taken chunk with its result; any thread may call this."""
 
-    def fail(self, chunk: Chunk, error: EngineError) -> None:
+    def fail(self, chunk: Chunk, error: ProblemError) -> None:
         """Resolve a taken chunk with an error of its request; any thread may call this."""
 
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from solrl_http import logs
 from solrl_http.access import access
 from solrl_http.routes.common import PROBLEMS
-from solrl_proto.problems import ProblemError, ProblemKind, RetryLaterError
+from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_rollout.http.routes.common import ServiceDep
 from solrl_rollout.service import Service
@@ -41,7 +41,7 @@ async def ready(service: ServiceDep) -> dict[str, str | list[str] | int]:
     workers = service.engine.workers
     serving = sum(worker.serving for worker in workers)
     if not serving:
-        raise RetryLaterError(
+        raise ProblemError(
             ProblemKind.ENGINE_STALLED,
             f"none of the {len(workers)} workers is serving; all are being restarted",
             retry_after=10,

@@ -22,7 +22,6 @@ from starlette.types import Receive, Scope, Send
 
 from solrl_rollout.engine.rollout import RolloutHandle
 from solrl_rollout.http.routes.common import ServiceDep
-from solrl_rollout.rollout_problems import as_problems
 
 router = APIRouter(prefix="/v1", tags=["rollouts"], responses=PROBLEMS)
 
@@ -78,9 +77,8 @@ class RolloutLines(Response):
 
         try:
             await write(StartLine(served=self._rollout.served))
-            with as_problems():
-                async for group in self._rollout.groups():
-                    await write(group)
+            async for group in self._rollout.groups():
+                await write(group)
             await write(self._rollout.end())
         except ProblemError as error:
             await write(ErrorLine(problem=error.problem))
