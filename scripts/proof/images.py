@@ -52,9 +52,9 @@ class Buildah:
         """
         container = _run(self.command("from", "--pull-never", image)).strip()
         config = json.loads(_run(self.command("inspect", container)))["OCIv1"]["config"]
-        return _run(
-            self.command("run", "--isolation", "chroot", container, "--", *(entrypoint or config["Entrypoint"]), *words)
-        )
+        # torchrun looks up the host name. Container engines add it to /etc/hosts, but buildah's chroot does not.
+        options = ["--isolation", "chroot", "--hostname", "localhost"]
+        return _run(self.command("run", *options, container, "--", *(entrypoint or config["Entrypoint"]), *words))
 
     def build(self, image: str, dockerfile: Path, context: Path, arguments: dict[str, str], log: Path) -> None:
         """Build an image, writing the output to `log`.
