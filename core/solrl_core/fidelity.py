@@ -77,6 +77,23 @@ def separations(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> npt.
     return np.array([(one.bottom_rank - one.top_rank) / apart for one in fidelities])
 
 
+def paces(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> npt.NDArray[np.float64]:
+    """Pace of learning against a selection by exact ranks, per group: 1 for exact ranks, below 1 for others.
+
+    A gradient weighs a sample by its reward less the mean. So the pace is the ratio of the standard deviations of the
+    selected true rewards (`python benchmarks/paper law`); 1 if all true rewards are equal. Arguments are those of
+    `rank_fidelity`.
+    """
+    half = keep // 2
+    found = []
+    for cheap, exact in zip(proxy.numpy(), true.numpy(), strict=True):
+        whole = np.flatnonzero(~np.isnan(cheap))
+        chosen = exact[whole[np.argsort(cheap[whole], kind="stable")]]
+        spread, most = (np.delete(one, slice(half, len(one) - half)).std() for one in (chosen, np.sort(exact)))
+        found.append(spread / most if most else 1.0)
+    return np.array(found)
+
+
 def _one_group(proxy: Group, true: Group, half: int, sizes: list[int]) -> list[float]:
     whole = np.flatnonzero(~np.isnan(proxy))
     by_proxy, by_true = whole[np.argsort(-proxy[whole], kind="stable")], np.argsort(-true, kind="stable")

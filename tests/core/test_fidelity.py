@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from solrl_core.fidelity import rank_fidelity
+from solrl_core.fidelity import paces, rank_fidelity
 
 
 @pytest.mark.parametrize(("scale", "sign", "overlap", "ranks"), [(5, 1, 1.0, (6.5, 90.5)), (-1, -1, 0.0, (90.5, 6.5))])
@@ -48,6 +48,13 @@ def test_equal_true_rewards_share_their_rank() -> None:
     true = torch.tensor([[1.0, 1, 1, 0, 0, 0]])
     found = rank_fidelity(torch.tensor([[6.0, 5, 4, 3, 2, 1]]), true, keep=2)
     assert (found.top_rank, found.bottom_rank) == (2.0, 5.0)
+
+
+def test_the_pace_compares_spreads_of_selected_rewards() -> None:
+    true = torch.tensor([[0.0, 1, 2, 3, 4, 5], [1.0] * 6, [0.0, 1, 2, 3, 4, 5]])
+    # The first proxy selects rewards 1 and 4 instead of 0 and 5; a pruned candidate is never selected.
+    proxy = torch.tensor([[1.0, 0, 2, 3, 5, 4], [1.0, 2, 3, 4, 5, 6], [0.0, 1, 2, 3, 4, math.nan]])
+    assert paces(proxy, true, keep=2).tolist() == pytest.approx([3 / 5, 1, 4 / 5])
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
     # The same steps and precision as the true rewards: nothing is lost.
     assert by_name["bf16 4 steps"]["spearman"] == pytest.approx(1.0, abs=1e-3)
     assert by_name["bf16 4 steps"]["separation"] == pytest.approx(1.0, abs=1e-3)
+    assert by_name["bf16 4 steps"]["pace"] == pytest.approx(1.0, abs=1e-3)
     assert summary["reference"] == "nvfp4 1 steps"
     reference = by_name[summary["reference"]]
     assert (reference["cost"], reference["cost_interval"]) == (1, [1, 1])

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from solrl_core.fidelity import Fidelity, rank_fidelity, separations
+from solrl_core.fidelity import Fidelity, paces, rank_fidelity, separations
 from solrl_proto.rollouts import Plan
 
 from solrl_trainer.calibration.measuring import Observed
@@ -46,6 +46,7 @@ class MeasuredPlan:
         fidelity: rank fidelity, relative to the recipe's BF16 candidates of the same seeds.
         separation: difference in true rank between the selected best and worst: 1 perfect, 0 chance.
         loss: how much less that is than the reference plan's.
+        pace: expected pace of learning, relative to that of exact ranks.
     """
 
     plan: Plan
@@ -54,6 +55,7 @@ class MeasuredPlan:
     fidelity: Fidelity
     separation: IntervalEstimate
     loss: IntervalEstimate
+    pace: float
 
     @property
     def seconds(self) -> float:
@@ -89,6 +91,7 @@ def assess(observed: Sequence[Observed], true: torch.Tensor, keep: int, referenc
             fidelity=rank_fidelity(one.scores, true, keep),
             separation=separation,
             loss=loss,
+            pace=float(paces(one.scores, true, keep).mean()),
         )
         for one, separation, loss in of_plans
     ]

@@ -61,6 +61,7 @@ def _row(one: MeasuredPlan) -> dict[str, Any]:
         "interval": [one.separation.low, one.separation.high],
         "loss": one.loss.value,
         "loss_interval": [one.loss.low, one.loss.high],
+        "pace": one.pace,
         **vars(one.fidelity),
     }
 

@@ -122,7 +122,7 @@ def calibrate(
     for one in measured:
         logger.info(
             f"{name(one.plan)}: {one.seconds:.2f} s per group, {one.cost.text('.2f')} of the reference; separation "
-            f"{one.separation.text('.3f')}, loss {one.loss.text('.3f')}"
+            f"{one.separation.text('.3f')}, loss {one.loss.text('.3f')}; pace {one.pace:.2f}"
         )
     chosen = cheapest(measured, requirement)
     said = verdict(measured, chosen, reference, requirement)
