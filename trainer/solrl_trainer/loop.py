@@ -28,9 +28,10 @@ from solrl_trainer.policy.update import OneStep, UpdateFigures
 from solrl_trainer.ranks.communicator import Communicator, SingleProcess, require_equal, wait_for_rank_zero
 from solrl_trainer.records import checkpoints
 from solrl_trainer.records.evaluations import Evaluation
+from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.records import IterationRecord, RewardSpread, share_without_spread
 from solrl_trainer.records.reward_shares import log_shares, reward_shares
-from solrl_trainer.records.run_log import Reporter, RunLog, open_run_log
+from solrl_trainer.records.run_log import RunLog, open_run_log
 from solrl_trainer.rollouts.exploration import Exploration, seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, outermost, parts_of
 from solrl_trainer.rollouts.iteration import IterationSamples, explored_prompts
@@ -73,7 +74,7 @@ class Result:
 
 def train(
     config: RunConfig,
-    reporter: Reporter | None,
+    reporter: RichReporter | None,
     *,
     resume: bool = False,
     checkpoint: int | None = None,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
@@ -16,6 +16,7 @@ from solrl_trainer.records.collapse import CollapseAlarm
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.figures import TRAINED_SUM, trained_sum
 from solrl_trainer.records.metrics_file import MetricsFile, own_time
+from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
 from solrl_trainer.records.status_reports import StatusReporter
 from solrl_trainer.rollouts.exploration import Exploration
@@ -31,25 +32,6 @@ from solrl_trainer.trackers.run_trackers import Trackers
 logger = logging.getLogger(__name__)
 
 
-class Reporter(Protocol):
-    """Shows progress to the user."""
-
-    def phase(self, iteration: int, name: str) -> None:
-        """A phase of an iteration begins."""
-
-    def progress(self, done: float, total: float) -> None:
-        """So much of the phase is done, in any unit."""
-
-    def counted(self, iteration: int, part: str, done: int, total: int) -> None:
-        """So many candidates of an iteration are `part`: explored, regenerated or trained."""
-
-    def finished(self, record: IterationRecord) -> None:
-        """An iteration is complete."""
-
-    def waiting(self, server: str, wait: Wait | None) -> None:
-        """A server is waited for; None: no longer. Any thread."""
-
-
 class RunLog:
     """Metrics, progress, reports and trackers of a run. Without these, as on all ranks except 0, it does nothing.
 
@@ -60,7 +42,7 @@ class RunLog:
     def __init__(
         self,
         metrics: MetricsFile | None = None,
-        reporter: Reporter | None = None,
+        reporter: RichReporter | None = None,
         status: StatusReporter | None = None,
         trackers: Trackers | None = None,
         steps: int = 1,
@@ -238,7 +220,7 @@ class RunLog:
 
 @contextmanager
 def open_run_log(
-    config: RunConfig, reporter: Reporter | None, world: Communicator, trackers: Trackers | None = None
+    config: RunConfig, reporter: RichReporter | None, world: Communicator, trackers: Trackers | None = None
 ) -> Iterator[RunLog]:
     """The log of a run; on exit it waits for the last report. Only rank 0 has metrics, progress and reports."""
     with ExitStack() as stack:

@@ -9,11 +9,11 @@ from solrl_proto.status import WorkerStatus
 from solrl_rollout.engine.queue.fair_queue import Quantum
 from solrl_rollout.engine.queue.scheduler import BUILTIN_SERVERS, Scheduler
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
-from solrl_rollout.engine.workers.worker import BlockingChunkQueue, Worker
+from solrl_rollout.engine.workers.worker import ChunkQueue, Worker
 
 
-class WorkerHandle(BlockingChunkQueue):
-    """One worker: its state, and its `ChunkQueue` from the fair queue.
+class WorkerHandle(ChunkQueue):
+    """One worker: its state, and its chunks from the fair queue.
 
     Attributes:
         worker: the worker.

@@ -27,7 +27,7 @@ from solrl_rollout.engine.workers.encoding import Header, decode_chunk, encode_e
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.engine.workers.messages import Messages
 from solrl_rollout.engine.workers.shared_adapters import MappedAdapters
-from solrl_rollout.engine.workers.worker import BlockingChunkQueue
+from solrl_rollout.engine.workers.worker import ChunkQueue
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics, gpu_memory
 
@@ -56,7 +56,7 @@ class ForwardedMetrics(RolloutMetrics):
         self._send({"is": "reward_failed", "reward": reward})
 
 
-class Child(BlockingChunkQueue):
+class Child(ChunkQueue):
     """A worker behind a connection: gives it the front's chunks, and sends the front its results."""
 
     def __init__(self, send: Send, find_adapter: Callable[[str, Any], Adapter]) -> None:

@@ -30,30 +30,11 @@ class WorkerDiedError(Exception):
         self.chunks = tuple(chunks)
 
 
-class ChunkQueue(Protocol):
-    """The engine, as one worker sees it. Only the worker's own thread calls `take` and `wait`."""
+class ChunkQueue(ABC):
+    """The engine, as one worker sees it. Only the worker's own thread calls `take` and `wait`.
 
-    def take(self, attend: Callable[[], None]) -> Chunk | None:
-        """Wait for the worker's next chunk; None once the engine closes.
-
-        `attend` is called before each time that this sleeps, and after each `wake`; if it raises, this raises the same.
-        """
-
-    def wait(self, until: Callable[[], bool], attend: Callable[[], None], timeout: float | None = None) -> None:
-        """Wait until `until()`, which is evaluated after each `wake`, or for `timeout` seconds; `attend` as above."""
-
-    def wake(self) -> None:
-        """Wake the worker's thread from `take` or `wait`; any thread may call this."""
-
-    def finish(self, chunk: Chunk, scored: ScoredChunk) -> None:
-        """Resolve a taken chunk with its result; any thread may call this."""
-
-    def fail(self, chunk: Chunk, error: ProblemError) -> None:
-        """Resolve a taken chunk with an error of its request; any thread may call this."""
-
-
-class BlockingChunkQueue(ABC, ChunkQueue):
-    """A queue whose worker's thread sleeps on a condition until there is a chunk for it."""
+    That thread sleeps on a condition until there is a chunk for it.
+    """
 
     def __init__(self, changed: threading.Condition) -> None:
         """`changed`: notified when there may be a chunk, or none will come any more."""
@@ -69,8 +50,19 @@ class BlockingChunkQueue(ABC, ChunkQueue):
     def next_chunk(self) -> Chunk | None:
         """Take the worker's next chunk, if there is one now. Called with `changed` held."""
 
+    @abstractmethod
+    def finish(self, chunk: Chunk, scored: ScoredChunk) -> None:
+        """Resolve a taken chunk with its result; any thread may call this."""
+
+    @abstractmethod
+    def fail(self, chunk: Chunk, error: ProblemError) -> None:
+        """Resolve a taken chunk with an error of its request; any thread may call this."""
+
     def take(self, attend: Callable[[], None]) -> Chunk | None:
-        """Wait for the worker's next chunk; see `ChunkQueue`."""
+        """Wait for the worker's next chunk; None once the engine closes.
+
+        `attend` is called before each time that this sleeps, and after each `wake`; if it raises, this raises the same.
+        """
         while True:
             attend()
             with self._changed:
@@ -81,7 +73,7 @@ class BlockingChunkQueue(ABC, ChunkQueue):
                 self._sleep(None)
 
     def wait(self, until: Callable[[], bool], attend: Callable[[], None], timeout: float | None = None) -> None:
-        """Wait until `until()`; see `ChunkQueue`."""
+        """Wait until `until()`, which is evaluated after each `wake`, or for `timeout` seconds; `attend` as above."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while time.monotonic() < deadline:
             attend()
@@ -91,7 +83,7 @@ class BlockingChunkQueue(ABC, ChunkQueue):
                 self._sleep(None if timeout is None else deadline - time.monotonic())
 
     def wake(self) -> None:
-        """Wake the worker's thread."""
+        """Wake the worker's thread from `take` or `wait`; any thread may call this."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
