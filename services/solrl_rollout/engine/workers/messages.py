@@ -1,4 +1,4 @@
-"""Messages between processes: a JSON header and a body of bytes, over a pair of sockets. Nothing is pickled."""
+"""Messages between processes: a JSON header and a body of bytes. Nothing is pickled."""
 
 import contextlib
 import json
@@ -6,9 +6,23 @@ import os
 import socket
 import struct
 import threading
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-_SIZES = struct.Struct("!QQ")
+_SIZE = struct.Struct("!Q")
+
+
+def encode_message(header: dict[str, Any], body: bytes) -> bytes:
+    """A message as bytes."""
+    text = json.dumps(header).encode()
+    return b"".join((_SIZE.pack(len(text)), text, body))
+
+
+def decode_message(message: bytes) -> tuple[dict[str, Any], bytes]:
+    """The header and body of a message."""
+    (size,) = _SIZE.unpack_from(message)
+    end = _SIZE.size + size
+    return json.loads(message[_SIZE.size : end]), message[end:]
 
 
 class ReceivedMessage(NamedTuple):
@@ -20,10 +34,11 @@ class ReceivedMessage(NamedTuple):
 
 
 class Messages:
-    """One end of the connection. Any thread may send; one thread receives."""
+    """One end of a pair of sockets. Any thread may send; one thread receives."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self._connection = Connection(os.dup(sock.fileno()))
         self._sending = threading.Lock()
 
     def send(self, header: dict[str, Any], body: bytes = b"", descriptor: int | None = None) -> None:
@@ -32,16 +47,10 @@ class Messages:
         Raises:
             OSError: the other side has closed.
         """
-        text = json.dumps(header).encode()
-        sizes = _SIZES.pack(len(text), len(body))
         with self._sending:
-            if descriptor is None:
-                self._socket.sendall(sizes)
-            else:
-                sent = socket.send_fds(self._socket, [sizes], [descriptor])
-                self._socket.sendall(sizes[sent:])
-            self._socket.sendall(text)
-            self._socket.sendall(body)
+            self._connection.send_bytes(encode_message(header | {"file": descriptor is not None}, body))
+            if descriptor is not None:
+                socket.send_fds(self._socket, [b"\0"], [descriptor])
 
     def receive(self) -> ReceivedMessage:
         """Receive the next message.
@@ -49,18 +58,15 @@ class Messages:
         Raises:
             ConnectionError: the other side has closed.
         """
-        sizes, descriptor = b"", None
-        while len(sizes) < _SIZES.size:
-            part, descriptors, _, _ = socket.recv_fds(self._socket, _SIZES.size - len(sizes), 1)
-            descriptor = descriptors[0] if descriptors else descriptor
-            sizes += _not_empty(part)
         try:
-            header, body = (self._read(size) for size in _SIZES.unpack(sizes))
-            return ReceivedMessage(json.loads(header), body, descriptor)
-        except BaseException:
-            if descriptor is not None:
-                os.close(descriptor)
-            raise
+            header, body = decode_message(self._connection.recv_bytes())
+            if not header.pop("file"):
+                return ReceivedMessage(header, body)
+            if descriptors := socket.recv_fds(self._socket, 1, 1)[1]:
+                return ReceivedMessage(header, body, descriptors[0])
+            raise EOFError
+        except (EOFError, OSError) as error:
+            raise ConnectionError("the other side has closed the connection") from error
 
     def end(self) -> None:
         """End the connection. `receive` returns what has arrived, then raises."""
@@ -68,22 +74,7 @@ class Messages:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End the connection and free its descriptor; what has arrived is lost."""
+        """End the connection and free its descriptors; what has arrived is lost."""
         self.end()
         self._socket.close()
-
-    def _read(self, size: int) -> bytes:
-        parts = bytearray(size)
-        view, done = memoryview(parts), 0
-        while done < size:
-            received = self._socket.recv_into(view[done:])
-            if not received:
-                raise ConnectionError("the other side has closed the connection")
-            done += received
-        return bytes(parts)
-
-
-def _not_empty(part: bytes) -> bytes:
-    if not part:
-        raise ConnectionError("the other side has closed the connection")
-    return part
+        self._connection.close()

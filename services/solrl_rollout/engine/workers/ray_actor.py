@@ -3,11 +3,9 @@
 Its methods take and return bytes, which Ray does not pickle. Errors end the process, so none is pickled either.
 """
 
-import json
 import logging
 import os
 import queue
-import struct
 from typing import Any
 
 import ray
@@ -16,11 +14,10 @@ from solrl_core.adapter import Adapter, view_adapter
 
 from solrl_rollout.engine.workers.child import Child
 from solrl_rollout.engine.workers.encoding import Header
+from solrl_rollout.engine.workers.messages import decode_message, encode_message
 from solrl_rollout.engine.workers.shared_adapters import NewestAdapters
 
 logger = logging.getLogger(__name__)
-
-_SIZE = struct.Struct("!Q")
 
 
 class WorkerActor:
@@ -64,16 +61,3 @@ class WorkerActor:
     def _find_adapter(self, digest: str, source: Any) -> Adapter:
         # Copied, because tensors need writable memory.
         return self._newest.get(digest, lambda: view_adapter(bytearray(ray.get(source))))
-
-
-def encode_message(header: Header, body: bytes) -> bytes:
-    """A message as bytes."""
-    text = json.dumps(header).encode()
-    return b"".join((_SIZE.pack(len(text)), text, body))
-
-
-def decode_message(message: bytes) -> tuple[Header, bytes]:
-    """The header and body of a message."""
-    (size,) = _SIZE.unpack_from(message)
-    end = _SIZE.size + size
-    return json.loads(message[_SIZE.size : end]), message[end:]

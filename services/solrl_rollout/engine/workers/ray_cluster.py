@@ -12,6 +12,7 @@ from solrl_core.adapter import Adapter, encode_adapter
 
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.workers.encoding import Header
+from solrl_rollout.engine.workers.messages import decode_message, encode_message
 from solrl_rollout.engine.workers.remote import RemoteWorker
 from solrl_rollout.engine.workers.worker import Worker
 from solrl_rollout.settings import RolloutSettings
@@ -21,7 +22,7 @@ try:
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
-    from solrl_rollout.engine.workers.ray_actor import WorkerActor, decode_message, encode_message
+    from solrl_rollout.engine.workers.ray_actor import WorkerActor
 except ModuleNotFoundError as error:
     if error.name != "ray":
         raise
