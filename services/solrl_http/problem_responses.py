@@ -111,3 +111,15 @@ def _of_http(request: Request, error: HTTPException) -> Problem:
     action = "/docs lists the routes" if status in (404, 405) else "see /docs"
     kind = _KINDS.get(status, ProblemKind.HTTP_ERROR)
     return kind.problem(f"{request.method} {request.url.path[:SHOWN]}: {error.detail}", status=status, action=action)
+
+
+def draining(
+    detail: str = "the service is stopping: it finishes accepted work and refuses new work",
+) -> ProblemError:
+    """The 503 of a service that is stopping."""
+    return ProblemError(
+        ProblemKind.DRAINING,
+        detail,
+        retry_after=10,
+        action="send the same request to another replica, or again after the restart",
+    )

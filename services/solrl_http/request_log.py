@@ -12,8 +12,7 @@ from solrl_proto.problems import PROBLEM_MEDIA_TYPE
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from solrl_http import logs
-from solrl_http.limits.drain import draining
-from solrl_http.problem_responses import respond_to
+from solrl_http.problem_responses import draining, respond_to
 from solrl_http.request_metrics import RequestMetrics
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from solrl_core.rewards import RewardSet
 from solrl_core.rewards.frames import TAKES_CLIPS
 from solrl_core.rewards.reward import REWARDS, PlainDefaults, check_reward
 from solrl_core.rewards.wire import decode_scoring
-from solrl_http.limits.drain import draining
+from solrl_http.problem_responses import draining
 from solrl_proto.scores import PromptCheck, PromptVerdict, RewardInfo, RewardList, ScoreAnswer, ScoreRequest
 
 from solrl_reward.batcher import Batcher, Images

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from solrl_core.fingerprint import fingerprint
 from solrl_core.sampling.noise import noise_contract
 from solrl_http import logs
-from solrl_http.limits.drain import draining
+from solrl_http.problem_responses import draining
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import NoiseContract
 from solrl_proto.problems import ProblemError, ProblemKind

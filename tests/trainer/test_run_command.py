@@ -16,7 +16,7 @@ import pytest
 import yaml
 from solrl_trainer.commands.cli import main, run_command
 from solrl_trainer.commands.options import Calibrate
-from solrl_trainer.evaluation.saved_evaluation import load_evaluation, save_evaluation
+from solrl_trainer.evaluation.held_out import load_evaluation, save_evaluation
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.folder import FolderInUseError, check_writable, is_locked, locked, saved_settings
 from solrl_trainer.settings.defaults import DEFAULT_PRESET

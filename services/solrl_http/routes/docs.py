@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_http.access import access
-from solrl_http.compression import accepts_gzip
+from solrl_http.routes.common import accepts_gzip
 
 router = APIRouter(prefix="/docs", include_in_schema=False)
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 from PIL import Image
-from solrl_rollout.http.thumbnails import _header_size
+from solrl_rollout.http.routes.status import _header_size
 
 
 @pytest.mark.parametrize("options", [{"lossless": True}, {"lossless": False}, {"save_all": True}, None])

@@ -4,7 +4,7 @@ import os
 import socket
 
 import pytest
-from solrl_trainer.ranks.interface import GLOO_INTERFACE, choose_interface, interface_of
+from solrl_trainer.ranks.rank_runtime import GLOO_INTERFACE, choose_interface, interface_of
 
 ELSEWHERE = "192.0.2.1"
 """An address for documentation (RFC 5737); nothing is sent there."""

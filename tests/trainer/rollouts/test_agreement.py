@@ -6,7 +6,7 @@ from service_helpers import running_service
 from solrl_core.arithmetic import arithmetic
 from solrl_proto.models import ModelInfo
 from solrl_trainer.ranks.communicator import SingleProcess
-from solrl_trainer.service.agreement import note_arithmetic
+from solrl_trainer.service.requirements import note_arithmetic
 from solrl_trainer.service.service_source import ServiceSource
 from solrl_trainer.session import open_session
 from training_helpers import tiny_config

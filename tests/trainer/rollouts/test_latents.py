@@ -7,7 +7,7 @@ import pytest
 import torch
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import Latents, RolloutGroup
-from solrl_trainer.service.latents import from_base64
+from solrl_trainer.service.regenerator import from_base64
 
 SHAPE = (2, 3, 1)
 ADAPTER = "sha256:" + "a" * 64

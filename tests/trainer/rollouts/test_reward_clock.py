@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 from solrl_proto.rollouts import RewardTime
 from solrl_proto.status import ScoringTime
-from solrl_trainer.rollouts.reward_clock import RewardClock
+from solrl_trainer.rollouts.device_source import RewardClock
 
 
 def test_times_are_summed_by_images_reward_and_place() -> None:

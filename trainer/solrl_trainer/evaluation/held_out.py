@@ -1,20 +1,26 @@
 """Measurements on held-out prompts: rewards of the averaged weights, and rank fidelity of exploration."""
 
+import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from solrl_core.errors import FidelityError
 from solrl_core.fidelity import Fidelity, rank_fidelity
 from solrl_engine.sampler import Sampler
 from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_trainer.evaluation.evaluate import evaluate_together
-from solrl_trainer.evaluation.saved_evaluation import load_evaluation, save_evaluation
+from solrl_trainer.evaluation.gallery import LARGEST_SIDE
 from solrl_trainer.ranks.communicator import gather_rows, gather_values, share
 from solrl_trainer.records.checkpoints import best_kept
-from solrl_trainer.records.evaluations import Evaluation
+from solrl_trainer.records.evaluations import Evaluation, small_images
+from solrl_trainer.records.output_files import write_file
 from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.rollouts.exploration import seed_root
@@ -217,3 +223,42 @@ def _true_scores(session: Session, groups: Sequence[CandidateGroup]) -> torch.Te
     prompts, seeds = flattened([group.prompt for group in groups], [group.seeds for group in groups])
     samples = session.device.sampler.sample(prompts, seeds)
     return session.device.scorer.score_samples(prompts, samples)().scores.view(len(groups), -1)
+
+
+_SETTINGS = "settings"
+_IMAGES = "images"
+_SCORES = "scores/"
+
+
+def save_evaluation(path: Path, evaluation: Evaluation, settings: Mapping[str, Any]) -> None:
+    """Write an evaluation, with its images as bytes, like a gallery.
+
+    Args:
+        path: the file.
+        evaluation: the evaluation to write.
+        settings: all settings that it depends on, as JSON values.
+    """
+    tensors = {f"{_SCORES}{name}": values.contiguous() for name, values in evaluation.scores.items()}
+    partial = path.with_suffix(".partial")
+    write_file(
+        partial, save(tensors | {_IMAGES: small_images(evaluation.images, LARGEST_SIDE)}, {_SETTINGS: _text(settings)})
+    )
+    partial.rename(path)
+
+
+def load_evaluation(path: Path, settings: Mapping[str, Any]) -> Evaluation | None:
+    """Read an evaluation, with images float32 in [0, 1]; None if there is none with exactly these settings."""
+    try:
+        with safe_open(path, "pt") as file:
+            if (file.metadata() or {}).get(_SETTINGS) != _text(settings):
+                return None
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+    except (OSError, SafetensorError):
+        return None
+    scores = {name.removeprefix(_SCORES): values for name, values in tensors.items() if name.startswith(_SCORES)}
+    order = [name for name in settings["rewards"] if name in scores]
+    return Evaluation(scores={name: scores[name] for name in order}, images=tensors[_IMAGES].float() / 255)
+
+
+def _text(settings: Mapping[str, Any]) -> str:
+    return json.dumps(settings)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import torch
 from solrl_client.retries import OnWait
@@ -19,7 +20,8 @@ from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import Pending, SideStream
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import Plan, PromptItem
+from solrl_proto.rollouts import Plan, PromptItem, RewardTime
+from solrl_proto.status import ScoringTime
 
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.policy.sharding import LockstepCommunicator
@@ -30,12 +32,42 @@ from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, flatten
 from solrl_trainer.rollouts.loading import Loaded, load, warn_of_decoder_emulation, warn_of_emulation
 from solrl_trainer.rollouts.models import Models
 from solrl_trainer.rollouts.plans import exploration_plan, training_plan
-from solrl_trainer.rollouts.reward_clock import Images, RewardClock
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.rollouts.stored_images import StoredImages
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompts import PromptSet
 from solrl_trainer.settings.stored_files import stored_files
+
+Images = Literal["candidates", "samples"]
+"""Explored candidates, or the samples that are trained on."""
+By = Literal["service", "trainer"]
+
+
+class RewardClock:
+    """Sums the seconds of each reward by its images and its place."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[Images, By, str, str | None], float] = {}
+
+    def restart(self) -> None:
+        """Forget all seconds, at the beginning of an iteration."""
+        self._seconds.clear()
+
+    def add(self, of: Images, by: By, times: Mapping[str, RewardTime]) -> None:
+        """Add the times of rewards by name; `by`: the program that computed them, or asked their servers."""
+        for name, one in times.items():
+            place = of, by, name, one.server
+            self._seconds[place] = self._seconds.get(place, 0.0) + one.seconds
+
+    @property
+    def times(self) -> tuple[ScoringTime, ...]:
+        """The sums, those of candidates first."""
+        found = sorted(self._seconds.items(), key=lambda item: item[0][0])
+        return tuple(
+            ScoringTime(of=of, by=by, reward=name, server=server, seconds=round(seconds, 4))
+            for (of, by, name, server), seconds in found
+        )
+
 
 logger = logging.getLogger(__name__)
 

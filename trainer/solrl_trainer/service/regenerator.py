@@ -1,23 +1,27 @@
 """Regeneration at a rollout service, which also scores the samples; this process repeats one of each iteration."""
 
+import base64
+import binascii
+import hashlib
 import logging
+import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from solrl_client.answers import served_differently
 from solrl_core.image_files import for_showing
 from solrl_core.rewards.reward import weighted_sum
 from solrl_engine.side_stream import Pending, in_background
 from solrl_proto.noise import expand_seeds
 from solrl_proto.problems import ProblemError, ProblemKind
-from solrl_proto.rollouts import RewardTime
+from solrl_proto.rollouts import RewardTime, RolloutGroup
 
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, outermost
 from solrl_trainer.rollouts.pairs import SHOWN_EACH, SHOWN_PROMPTS
 from solrl_trainer.service.balance import Balance
-from solrl_trainer.service.latents import from_base64
 from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompt_rewards import weights_of
@@ -149,3 +153,43 @@ class ServiceRegenerator:
 def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
     """Root mean square of the difference, relative to that of `other`."""
     return float((one - other).norm() / other.norm())
+
+
+def from_base64(group: RolloutGroup, shape: Sequence[int], *, adapter: str, url: str) -> torch.Tensor:
+    """Decode the latents of a group without pruned candidates.
+
+    Args:
+        group: part of an answer that was checked against its request.
+        shape: shape of one candidate's latents.
+        adapter: digest of the adapter's file under which they must have been generated.
+        url: URL of the service, for messages.
+
+    Returns:
+        float32 [N, *shape].
+
+    Raises:
+        ProblemError: 409 `served-differently`, naming the field.
+    """
+    assert group.latents is not None
+    name, size = f"group {group.prompt_id!r}: latents", 4 * math.prod(shape)
+    if group.latents.adapter != adapter:
+        raise served_differently(url, f"{name}.adapter", group.latents.adapter, adapter)
+    parts = [_decoded(value or "") for value in group.latents.values]
+    for place, part in enumerate(parts):
+        if len(part) != size:
+            raise served_differently(url, f"{name}.values[{place}]", f"{len(part)} bytes", f"{size} bytes in base64")
+    joined = b"".join(parts)
+    if (digest := f"sha256:{hashlib.sha256(joined).hexdigest()}") != group.latents.digest:
+        raise served_differently(url, f"{name}.digest", group.latents.digest, f"{digest}, of the values")
+    latents = torch.frombuffer(bytearray(joined), dtype=torch.float32).view(len(parts), *shape)
+    if not torch.isfinite(latents).all():
+        raise served_differently(url, f"{name}.values", "a value that is not finite", "finite values")
+    return latents
+
+
+def _decoded(value: str) -> bytes:
+    """The bytes of base64; none if it is something else."""
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        return b""

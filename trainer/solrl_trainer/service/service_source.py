@@ -33,9 +33,9 @@ from solrl_trainer.rollouts.loading import load, warn_of_emulation
 from solrl_trainer.rollouts.models import Models
 from solrl_trainer.rollouts.plans import training_plan
 from solrl_trainer.service.adapter_supply import LOST, AdapterSupply
-from solrl_trainer.service.agreement import check_hosted, check_size, note_arithmetic
 from solrl_trainer.service.balance import Balance, Share
 from solrl_trainer.service.regenerator import ServiceRegenerator
+from solrl_trainer.service.requirements import check_hosted, check_size, note_arithmetic
 from solrl_trainer.service.reward_specs import reward_specs
 from solrl_trainer.service.run_client import Requested, RunClient, run_client
 from solrl_trainer.settings.config import RunConfig

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from fastapi import APIRouter, Request, Response
 from solrl_http.access import access
-from solrl_http.compression import accepts_gzip
+from solrl_http.routes.common import accepts_gzip
 from solrl_proto.text_files import read_text
 
 router = APIRouter(include_in_schema=False)

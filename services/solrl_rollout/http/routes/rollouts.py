@@ -5,8 +5,7 @@ import asyncio
 from fastapi import APIRouter, Request, Response
 from solrl_http.access import access
 from solrl_http.connected import while_connected
-from solrl_http.limits.drain import draining
-from solrl_http.problem_responses import internal_error
+from solrl_http.problem_responses import draining, internal_error
 from solrl_http.routes.common import PROBLEMS, CallerDep
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import (

@@ -1,20 +1,24 @@
 """Progress of runs: trainers report it, the status page shows it."""
 
+import base64
+import binascii
 import gzip
+import io
+import struct
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from PIL import Image, UnidentifiedImageError
 from pydantic import ValidationError
 from solrl_http.access import access
-from solrl_http.compression import accepts_gzip
-from solrl_http.routes.common import PROBLEMS, CallerDep
+from solrl_http.routes.common import PROBLEMS, CallerDep, accepts_gzip
 from solrl_proto.identifiers import Message, RunName
-from solrl_proto.status import Activity, IterationReport, RunDetail, StatusAnswer
+from solrl_proto.problems import ProblemError, ProblemKind
+from solrl_proto.status import THUMBNAIL_SIDE, Activity, IterationReport, RunDetail, Samples, StatusAnswer
 
 from solrl_rollout.http import board
 from solrl_rollout.http.routes.common import ServiceDep
-from solrl_rollout.http.thumbnails import check_thumbnails
 from solrl_rollout.status.curves import detail, evaluations, settings
 from solrl_rollout.store.errors import RunNotFoundError
 
@@ -108,3 +112,60 @@ def compressed(request: Request, answer: Message) -> Response:
     if len(body) >= _COMPRESS_FROM and accepts_gzip(request):
         body, headers["Content-Encoding"] = gzip.compress(body, 5), "gzip"
     return Response(body, media_type="application/json", headers=headers)
+
+
+_UNSIGNED_24 = (1 << 24) - 1
+
+
+def check_thumbnails(samples: Samples) -> None:
+    """Refuse samples unless every thumbnail is a small image: browsers decode whatever they are sent.
+
+    Raises:
+        ProblemError: 422 `thumbnail`.
+    """
+    for i, pair in enumerate(samples.pairs):
+        for name in ("explored", "regenerated"):
+            fault = _fault(getattr(pair, name))
+            if fault is not None:
+                raise ProblemError(
+                    ProblemKind.THUMBNAIL,
+                    "a thumbnail is not a small image",
+                    where=f"body.samples.pairs.{i}.{name}",
+                    got=fault,
+                    expected=f"a WebP or PNG of at most {THUMBNAIL_SIDE} pixels a side",
+                    action="shrink it, or omit the samples",
+                )
+
+
+def _fault(text: str) -> object:
+    """The size of an image that is too large, the error's name for anything but an image, or None if it is fine."""
+    try:
+        data = base64.b64decode(text, validate=True)
+        # Before Pillow opens it: decoders allocate memory by the header, gigabytes for an image of 60,000² pixels.
+        if max(size := _header_size(data)) > THUMBNAIL_SIDE:
+            return size
+        with Image.open(io.BytesIO(data), formats=("WEBP", "PNG")) as image:
+            return image.size if max(image.size) > THUMBNAIL_SIDE else None
+    except (binascii.Error, UnidentifiedImageError, OSError, ValueError, SyntaxError, struct.error) as error:
+        return type(error).__name__
+
+
+def _header_size(data: bytes) -> tuple[int, int]:
+    """Width and height from the header of a PNG or a WebP; (0, 0) for anything else.
+
+    Sources: PNG specification 11.2.2 (IHDR); RFC 9649 sections 2.5 to 2.7 (VP8, VP8L and VP8X headers).
+    """
+    if data.startswith(b"\x89PNG"):
+        width, height = struct.unpack_from(">II", data, 16)
+        return width, height
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        kind = data[12:16]
+        if kind == b"VP8X":
+            (width,), (height,) = struct.unpack_from("<I", data, 24), struct.unpack_from("<I", data, 27)
+            return (width & _UNSIGNED_24) + 1, (height & _UNSIGNED_24) + 1
+        if kind == b"VP8L":
+            (bits,) = struct.unpack_from("<I", data, 21)
+            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        width, height = struct.unpack_from("<HH", data, 26)
+        return width & 0x3FFF, height & 0x3FFF
+    return 0, 0
