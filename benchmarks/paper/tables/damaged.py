@@ -13,8 +13,8 @@ from support.results import table
 
 from paper.experiments import Experiment
 from paper.intervals import over_seeds
-from paper.tables.common import TUNED_FOR, Context, Section, as_json, cell, difference, gain, rate_text, signed
-from paper.tables.quantised import FAMILIES, REFERENCE, first_scores
+from paper.tables.common import TUNED_FOR, Context, Section, as_json, difference, gain, rate_text, signed
+from paper.tables.quantised import BASELINE, FAMILIES, REFERENCE, fall, first_scores
 from paper.tuning import trials
 
 TITLE = "11. Training on visibly damaged samples"
@@ -23,6 +23,7 @@ MODEL = "mini-sana"
 KEPT: Mapping[str, Sequence[str]] = {"every layer": (), "all but the timestep embedder": ("timestep_embedder",)}
 """Layers in NVFP4, with patterns of those that are not."""
 SEEDS = (1, 2, 3, 4, 5)
+LESS_SMALL, FALL = "less 24-in-24 BF16", "fall from its best, sd"
 CHANGES = {"evaluate.fidelity_floor": 0}
 """By default, a run refuses to explore with such ranks."""
 
@@ -62,6 +63,11 @@ def runs_of(context: Context, layers: str, name: str) -> list[Experiment]:
     return programme.over_seeds(FAMILIES[name], changes)
 
 
+def _small(context: Context) -> list[Experiment]:
+    """Runs of 24-in-24 in BF16, as far as other tables have them."""
+    return replace(context.tuned, seeds=SEEDS).over_seeds(BASELINE)
+
+
 def section(context: Context) -> Section | None:
     """The table; None before a run of Sol-RL is finished."""
     rows, data = [], dict[str, Any]()
@@ -75,12 +81,24 @@ def section(context: Context) -> Section | None:
     if not rows:
         return None
     judges = [f"gain in {judge}, sd" for judge in context.programme.judges]
-    head = ["in NVFP4", "family", "samples, sd", "Spearman", "gain, sd", f"less {NAIVE}", f"less {OURS}", *judges]
+    head = [
+        "in NVFP4",
+        "family",
+        "samples, sd",
+        "Spearman",
+        "gain, sd",
+        f"less {NAIVE}",
+        f"less {OURS}",
+        LESS_SMALL,
+        FALL,
+        *judges,
+    ]
     lines = [
         *rate_text(context),
         f"{MODEL} trained on {context.programme.reward} for {context.programme.iterations} iterations.",
         f"Samples: mean score of the first iteration's candidates, less that of {REFERENCE}'s, with its interval over",
-        "seeds. Spearman: of the candidates' ranks with those of BF16 at full steps, before training.",
+        "seeds. Spearman: of the candidates' ranks with those of BF16 at full steps, before training. 24-in-24 BF16",
+        f"has {len(context.finished(_small(context)))} of these seeds. Fall: as in table 3.",
         "",
         *table(head, rows),
     ]
@@ -98,6 +116,8 @@ def _row(context: Context, layers: str, name: str) -> tuple[list[str], dict[str,
             else difference(context, runs, runs_of(context, layers, other), reward)
             for other in (NAIVE, OURS)
         },
+        LESS_SMALL: difference(context, runs, _small(context), reward),
+        FALL: over_seeds(np.array([fall(run, reward) for run in context.finished(runs)])),
         **{judge: gain(context, runs, judge) for judge in context.programme.judges},
     }
     apart = first_scores(context, runs, runs_of(context, layers, REFERENCE), reward)
@@ -105,6 +125,6 @@ def _row(context: Context, layers: str, name: str) -> tuple[list[str], dict[str,
     ranks = [run.fidelity[0]["spearman"] for run in context.finished(runs) if run.fidelity and name != REFERENCE]
     spearman = float(np.mean(ranks)) if ranks else None
     cells = ["" if samples is None else signed(samples), "" if spearman is None else f"{spearman:.2f}"]
-    cells += [cell(context, runs, one) if one else "" for one in gains.values()]
+    cells += [signed(one) if one else "" for one in gains.values()]
     figures = {key: as_json(one) for key, one in gains.items()}
     return cells, figures | {"samples": as_json(samples), "spearman": spearman}
