@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from demo_figures import processor
 from solrl_trainer.commands.demo import rollout_service
-from solrl_trainer.evaluation.gallery import load_gallery, save_gallery
+from solrl_trainer.evaluation.gallery import Gallery, load_gallery, save_gallery
 from solrl_trainer.evaluation.held_out import BASE_EVALUATION
 from solrl_trainer.loop import Result, train
 from solrl_trainer.records.evaluations import verdicts, within_prompt_std
@@ -189,16 +189,8 @@ def _metrics(path: Path, result: Result | None) -> dict[str, Any]:
 
 
 def _write_grid(config: RunConfig, result: Result, path: Path) -> None:
-    save_gallery(
-        config.output,
-        prompts=result.prompts,
-        before=result.before.images,
-        after=result.after.images,
-        marks=verdicts(result.before, result.after),
-        pairs=[],
-        explored=None,
-        regenerated=None,
-    )
+    before, after = result.before, result.after
+    save_gallery(config.output, Gallery(result.prompts, before.images, after.images, verdicts(before, after)))
     about = trained_text(config.model, config.preset, config.weights)
     write_grid(load_gallery(config.output), path, config.run, about, rows=GRID_ROWS)
 

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from solrl_http.app import make_app
 
+from solrl_reward import routes
 from solrl_reward.reward_metrics import RewardMetrics
-from solrl_reward.routes import health, prompts, rewards, scores
 from solrl_reward.service import running_service
 from solrl_reward.settings import RewardSettings
 
@@ -33,7 +33,7 @@ def create_app(settings: RewardSettings) -> FastAPI:
     return make_app(
         "solrl reward service",
         "Scores images: safetensors of images and prompts in, scores out. Errors are RFC 9457 problem documents.",
-        (health, rewards, prompts, scores),
+        (routes,),
         settings,
         service_metrics,
         lifespan,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from solrl_proto.status import ScoringTime
-from solrl_trainer.evaluation.gallery import Pair, save_gallery
+from solrl_trainer.evaluation.gallery import Gallery, Pair, save_gallery
 from solrl_trainer.policy.update import UpdateFigures
 from solrl_trainer.records.records import IterationRecord, RewardSpread
 from solrl_trainer.settings.presets import resolve
@@ -115,8 +115,7 @@ def sample_images(count: int, side: int = 64, seed: int = 0) -> torch.Tensor:
 
 def write_gallery(folder: Path) -> None:
     """Save a gallery of `PROMPTS` with marks and two pairs."""
-    save_gallery(
-        folder,
+    gallery = Gallery(
         prompts=PROMPTS,
         before=sample_images(len(PROMPTS), seed=1),
         after=sample_images(len(PROMPTS), seed=2),
@@ -125,6 +124,7 @@ def write_gallery(folder: Path) -> None:
         explored=sample_images(2, seed=3),
         regenerated=sample_images(2, seed=4),
     )
+    save_gallery(folder, gallery)
 
 
 def finished_run(folder: Path) -> Path:

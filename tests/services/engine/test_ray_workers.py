@@ -18,7 +18,7 @@ from service_helpers import Layout, RunningService, running_service
 from solrl_core.adapter import encode_adapter
 from solrl_rollout.doctor import check
 from solrl_rollout.engine.workers import make_workers
-from solrl_rollout.engine.workers.ray_cluster import AdapterObjects, RayCluster, RayConnection
+from solrl_rollout.engine.workers.ray_cluster import RayCluster, RayConnection, adapter_objects
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from support.adapters import random_adapter
@@ -103,9 +103,9 @@ def test_a_stopped_worker_is_replaced_and_its_chunk_is_made_again(tmp_path: Path
 def test_an_adapter_is_stored_once_and_freed_with_its_last_reference() -> None:
     if not ray.is_initialized():
         ray.init()
-    adapters, adapter = AdapterObjects(), random_adapter({"linear": (4, 6)}, 1)
-    reference = adapters.reference(adapter)
-    assert adapters.reference(adapter) is reference
+    adapters, adapter = adapter_objects(), random_adapter({"linear": (4, 6)}, 1)
+    reference = adapters.source(adapter)
+    assert adapters.source(adapter) is reference
     assert ray.get(reference) == encode_adapter(adapter)
     del adapter
     gc.collect()
@@ -165,7 +165,7 @@ def test_errors_of_ray_are_those_of_a_connection(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ray, "kill", lambda _: None)
     handle, actor = SimpleNamespace(remote=gone), MagicMock()
     actor.handle.options.return_value = handle
-    cluster: Any = SimpleNamespace(adapters=AdapterObjects(), start=lambda _: actor)
+    cluster: Any = SimpleNamespace(adapters=adapter_objects(), start=lambda _: actor)
     connection = RayConnection(cluster, "ray:0")
     with pytest.raises(OSError, match="the object store is full") as refused:
         connection.share(random_adapter({"linear": (4, 6)}, 1))

@@ -156,14 +156,14 @@ def test_a_file_that_cannot_be_written_leaves_no_descriptor(monkeypatch: pytest.
         opened.append(descriptor)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    files, adapter = shared_adapters.AdapterFiles(), random_adapter({"linear": (4, 4)}, 1)
+    files, adapter = shared_adapters.adapter_files(), random_adapter({"linear": (4, 4)}, 1)
     monkeypatch.setattr(shared_adapters.fcntl, "fcntl", full)
     with pytest.raises(OSError, match="No space left"):
-        files.descriptor(adapter)
+        files.source(adapter)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(opened[0])
     monkeypatch.undo()
-    assert os.fstat(files.descriptor(adapter)).st_size > 0
+    assert os.fstat(files.source(adapter)).st_size > 0
 
 
 def test_a_service_may_open_as_many_files_as_its_user() -> None:
@@ -327,7 +327,7 @@ def test_a_silent_process_is_replaced_and_its_chunks_are_made_again(monkeypatch:
 
 def test_a_process_that_kills_cannot_end_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "END_SECONDS", 0.01)
-    connection = process.ProcessConnection({}, shared_adapters.AdapterFiles(), threading.Lock())
+    connection = process.ProcessConnection({}, shared_adapters.adapter_files(), threading.Lock())
     pid = connection.process.pid
     os.kill(pid, signal.SIGSTOP)
     try:

@@ -33,7 +33,7 @@ from solrl_rollout.engine.workers.encoding import (
 )
 from solrl_rollout.engine.workers.messages import Messages
 from solrl_rollout.engine.workers.remote import importable
-from solrl_rollout.engine.workers.shared_adapters import AdapterFiles, MappedAdapters
+from solrl_rollout.engine.workers.shared_adapters import MappedAdapters, adapter_files
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from support.adapters import random_adapter
@@ -142,10 +142,10 @@ def test_a_connection_that_ends_here_still_gives_what_has_arrived() -> None:
 
 
 def test_an_adapter_in_shared_memory_is_mapped_once_and_freed_with_its_last_reference() -> None:
-    files, mapped = AdapterFiles(), MappedAdapters()
+    files, mapped = adapter_files(), MappedAdapters()
     adapter = random_adapter(LAYOUT, 1)
-    descriptor = files.descriptor(adapter)
-    assert files.descriptor(adapter) == descriptor
+    descriptor = files.source(adapter)
+    assert files.source(adapter) == descriptor
     digest = adapter_digest(encode_adapter(adapter))
     found = mapped.map(digest, os.dup(descriptor))
     assert mapped.map(digest, os.dup(descriptor)) is found
@@ -162,8 +162,8 @@ def test_an_adapter_in_shared_memory_is_mapped_once_and_freed_with_its_last_refe
 
 
 def mapped_again(mapped: MappedAdapters, adapter: Adapter) -> Adapter:
-    files = AdapterFiles()
-    return mapped.map(adapter_digest(encode_adapter(adapter)), os.dup(files.descriptor(adapter)))
+    files = adapter_files()
+    return mapped.map(adapter_digest(encode_adapter(adapter)), os.dup(files.source(adapter)))
 
 
 def test_a_worker_checks_an_adapter_once_while_runs_alternate(monkeypatch: pytest.MonkeyPatch) -> None:

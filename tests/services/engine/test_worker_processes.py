@@ -18,7 +18,7 @@ from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.engine.workers.process import ProcessConnection
-from solrl_rollout.engine.workers.shared_adapters import AdapterFiles
+from solrl_rollout.engine.workers.shared_adapters import adapter_files
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from unfit_backends import lethal, missing, noted, paced, sleepy, stopped, uneven
@@ -151,7 +151,7 @@ def test_after_a_signal_both_workers_finish_accepted_work(two: RunningService) -
 
 @pytest.mark.slow
 def test_a_worker_ends_with_its_front() -> None:
-    connection = ProcessConnection({}, AdapterFiles(), threading.Lock())
+    connection = ProcessConnection({}, adapter_files(), threading.Lock())
     connection._messages.close()
     assert connection.process.wait(600) == 0
 

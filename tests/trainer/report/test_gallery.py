@@ -1,7 +1,7 @@
 import pytest
 import torch
 from run_folders import sample_images
-from solrl_trainer.evaluation.gallery import KEPT_PROMPTS, LARGEST_SIDE, Pair, load_gallery, save_gallery
+from solrl_trainer.evaluation.gallery import KEPT_PROMPTS, LARGEST_SIDE, Gallery, Pair, load_gallery, save_gallery
 
 PAIRS = [Pair("a red circle", 2**53 - 1, "best", 0.31, 0.3), Pair("a red circle", 7, "worst", 0.11, 0.2)]
 
@@ -16,7 +16,7 @@ def save(folder, count=3, **changes):
         "explored": sample_images(2, seed=3),
         "regenerated": sample_images(2, seed=4),
     }
-    save_gallery(folder, **(values | changes))
+    save_gallery(folder, Gallery(**(values | changes)))
 
 
 def test_a_saved_gallery_is_loaded_unchanged(tmp_path):
@@ -39,12 +39,6 @@ def test_a_large_run_keeps_the_first_prompts_and_shrinks_images(tmp_path):
     assert gallery.prompts == [f"prompt {i}" for i in range(KEPT_PROMPTS)]
     assert gallery.before.shape == (KEPT_PROMPTS, 3, 8, LARGEST_SIDE)
     assert len(gallery.marks) == KEPT_PROMPTS
-
-
-@pytest.mark.parametrize("name", ["before", "after", "explored", "regenerated"])
-def test_a_wrong_number_of_images_is_refused(tmp_path, name):
-    with pytest.raises(ValueError, match=f"got 5 rows of {name}; expected"):
-        save(tmp_path, **{name: sample_images(5)})
 
 
 def test_a_folder_without_a_gallery_is_refused(tmp_path):

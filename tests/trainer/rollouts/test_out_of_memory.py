@@ -13,6 +13,7 @@ from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_proto.rollouts import Plan, PromptItem
 from solrl_trainer.evaluation.evaluate import evaluate
+from solrl_trainer.ranks.communicator import SingleProcess
 
 PROMPTS = [PromptItem(id=str(number), text=f"{number} circles", metadata={"number": number}) for number in range(3)]
 
@@ -76,7 +77,7 @@ def test_an_evaluation_fits_its_batches_into_memory(loaded: Backbone) -> None:
     def evaluated(generator: Generator, reward: Brightness, **noted: Any) -> torch.Tensor:
         sampler = Sampler(generator, lambda: Plan(steps=2), batch=AdaptiveBatchSize(**noted))
         scores = scorer(reward, AdaptiveBatchSize(doing="scoring", **noted))
-        return evaluate(sampler, scores, PROMPTS, seeds=2).scores["brightness"]
+        return evaluate(sampler, scores, PROMPTS, SingleProcess(), seeds=2).scores["brightness"]
 
     notes: list[str] = []
     small = Small(loaded, "bf16")

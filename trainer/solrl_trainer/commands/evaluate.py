@@ -17,8 +17,8 @@ from solrl_engine.scorer import Scorer
 from solrl_proto.rollouts import Plan, PromptItem
 from solrl_remote.remote_reward import connect_reward
 
-from solrl_trainer.evaluation.evaluate import evaluate_together
-from solrl_trainer.evaluation.gallery import load_gallery, save_gallery
+from solrl_trainer.evaluation.evaluate import evaluate
+from solrl_trainer.evaluation.gallery import Gallery, load_gallery, save_gallery
 from solrl_trainer.ranks.communicator import pick_device
 from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
 from solrl_trainer.records import checkpoints
@@ -114,7 +114,7 @@ def evaluate_run(
     scorer = Scorer(judges, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=logger.warning))
 
     def look(name: str, earlier: int) -> Evaluation:
-        result = evaluate_together(
+        result = evaluate(
             sampler,
             scorer,
             held_out,
@@ -158,16 +158,8 @@ def _write(
 ) -> None:
     output.mkdir(exist_ok=True)
     write_file(output / "evaluation.json", json.dumps(summary, indent=1, allow_nan=False))
-    save_gallery(
-        output,
-        prompts=[prompt.text for prompt in held_out],
-        before=before.images,
-        after=after.images,
-        marks=verdicts(before, after),
-        pairs=[],
-        explored=None,
-        regenerated=None,
-    )
+    texts = [prompt.text for prompt in held_out]
+    save_gallery(output, Gallery(texts, before.images, after.images, verdicts(before, after)))
     write_grid(load_gallery(output), output / "grid.png", title, about)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from solrl_trainer.commands.export import export
-from solrl_trainer.evaluation.gallery import load_gallery, save_gallery
+from solrl_trainer.evaluation.gallery import Gallery, load_gallery, save_gallery
 from solrl_trainer.loop import Result, train
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.evaluations import compare, verdicts
@@ -68,7 +68,7 @@ def run(
         logger.info("writing the report")
         summary = summarize(config, result)
         write_file(config.output / "result.json", json.dumps(summary, indent=1, allow_nan=False))
-        _save_images(config, result)
+        save_gallery(config.output, _gallery(result))
         gallery_grid(config.output)
         export(config)
         trackers.result(config.iterations, summary["rewards"])
@@ -110,15 +110,7 @@ def gallery_grid(folder: Path) -> Path:
     return write_grid(load_gallery(folder), folder / "grid.png", config.run, about)
 
 
-def _save_images(config: RunConfig, result: Result) -> None:
+def _gallery(result: Result) -> Gallery:
     before, after, shown = result.before, result.after, result.pairs
-    save_gallery(
-        config.output,
-        prompts=result.prompts,
-        before=before.images,
-        after=after.images,
-        marks=verdicts(before, after),
-        pairs=shown.pairs if shown else [],
-        explored=shown.explored if shown else None,
-        regenerated=shown.regenerated if shown else None,
-    )
+    pairs = (shown.pairs, shown.explored, shown.regenerated) if shown else ()
+    return Gallery(result.prompts, before.images, after.images, verdicts(before, after), *pairs)

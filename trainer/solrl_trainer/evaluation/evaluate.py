@@ -23,6 +23,7 @@ def evaluate(
     sampler: Sampler,
     scorer: Scorer,
     prompts: Sequence[PromptItem],
+    world: Communicator,
     *,
     seeds: int,
     judges: Sequence[str] = (),
@@ -31,19 +32,17 @@ def evaluate(
 ) -> Evaluation:
     """Generate `seeds` images per prompt, always from the same seeds, and score them with every loaded reward.
 
-    A prompt that names its own rewards is scored with these and with `judges`. `encode` is called with the texts of the
-    next few batches, and the guidance; `progress` with the numbers of images made and wanted.
+    Each rank generates its share of the prompts, and all get the whole result. A prompt that names its own rewards is
+    scored with these and with `judges`. `encode` is called with the texts of this rank's next few batches, and the
+    guidance; `progress` with the numbers of images that it has made and will make.
     """
-    names = scorer.rewards.names
-    if not prompts:
-        backbone = sampler.generator.backbone
-        none = {name: torch.empty(0, seeds) for name in names}
-        frames = [backbone.frames] if backbone.frames > 1 else []
-        return Evaluation(scores=none, images=for_showing(torch.empty(0, *frames, 3, backbone.height, backbone.width)))
-    pairs = [(prompt, seed) for prompt in prompts for seed in expand_seeds(SEED_ROOT, prompt.id, seeds)]
-    scores: dict[str, list[torch.Tensor]] = {name: [] for name in names}
-    images = []
-    progress(0, len(pairs))
+    names, backbone, part = scorer.rewards.names, sampler.generator.backbone, share(prompts, world)
+    pairs = [(prompt, seed) for prompt in part for seed in expand_seeds(SEED_ROOT, prompt.id, seeds)]
+    scores: dict[str, list[torch.Tensor]] = {name: [torch.empty(0)] for name in names}
+    frames = [backbone.frames] if backbone.frames > 1 else []
+    images = [for_showing(torch.empty(0, *frames, 3, backbone.height, backbone.width))]
+    if pairs:
+        progress(0, len(pairs))
     size = sampler.batch.size
     for start in range(0, len(pairs), size):
         if start % (_AHEAD * size) == 0:
@@ -55,27 +54,6 @@ def evaluate(
         images.append(for_showing(made[-start % seeds :: seeds]).cpu())  # of each prompt's first seed
         progress(start + len(own), len(pairs))
     return Evaluation(
-        scores={name: torch.cat(parts).view(len(prompts), seeds) for name, parts in scores.items()},
-        images=torch.cat(images),
+        scores={name: gather_rows(torch.cat(values).view(len(part), seeds), world) for name, values in scores.items()},
+        images=gather_rows(torch.cat(images), world),
     )
-
-
-def evaluate_together(
-    sampler: Sampler,
-    scorer: Scorer,
-    prompts: Sequence[PromptItem],
-    world: Communicator,
-    *,
-    seeds: int,
-    judges: Sequence[str] = (),
-    encode: Callable[[Sequence[str], float], None] = lambda texts, guidance: None,
-    progress: OnProgress = lambda done, total: None,
-) -> Evaluation:
-    """Evaluate on all ranks: each generates its share of the prompts, and all get the whole result.
-
-    `judges` are as of `evaluate`; `encode` and `progress` are called as by `evaluate`, for this rank.
-    """
-    part = share(prompts, world)
-    own = evaluate(sampler, scorer, part, seeds=seeds, judges=judges, encode=encode, progress=progress)
-    scores = {name: gather_rows(values, world) for name, values in own.scores.items()}
-    return Evaluation(scores, gather_rows(own.images, world))

@@ -24,67 +24,35 @@ LARGEST_SIDE = 512
 
 @dataclass(frozen=True)
 class Gallery:
-    """A saved gallery.
+    """A gallery.
 
     Attributes:
-        before, after: uint8 [N, 3, H, W], one row per prompt, with the same seed in both; clips [N, F, 3, H, W].
+        before, after: [N, 3, H, W], one row per prompt, with the same seed in both; clips [N, F, 3, H, W]. Floats in
+            [0, 1] until it is saved, then uint8.
         marks: the verifier's verdict on each row's images before and after; None if it was not a reward.
-        explored, regenerated: uint8, likewise, one for each of the pairs, with the same seeds.
+        explored, regenerated: likewise, one for each of the pairs, with the same seeds.
     """
 
-    prompts: list[str]
+    prompts: Sequence[str]
     before: torch.Tensor
     after: torch.Tensor
-    marks: list[tuple[bool, bool]] | None
-    pairs: list[Pair]
-    explored: torch.Tensor | None
-    regenerated: torch.Tensor | None
+    marks: Sequence[tuple[bool, bool]] | None = None
+    pairs: Sequence[Pair] = ()
+    explored: torch.Tensor | None = None
+    regenerated: torch.Tensor | None = None
 
 
-def save_gallery(
-    folder: Path,
-    *,
-    prompts: Sequence[str],
-    before: torch.Tensor,
-    after: torch.Tensor,
-    marks: Sequence[tuple[bool, bool]] | None,
-    pairs: Sequence[Pair],
-    explored: torch.Tensor | None,
-    regenerated: torch.Tensor | None,
-) -> None:
-    """Write gallery.safetensors and gallery.json, with the first `KEPT_PROMPTS` prompts, or `KEPT_CLIPS` for clips.
-
-    Args:
-        folder: the run's folder.
-        prompts: captions of `before` and `after`.
-        before, after: images or clips, floats in [0, 1], same prompts and seeds.
-        marks: the verifier's verdicts before and after.
-        pairs: descriptions of `explored` and `regenerated`.
-        explored: the images that were ranked, one for each pair.
-        regenerated: images of the same seeds in BF16.
-
-    Raises:
-        ValueError: the numbers of texts and images differ.
-    """
-    count = len(prompts)
-    lengths = {"before": (len(before), count), "after": (len(after), count)}
-    if marks is not None:
-        lengths["marks"] = (len(marks), count)
-    for name, images in (("explored", explored), ("regenerated", regenerated)):
-        if images is not None:
-            lengths[name] = (len(images), len(pairs))
-    for name, (got, expected) in lengths.items():
-        if got != expected:
-            raise ValueError(f"gallery: got {got} rows of {name}; expected {expected}")
-
+def save_gallery(folder: Path, gallery: Gallery) -> None:
+    """Write gallery.safetensors and gallery.json, with the first `KEPT_PROMPTS` prompts, or `KEPT_CLIPS` for clips."""
+    before, explored, regenerated = gallery.before, gallery.explored, gallery.regenerated
     kept = KEPT_PROMPTS if before.ndim == 4 else KEPT_CLIPS
-    tensors = {"before": before[:kept], "after": after[:kept]}
+    tensors = {"before": before[:kept], "after": gallery.after[:kept]}
     tensors |= {"explored": explored} if explored is not None else {}
     tensors |= {"regenerated": regenerated} if regenerated is not None else {}
     texts = {
-        "prompts": list(prompts[:kept]),
-        "marks": None if marks is None else [list(mark) for mark in marks[:kept]],
-        "pairs": [asdict(pair) for pair in pairs],
+        "prompts": list(gallery.prompts[:kept]),
+        "marks": None if gallery.marks is None else [list(mark) for mark in gallery.marks[:kept]],
+        "pairs": [asdict(pair) for pair in gallery.pairs],
     }
     # save_file would create a file that only its owner can read.
     write_file(folder / IMAGES, save({name: small_images(images, LARGEST_SIDE) for name, images in tensors.items()}))

@@ -15,7 +15,7 @@ from solrl_core.fidelity import Fidelity, rank_fidelity
 from solrl_engine.sampler import Sampler
 from solrl_proto.rollouts import Plan, PromptItem
 
-from solrl_trainer.evaluation.evaluate import evaluate_together
+from solrl_trainer.evaluation.evaluate import evaluate
 from solrl_trainer.evaluation.gallery import LARGEST_SIDE
 from solrl_trainer.ranks.communicator import gather_rows, gather_values, share
 from solrl_trainer.records.checkpoints import best_kept
@@ -51,7 +51,7 @@ def evaluate_average(
     average = policy.average_adapter() if version else None
     with log.measuring(version, "evaluate"), session.models.serving(average) as generator:
         plan = Plan(steps=settings.steps, solver=config.solver, guidance=config.guidance)
-        found = evaluate_together(
+        found = evaluate(
             Sampler(generator, lambda: plan, batch=session.device.sampler.batch),
             session.device.image_scorer,
             session.test_prompts,

@@ -6,11 +6,13 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from solrl_trainer.ranks.rank_info import RankInfo
+
 Item = TypeVar("Item")
 
 
-class Process(Protocol):
-    """A process of a run."""
+class Communicator(Protocol):
+    """Ranks of a run and their collectives, which every rank must call in the same order."""
 
     @property
     def rank(self) -> int:
@@ -23,10 +25,6 @@ class Process(Protocol):
     @property
     def local_rank(self) -> int:
         """Rank of this process on its machine, from 0."""
-
-
-class Communicator(Process, Protocol):
-    """Ranks of a run and their collectives, which every rank must call in the same order."""
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum of all ranks' tensors, bit-equal on every rank."""
@@ -119,7 +117,7 @@ def require_equal(what: str, value: str, world: Communicator) -> None:
         )
 
 
-def pick_device(name: str, process: Process) -> str:
+def pick_device(name: str, process: Communicator | RankInfo) -> str:
     """Resolve a device name; `auto` is CUDA if available, otherwise the CPU. Each of several ranks uses a separate GPU.
 
     Raises:

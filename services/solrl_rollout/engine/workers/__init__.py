@@ -11,7 +11,7 @@ from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.engine.workers.process import ProcessConnection
 from solrl_rollout.engine.workers.remote import RemoteWorker
-from solrl_rollout.engine.workers.shared_adapters import AdapterFiles
+from solrl_rollout.engine.workers.shared_adapters import adapter_files
 from solrl_rollout.engine.workers.worker import Worker
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
@@ -44,7 +44,7 @@ def process_workers(
     Raises:
         ValueError: the loader cannot be imported by another process.
     """
-    files, reading = AdapterFiles(), threading.Lock()
+    files, reading = adapter_files(), threading.Lock()
     threads = max(1, len(os.sched_getaffinity(0)) // len(devices))
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     workers: list[Worker] = []

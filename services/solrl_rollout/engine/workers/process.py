@@ -13,13 +13,13 @@ from solrl_core.adapter import Adapter
 from solrl_rollout.engine.workers.encoding import Header
 from solrl_rollout.engine.workers.messages import Messages
 from solrl_rollout.engine.workers.remote import END_SECONDS
-from solrl_rollout.engine.workers.shared_adapters import AdapterFiles
+from solrl_rollout.engine.workers.shared_adapters import SharedAdapters
 
 
 class ProcessConnection:
     """A `Connection` to a new process, which ends with this one."""
 
-    def __init__(self, environment: Mapping[str, str], files: AdapterFiles, reading: threading.Lock) -> None:
+    def __init__(self, environment: Mapping[str, str], files: SharedAdapters[int], reading: threading.Lock) -> None:
         """Start the process.
 
         Args:
@@ -48,7 +48,7 @@ class ProcessConnection:
 
     def share(self, adapter: Adapter) -> int:
         """The descriptor of the adapter's file."""
-        return self._files.descriptor(adapter)
+        return self._files.source(adapter)
 
     def send(self, header: Header, body: bytes = b"", source: int | None = None) -> None:
         """Send a message; with an adapter, its file's descriptor."""

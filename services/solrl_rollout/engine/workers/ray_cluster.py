@@ -6,14 +6,14 @@ import threading
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from solrl_core.adapter import Adapter, encode_adapter
+from solrl_core.adapter import Adapter
 
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.workers.encoding import Header
 from solrl_rollout.engine.workers.messages import decode_message, encode_message
 from solrl_rollout.engine.workers.remote import RemoteWorker
+from solrl_rollout.engine.workers.shared_adapters import SharedAdapters
 from solrl_rollout.engine.workers.worker import Worker
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
@@ -91,7 +91,7 @@ class RayCluster:
                 f"got --workers {settings.workers} on {self.device}, and the {self.nodes} nodes of the Ray cluster "
                 f"have place for {places} workers, with {place}; expected no more; `ray status` shows the nodes"
             )
-        self.adapters = AdapterObjects()
+        self.adapters = adapter_objects()
         # Ray restarts no actor: the engine starts another, as it starts another process, and Ray places it anywhere.
         # With one thread in each concurrency group, calls run in the order in which they were sent.
         self._actor = ray.remote(**needs, concurrency_groups={"handle": 1, "receive": 1}, scheduling_strategy="SPREAD")(
@@ -150,7 +150,7 @@ class RayConnection:
     def share(self, adapter: Adapter) -> Any:
         """The reference to the adapter's file."""
         try:
-            return self._cluster.adapters.reference(adapter)
+            return self._cluster.adapters.source(adapter)
         except RayError as error:  # e.g. its object store and disk are full
             raise OSError(" ".join(str(error).split())) from error
 
@@ -183,26 +183,9 @@ class RayConnection:
         return ConnectionError("the actor has ended")
 
 
-class AdapterObjects:
-    """A file in the cluster's object store for each adapter, freed when nothing refers to the adapter any more.
-
-    Ray brings it to each node once.
-    """
-
-    def __init__(self) -> None:
-        self._references: WeakKeyDictionary[Adapter, Any] = WeakKeyDictionary()
-        self._writing = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._references)
-
-    def reference(self, adapter: Adapter) -> Any:
-        """The reference to an adapter's file; valid as long as the caller refers to the adapter."""
-        with self._writing:
-            reference = self._references.get(adapter)
-            if reference is None:
-                reference = self._references[adapter] = ray.put(encode_adapter(adapter))
-            return reference
+def adapter_objects() -> SharedAdapters[Any]:
+    """Adapters in the cluster's object store. Ray brings each to each node once, and frees it with its reference."""
+    return SharedAdapters(ray.put, lambda reference: None)
 
 
 def _join(settings: RolloutSettings) -> None:

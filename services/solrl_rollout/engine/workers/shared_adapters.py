@@ -7,36 +7,45 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from solrl_core.adapter import Adapter, encode_adapter, view_adapter
+
+Source = TypeVar("Source")
 
 _NEWEST = 4
 """Adapters that a worker keeps; at once, it generates, scores and awaits chunks of at most three."""
 
 
-class AdapterFiles:
-    """The front's side: an open file in memory for each adapter, closed when nothing refers to the adapter any more."""
+class SharedAdapters(Generic[Source]):
+    """The front's side: what workers read each adapter from, freed when nothing refers to the adapter any more."""
 
-    def __init__(self) -> None:
-        self._descriptors: WeakKeyDictionary[Adapter, int] = WeakKeyDictionary()
+    def __init__(self, write: Callable[[bytes], Source], free: Callable[[Source], None]) -> None:
+        """`write` makes the source of an encoded adapter, which `free` frees."""
+        self._sources: WeakKeyDictionary[Adapter, Source] = WeakKeyDictionary()
+        self._write, self._free = write, free
         self._writing = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._descriptors)
+        return len(self._sources)
 
-    def descriptor(self, adapter: Adapter) -> int:
-        """The descriptor of an adapter's file; valid as long as the caller refers to the adapter.
+    def source(self, adapter: Adapter) -> Source:
+        """The source of an adapter, written once; valid as long as the caller refers to the adapter.
 
         Raises:
             OSError: no descriptor or no memory is left.
         """
         with self._writing:
-            descriptor = self._descriptors.get(adapter)
-            if descriptor is None:
-                descriptor = self._descriptors[adapter] = _memory_file(encode_adapter(adapter))
-                weakref.finalize(adapter, os.close, descriptor)
-            return descriptor
+            if adapter not in self._sources:
+                self._sources[adapter] = source = self._write(encode_adapter(adapter))
+                weakref.finalize(adapter, self._free, source)
+            return self._sources[adapter]
+
+
+def adapter_files() -> SharedAdapters[int]:
+    """Adapters as open files in memory."""
+    return SharedAdapters(_memory_file, os.close)
 
 
 class NewestAdapters:
