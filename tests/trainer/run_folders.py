@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_proto.status import ScoringTime
+from solrl_proto.status import ScoringTime, Spread
 from solrl_trainer.evaluation.gallery import Gallery, Pair, save_gallery
 from solrl_trainer.policy.update import UpdateFigures
-from solrl_trainer.records.records import IterationRecord, RewardSpread
+from solrl_trainer.records.records import IterationRecord
 from solrl_trainer.settings.presets import resolve
 
 HOSTILE = 'a <script>alert("red")</script> circle & a "square"'
@@ -62,7 +62,7 @@ def result_of_sum(prompts: int) -> dict[str, Any]:
 
 def iteration_record(iteration: int) -> IterationRecord:
     """A synthetic record of an iteration."""
-    score = RewardSpread(mean=0.232, best=0.272 + 0.001 * iteration, worst=0.192 + 0.002 * iteration)
+    score = Spread(mean=0.232, best=0.272 + 0.001 * iteration, worst=0.192 + 0.002 * iteration)
     return IterationRecord(
         iteration=iteration,
         explored_version=iteration,

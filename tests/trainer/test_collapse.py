@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from run_folders import iteration_record
+from solrl_proto.status import Spread
 from solrl_trainer.records.collapse import CollapseAlarm, collapse
 from solrl_trainer.records.metrics_file import MetricsFile
-from solrl_trainer.records.records import RewardSpread
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.settings.resuming import Change
 
@@ -127,7 +127,7 @@ def test_a_resumed_runs_log_compares_with_the_iterations_before(
 def test_a_runs_log_compares_with_no_iteration_of_other_rewards(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = replace(iteration_record(3), score=RewardSpread(mean=-2.5, best=-2.0, worst=-3.0))
+    broken = replace(iteration_record(3), score=Spread(mean=-2.5, best=-2.0, worst=-3.0))
     for changed in ("optimizer.learning_rate", "rewards"):
         log = RunLog(metrics := MetricsFile(tmp_path / changed))
         metrics.log("iteration", **iteration_record(0).line())

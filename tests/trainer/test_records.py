@@ -7,7 +7,7 @@ import torch
 from run_folders import iteration_record
 from solrl_trainer.policy.update import UpdateFigures
 from solrl_trainer.records.evaluations import Evaluation
-from solrl_trainer.records.records import HeldOutRecord, RewardSpread, share_without_spread
+from solrl_trainer.records.records import HeldOutRecord, share_without_spread, spread_of
 from solrl_trainer.records.run_log import RunLog
 
 
@@ -62,7 +62,7 @@ def test_the_report_of_an_iteration() -> None:
 
 
 def test_a_spread_separates_the_best_half_from_the_worst() -> None:
-    found = RewardSpread.of(torch.tensor([[4.0, 3.0, 1.0], [8.0, 5.0, 3.0]]))
+    found = spread_of(torch.tensor([[4.0, 3.0, 1.0], [8.0, 5.0, 3.0]]))
     assert (found.mean, found.best, found.worst) == (4.0, 6.0, 3.0)
 
 

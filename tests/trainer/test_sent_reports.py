@@ -12,8 +12,8 @@ from hostile_service import Answer, HostileService, hostile_service
 from run_folders import iteration_record
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.problems import ProblemKind
-from solrl_proto.status import HeldOut, RunSettings
-from solrl_trainer.records.records import HeldOutRecord, RewardEstimate
+from solrl_proto.status import Estimate, HeldOut, RunSettings
+from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.records.status_reports import StatusReporter, run_settings
 from solrl_trainer.service.run_client import RunClient
@@ -48,7 +48,7 @@ def reporting(
 
 
 def evaluation(version: int) -> HeldOutRecord:
-    return HeldOutRecord(version, 8, {"clipscore": RewardEstimate(0.5, 0.4, 0.6)})
+    return HeldOutRecord(version, 8, {"clipscore": Estimate(mean=0.5, low=0.4, high=0.6)})
 
 
 def brought(service: HostileService) -> list[tuple[int, bool, list[int]]]:
@@ -112,7 +112,7 @@ def test_settings_and_evaluations_that_cannot_be_told_end_neither_run_nor_report
 ) -> None:
     many = tiny_config(f"rewards=[{', '.join(f'reward{i}' for i in range(17))}]")
     with reporting(service, [ARRIVED, ARRIVED], notes, many) as reporter:
-        reporter.evaluated(HeldOutRecord(0, 8, {"long" * 40: RewardEstimate(0.5, 0.4, 0.6)}))
+        reporter.evaluated(HeldOutRecord(0, 8, {"long" * 40: Estimate(mean=0.5, low=0.4, high=0.6)}))
         reporter.report(iteration_record(0))
         reporter.report(iteration_record(1))
     assert brought(service) == [(0, False, []), (1, False, [])]
@@ -121,7 +121,7 @@ def test_settings_and_evaluations_that_cannot_be_told_end_neither_run_nor_report
 
 def test_sixteen_rewards_and_their_sum_can_be_told() -> None:
     names = [f"reward{i}" for i in range(16)]
-    rewards = dict.fromkeys(["weighted sum", *names], RewardEstimate(0.5, 0.4, 0.6))
+    rewards = dict.fromkeys(["weighted sum", *names], Estimate(mean=0.5, low=0.4, high=0.6))
     assert isinstance(HeldOutRecord(1, 8, rewards).message(), HeldOut)
     assert len(run_settings(tiny_config(f"rewards=[{', '.join(names)}]")).trained) == 16
 

@@ -29,7 +29,7 @@ from solrl_trainer.ranks.communicator import Communicator, SingleProcess, requir
 from solrl_trainer.records import checkpoints
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.progress import RichReporter
-from solrl_trainer.records.records import IterationRecord, RewardSpread, share_without_spread
+from solrl_trainer.records.records import IterationRecord, share_without_spread, spread_of
 from solrl_trainer.records.reward_shares import log_shares, reward_shares
 from solrl_trainer.records.run_log import RunLog, open_run_log
 from solrl_trainer.rollouts.exploration import Exploration, seed_root
@@ -373,10 +373,10 @@ def _record(
         numerics=exploration.numerics,
         proxy_mean=samples.proxy_mean,
         spearman=log.spearman.get(iteration),
-        score=RewardSpread.of(samples.scores),
+        score=spread_of(samples.scores),
         without_spread=share_without_spread(_aggregated(session, samples.prompts, samples.scores, samples.rewards)),
         refilled=_share_refilled(session.prompts(iteration), samples.prompts) if config.explore.refill else None,
-        rewards={name: RewardSpread.of(own) for name, own in _of_prompts(samples.rewards).items()},
+        rewards={name: spread_of(own) for name, own in _of_prompts(samples.rewards).items()},
         shares=_shares(config, samples),
         weights=mean_weights(samples.prompts, config.rewards),
         digest=digest,

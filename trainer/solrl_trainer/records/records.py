@@ -14,25 +14,13 @@ from solrl_trainer.records.evaluations import Evaluation, compare
 from solrl_trainer.records.figures import TRAINED_SUM
 
 
-@dataclass(frozen=True)
-class RewardSpread:
-    """Mean reward of an iteration's samples, of the best half of each group, and of the worst half."""
-
-    mean: float
-    best: float
-    worst: float
-
-    @classmethod
-    def of(cls, rewards: torch.Tensor) -> "RewardSpread":
-        """Spread of rewards [groups, kept], with each group's best half first; a single sample is both halves."""
-        kept = rewards.shape[1]
-        half = kept // 2 or 1
-        worst = rewards[:, min(half, kept - 1) :]
-        return cls(float(rewards.mean()), float(rewards[:, :half].mean()), float(worst.mean()))
-
-    def message(self) -> Spread:
-        """Wire message."""
-        return Spread(mean=self.mean, best=self.best, worst=self.worst)
+def spread_of(rewards: torch.Tensor) -> Spread:
+    """Spread of rewards [groups, kept], with each group's best half first; a single sample is both halves."""
+    kept = rewards.shape[1]
+    half = kept // 2 or 1
+    best, worst = rewards[:, :half], rewards[:, min(half, kept - 1) :]
+    # Not validated: what a report may not have must not end a run.
+    return Spread.model_construct(mean=float(rewards.mean()), best=float(best.mean()), worst=float(worst.mean()))
 
 
 def _objective(figures: Mapping[str, float]) -> dict[str, Any]:
@@ -53,15 +41,6 @@ def share_without_spread(scores: torch.Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class RewardEstimate:
-    """Mean of a held-out reward, and the means at both ends of the 95 % interval of its gain over the base."""
-
-    mean: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class HeldOutRecord:
     """A point of the held-out curve: the same prompts and seeds at every version.
 
@@ -74,7 +53,7 @@ class HeldOutRecord:
 
     version: int
     images: int
-    rewards: dict[str, RewardEstimate]
+    rewards: dict[str, Estimate]
     by_prompt: bool = False
 
     @classmethod
@@ -88,7 +67,8 @@ class HeldOutRecord:
         rewards = {}
         for name in dict.fromkeys((*first, *rows)):
             row = rows[name]
-            rewards[name] = RewardEstimate(row["after"], row["before"] + row["low"], row["before"] + row["high"])
+            low, high = row["before"] + row["low"], row["before"] + row["high"]
+            rewards[name] = Estimate.model_construct(mean=row["after"], low=low, high=high)
         return cls(version, images, rewards, any(map(torch.is_tensor, weights.values())))
 
     def line(self) -> dict[str, Any]:
@@ -102,8 +82,7 @@ class HeldOutRecord:
 
     def message(self) -> HeldOut:
         """Wire message."""
-        rewards = {name: Estimate(**vars(one)) for name, one in self.rewards.items()}
-        return HeldOut(version=self.version, images=self.images, rewards=rewards)
+        return HeldOut(version=self.version, images=self.images, rewards=self.rewards)
 
 
 @dataclass(frozen=True)
@@ -139,9 +118,9 @@ class IterationRecord:
     numerics: str
     proxy_mean: float
     spearman: float | None
-    score: RewardSpread
+    score: Spread
     without_spread: float
-    rewards: dict[str, RewardSpread]
+    rewards: dict[str, Spread]
     shares: dict[str, float]
     digest: str
     update: UpdateFigures
@@ -218,11 +197,11 @@ class IterationRecord:
             iteration=self.iteration,
             version=self.version,
             explored_version=self.explored_version,
-            score=self.score.message(),
+            score=self.score,
             proxy_mean=self.proxy_mean,
             spearman=self.spearman,
             loss=self.update.loss,
-            rewards={name: spread.message() for name, spread in self.rewards.items()},
+            rewards=self.rewards,
             seconds={name: round(seconds, 4) for name, seconds in self.seconds.items()},
             scoring=self.scoring,
             planned=planned,
