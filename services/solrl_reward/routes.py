@@ -4,8 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from solrl_http.access import access
-from solrl_http.connected import while_connected
-from solrl_http.routes.common import PROBLEMS, CallerDep
+from solrl_http.routes.common import PROBLEMS, CallerDep, while_connected
 from solrl_proto.scores import SCORES_MEDIA_TYPE, PromptCheck, PromptVerdict, RewardList, ScoreAnswer
 
 from solrl_reward.service import RewardService

@@ -9,7 +9,7 @@ from solrl_proto.rollouts import StreamLine
 from solrl_proto.status import Activity, IterationReport
 
 from solrl_rollout.engine.backends import BackendLoader, load_backend
-from solrl_rollout.http.routes import adapters, health, models, page, rollouts, runs, status
+from solrl_rollout.http.routes import adapters, health, models, page, rollouts, status
 from solrl_rollout.service import running_service
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
@@ -37,7 +37,7 @@ def create_app(settings: RolloutSettings, *, load_backend: BackendLoader = load_
         "solrl rollout service",
         "Explores candidates of text-to-image models: prompts and group size in, seeds and proxy "
         "rewards out. Errors are RFC 9457 problem documents.",
-        (page, health, models, runs, adapters, rollouts, status),
+        (page, health, models, adapters, rollouts, status),
         settings,
         service_metrics,
         lifespan,

@@ -1,4 +1,4 @@
-"""Adapter versions: push, read, pin, rewind."""
+"""Runs: list, delete; and their adapter versions: push, read, pin, rewind."""
 
 import base64
 import binascii
@@ -19,20 +19,36 @@ from solrl_proto.adapters import (
     PARENT_PARAMETER,
     AdapterInfo,
     AdapterList,
+    RunList,
 )
 from solrl_proto.identifiers import ModelName, RunName, Version
 from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_rollout.http.routes.common import ServiceDep
 
-router = APIRouter(prefix="/v1/runs/{run}/adapters", tags=["adapters"], responses=PROBLEMS)
+router = APIRouter(prefix="/v1/runs", tags=["adapters"], responses=PROBLEMS)
 
 _SHA256 = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s*(?=$|,|;)")
 _BINARY: dict[str, Any] = {ADAPTER_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
 
 
+@router.get("")
+@access("token")
+async def list_runs(service: ServiceDep, caller: CallerDep) -> RunList:
+    """All runs with stored adapters, and their size in bytes."""
+    return await service.store.runs(caller.tenant)
+
+
+@router.delete("/{run}", status_code=204)
+@access("push")
+async def delete_run(service: ServiceDep, caller: CallerDep, run: RunName) -> None:
+    """Delete a run's adapters. Work already accepted under them is finished."""
+    await service.store.delete(caller.tenant, run)
+    service.metrics.run_deleted(caller.tenant, run)
+
+
 @router.put(
-    "/{version}",
+    "/{run}/adapters/{version}",
     status_code=201,
     openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
     responses={200: {"model": AdapterInfo, "description": "Stored already, with the same content"}},
@@ -62,14 +78,14 @@ async def put_adapter(
     return info
 
 
-@router.get("")
+@router.get("/{run}/adapters")
 @access("token")
 async def list_adapters(service: ServiceDep, caller: CallerDep, run: RunName) -> AdapterList:
     """All stored versions of a run, oldest first."""
     return await service.store.list(caller.tenant, run)
 
 
-@router.delete("", status_code=204)
+@router.delete("/{run}/adapters", status_code=204)
 @access("push")
 async def rewind_run(
     service: ServiceDep,
@@ -83,14 +99,14 @@ async def rewind_run(
     service.metrics.run_rewound(caller.tenant, run, after)
 
 
-@router.get("/{version}")
+@router.get("/{run}/adapters/{version}")
 @access("token")
 async def get_adapter(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> AdapterInfo:
     """Description of a version."""
     return await service.store.info(caller.tenant, run, version)
 
 
-@router.get("/{version}/weights", response_class=Response, responses={200: {"content": _BINARY}})
+@router.get("/{run}/adapters/{version}/weights", response_class=Response, responses={200: {"content": _BINARY}})
 @access("token")
 async def get_weights(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> Response:
     """Bytes of a version as pushed, with their Content-Digest."""
@@ -99,14 +115,14 @@ async def get_weights(service: ServiceDep, caller: CallerDep, run: RunName, vers
     return Response(body, media_type=ADAPTER_MEDIA_TYPE, headers={DIGEST_HEADER: f"sha-256=:{packed}:"})
 
 
-@router.put("/{version}/pin", status_code=204)
+@router.put("/{run}/adapters/{version}/pin", status_code=204)
 @access("push")
 async def pin_version(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> None:
     """Protect a version from deletion by newer ones."""
     await service.store.pin(caller.tenant, run, version, True)
 
 
-@router.delete("/{version}/pin", status_code=204)
+@router.delete("/{run}/adapters/{version}/pin", status_code=204)
 @access("push")
 async def unpin_version(service: ServiceDep, caller: CallerDep, run: RunName, version: Version) -> None:
     """Let a version be deleted by newer ones."""

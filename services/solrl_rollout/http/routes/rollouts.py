@@ -4,9 +4,8 @@ import asyncio
 
 from fastapi import APIRouter, Request, Response
 from solrl_http.access import access
-from solrl_http.connected import while_connected
 from solrl_http.problem_responses import draining, internal_error
-from solrl_http.routes.common import PROBLEMS, CallerDep
+from solrl_http.routes.common import PROBLEMS, CallerDep, while_connected
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import (
     STREAM_MEDIA_TYPE,
