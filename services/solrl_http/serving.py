@@ -4,15 +4,18 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import importlib
 import logging
 import math
 import resource
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
+from rich.console import Console
+from rich.table import Table
 from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_http.access import MAX_HEAD_BYTES
@@ -21,7 +24,6 @@ from solrl_http.settings import MIB, HttpSettings
 from solrl_http.tokens import read_tokens
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
     from starlette.types import ASGIApp
 
 logger = logging.getLogger(__name__)
@@ -55,16 +57,14 @@ class ServiceState(Protocol):
         """Whether only a new process can replace this one."""
 
 
-def serve_app(
-    settings: HttpSettings, make_app: "Callable[[], FastAPI]", announce: "Callable[[FastAPI, str], None]"
-) -> None:
+def serve_app(settings: HttpSettings, module: str, rows: Callable[[Any, str], Iterable[tuple[str, str]]]) -> None:
     """Serve until a SIGTERM or SIGINT, then finish accepted work.
 
     Args:
         settings: address, access and limits.
-        make_app: makes the application, whose lifespan sets `app.state.service`. Called once the port is bound, so that
-            a port already in use is reported without waiting for torch.
-        announce: called with the started application and its address, before it answers.
+        module: its `create_app` makes the application, whose lifespan sets `app.state.service`. Imported once the port
+            is bound, so that a port already in use is reported without waiting for torch.
+        rows: names and values to print about the service at its address, before it answers.
 
     Raises:
         ProblemError, ValueError, OSError, RuntimeError: the service cannot start.
@@ -74,7 +74,7 @@ def serve_app(
     raise_file_limit()
     check_exposure(settings)
     with contextlib.closing(bind(settings.host, settings.port)) as listener:
-        asyncio.run(_serve(settings, listener, make_app, announce))
+        asyncio.run(_serve(settings, listener, module, rows))
 
 
 def fix_malloc() -> None:
@@ -132,16 +132,20 @@ class ServiceDiedError(RuntimeError):
 
 
 async def _serve(
-    settings: HttpSettings,
-    listener: socket.socket,
-    make_app: "Callable[[], FastAPI]",
-    announce: "Callable[[FastAPI, str], None]",
+    settings: HttpSettings, listener: socket.socket, module: str, rows: Callable[[Any, str], Iterable[tuple[str, str]]]
 ) -> None:
-    app = make_app()
+    app = importlib.import_module(module).create_app(settings)
     # Entered here, because uvicorn would turn a start error into a traceback.
     async with app.router.lifespan_context(app):
         host, port = listener.getsockname()[:2]
-        announce(app, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        table = Table(title=app.title, show_header=False, title_justify="left")
+        for _ in ("name", "value"):
+            table.add_column(overflow="fold")
+        access = ("access", access_line(settings))
+        for row in (*rows(app.state.service, address), access, ("documentation", f"{address}/docs")):
+            table.add_row(*row)
+        Console().print(table)
         await run_server(uvicorn.Server(_config(app, settings)), listener, app.state.service, settings.drain_timeout)
         if app.state.service.dead:
             raise ServiceDiedError("the working thread died; the log above says why. Start the service again.")

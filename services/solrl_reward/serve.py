@@ -3,19 +3,17 @@
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
 from solrl_http import logs
-from solrl_http.serving import access_line, serve_app
+from solrl_http.serving import serve_app
 
 from solrl_reward.scoring_thread import still_scoring
 from solrl_reward.settings import RewardSettings
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
     from solrl_reward.service import RewardService
 
 
@@ -27,13 +25,7 @@ def serve(settings: RewardSettings) -> None:
         ServiceDiedError: the service died; a supervisor should restart the process.
     """
     logs.install(settings.log_format)
-
-    def make_app() -> "FastAPI":
-        from solrl_reward.app import create_app
-
-        return create_app(settings)
-
-    serve_app(settings, make_app, lambda app, address: _print_start(settings, app.state.service, address))
+    serve_app(settings, "solrl_reward.app", partial(_rows, settings))
     if still_scoring():
         _end_at_once()
 
@@ -46,13 +38,7 @@ def _end_at_once() -> None:
     os._exit(0)
 
 
-def _print_start(settings: RewardSettings, service: "RewardService", address: str) -> None:
-    table = Table(title="solrl reward service", show_header=False, title_justify="left")
-    for _ in ("name", "value"):
-        table.add_column(overflow="fold")
+def _rows(settings: RewardSettings, service: "RewardService", address: str) -> Iterator[tuple[str, str]]:
     for name, digest in service.digests.items():
-        table.add_row(f"reward {name}", f"{digest} on {settings.torch_device}")
-    table.add_row("access", access_line(settings))
-    table.add_row("address", address)
-    table.add_row("documentation", f"{address}/docs")
-    Console().print(table)
+        yield f"reward {name}", f"{digest} on {settings.torch_device}"
+    yield "address", address
