@@ -9,8 +9,8 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from fastapi import FastAPI
 from fault_trials.child import command
 from fault_trials.processes import Program
 from PIL import Image
@@ -45,11 +46,6 @@ class RunningService:
     log: Path
 
     @property
-    def alive(self) -> bool:
-        """Whether the process is running."""
-        return self.process.alive
-
-    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
@@ -71,13 +67,10 @@ class RunningService:
         """PUT an adapter with its true digest."""
         return self.put(f"/v1/runs/{run}/adapters/{version}", body, parent=parent)
 
-    def put(self, path: str, body: Any, digest: str | None = None, **query: Any) -> httpx.Response:
+    def put(self, path: str, body: bytes, **query: Any) -> httpx.Response:
         """PUT with query parameters, except those that are None."""
         query = {k: v for k, v in ({"model": MODEL} | query).items() if v is not None}
-        digest = digest if digest is not None else content_digest(body)
-        return self.client.put(
-            path, content=body, params=query, headers={"Content-Digest": digest, "Content-Type": ADAPTER_MEDIA_TYPE}
-        )
+        return self.client.put(path, content=body, params=query, headers=adapter_headers(body))
 
     def send(self, request: dict[str, Any], part: float = 1.0, accept: str = "*/*") -> "RawRequest":
         """Start a POST /v1/rollouts on a separate socket; sends only `part` of the body."""
@@ -155,13 +148,35 @@ def running_service(
 
 
 def _wait_until_ready(service: RunningService) -> None:
-    while service.alive:
-        try:
-            if service.client.get("/health/ready").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.1)
+    while service.process.alive:
+        if is_ready(service.url):
+            return
     pytest.fail(f"the service ended during its start:\n{service.log.read_text()}")
+
+
+def is_ready(url: str) -> bool:
+    """Whether a service says that it is ready; waits a moment if it does not answer."""
+    try:
+        return httpx.get(f"{url}/health/ready", timeout=600).status_code == 200
+    except httpx.TransportError:
+        time.sleep(0.05)
+        return False
+
+
+@asynccontextmanager
+async def client_of(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a service in this process, which runs meanwhile."""
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=600) as client,
+    ):
+        yield client
+
+
+def adapter_headers(body: bytes) -> dict[str, str]:
+    """Headers of a PUT of an adapter."""
+    return {"Content-Digest": content_digest(body), "Content-Type": ADAPTER_MEDIA_TYPE}
 
 
 def rollout_request(

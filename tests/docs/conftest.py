@@ -1,21 +1,15 @@
 """The documentation's examples as installed packages, and one service for all pages."""
 
 import json
-import os
-import signal
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from fault_trials.child import command
-from fault_trials.processes import Program
 from fences import blocks, commands, example
-from solrl_rollout.cli import main
-from support.ports import free_port
+from service_helpers import running_service
 
 PAGES = ("docs/extending/reward.md", "docs/extending/algorithm.md", "docs/extending/family.md")
 
@@ -59,24 +53,8 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def service(examples: Path) -> Iterator[httpx.Client]:
     """Start a service with the command of the page on rewards; yields a client."""
     shown = (words for block in blocks(PAGES[0], "sh") for words in commands(block))
-    serve, port = next(words for words in shown if [*words[:2]] == ["solrl-rollout", "serve"]), free_port()
-    sys.audit("solrl.fork", None, serve[:1])  # for `--unit`
-    words, log = (*serve, "--port", str(port)), examples / "log"
-    process = Program(command, (main, words, str(examples), dict(os.environ)), log)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
-            while not _ready(client):
-                assert process.alive, log.read_text()
-                time.sleep(0.1)
-            yield client
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(600) == 0, log.read_text()
-    finally:
-        process.kill()
-
-
-def _ready(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health/ready").status_code == 200
-    except httpx.TransportError:
-        return False
+    _, _, *flags = next(words for words in shown if [*words[:2]] == ["solrl-rollout", "serve"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(examples)
+        with running_service(*flags) as running:
+            yield running.client

@@ -23,7 +23,7 @@ from solrl_core.families import load_backbone
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.generator import Generator
 from solrl_minis import catalog
-from solrl_proto.noise import PROBE_LENGTH, PROBE_SEED, expand_seeds
+from solrl_proto.noise import expand_seeds
 from solrl_proto.problems import ProblemKind
 
 PAGE = "docs/api.md"
@@ -137,11 +137,6 @@ def test_the_code_of_noise_is_the_client_s(title: str, module: str) -> None:
     assert callable(code(title)[title.removesuffix(".py")])
     source = (ROOT / f"clients/solrl_client/{module}.py").read_text()
     assert source.endswith(block.text[block.text.index("def ") :])
-
-
-def test_the_probe_equals_the_page_s(service: httpx.Client) -> None:
-    probe = service.get("/v1/models").json()["noise"]["probe"]
-    assert code("noise.py")["noise"](PROBE_SEED, PROBE_LENGTH) == pytest.approx(probe, abs=1e-5)
 
 
 def test_the_service_serves_the_reward_of_the_page_on_rewards(service: httpx.Client, examples: Path) -> None:

@@ -4,12 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import httpx
 import pytest
 from fences import blocks, example
+from service_helpers import is_ready
 from support.ports import free_port
 
 SMALLER = "--iterations 1 --set explore.candidates=24 --set explore.keep=4 --set evaluate.prompts=4"
@@ -52,9 +51,8 @@ def test_the_commands_of_the_guide_train_at_a_service_on_its_prompts(tmp_path: P
             ["sh", "-c", f"exec {serve.strip()} --port {port}"], cwd=tmp_path, env=ENVIRONMENT, stdout=log, stderr=log
         )
     try:
-        while not ready(url):
+        while not is_ready(url):
             assert service.poll() is None, (tmp_path / "log").read_text()
-            time.sleep(0.1)
         shell(f"{run.strip()} --rollout-url {url} {SMALLER}", tmp_path)
         service.send_signal(signal.SIGTERM)
         assert service.wait(600) == 0
@@ -62,11 +60,3 @@ def test_the_commands_of_the_guide_train_at_a_service_on_its_prompts(tmp_path: P
         service.kill()
         service.wait()
     assert_trained(tmp_path / "runs/vivid", "my_rewards:colourfulness")
-
-
-def ready(url: str) -> bool:
-    """Whether the service answers that it is."""
-    try:
-        return httpx.get(f"{url}/health/ready").status_code == 200
-    except httpx.TransportError:
-        return False

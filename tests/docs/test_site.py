@@ -50,6 +50,9 @@ def test_links_lead_somewhere_on_the_site(page: str) -> None:
         assert (ROOT / beside.get(found, f"docs/{found}")).is_file(), target
 
 
+NOISE = "core/solrl_core/sampling/noise.py"
+
+
 @pytest.mark.parametrize(
     ("page", "link", "changed"),
     [
@@ -57,22 +60,15 @@ def test_links_lead_somewhere_on_the_site(page: str) -> None:
         ("README.md", "docs/evidence/plans.md", "evidence/plans.md"),
         ("docs/extending/reward.md", "../evidence/plans.svg", "../evidence/plans.svg"),
         ("docs/extending/reward.md", "../../CONTRIBUTING.md#style", "../contributing.md#style"),
-        (
-            "docs/design.md",
-            "../core/solrl_core/sampling/noise.py",
-            f"{REPOSITORY}/blob/HEAD/core/solrl_core/sampling/noise.py",
-        ),
+        ("docs/design.md", f"../{NOISE}", f"{REPOSITORY}/blob/HEAD/{NOISE}"),
         ("docs/evidence/service.md", "../../deploy/rewards", f"{REPOSITORY}/tree/HEAD/deploy/rewards"),
         ("docs/design.md", "none.md", "none.md"),
         ("docs/design.md", "#terms", "#terms"),
         ("docs/design.md", "https://example.org/a.md", "https://example.org/a.md"),
     ],
 )
-def test_a_link_leads_to_the_site_or_to_the_repository(page: str, link: str, changed: str) -> None:
+def test_a_link_leads_to_the_site_or_to_the_repository_if_there_is_one(page: str, link: str, changed: str) -> None:
     assert with_links(f"[a]({link}), ![b]({link})", page, REPOSITORY) == f"[a]({changed}), ![b]({changed})"
-
-
-def test_without_a_repository_links_lead_to_the_local_files() -> None:
     assert with_links("[a](LICENSE)", "README.md", None) == f"[a]({(ROOT / 'LICENSE').as_uri()})"
 
 

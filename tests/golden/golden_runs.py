@@ -1,31 +1,26 @@
 """Two small training runs and everything about them that must not change, read from files and from the wire alone.
 
-`PYTHONPATH=benchmarks python tests/golden/golden_runs.py` records them for this processor type. Record anew only in a
-commit that means to change results, and name in it what changed and why.
+`PYTHONPATH=benchmarks:tests python tests/golden/golden_runs.py` records them for this processor type. Record anew only
+in a commit that means to change results, and name in it what changed and why.
 """
 
 import json
 import os
 import platform
-import signal
-import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import torch
 from fault_trials.child import command
 from fault_trials.processes import Program
 from safetensors.torch import load_file
+from service_helpers import MODEL, running_service
 from solrl_proto.noise import expand_seeds
-from solrl_rollout.cli import main as solrl_rollout
 from solrl_trainer.commands.cli import main as solrl_train
-from support.ports import free_port
 
 RECORDED = Path(__file__).parent / "recorded.json"
 ITERATIONS = 2
@@ -49,7 +44,7 @@ RUNS = {
     "sol_rl": {**SETTINGS, "evaluate.fidelity_prompts": 1},
     "diffusionnft": {**SETTINGS, "explore.precision": "bf16"},
 }
-MODEL, REWARD = "mini-sana", "clipscore"
+REWARD = "clipscore"
 PROMPTS = ("a red circle", "a blue square above a green triangle")
 CLOCKED = ("time", "seconds", "scoring")
 """Fields of metrics.jsonl that differ from run to run."""
@@ -68,42 +63,19 @@ def processor() -> str:
 
 def run_all(folder: Path) -> dict[str, Any]:
     """Serve, train both runs, and read back what they came to."""
-    with _service(folder / "service.log") as url, httpx.Client(base_url=url, timeout=300) as client:
-        scores = _bf16_scores(client)
-        runs = {}
-        for recipe, settings in RUNS.items():
-            served = {"rollout_url": url} if recipe == "sol_rl" else {}
-            _train(recipe, settings | served, folder / recipe)
-            runs[recipe] = _read(folder / recipe)
-        runs["sol_rl"]["groups"] = _groups(client)
+    with pytest.MonkeyPatch.context() as patch:
+        # Because the number of threads decides where batches are cut.
+        patch.setenv("OMP_NUM_THREADS", "2")
+        patch.setenv("OMP_WAIT_POLICY", "passive")
+        with running_service("--rewards", REWARD) as service:
+            scores = _bf16_scores(service.client)
+            runs = {}
+            for recipe, settings in RUNS.items():
+                served = {"rollout_url": service.url} if recipe == "sol_rl" else {}
+                _train(recipe, settings | served, folder / recipe)
+                runs[recipe] = _read(folder / recipe)
+            runs["sol_rl"]["groups"] = _groups(service.client)
     return {"bf16_scores": scores, "runs": runs}
-
-
-@contextmanager
-def _service(log: Path) -> Iterator[str]:
-    port = free_port()
-    words = ["serve", "--model", MODEL, "--rewards", REWARD, "--port", str(port)]
-    sys.audit("solrl.fork", None, words)  # for `--unit`, like an event of subprocess
-    service = Program(command, (solrl_rollout, ("solrl-rollout", *words), os.getcwd(), _environment()), log)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        while True:
-            assert service.alive, log.read_text()
-            try:
-                if httpx.get(f"{url}/health/ready", timeout=600).is_success:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.2)
-        yield url
-        service.send_signal(signal.SIGTERM)
-        assert service.wait() == 0, log.read_text()
-    finally:
-        service.kill()
-
-
-def _environment() -> dict[str, str]:
-    """Two threads, because the number of threads decides where batches are cut."""
-    return os.environ | {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
 
 
 def _train(recipe: str, settings: dict[str, Any], output: Path) -> None:
@@ -111,7 +83,7 @@ def _train(recipe: str, settings: dict[str, Any], output: Path) -> None:
     for name, value in settings.items():
         words += ["--set", f"{name}={value}"]
     log = output.with_suffix(".log")
-    assert Program(command, (solrl_train, words, os.getcwd(), _environment()), log).wait() == 0, log.read_text()
+    assert Program(command, (solrl_train, words, os.getcwd(), dict(os.environ)), log).wait() == 0, log.read_text()
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """Real services that the tests in this folder share, and the same backbone in this process."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from browser import Browser, running_browser
 from security_helpers import Guarded, guarded_service
 from service_helpers import BODY_LIMIT, MODEL, QUEUE_LIMIT, Layout, RunningService, running_service
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.lora import adapter_layout
+from solrl_rollout.store import RunStore, open_store
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +26,21 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     with guarded_service(tmp_path_factory.mktemp("tokens"), "--log-format", "json") as running:
         yield running
         assert "Traceback" not in running.service.log.read_text()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with running_browser() as running:
+        yield running
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[RunStore]:
+    """An empty store of each kind, which retains three versions."""
+    url = "memory://" if request.param == "memory" else request.getfixturevalue("empty_redis_url")
+    opened = open_store(url, retain=3)
+    yield opened
+    await opened.close()
 
 
 @pytest.fixture(scope="session")

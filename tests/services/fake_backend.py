@@ -1,7 +1,8 @@
 """A backend without a model, for tests of the engine: seeds determine images, and the test controls the steps."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import AdapterUse
 from solrl_rollout.engine.backends import BackendLoader, load_backend
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.work import Chunk, Job
+from solrl_rollout.engine.work import Chunk, Job, ScoredChunk
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.settings import ModelSpec, RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
@@ -153,12 +154,19 @@ def engine_of(
     return Engine(settings, metrics, [LocalWorker(settings, metrics, load_backend, overlap=overlap)])
 
 
-def started_engine(backend: FakeBackend, *, overlap: bool = False, **settings: Any) -> Engine:
-    """A running engine on a backend."""
-    chosen = RolloutSettings(**{"rewards": (REWARD,), **settings})
-    engine = engine_of(chosen, backend.load, overlap=overlap)
+@contextmanager
+def running_engine(
+    backend: FakeBackend, *opened: threading.Event, overlap: bool = False, **settings: Any
+) -> Iterator[Engine]:
+    """A running engine on a backend; at the end, the events are set before it is closed."""
+    engine = engine_of(RolloutSettings(**{"rewards": (REWARD,), **settings}), backend.load, overlap=overlap)
     engine.start().result(600)
-    return engine
+    try:
+        yield engine
+    finally:
+        for event in opened:
+            event.set()
+        engine.close()
 
 
 def job(run: str = "a", tenant: str = "t", steps: int = 1, precision: Precision = "bf16", **more: Any) -> Job:
@@ -170,6 +178,12 @@ def job(run: str = "a", tenant: str = "t", steps: int = 1, precision: Precision 
 def chunk(of: Job, prompt: str = "a red circle", count: int = 4, **more: Any) -> Chunk:
     """A chunk of a job."""
     return Chunk(of, PromptItem(id="p", text=prompt), range(count), **more)
+
+
+def scored(engine: Engine, one: Chunk) -> ScoredChunk:
+    """The result of a chunk that an engine makes now."""
+    engine.scheduler.submit([one])
+    return one.result.result(600)
 
 
 def settle(engine: Engine) -> None:

@@ -18,6 +18,7 @@ import torch
 import uvicorn
 from fault_trials.child import command
 from fault_trials.processes import Program
+from service_helpers import is_ready
 from solrl_core.fingerprint import combined_digest
 from solrl_core.rewards.wire import decode_scoring, encode_scoring
 from solrl_http.serving import bind
@@ -50,6 +51,13 @@ def serving(app: Any) -> Iterator[str]:
         server.should_exit = True
         thread.join()
         listener.close()
+
+
+@contextmanager
+def client_at(app: Any) -> Iterator[httpx.Client]:
+    """A client of an ASGI application under uvicorn."""
+    with serving(app) as address, httpx.Client(base_url=address, timeout=600) as client:
+        yield client
 
 
 def pictures(count: int, seed: int = 0, side: int = 32) -> torch.Tensor:
@@ -87,16 +95,16 @@ class RewardProcess:
         self._words = ["solrl-reward", "serve", "--rewards", *rewards, *flags]
         self._folder = folder
         self._client = httpx.Client(base_url=self.address, timeout=600)
-        self._program: Program | None = None
+        self.program: Program | None = None
 
     def start(self) -> None:
         """Start the process and wait until it is ready."""
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
         sys.audit("solrl.fork", None, self._words)  # for `--unit`, like an event of subprocess
         arguments = (main, self._words, str(self._folder), environment)
-        self._program = Program(command, arguments, self._folder / "reward-server.log")
-        while not self._ready():
-            assert self._program.alive, self._program.log.read_text()
+        self.program = Program(command, arguments, self._folder / "reward-server.log")
+        while not is_ready(self.address):
+            assert self.program.alive, self.program.log.read_text()
 
     @property
     def waiting(self) -> int:
@@ -104,17 +112,10 @@ class RewardProcess:
         shown = re.findall(r"^solrl_score_queue_images (\S+)", self._client.get("/metrics").text, re.MULTILINE)
         return int(float(shown[0]))
 
-    def kill(self) -> None:
+    def close(self) -> None:
         """Kill the process, if it runs."""
-        if self._program is not None:
-            self._program.kill()
-
-    def _ready(self) -> bool:
-        try:
-            return self._client.get("/health/ready").status_code == 200
-        except httpx.TransportError:
-            time.sleep(0.03)
-            return False
+        if self.program is not None:
+            self.program.kill()
 
 
 class Misbehaving:

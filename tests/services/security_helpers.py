@@ -9,10 +9,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
-from service_helpers import MODEL, RunningService, read_response, running_service
+from service_helpers import MODEL, RunningService, adapter_headers, read_response, running_service
 from solrl_http.tokens import Scope, create_token
-from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
-from support.adapters import content_digest
 
 SCOPES: tuple[Scope, ...] = ("rollout", "push", "admin")
 
@@ -65,5 +63,5 @@ def push(
         f"/v1/runs/{run}/adapters/{version}",
         content=body,
         params={"model": MODEL} | ({} if parent is None else {"parent": str(parent)}),
-        headers=guarded.headers(token) | {"Content-Digest": content_digest(body), "Content-Type": ADAPTER_MEDIA_TYPE},
+        headers=guarded.headers(token) | adapter_headers(body),
     )

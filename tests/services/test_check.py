@@ -83,16 +83,11 @@ def test_a_layer_list_of_other_weights_is_refused(tmp_path: Path) -> None:
         load_backbone("mini-flux", layers=file)
 
 
-def test_prompts_of_a_file_and_of_a_set(tmp_path: Path) -> None:
+def test_prompts_are_of_a_file_or_a_set_and_there_are_enough_candidates(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("a cat\n\na dog\nan owl\n")
     assert [prompt.text for prompt in read_prompts(str(tmp_path / "mine.txt"), 2)] == ["a cat", "a dog"]
     assert len(read_prompts("shapes", 5)) == 5
-    done = typed(main, "check", "mini-flux", "--prompts", "nothing")
-    assert done.returncode == 2
-    assert "nothing" in done.stderr
-
-
-def test_too_few_candidates_are_refused_before_loading() -> None:
-    done = typed(main, "check", "no-such-model", "--candidates", "4")
-    assert done.returncode == 2
-    assert "expected at least 2 with 8" in done.stderr
+    for words, said in (("--prompts nothing", "nothing"), ("--candidates 4", "expected at least 2 with 8")):
+        done = typed(main, "check", "no-such-model", *words.split())
+        assert done.returncode == 2
+        assert said in done.stderr

@@ -66,23 +66,22 @@ def test_the_plan_of_several_precisions_is_what_a_service_holds(monkeypatch: pyt
 
 def test_the_plan_is_written_and_a_precision_counts_once(tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
-    words = ("--precision", "bf16", "nvfp4", "bf16", "--out", str(out))
+    words = ("--precision", "bf16", "nvfp4", "bf16", "--unmerged-rank", "32", "--out", str(out))
     done = typed(main, "memory", "--model", "mini-sana", *words, COLUMNS="120")
     assert done.returncode == 0, done.stderr
+    assert re.search(r"weights: unmerged adapter +[│|] +[\d.]+ [KM]iB", done.stdout)
     weights = json.loads(out.read_text())["weights"]
     assert [name for name in weights if name.startswith("served")] == ["served, bf16", "served, nvfp4"]
 
 
-def test_no_precision_is_refused() -> None:
-    done = typed(main, "memory", "--precision")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--precision", "got --precision without a value; expected one or several"),
+        ("--precision bf16 --unmerged-rank 32", "got --unmerged-rank 32 for bf16; expected a rank, with --precision"),
+    ],
+)
+def test_no_precision_and_an_unmerged_adapter_without_nvfp4_are_refused(words: str, said: str) -> None:
+    done = typed(main, "memory", "--model", "mini-sana", *words.split())
     assert done.returncode == 2
-    assert "got --precision without a value; expected one or several, such as --precision fp8 bf16" in done.stderr
-
-
-def test_an_unmerged_adapter_has_a_row_and_needs_nvfp4() -> None:
-    words = ("--model", "mini-sana", "--unmerged-rank", "32")
-    done = typed(main, "memory", *words, "--precision", "nvfp4", COLUMNS="120")
-    assert re.search(r"weights: unmerged adapter +[│|] +[\d.]+ [KM]iB", done.stdout), done.stderr
-    done = typed(main, "memory", *words, "--precision", "bf16")
-    assert done.returncode == 2
-    assert "got --unmerged-rank 32 for bf16; expected a rank, with --precision nvfp4" in done.stderr
+    assert said in done.stderr

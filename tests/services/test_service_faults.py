@@ -12,14 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from service_helpers import (
-    Layout,
-    RunningService,
-    adapter_file,
-    problem,
-    rollout_request,
-    running_service,
-)
+from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service
 from solrl_http.serving import bind, run_server
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from solrl_rollout.store.redis_store import RedisRunStore

@@ -1,6 +1,7 @@
 """The client's noise and noise levels equal those of the core, which takes them from torch and diffusers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from solrl_client.noise import initial_noise
@@ -37,16 +38,15 @@ def test_noise_levels_are_those_of_the_family(model: str, steps: int) -> None:
     assert sigmas(backbone.family, steps, **settings) == pytest.approx(backbone.sigmas(steps), abs=1e-6)
 
 
-def test_noise_levels_are_z_images(tmp_path: Path) -> None:
-    model = load_skeleton(str(write_skeleton("z-image", None, tmp_path / "z-image")))
-    assert sigmas(model.family, 6, shift=6.0) == pytest.approx(model.sigmas(6), abs=1e-6)
-
-
 @pytest.mark.parametrize("steps", [1, 4, 10])
-@pytest.mark.parametrize("model", ["qwen-image", "flux2-klein", "wan"])
-def test_noise_levels_of_other_families(model: str, steps: int, tmp_path: Path) -> None:
-    backbone = load_skeleton(str(write_tiny(model, tmp_path / model)))
-    settings = {"high": 0.9, "most": 8192} if model == "qwen-image" else {}
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [("z-image", {"shift": 6.0}), ("qwen-image", {"high": 0.9, "most": 8192}), ("flux2-klein", {}), ("wan", {})],
+)
+def test_noise_levels_of_other_families(model: str, settings: dict[str, Any], steps: int, tmp_path: Path) -> None:
+    folder = tmp_path / model
+    written = write_skeleton(model, None, folder) if model == "z-image" else write_tiny(model, folder)
+    backbone = load_skeleton(str(written))
     assert sigmas(backbone.family, steps, **settings) == pytest.approx(backbone.sigmas(steps), abs=1e-6)
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cutting_proxy import CuttingProxy, cutting_proxy
@@ -43,14 +44,6 @@ def test_a_broken_stream_is_resumed_with_the_missing_groups(
     assert answer.groups == whole.groups
     assert sorted(group.prompt_id for group in came) == [prompt.id for prompt in request.prompts]
     assert proxy.connections == 4
-
-
-def test_one_try_is_not_tries() -> None:
-    with (
-        RolloutClient("http://127.0.0.1:1", patience=0) as client,
-        pytest.raises(ProblemError, match=r"after 1 try \("),
-    ):
-        client.models()
 
 
 def test_an_endless_answer_fails_after_the_patience(proxy: CuttingProxy) -> None:
@@ -105,25 +98,22 @@ def test_a_version_that_another_process_pushes_is_waited_for(service: RunningSer
     assert (stored.version, stored.digest) == (3, adapter_digest(file))
 
 
-def test_the_token_comes_from_the_environment_or_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+def test_the_token_comes_from_the_environment_or_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SOLRL_TOKEN", raising=False)
     monkeypatch.delenv("SOLRL_TOKEN_PATH", raising=False)
     assert rollout_token() is None
     monkeypatch.setenv("SOLRL_TOKEN", "from-environment")
     assert rollout_token() == "from-environment"
-    path = f"{tmp_path}/token"
-    with open(path, "w") as file:
-        file.write("from-file\n")
-    monkeypatch.setenv("SOLRL_TOKEN_PATH", path)
-    assert rollout_token() == "from-file"
-    with open(path, "wb") as file:
-        file.write("from-file\r\n".encode("utf-8-sig"))
-    assert rollout_token() == "from-file"
-    with open(path, "wb") as file:
-        file.write("from-file".encode("utf-16"))
-    with pytest.raises(ValueError, match=r"token:1: this is not UTF-8") as raised:
-        rollout_token()
-    assert "from-file" not in str(raised.value)
+    file = tmp_path / "token"
+    monkeypatch.setenv("SOLRL_TOKEN_PATH", str(file))
+    for content in (b"from-file\n", "from-file\r\n".encode("utf-8-sig")):
+        file.write_bytes(content)
+        assert rollout_token() == "from-file"
+    for content, said in (("from-file".encode("utf-16"), "token:1: this is not UTF-8"), (b"\n", "SOLRL_TOKEN_PATH")):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=said) as raised:
+            rollout_token()
+        assert "from-file" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,7 +49,7 @@ async def test_a_damaged_body_is_refused_and_not_cached() -> None:
     assert await push(adapters, 0, body[:-1] + b"\x40", digest) == "digest-mismatch"
     assert await push(adapters, 0, body, digest) is None
     assert await push(adapters, 1, body[:-1] + b"\x40", digest) == "digest-mismatch"
-    served = (await adapters.fetch("tenant", AdapterRef(run="run", version=0), HOSTED)).adapter
+    served = (await fetch(adapters)).adapter
     assert all(torch.equal(served.tensors[key], value) for key, value in adapter().tensors.items())
 
 
@@ -83,32 +84,36 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+def fetch(adapters: Adapters, version: int = 0) -> Coroutine[Any, Any, VersionedAdapter]:
+    return adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED)
+
+
 def requests(adapters: Adapters, count: int) -> list["asyncio.Task[VersionedAdapter]"]:
-    ref = AdapterRef(run="run", version=0)
-    return [asyncio.create_task(adapters.fetch("tenant", ref, HOSTED)) for _ in range(count)]
+    return [asyncio.create_task(fetch(adapters)) for _ in range(count)]
 
 
-async def test_concurrent_requests_for_one_adapter_read_it_once() -> None:
+async def three_versions() -> Counting:
+    """A store whose reads are not blocked."""
+    store = Counting()
+    store.opened.set()
+    for version in range(3):
+        await pushed(store, 1.0 + version, version)
+    return store
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_concurrent_requests_read_an_adapter_once_also_if_the_first_is_cancelled(cancelled: bool) -> None:
     store = Counting()
     await pushed(store)
-    wanted = requests(adapters_of(store), 16)
+    first, *others = requests(adapters_of(store), 16)
     await settle()
+    if cancelled:
+        first.cancel()
+        await settle()
     store.opened.set()
-    served = await asyncio.gather(*wanted)
+    served = await asyncio.gather(*others)
     assert store.reads == 1
     assert len({id(one.adapter) for one in served}) == 1
-
-
-async def test_a_read_continues_for_other_requests_when_the_first_is_cancelled() -> None:
-    store = Counting()
-    await pushed(store)
-    first, *others = requests(adapters_of(store), 3)
-    await settle()
-    first.cancel()
-    await settle()
-    store.opened.set()
-    await asyncio.gather(*others)
-    assert store.reads == 1
 
 
 async def test_an_error_reaches_only_the_request_that_began_the_read() -> None:
@@ -140,7 +145,7 @@ async def test_a_version_that_is_replaced_while_it_is_read_has_the_digest_of_its
     store = Replacing()
     before = await pushed(store)
     adapters = adapters_of(store)
-    served = await adapters.fetch("tenant", AdapterRef(run="run", version=0), HOSTED)
+    served = await fetch(adapters)
     assert served.digest == store.digest != before
     key = lora_b_key("block.linear")
     assert torch.equal(served.adapter.tensors[key], 2 * adapter().tensors[key])
@@ -149,57 +154,45 @@ async def test_a_version_that_is_replaced_while_it_is_read_has_the_digest_of_its
 
 @pytest.mark.parametrize(("limit", "most"), [("_CACHED_BYTES", 2 * 4 * (2 * 3 + 4 * 2)), ("_CACHED_ADAPTERS", 2)])
 async def test_the_cache_of_decoded_adapters_is_bounded(limit: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Counting()
-    store.opened.set()
-    for version in range(3):
-        await pushed(store, 1.0 + version, version)
+    store = await three_versions()
     monkeypatch.setattr(f"solrl_rollout.engine.adapters.adapter_versions.{limit}", most)
     adapters = adapters_of(store)
     for version in (0, 1, 0, 2, 0):
-        await adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED)
+        await fetch(adapters, version)
     while len(adapters._decoded) > 2:  # the thread that decoded a version may still hold it for a moment
         gc.collect()
         await asyncio.sleep(0.01)
-    await adapters.fetch("tenant", AdapterRef(run="run", version=1), HOSTED)
+    await fetch(adapters, 1)
     assert store.reads == 4  # 0, 1, 2, and 1 again
 
 
 async def test_an_adapter_that_is_held_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Counting()
-    store.opened.set()
-    for version in range(3):
-        await pushed(store, 1.0 + version, version)
+    store = await three_versions()
     monkeypatch.setattr("solrl_rollout.engine.adapters.adapter_versions._CACHED_BYTES", 1)
     adapters = adapters_of(store)
-    held = [await adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED) for version in (0, 1, 2)]
-    again = [await adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED) for version in (0, 1, 2)]
+    held = [await fetch(adapters, version) for version in range(3)]
+    again = [await fetch(adapters, version) for version in range(3)]
     assert store.reads == 3
     assert all(one.adapter is other.adapter for one, other in zip(held, again, strict=True))
 
 
 async def test_adapters_that_requests_hold_are_bounded() -> None:
-    store = MemoryRunStore()
-    for version in range(3):
-        await pushed(store, 1.0 + version, version)
+    store = await three_versions()
     size = (await store.info("tenant", "run", 0)).size
     adapters = adapters_of(store, 2 * size)
-
-    async def fetch(version: int) -> VersionedAdapter:
-        return await adapters.fetch("tenant", AdapterRef(run="run", version=version), HOSTED)
-
-    held = [await fetch(version) for version in (0, 0, 0, 1)]
+    held = [await fetch(adapters, version) for version in (0, 0, 0, 1)]
     with pytest.raises(ProblemError) as refused:
-        await fetch(2)
+        await fetch(adapters, 2)
     assert (refused.value.problem.got, refused.value.problem.expected) == (size, "at most 0 bytes now")
     assert refused.value.retry_after == 5
     held.pop()  # as a job that ends
-    third = await fetch(2)
+    third = await fetch(adapters, 2)
     assert third.lease is not None
     third.lease.release()
     third.lease.release()
     held = held[:1]
-    assert await fetch(1)
-    held.append(await fetch(0))
+    assert await fetch(adapters, 1)
+    held.append(await fetch(adapters))
 
 
 async def test_a_tenant_holds_no_more_than_its_part() -> None:

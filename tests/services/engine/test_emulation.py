@@ -2,7 +2,6 @@
 
 import pytest
 from solrl_core.families import load_backbone
-from solrl_engine.local_backend import LocalBackend
 from solrl_rollout.engine import backends
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.settings import ModelSpec, RolloutSettings
@@ -27,9 +26,3 @@ def test_a_gpu_without_units_refuses_nvfp4_before_it_loads_a_model(monkeypatch: 
         for more in ({}, {"emulate": True, "precision": "nvfp4"})
     ]
     assert served == [["bf16"], ["nvfp4", "bf16"]]
-
-
-def test_a_cpu_emulates_nvfp4_without_being_asked() -> None:
-    backend = load_backend(ModelSpec("flux", "mini-flux", None), RolloutSettings(model=("mini-flux",), device="cpu"))
-    assert isinstance(backend, LocalBackend)
-    assert [one.precision for one in backend.capabilities.precisions] == ["nvfp4", "bf16"]

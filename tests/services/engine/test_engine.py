@@ -2,27 +2,24 @@
 
 import ast
 import inspect
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-import httpx
 import pytest
 import torch
-from fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, engine_of, job, started_engine
-from fastapi import FastAPI
-from service_helpers import MODEL, adapter_file, problem, rollout_request
+from fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, engine_of, job, running_engine, scored
+from service_helpers import MODEL, adapter_file, adapter_headers, client_of, problem, rollout_request
 from solrl_core.sampling.noise import initial_noise
 from solrl_engine.backend import Capabilities, GenerationRequest
-from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.errors import EngineDeadError
 from solrl_rollout.http.app import create_app
 from solrl_rollout.settings import RolloutSettings
-from support.adapters import content_digest
 
 FATAL = "faulty_rewards:fatal"
 
@@ -35,37 +32,20 @@ def gate() -> Iterator[Gate]:
 
 
 def test_only_the_cancelled_job_stops_at_its_next_step(gate: Gate) -> None:
-    engine = started_engine(FakeBackend(on_step=gate))
-    try:
+    with running_engine(FakeBackend(on_step=gate), gate.opened) as engine:
         cancelled = job(steps=200)
         running, waiting, other = chunk(cancelled, "held"), chunk(cancelled), chunk(job())
         engine.scheduler.submit([running, waiting, other])
         assert gate.reached.wait(600)
         engine.cancel(cancelled)
+        ping = engine.ping()
         gate.opened.set()
+        ping.result(600)
         with pytest.raises(ProblemError):
             running.result.result(600)
         with pytest.raises(CancelledError):
             waiting.result.result(600)
         assert torch.equal(other.result.result(600).rewards[REWARD], initial_noise(range(4), SHAPE).mean((1, 2, 3)))
-    finally:
-        gate.opened.set()
-        engine.close()
-
-
-def test_pings_are_answered_between_two_steps(gate: Gate) -> None:
-    engine = started_engine(FakeBackend(on_step=gate))
-    try:
-        running = chunk(job(steps=3), "held")
-        engine.scheduler.submit([running])
-        assert gate.reached.wait(600)
-        ping = engine.ping()
-        gate.opened.set()
-        ping.result(600)
-        assert running.result.result(600).rewards
-    finally:
-        gate.opened.set()
-        engine.close()
 
 
 def test_turns_depend_on_the_measured_seconds_of_a_kind_of_work(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
@@ -77,16 +57,12 @@ def test_turns_depend_on_the_measured_seconds_of_a_kind_of_work(monkeypatch: pyt
         now[0] += 8.0 if request.precision == "nvfp4" else 1.0
 
     monkeypatch.setattr("solrl_rollout.engine.model_runner.time", SimpleNamespace(monotonic=lambda: now[0]))
-    engine = started_engine(FakeBackend(on_step=step))
-    engine.scheduler.clock = lambda: now[0]
-    try:
+    with running_engine(FakeBackend(on_step=step), gate.opened) as engine:
+        engine.scheduler.clock = lambda: now[0]
         slow, fast = job("slow", precision="nvfp4"), job("fast")
         for of in (slow, fast, slow, fast):  # the first chunk of each kind is not measured
-            measured = chunk(of)
-            engine.scheduler.submit([measured])
-            measured.result.result(600)
-        first = chunk(job("first"), "held")
-        engine.scheduler.submit([first])
+            scored(engine, chunk(of))
+        engine.scheduler.submit([chunk(job("first"), "held")])
         assert gate.reached.wait(600)
         # A turn has four chunks. At eight times the cost, one turn of the slow run equals eight turns of the fast run.
         chunks = [chunk(of) for of in (slow, fast) for _ in range(40)]
@@ -95,16 +71,12 @@ def test_turns_depend_on_the_measured_seconds_of_a_kind_of_work(monkeypatch: pyt
         gate.opened.set()
         for one in chunks:
             one.result.result(600)
-    finally:
-        gate.opened.set()
-        engine.close()
     served = order[1:41]
     assert 32 <= served.count("bf16") <= 36
 
 
 def test_a_cancelled_job_frees_the_capacity_of_its_survivors(gate: Gate) -> None:
-    engine = started_engine(FakeBackend(on_step=gate), queue_limit=24)
-    try:
+    with running_engine(FakeBackend(on_step=gate), gate.opened, queue_limit=24) as engine:
         pruned, other = job(steps=2), job()
         engine.scheduler.submit([chunk(pruned, "held", count=24, until=1, reserved=24)])
         assert gate.reached.wait(600)
@@ -112,19 +84,14 @@ def test_a_cancelled_job_frees_the_capacity_of_its_survivors(gate: Gate) -> None
             engine.scheduler.submit([chunk(other, count=1)])
         engine.cancel(pruned)
         engine.scheduler.submit([chunk(other, count=24)])
-    finally:
-        gate.opened.set()
-        engine.close()
 
 
 def test_closing_cancels_unfinished_work_and_ends_the_backend(gate: Gate) -> None:
     backend = FakeBackend(on_step=gate)
-    engine = started_engine(backend)
-    running, waiting = chunk(job(steps=200), "held"), chunk(job())
-    engine.scheduler.submit([running, waiting])
-    assert gate.reached.wait(600)
-    gate.opened.set()
-    engine.close()
+    with running_engine(backend, gate.opened) as engine:
+        running, waiting = chunk(job(steps=200), "held"), chunk(job())
+        engine.scheduler.submit([running, waiting])
+        assert gate.reached.wait(600)
     for one in (running, waiting):
         with pytest.raises(EngineDeadError):
             one.result.result(0)
@@ -133,54 +100,43 @@ def test_closing_cancels_unfinished_work_and_ends_the_backend(gate: Gate) -> Non
 
 def test_an_adapter_is_set_only_if_a_different_one_was_served() -> None:
     backend = FakeBackend()
-    engine = started_engine(backend)
-    try:
+    with running_engine(backend) as engine:
         one, other = (SimpleNamespace(digest=name, adapter=None) for name in ("one", "other"))
         backend.served.clear()
         switched = []
         for adapter, precision in ((None, "bf16"), (one, "bf16"), (one, "bf16"), (one, "nvfp4"), (other, "bf16")):
             part = chunk(job(adapter=adapter, precision=precision))  # type: ignore[arg-type]
-            engine.scheduler.submit([part])
-            switched.append(part.result.result(600).switched)
-    finally:
-        engine.close()
+            switched.append(scored(engine, part).switched)
     assert switched == [False, True, False, True, True]
     assert backend.served == [("bf16", "one"), ("nvfp4", "one"), ("bf16", "other")]
 
 
-def test_the_engine_ends_if_its_backend_dies() -> None:
-    def break_down(request: GenerationRequest) -> None:
-        if request.prompt == "fatal":
-            raise ConnectionError("the worker is gone")
+def test_the_engine_survives_a_failed_chunk_and_ends_if_its_backend_dies() -> None:
+    prompts = [""]
 
-    backend = FakeBackend(on_step=break_down)
-    engine = started_engine(backend)
-    backend.check = lambda: break_down(SimpleNamespace(prompt="fatal"))  # type: ignore[assignment, method-assign, arg-type]
-    failed, waiting = chunk(job(), "fatal"), chunk(job())
-    engine.scheduler.submit([failed, waiting])
-    for one, kind in ((failed, "generation-failed"), (waiting, "engine-dead")):
-        with pytest.raises(ProblemError) as refused:
-            one.result.result(600)
-        assert refused.value.problem.kind == kind
-    engine.close()
-    assert engine.scheduler.dead
-
-
-def test_the_engine_survives_a_failed_chunk() -> None:
     def fail(request: GenerationRequest) -> None:
-        if request.prompt == "bad":
+        prompts.append(request.prompt)
+        if request.prompt in ("bad", "fatal"):
             raise KeyError("a bug")
 
-    engine = started_engine(FakeBackend(on_step=fail))
-    try:
-        bad, good = chunk(job(), "bad"), chunk(job())
-        engine.scheduler.submit([bad, good])
+    def check() -> None:
+        if prompts[-1] == "fatal":
+            raise ConnectionError("the worker is gone")
+
+    backend = FakeBackend(on_step=fail)
+    backend.check = check  # type: ignore[method-assign]
+    with running_engine(backend) as engine:
         with pytest.raises(ProblemError) as refused:
-            bad.result.result(600)
+            scored(engine, chunk(job(), "bad"))
         assert refused.value.problem.kind == "generation-failed"
-        assert good.result.result(600).rewards
-    finally:
-        engine.close()
+        assert scored(engine, chunk(job())).rewards
+        failed, waiting = chunk(job(), "fatal"), chunk(job())
+        engine.scheduler.submit([failed, waiting])
+        for one, kind in ((failed, "generation-failed"), (waiting, "engine-dead")):
+            with pytest.raises(ProblemError) as refused:
+                one.result.result(600)
+            assert refused.value.problem.kind == kind
+    assert engine.scheduler.dead
 
 
 def test_a_failed_start_reports_the_model_that_cannot_be_loaded() -> None:
@@ -194,29 +150,17 @@ def test_a_failed_start_reports_the_model_that_cannot_be_loaded() -> None:
     assert engine.scheduler.dead
 
 
-@pytest.fixture
-async def app() -> AsyncIterator[FastAPI]:
-    app = create_app(RolloutSettings(rewards=(REWARD, FATAL)), load_backend=FakeBackend)
-    async with app.router.lifespan_context(app):
-        yield app
-
-
 @pytest.mark.anyio
-async def test_every_route_reports_a_dead_engine_thread(app: FastAPI) -> None:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+async def test_every_route_reports_a_dead_engine_thread() -> None:
+    def asked(reward: str) -> dict[str, Any]:
+        # Two chunks: the second one is waiting when the first one kills the thread.
+        return rollout_request(count=25, steps=1, rewards=(reward,))
 
-        async def ask(reward: str) -> httpx.Response:
-            # Two chunks: the second one is waiting when the first one kills the thread.
-            return await client.post("/v1/rollouts", json=rollout_request(count=25, steps=1, rewards=(reward,)))
-
+    async with client_of(create_app(RolloutSettings(rewards=(REWARD, FATAL)), load_backend=FakeBackend)) as client:
         for path in ("/health/live", "/health/ready"):
             assert (await client.get(path)).status_code == 200
-        for response in (
-            await ask(FATAL),
-            await ask(REWARD),
-            await client.get("/health/live"),
-            await client.get("/health/ready"),
-        ):
+        answers = [await client.post("/v1/rollouts", json=asked(reward)) for reward in (FATAL, REWARD)]
+        for response in (*answers, await client.get("/health/live"), await client.get("/health/ready")):
             assert (response.status_code, problem(response)["kind"]) == (503, "engine-dead")
 
 
@@ -229,16 +173,10 @@ def test_the_service_reads_every_capability() -> None:
 
 @pytest.mark.anyio
 async def test_requests_beyond_a_backend_s_capabilities_are_refused() -> None:
-    def load(*_: object) -> FakeBackend:
-        return FakeBackend().without(prunes=False)
-
-    app = create_app(RolloutSettings(rewards=(REWARD,)), load_backend=load)
+    backend = FakeBackend().without(prunes=False)
     body = rollout_request(count=4, steps=2, rewards=(REWARD,))
     body["plan"]["prune"] = {"after": 1, "keep": 2}
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
-    ):
+    async with client_of(create_app(RolloutSettings(rewards=(REWARD,)), load_backend=backend.load)) as client:
         refused = await client.post("/v1/rollouts", json=body)
         assert (refused.status_code, problem(refused)["kind"]) == (422, "invalid-request")
         assert problem(refused)["where"] == "body.plan.prune"
@@ -249,15 +187,10 @@ async def test_requests_beyond_a_backend_s_capabilities_are_refused() -> None:
 @pytest.mark.anyio
 async def test_the_use_of_an_adapter_is_the_plans_and_named_in_the_answer() -> None:
     backend = FakeBackend()
-    app = create_app(RolloutSettings(rewards=(REWARD,)), load_backend=backend.load)
     adapter = adapter_file({"linear": (4, 4)}, seed=0)
-    headers = {"Content-Digest": content_digest(adapter), "Content-Type": ADAPTER_MEDIA_TYPE}
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
-    ):
-        stored = await client.put(f"/v1/runs/a/adapters/0?model={MODEL}", content=adapter, headers=headers)
-        assert stored.status_code == 201
+    async with client_of(create_app(RolloutSettings(rewards=(REWARD,)), load_backend=backend.load)) as client:
+        url = f"/v1/runs/a/adapters/0?model={MODEL}"
+        assert (await client.put(url, content=adapter, headers=adapter_headers(adapter))).status_code == 201
         for run, switches in (("a", ["merged", "unmerged", "merged"]), (None, ["merged"])):
             del backend.uses[:]
             named = []

@@ -42,12 +42,6 @@ def taken(queue: FairQueue[Item], count: int | None = None) -> list[object]:
     return runs
 
 
-def test_a_run_keeps_the_order_of_its_items() -> None:
-    items = [Item("a", job=str(i)) for i in range(5)]
-    queue = queue_of(*items)
-    assert [queue.take() for _ in items] == items
-
-
 def test_within_a_run_items_that_are_waited_for_go_before_those_ahead() -> None:
     explored = [Item("a", job=f"ahead {i}", ahead=True) for i in range(3)]
     samples = [Item("a", job=f"sample {i}") for i in range(2)]
@@ -91,33 +85,27 @@ def test_turns_depend_on_the_measured_time_of_a_step() -> None:
     queue.put([*[Item("large", 8)] * 20, *[Item("small", 8)] * 20])
     served = taken(queue, 20)
     assert (served.count("large"), served.count("small")) == (5, 15)
+    costs.record("large", 0.12)  # a kind that becomes slower gradually costs more
+    assert costs.weight("large") == pytest.approx(3.3)
+    costs.record("small", 0.04)
+    assert costs.weight("large") == pytest.approx(3.0)
 
 
-def test_a_kind_that_becomes_slower_gradually_costs_more() -> None:
-    costs = StepCosts()
-    for kind in ("a", "b", "a", "b"):
-        costs.record(kind, 1.0)
-    costs.record("b", 2.0)
-    assert costs.weight("b") == pytest.approx(1.1)
-    costs.record("a", 2.0)
-    assert costs.weight("b") == pytest.approx(1.0)
+@pytest.mark.parametrize(
+    ("turn", "runs", "before", "tenant", "within"), [(1, 1, 10, "t", 2), (4, 1, 9, "t", 1), (4, 260, 10, "idle", 2)]
+)
+def test_a_new_small_flow_waits_for_only_one_chunk(turn: int, runs: int, before: int, tenant: str, within: int) -> None:
+    queue = queue_of(*[Item(f"big-{n % runs}", 24, 6) for n in range(30 * runs)], limit=10**6, turn=turn)
+    assert len(taken(queue, before)) == before
+    queue.put([Item("small", 4, 6, tenant=tenant)])
+    assert "small" in taken(queue, within)
 
 
-def test_a_small_run_waits_for_only_one_chunk_of_a_big_run() -> None:
-    queue = queue_of(*[Item("big", 24, 6)] * 30)
-    assert taken(queue, 10) == ["big"] * 10
-    queue.put([Item("small", 4, 6)])
-    assert "small" in taken(queue, 2)
-
-
-def test_a_new_flow_has_no_credit_for_its_absence() -> None:
+def test_a_new_flow_has_no_credit_for_its_absence_and_one_that_returns_keeps_its_debt() -> None:
     queue = queue_of(*[Item("old")] * 100)
     taken(queue, 50)
     queue.put([Item("new")] * 50)
     assert 9 <= taken(queue, 20).count("new") <= 11
-
-
-def test_a_run_that_returns_keeps_its_debt() -> None:
     queue = queue_of(Item("greedy", 24, 10), *[Item("patient")] * 100)
     while "greedy" not in taken(queue, 1):
         pass
@@ -131,11 +119,16 @@ def test_requests_without_an_adapter_share_one_turn() -> None:
     assert served.count("a") == 5
 
 
+def refused(queue: FairQueue[Item], *items: Item) -> tuple[int, int, str | None]:
+    """What is waiting, the limit and its tenant, as the queue's refusal of these items says."""
+    with pytest.raises(QueueFullError) as full:
+        queue.put(items)
+    return full.value.waiting, full.value.limit, full.value.tenant
+
+
 def test_a_request_beyond_the_limit_is_refused_as_a_whole() -> None:
     queue = queue_of(Item("a", 6), limit=10)
-    with pytest.raises(QueueFullError) as full:
-        queue.put([Item("b", 2), Item("b", 3)])
-    assert (full.value.waiting, full.value.limit, full.value.tenant) == (6, 10, None)
+    assert refused(queue, Item("b", 2), Item("b", 3)) == (6, 10, None)
     assert taken(queue) == ["a"]
     queue.put([Item("b", 5), Item("b", 5)])
     assert queue.candidates == 10
@@ -143,9 +136,7 @@ def test_a_request_beyond_the_limit_is_refused_as_a_whole() -> None:
 
 def test_a_tenant_has_a_separate_limit() -> None:
     queue = queue_of(Item("a", 6), limit=100, tenant_limit=10)
-    with pytest.raises(QueueFullError) as full:
-        queue.put([Item("b", 5)])
-    assert (full.value.waiting, full.value.limit, full.value.tenant) == (6, 10, "t")
+    assert refused(queue, Item("b", 5)) == (6, 10, "t")
     queue.put([Item("c", 10, tenant="other")])
     queue.take()
     queue.take()
@@ -156,9 +147,7 @@ def test_a_tenant_has_a_separate_limit() -> None:
 def test_survivors_have_reserved_capacity_and_go_first() -> None:
     queue = queue_of(Item("a", 4, reserved=2), Item("a", 2, reserved=1), limit=6)
     queue.take()
-    with pytest.raises(QueueFullError) as full:
-        queue.put([Item("b", 3)])
-    assert (full.value.waiting, full.value.limit) == (4, 6)
+    assert refused(queue, Item("b", 3)) == (4, 6, None)
     queue.put([Item("a", 2, job="other")])
     queue.take()
     again = [Item("a", 2), Item("a", 1)]
@@ -173,9 +162,7 @@ def test_reserved_capacity_counts_for_its_tenant_until_the_job_ends() -> None:
     queue = queue_of(Item("a", 6, reserved=6, job="pruned"), limit=100, tenant_limit=6)
     queue.take()
     queue.put([Item("b", 6, tenant="other")])
-    with pytest.raises(QueueFullError) as full:
-        queue.put([Item("a", 1)])
-    assert (full.value.waiting, full.value.tenant) == (6, "t")
+    assert refused(queue, Item("a", 1)) == (6, 6, "t")
     queue.require_capacity({"third": 6})
     with pytest.raises(QueueFullError):
         queue.require_capacity({"t": 1})
@@ -206,13 +193,6 @@ def test_a_turn_has_several_consecutive_items() -> None:
     changes = sum(one != next_one for one, next_one in itertools.pairwise(served))
     assert changes <= 5
     assert sorted(served[:9]).count("a") in (4, 5)
-
-
-def test_a_new_flow_does_not_wait_for_the_end_of_a_turn() -> None:
-    queue = queue_of(*[Item("big", 24)] * 30, turn=4)
-    taken(queue, 9)
-    queue.put([Item("small")])
-    assert taken(queue, 1) == ["small"]
 
 
 def test_returning_repeatedly_gains_nothing() -> None:
@@ -268,41 +248,25 @@ def chunks_until_done(queue: FairQueue[Item], victim: list[Item], fresh: Callabl
     return served
 
 
-@pytest.mark.parametrize("in_flight", [1, 3, 50])
-def test_a_tenant_gains_nothing_from_a_new_run_name_for_every_request(in_flight: int) -> None:
+@pytest.mark.parametrize(
+    ("in_flight", "patient", "most"), [(1, "patient", 42), (3, "patient", 42), (50, "patient", 42), (30, "t", 130)]
+)
+def test_a_new_run_name_for_every_request_starves_neither_other_tenants_nor_other_runs(
+    in_flight: int, patient: str, most: int
+) -> None:
     queue: FairQueue[Item] = FairQueue(10**6, turn=4)
-    victim = [Item("steady", 24, 6, tenant="patient") for _ in range(20)]
-    served = chunks_until_done(queue, victim, lambda n: Item(f"run-{n}", 24, 6, tenant="greedy"), in_flight)
-    assert served <= 42
-
-
-def test_new_run_names_do_not_starve_another_run_of_their_tenant() -> None:
-    queue: FairQueue[Item] = FairQueue(10**6, turn=4)
-    victim = [Item("steady", 24, 6) for _ in range(20)]
-    assert chunks_until_done(queue, victim, lambda n: Item(f"run-{n}", 24, 6), 30) <= 5 * 20 + 30
-
-
-def test_a_small_request_of_an_idle_tenant_waits_for_only_one_chunk() -> None:
-    queue: FairQueue[Item] = FairQueue(10**6, turn=4)
-    queue.put([Item(f"run-{n}", 24, 6, tenant="greedy") for n in range(260)])
-    for _ in range(10):
-        queue.take()
-    queue.put([Item("small", 4, 6, tenant="idle")])
-    assert "small" in taken(queue, 2)
+    victim = [Item("steady", 24, 6, tenant=patient) for _ in range(20)]
+    assert chunks_until_done(queue, victim, lambda n: Item(f"run-{n}", 24, 6), in_flight) <= most
 
 
 def test_tenants_have_equal_shares_regardless_of_their_number_of_runs() -> None:
-    queue: FairQueue[Item] = FairQueue(10**6, turn=4)
-    queue.put([Item(f"run-{n % 9}", 24, 6, tenant="many") for n in range(900)])
-    queue.put([Item("only", 24, 6, tenant="one") for _ in range(900)])
-    served = taken(queue, 400)
-    assert 190 <= served.count("only") <= 210
+    many = [Item(f"run-{n % 9}", 24, 6, tenant="many") for n in range(900)]
+    queue = queue_of(*many, *[Item("only", 24, 6, tenant="one")] * 900, limit=10**6, turn=4)
+    assert 190 <= taken(queue, 400).count("only") <= 210
 
 
 def test_a_cost_measured_later_is_charged_to_its_tenant_and_run() -> None:
-    queue: FairQueue[Item] = FairQueue(10_000)
-    queue.put([Item("heavy", tenant="a") for _ in range(100)])
-    queue.put([Item("light", tenant="b") for _ in range(100)])
+    queue = queue_of(*[Item("heavy", tenant="a")] * 100, *[Item("light", tenant="b")] * 100, limit=10_000)
     served = []
     for _ in range(40):
         item = queue.take()
@@ -379,23 +343,16 @@ def test_a_new_flow_waits_for_no_work_that_is_put_back(before: bool, tenant: str
     assert [queue.take() for _ in range(3)] == [small, first, second]
 
 
-def test_a_run_that_must_wait_lets_others_pass_and_loses_nothing() -> None:
+def test_a_run_that_must_wait_lets_others_pass_loses_nothing_and_pays_nothing() -> None:
     queue = queue_of(*[Item("slow")] * 2, *[Item("a")] * 2, Item("slow", tenant="u"), Item("b", tenant="u"), turn=4)
     turn = Quantum()
     first = queue.take(turn)
     assert first is not None
     assert first.run == "slow"
-
-    def held(item: Item) -> bool:
-        return item.run == "slow"
-
-    passed = [queue.take(turn, held) for _ in range(4)]
+    passed = [queue.take(turn, lambda item: item.run == "slow") for _ in range(4)]
     assert [item and (item.tenant, item.run) for item in passed] == [("u", "b"), ("t", "a"), ("t", "a"), None]
     assert queue.candidates == 2
-    assert sorted(map(str, taken(queue))) == ["slow", "slow"]
-
-
-def test_a_run_that_must_wait_pays_nothing() -> None:
+    assert taken(queue) == ["slow", "slow"]
     queue = queue_of(*(Item(run) for run in "aaaabbbb"))
     assert queue.take() is not None  # of a
     passed = [queue.take(held=lambda item: item.run == "a") for _ in range(3)]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fake_backend import FakeBackend, chunk, job, started_engine
+from fake_backend import FakeBackend, chunk, job, running_engine, scored
 from service_helpers import RunningService, rollout_request
 from solrl_core.errors import DecoderError
 from solrl_core.families import load_backbone
@@ -41,14 +41,9 @@ def test_a_decoder_that_cannot_compute_in_fp8_is_a_422() -> None:
         if request.plan.decoder_precision:
             raise DecoderError("no convolution can compute in FP8", got="AutoencoderTiny", action="omit it")
 
-    engine = started_engine(FakeBackend(on_step=refuse))
-    try:
-        asked = chunk(replace(job(), plan=Plan(steps=1, decoder_precision="fp8")))
-        engine.scheduler.submit([asked])
-        with pytest.raises(ProblemError) as refused:
-            asked.result.result(600)
-    finally:
-        engine.close()
+    asked = chunk(replace(job(), plan=Plan(steps=1, decoder_precision="fp8")))
+    with running_engine(FakeBackend(on_step=refuse)) as engine, pytest.raises(ProblemError) as refused:
+        scored(engine, asked)
     found = refused.value.problem
     assert (found.kind, found.status, found.where) == ("precision-unsupported", 422, "body.plan.decoder_precision")
     assert (found.got, found.action) == ("AutoencoderTiny", "omit plan.decoder_precision")

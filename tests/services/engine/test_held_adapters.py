@@ -9,11 +9,9 @@ import httpx
 import pytest
 from fake_backend import REWARD, FakeBackend, Gate
 from fastapi import FastAPI
-from service_helpers import MODEL, adapter_file, problem, rollout_request
-from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
+from service_helpers import MODEL, adapter_file, adapter_headers, client_of, problem, rollout_request
 from solrl_rollout.http.app import create_app
 from solrl_rollout.settings import RolloutSettings
-from support.adapters import content_digest
 
 pytestmark = pytest.mark.anyio
 
@@ -22,18 +20,13 @@ SIZE = len(adapter_file(LAYOUT, 0))
 
 
 @asynccontextmanager
-async def client_of(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+async def client_with_runs(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a service with two runs, each with an adapter of its own."""
-    transport = httpx.ASGITransport(app)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=600) as client,
-    ):
+    async with client_of(app) as client:
         for seed, run in enumerate(("a", "b")):
             body = adapter_file(LAYOUT, seed)
-            headers = {"Content-Digest": content_digest(body), "Content-Type": ADAPTER_MEDIA_TYPE}
             url = f"/v1/runs/{run}/adapters/0?model={MODEL}"
-            assert (await client.put(url, content=body, headers=headers)).status_code == 201
+            assert (await client.put(url, content=body, headers=adapter_headers(body))).status_code == 201
         yield client
 
 
@@ -43,10 +36,8 @@ def work(run: str, text: str = "free", **more: Any) -> dict[str, Any]:
 
 async def test_requests_beyond_the_bound_are_told_to_come_again() -> None:
     gate = Gate()
-    backend = FakeBackend(on_step=gate)
     settings = RolloutSettings(rewards=(REWARD,), max_adapter_bytes=SIZE, max_queued_adapter_bytes=SIZE)
-    app = create_app(settings, load_backend=backend.load)
-    async with client_of(app) as client:
+    async with client_with_runs(create_app(settings, load_backend=FakeBackend(on_step=gate).load)) as client:
         held = [asyncio.create_task(client.post("/v1/rollouts", json=work("a", "held"))) for _ in range(5)]
         while not gate.reached.is_set():
             await asyncio.sleep(0.01)
@@ -61,10 +52,9 @@ async def test_requests_beyond_the_bound_are_told_to_come_again() -> None:
 
 async def test_a_request_that_the_queue_refuses_holds_nothing() -> None:
     gate = Gate()
-    backend = FakeBackend(on_step=gate)
     settings = RolloutSettings(rewards=(REWARD,), queue_limit=4)
-    app = create_app(settings, load_backend=backend.load)
-    async with client_of(app) as client:
+    app = create_app(settings, load_backend=FakeBackend(on_step=gate).load)
+    async with client_with_runs(app) as client:
         running = asyncio.create_task(client.post("/v1/rollouts", json=work("a", "held", count=4)))
         while not gate.reached.is_set():
             await asyncio.sleep(0.01)

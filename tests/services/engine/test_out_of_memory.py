@@ -8,14 +8,12 @@ import httpx
 import pytest
 import small_memory
 import torch
-from fake_backend import REWARD, FakeBackend, chunk, engine_of, job, started_engine
+from fake_backend import REWARD, FakeBackend, chunk, engine_of, job, running_engine, scored
 from prometheus_client.parser import text_string_to_metric_families
 from service_helpers import RunningService, rollout_request, running_service, scores
 from solrl_core.sampling.batches import CHUNK_SIZE
-from solrl_proto import Plan, PromptItem
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.work import Chunk, Job
 from solrl_rollout.settings import RolloutSettings
 
 TO_MAKE, TO_SCORE = 12, 9
@@ -99,54 +97,48 @@ def test_a_request_whose_halves_fail_is_made_in_quarters_while_others_are_served
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Engine]]:
-    """Starts an engine in this process, whose batches are whole chunks."""
+def _whole_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batches of engines in this process are whole chunks."""
     monkeypatch.setattr("solrl_core.sampling.batches.thread_count", lambda: 1)
     monkeypatch.setattr(*small_memory.whole_chunks())
-    engines = []
 
-    def start() -> Engine:
-        engines.append(engine_of(RolloutSettings(precision="nvfp4")))
-        engines[-1].start().result()
-        return engines[-1]
 
-    yield start
-    for one in engines:
-        one.close()
+@pytest.fixture
+def engine(_whole_chunks: None) -> Iterator[Engine]:
+    running = engine_of(RolloutSettings(precision="nvfp4"))
+    running.start().result()
+    yield running
+    running.close()
 
 
 def made(engine: Engine, precision: Any = "bf16", count: int = CHUNK_SIZE) -> list[float]:
     """Scores of a chunk."""
-    job = Job("t", "a", "mini-sana", None, precision, Plan(steps=1), ("clipscore",), images=False)
-    chunk = Chunk(job, PromptItem(id="p", text="a red circle"), range(count))
-    engine.scheduler.submit([chunk])
-    found: list[float] = chunk.result.result(600).rewards["clipscore"].tolist()
+    rewards = scored(engine, chunk(job(precision=precision, rewards=("clipscore",)), count=count)).rewards
+    found: list[float] = rewards["clipscore"].tolist()
     return found
 
 
 @pytest.mark.parametrize("part", [small_memory.of_decoder, small_memory.of_rewards])
 def test_any_part_that_runs_out_of_memory_is_halved(
-    engine: Callable[[], Engine], monkeypatch: pytest.MonkeyPatch, part: Callable[[int], tuple[type, str, Any]]
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, part: Callable[[int], tuple[type, str, Any]]
 ) -> None:
-    running = engine()
-    expected = made(running)
+    expected = made(engine)
     monkeypatch.setattr(*part(12))
-    assert made(running) == pytest.approx(expected, abs=1e-4)
+    assert made(engine) == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_single_candidate_that_does_not_fit_is_507_and_other_requests_are_served(
-    engine: Callable[[], Engine], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = engine()
     with monkeypatch.context() as patch:
         patch.setattr(*small_memory.of_transformer(0))
         with pytest.raises(ProblemError) as refused:
-            made(running, count=1)
+            made(engine, count=1)
     problem = refused.value.problem
     assert (problem.status, problem.kind, problem.got) == (507, "out-of-memory", "bf16")
     assert "solrl-rollout memory --model mini-sana --precision bf16" in str(problem.action)
-    assert len(made(running, "nvfp4")) == CHUNK_SIZE
-    assert not running.scheduler.dead
+    assert len(made(engine, "nvfp4")) == CHUNK_SIZE
+    assert not engine.scheduler.dead
 
 
 @pytest.mark.parametrize(
@@ -157,57 +149,47 @@ def test_a_single_candidate_that_does_not_fit_is_507_and_other_requests_are_serv
     ],
 )
 def test_a_request_for_a_precision_that_cannot_be_built_gets_the_error(
-    engine: Callable[[], Engine],
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    expected: str,
-    said: str,
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str, said: str
 ) -> None:
     def breaks(*_: Any) -> None:
         raise error
 
-    running = engine()
     with monkeypatch.context() as patch:
         patch.setattr("solrl_engine.local_backend.Generator", breaks)
         with pytest.raises(ProblemError) as refused:
-            made(running)
+            made(engine)
     assert refused.value.problem.kind == expected
     assert said in refused.value.problem.detail
-    assert len(made(running)) == CHUNK_SIZE
+    assert len(made(engine)) == CHUNK_SIZE
 
 
+@pytest.mark.usefixtures("_whole_chunks")
 @pytest.mark.parametrize("part", [small_memory.of_transformer, small_memory.of_rewards])
 def test_a_service_that_cannot_fit_one_candidate_does_not_start(
-    engine: Callable[[], Engine],
-    monkeypatch: pytest.MonkeyPatch,
-    part: Callable[[int], tuple[type, str, Any]],
+    monkeypatch: pytest.MonkeyPatch, part: Callable[[int], tuple[type, str, Any]]
 ) -> None:
     monkeypatch.setattr(*part(0))
+    engine = engine_of(RolloutSettings(precision="nvfp4"))
     with pytest.raises(RuntimeError, match=r"mini-sana does not fit on auto: .*solrl-rollout memory"):
-        engine()
+        engine.start().result()
+    engine.close()
 
 
 def test_a_service_closes_a_backend_that_cannot_fit_one_candidate_and_does_not_start() -> None:
     backend = FakeBackend()
     backend.room = 0
     said = "mini-sana does not fit on auto: .*cannot fit generating 1 candidate.*solrl-rollout memory"
-    with pytest.raises(RuntimeError, match=said):
-        started_engine(backend)
+    with pytest.raises(RuntimeError, match=said), running_engine(backend):
+        pass
     assert backend.closed
 
 
-@pytest.mark.parametrize("count", [24, 13, 1])
-def test_the_batches_of_any_backend_are_halved(count: int) -> None:
+@pytest.mark.parametrize(("count", "batches"), [(24, [24, 12, 12]), (13, [13, 6, 6, 1]), (1, [1])])
+def test_the_batches_of_any_backend_are_halved(count: int, batches: list[int]) -> None:
     backend = FakeBackend()
-    engine = started_engine(backend)
-    try:
-        whole, parts = chunk(job(), count=count), chunk(job(), count=count)
-        engine.scheduler.submit([whole])
-        expected = whole.result.result(600)
+    with running_engine(backend) as engine:
+        expected = scored(engine, chunk(job(), count=count))
         backend.room = 12
         backend.batches.clear()
-        engine.scheduler.submit([parts])
-        assert torch.equal(parts.result.result(600).rewards[REWARD], expected.rewards[REWARD])
-    finally:
-        engine.close()
-    assert backend.batches == {24: [24, 12, 12], 13: [13, 6, 6, 1], 1: [1]}[count]
+        assert torch.equal(scored(engine, chunk(job(), count=count)).rewards[REWARD], expected.rewards[REWARD])
+    assert backend.batches == batches

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_backend import REWARD, FakeBackend, chunk, job
+from fake_backend import REWARD, FakeBackend, chunk, job, scored
 from solrl_core.adapter import Adapter
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
@@ -97,13 +97,6 @@ class Process:
 
 
 @contextlib.contextmanager
-def engine_on(*processes: Process) -> Iterator[Engine]:
-    """A running engine whose only worker has each of these processes, one after another."""
-    with engine_of_workers(processes) as engine:
-        yield engine
-
-
-@contextlib.contextmanager
 def engine_of_workers(*processes: Iterable[Process]) -> Iterator[Engine]:
     """A running engine; its workers each have some processes, one after another."""
     metrics = RolloutMetrics()
@@ -115,6 +108,11 @@ def engine_of_workers(*processes: Iterable[Process]) -> Iterator[Engine]:
         yield engine
     finally:
         engine.close()
+
+
+def engine_on(*processes: Process) -> contextlib.AbstractContextManager[Engine]:
+    """A running engine whose only worker has each of these processes, one after another."""
+    return engine_of_workers(processes)
 
 
 def adapted(seed: int) -> Any:
@@ -133,17 +131,13 @@ def test_an_adapter_without_room_fails_its_chunk_alone(monkeypatch: pytest.Monke
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
             patch.setattr(os, "memfd_create", used_up)
-            refused = chunk(adapted(1))
-            engine.scheduler.submit([refused])
             with pytest.raises(ProblemError) as error:
-                refused.result.result(600)
+                scored(engine, chunk(adapted(1)))
             assert error.value.problem.kind == "too-many-bytes"
             assert os.strerror(errno.EMFILE) in error.value.problem.detail
             engine.ping().result(600)
         for of in (job(), adapted(1)):
-            fine = chunk(of)
-            engine.scheduler.submit([fine])
-            assert len(fine.result.result(600).rewards[REWARD]) == 4
+            assert len(scored(engine, chunk(of)).rewards[REWARD]) == 4
         assert [one.restarts for one in engine.workers] == [0]
     finally:
         engine.close()
@@ -182,11 +176,9 @@ def test_a_message_that_cannot_be_sent_to_a_live_process_ends_it_and_another_mak
         if header["do"] == "chunk":
             raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
 
-    first, second = Process(refuse), Process()
-    with engine_on(first, second) as engine:
-        sent = chunk(job())
-        engine.scheduler.submit([sent])
-        assert torch.equal(sent.result.result(600).rewards[REWARD], torch.ones(4))
+    first, sent = Process(refuse), chunk(job())
+    with engine_on(first, Process()) as engine:
+        assert torch.equal(scored(engine, sent).rewards[REWARD], torch.ones(4))
         assert first.ended
         assert sent.losses == 0
 
@@ -290,9 +282,7 @@ def test_deaths_beside_chunks_of_another_worker_give_no_worker_up(monkeypatch: p
 
     def work_beside(_: Process, header: Header) -> None:
         if header["do"] == "load":
-            made = chunk(job())
-            engine.scheduler.submit([made])
-            made.result.result(600)
+            scored(engine, chunk(job()))
 
     dying = [Process(), *(Process(work_beside) for _ in range(7))]
     with engine_of_workers(dying, [Process()]) as engine:
@@ -317,9 +307,7 @@ def test_a_silent_process_is_replaced_and_its_chunks_are_made_again(monkeypatch:
     monkeypatch.setattr(remote, "_SILENT", 0.01)
     silent = Silent()
     with engine_on(silent, Process(be_patient)) as engine:
-        sent = chunk(job())
-        engine.scheduler.submit([sent])
-        assert torch.equal(sent.result.result(600).rewards[REWARD], torch.ones(4))
+        assert torch.equal(scored(engine, chunk(job())).rewards[REWARD], torch.ones(4))
         assert silent.ended
         assert engine.workers[0].chunks == 1
         engine.ping().result(600)

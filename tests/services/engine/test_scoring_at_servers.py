@@ -1,13 +1,14 @@
 """Chunks whose rewards servers compute: others are made meanwhile, up to a bound; each gets its own scores."""
 
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from time import sleep
 from typing import Any
 
 import pytest
 import torch
-from fake_backend import REWARD, SHAPE, Events, FakeBackend, Observed, engine_of, settle, started_engine
+from fake_backend import REWARD, SHAPE, Events, FakeBackend, Observed, engine_of, running_engine, settle
 from reward_servers import NAME, Misbehaving, RewardProcess, serving, until
 from solrl_core.rewards.images import as_bytes, as_floats, as_uint8
 from solrl_core.sampling.noise import initial_noise
@@ -18,11 +19,12 @@ from solrl_rollout.engine import external_rewards
 from solrl_rollout.engine.chunk_scorer import ChunkScorer
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import Chunk, ExternalReward, Job
-from solrl_rollout.engine.workers import make_workers, process_workers
+from solrl_rollout.engine.workers import process_workers
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from unfit_backends import patient
+from worker_helpers import engine_of as several_workers
 
 HELD = "served_rewards:held"
 BOUND = 3
@@ -34,9 +36,9 @@ PATIENT = {"timeout": 600}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RewardProcess]:
     process = RewardProcess(tmp_path_factory.mktemp("reward"), HELD)
-    process.start()
-    yield process
-    process.kill()
+    with closing(process):
+        process.start()
+        yield process
 
 
 @pytest.fixture
@@ -48,20 +50,50 @@ def backend() -> Observed:
 def engine(
     request: pytest.FixtureRequest, server: RewardProcess, backend: Observed, tmp_path: Path
 ) -> Iterator[Engine]:
-    running = engine_beside(server, backend, overlap=request.param)
-    yield running
-    open_gate(tmp_path)
-    running.close()
+    with engine_beside(server, backend, tmp_path, overlap=request.param) as running:
+        yield running
 
 
-def engine_beside(server: RewardProcess, backend: Observed, *, bound: int = BOUND, overlap: bool = True) -> Engine:
-    """A running engine whose `held` this server computes."""
+@contextmanager
+def engine_beside(
+    server: RewardProcess, backend: Observed, folder: Path, *, bound: int = BOUND, overlap: bool = True
+) -> Iterator[Engine]:
+    """A running engine whose `held` this server computes; the gate in the folder is opened at the end."""
     rewards = (REWARD, f"{HELD}@{server.address}")
-    options = {HELD: PATIENT}
-    engine = started_engine(backend, overlap=overlap, rewards=rewards, reward_options=options, scoring_in_flight=bound)
-    backend.events.seen.clear()
-    backend.batches.clear()
-    return engine
+    options: Any = {"rewards": rewards, "reward_options": {HELD: PATIENT}, "scoring_in_flight": bound}
+    with running_engine(backend, overlap=overlap, **options) as engine:
+        backend.events.seen.clear()
+        backend.batches.clear()
+        try:
+            yield engine
+        finally:
+            open_gate(folder)
+
+
+@contextmanager
+def engine_with(
+    app: Misbehaving, in_flight: int, backend: FakeBackend | None = None, **settings: Any
+) -> Iterator[Engine]:
+    """A running engine with this server's reward, and its worker in a process of its own, or here on a backend."""
+    with serving(app) as address:
+        own = RolloutSettings(
+            rewards=(REWARD, f"{NAME}@{address}"),
+            reward_options={NAME: PATIENT},
+            device="cpu",
+            scoring_in_flight=in_flight,
+            **settings,
+        )
+        metrics = RolloutMetrics()
+        if backend is None:
+            engine = Engine(own, metrics, process_workers(own, ["cpu"], metrics, FakeBackend))
+        else:
+            engine = engine_of(own, backend.load)
+        try:
+            engine.start().result(600)
+            yield engine
+        finally:
+            app.leave.set()
+            engine.close()
 
 
 def chunk(
@@ -133,8 +165,7 @@ def test_a_chunk_without_rewards_of_servers_waits_for_none(
 def test_a_chunk_that_waits_for_a_place_is_cancelled_at_once(
     server: RewardProcess, backend: Observed, tmp_path: Path
 ) -> None:
-    engine = engine_beside(server, backend, bound=1)
-    try:
+    with engine_beside(server, backend, tmp_path, bound=1) as engine:
         asked, waits, after = (chunk(name, tmp_path) for name in "abc")
         engine.scheduler.submit([asked, waits, after])
         backend.events.wait_for("*b")
@@ -148,16 +179,12 @@ def test_a_chunk_that_waits_for_a_place_is_cancelled_at_once(
         open_gate(tmp_path)
         assert_scored(asked)
         assert_scored(after)
-    finally:
-        open_gate(tmp_path)
-        engine.close()
 
 
 def test_a_cancelled_chunk_at_a_server_leaves_its_place_to_others(
     server: RewardProcess, backend: Observed, tmp_path: Path
 ) -> None:
-    engine = engine_beside(server, backend, bound=1)
-    try:
+    with engine_beside(server, backend, tmp_path, bound=1) as engine:
         asked, after = chunk("a", tmp_path), chunk("b", tmp_path)
         engine.scheduler.submit([asked, after])
         backend.events.wait_for("*b")
@@ -165,8 +192,6 @@ def test_a_cancelled_chunk_at_a_server_leaves_its_place_to_others(
         open_gate(tmp_path)
         assert_scored(after)
         assert asked.result.done()
-    finally:
-        engine.close()
 
 
 def test_memory_is_not_waited_for_at_a_server(engine: Engine, backend: Observed, tmp_path: Path) -> None:
@@ -199,12 +224,11 @@ def test_images_go_with_the_answer_only_if_it_asks_for_them(engine: Engine, tmp_
 def test_a_server_that_dies_fails_the_chunks_that_it_scores_and_no_others(backend: Observed, tmp_path: Path) -> None:
     server = RewardProcess(tmp_path, HELD)
     server.start()
-    engine = engine_beside(server, backend)
-    try:
+    with closing(server), engine_beside(server, backend, tmp_path) as engine:
         chunks = [chunk(name, tmp_path) for name in "abcdef"]
         engine.scheduler.submit(chunks)
         until(lambda: server.waiting == (BOUND - 1) * COUNT)
-        server.kill()
+        server.close()
         for one in chunks:
             with pytest.raises(ProblemError) as caught:
                 one.result.result(600)
@@ -218,59 +242,41 @@ def test_a_server_that_dies_fails_the_chunks_that_it_scores_and_no_others(backen
         engine.scheduler.submit([again])
         assert_scored(again)
         assert not engine.scheduler.dead
-    finally:
-        server.kill()
-        engine.close()
 
 
 def test_closing_waits_for_servers_and_cancels_the_rest(
     server: RewardProcess, backend: Observed, tmp_path: Path
 ) -> None:
-    engine = engine_beside(server, backend, bound=1)
-    chunks = [chunk(name, tmp_path) for name in "abc"]
-    engine.scheduler.submit(chunks)
-    backend.events.wait_for("*b")
-    settle(engine)
-    open_gate(tmp_path)
-    engine.close()
+    with engine_beside(server, backend, tmp_path, bound=1) as engine:
+        chunks = [chunk(name, tmp_path) for name in "abc"]
+        engine.scheduler.submit(chunks)
+        backend.events.wait_for("*b")
+        settle(engine)
     assert all(one.result.done() for one in chunks)
     assert engine.scheduler.dead
 
 
 def test_a_worker_process_is_sent_as_many_chunks_as_servers_may_score() -> None:
     app = Misbehaving()
-    with serving(app) as address:
-        rewards, options = (REWARD, f"{NAME}@{address}"), {NAME: PATIENT}
-        settings = RolloutSettings(rewards=rewards, reward_options=options, device="cpu", scoring_in_flight=BOUND)
-        metrics = RolloutMetrics()
-        engine = Engine(settings, metrics, process_workers(settings, ["cpu"], metrics, FakeBackend))
-        try:
-            engine.start().result(600)
-            app.mode = "slow"
-            chunks = [chunk(name, Path(), NAME, REWARD) for name in "abcdef"]
-            engine.scheduler.submit(chunks)
-            until(lambda: app.asked.count("/v1/scores") == BOUND)
-            app.mode = "well"
-            app.leave.set()
-            for one in chunks:
-                rewards: dict[str, Any] = one.result.result(600).rewards
-                assert torch.equal(rewards[REWARD], images_of(one).mean((1, 2, 3)))
-                served = as_floats(as_uint8(images_of(one))).mean((1, 2, 3))
-                assert rewards[NAME].tolist() == pytest.approx(served.tolist(), abs=1e-6)
-        finally:
-            app.leave.set()
-            engine.close()
+    with engine_with(app, BOUND) as engine:
+        app.mode = "slow"
+        chunks = [chunk(name, Path(), NAME, REWARD) for name in "abcdef"]
+        engine.scheduler.submit(chunks)
+        until(lambda: app.asked.count("/v1/scores") == BOUND)
+        app.mode = "well"
+        app.leave.set()
+        for one in chunks:
+            rewards: dict[str, Any] = one.result.result(600).rewards
+            assert torch.equal(rewards[REWARD], images_of(one).mean((1, 2, 3)))
+            served = as_floats(as_uint8(images_of(one))).mean((1, 2, 3))
+            assert rewards[NAME].tolist() == pytest.approx(served.tolist(), abs=1e-6)
 
 
 def test_a_server_that_a_run_brings_delays_no_others(
     server: RewardProcess, backend: Observed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(external_rewards, "TIMEOUT", 600.0)
-    with serving(Misbehaving()) as address:
-        rewards = (REWARD, f"{NAME}@{address}")
-        engine = started_engine(
-            backend, overlap=True, rewards=rewards, reward_hosts=(server.address,), scoring_in_flight=2
-        )
+    with engine_with(Misbehaving(), 2, backend.without(overlaps=True), reward_hosts=(server.address,)) as engine:
         try:
             own = [chunk(name, tmp_path, brings=server) for name in "abcd"]
             engine.scheduler.submit(own)
@@ -282,59 +288,45 @@ def test_a_server_that_a_run_brings_delays_no_others(
             settle(engine)
             assert not {"+c", "+d"} & set(backend.events.seen), "as many as it may have are at the server"
             assert not any(one.result.done() for one in own)
-            open_gate(tmp_path)
-            for one in own:
-                assert_scored(one)
         finally:
             open_gate(tmp_path)
-            engine.close()
+        for one in own:
+            assert_scored(one)
 
 
 @pytest.mark.release
 def test_worker_processes_connect_to_a_server_that_a_run_brings(server: RewardProcess, tmp_path: Path) -> None:
-    settings = RolloutSettings(
-        rewards=(REWARD,), device="cpu", workers=2, reward_hosts=(server.address,), scoring_in_flight=1
-    )
-    metrics = RolloutMetrics()
-    engine = Engine(settings, metrics, make_workers(settings, metrics, patient))
-    try:
-        engine.start().result(600)
-        own = [chunk(name, tmp_path, brings=server) for name in "abcd"]
-        engine.scheduler.submit(own)
-        until(lambda: server.waiting == COUNT)  # it scores the chunk of the other worker
-        other = chunk("e", tmp_path, REWARD)
-        engine.scheduler.submit([other])
-        assert_scored(other)
-        assert server.waiting == COUNT
-        open_gate(tmp_path)
+    with several_workers(patient, reward_hosts=(server.address,), scoring_in_flight=1) as engine:
+        try:
+            engine.start().result(600)
+            own = [chunk(name, tmp_path, brings=server) for name in "abcd"]
+            engine.scheduler.submit(own)
+            until(lambda: server.waiting == COUNT)  # it scores the chunk of the other worker
+            other = chunk("e", tmp_path, REWARD)
+            engine.scheduler.submit([other])
+            assert_scored(other)
+            assert server.waiting == COUNT
+        finally:
+            open_gate(tmp_path)
         for one in own:
             assert_scored(one)
         assert sum(worker.chunks for worker in engine.workers) == 5
-    finally:
-        open_gate(tmp_path)
-        engine.close()
 
 
 def test_a_cancelled_chunk_leaves_a_server_that_does_not_answer() -> None:
     app = Misbehaving("slow")
-    with serving(app) as address:
-        rewards, options = (f"{NAME}@{address}",), {NAME: PATIENT}
-        engine = started_engine(FakeBackend(), rewards=rewards, reward_options=options, scoring_in_flight=1)
-        try:
-            asked, waits, after = (chunk(name, Path(), NAME) for name in "abc")
-            engine.scheduler.submit([asked, waits])
-            until(lambda: app.asked.count("/v1/scores") == 1)
-            app.mode = "well"
-            engine.scheduler.submit([after])
-            engine.cancel(asked.job)
-            until(lambda: app.left)
-            until(lambda: asked.result.done() and waits.result.done() and after.result.done())
-            assert len(after.result.result().rewards[NAME]) == len(waits.result.result().rewards[NAME]) == COUNT
-            with pytest.raises(ProblemError):
-                asked.result.result()
-        finally:
-            app.leave.set()
-            engine.close()
+    with engine_with(app, 1, FakeBackend()) as engine:
+        asked, waits, after = (chunk(name, Path(), NAME) for name in "abc")
+        engine.scheduler.submit([asked, waits])
+        until(lambda: app.asked.count("/v1/scores") == 1)
+        app.mode = "well"
+        engine.scheduler.submit([after])
+        engine.cancel(asked.job)
+        until(lambda: app.left)
+        until(lambda: asked.result.done() and waits.result.done() and after.result.done())
+        assert len(after.result.result().rewards[NAME]) == len(waits.result.result().rewards[NAME]) == COUNT
+        with pytest.raises(ProblemError):
+            asked.result.result()
 
 
 def test_a_fault_of_the_device_beside_a_server_ends_the_worker(
@@ -346,8 +338,7 @@ def test_a_fault_of_the_device_beside_a_server_ends_the_worker(
     def find_broken(_: LocalWorker) -> None:
         raise RuntimeError("the device is lost")
 
-    engine = engine_beside(server, backend)
-    try:
+    with engine_beside(server, backend, tmp_path) as engine:
         monkeypatch.setattr(ChunkScorer, "ask_servers", fail)
         monkeypatch.setattr(LocalWorker, "_check_device", find_broken)
         one = chunk("a", tmp_path)
@@ -355,40 +346,20 @@ def test_a_fault_of_the_device_beside_a_server_ends_the_worker(
         with pytest.raises(ProblemError):
             one.result.result(600)
         until(lambda: engine.scheduler.dead)
-    finally:
-        engine.close()
 
 
-@pytest.fixture(params=["here", pytest.param("in a process", marks=pytest.mark.release)])
-def at_bound(request: pytest.FixtureRequest) -> Iterator[tuple[Misbehaving, Engine]]:
-    """An engine whose reward server does not answer, with one more chunk than that may score at once."""
+@pytest.mark.parametrize("away", [False, pytest.param(True, marks=pytest.mark.release)])
+def test_a_full_server_holds_up_no_chunk_that_needs_none(away: bool) -> None:
     app = Misbehaving()
-    with serving(app) as address:
-        rewards, options = (REWARD, f"{NAME}@{address}"), {NAME: PATIENT}
-        settings = RolloutSettings(rewards=rewards, reward_options=options, device="cpu", scoring_in_flight=2)
-        metrics = RolloutMetrics()
-        workers = process_workers(settings, ["cpu"], metrics, FakeBackend)
-        engine = (
-            engine_of(settings, FakeBackend().load) if request.param == "here" else Engine(settings, metrics, workers)
-        )
-        engine.start().result(600)
-        try:
-            app.mode = "slow"
-            engine.scheduler.submit([chunk(name, Path(), NAME) for name in "abcdefgh"])
-            until(lambda: app.asked.count("/v1/scores") == 2)
-            yield app, engine
-        finally:
-            app.leave.set()
-            engine.close()
-
-
-def test_a_full_server_holds_up_no_chunk_that_needs_none(at_bound: tuple[Misbehaving, Engine]) -> None:
-    app, engine = at_bound
-    others = [chunk(name, Path(), REWARD) for name in "uvwx"]
-    for one in others:
-        one.job.run = "other"
-        engine.scheduler.submit([one])
-    until(lambda: all(one.result.done() for one in others))
-    for one in others:
-        assert torch.equal(one.result.result().rewards[REWARD], images_of(one).mean((1, 2, 3)))
-    assert app.asked.count("/v1/scores") == 2
+    with engine_with(app, 2, None if away else FakeBackend()) as engine:
+        app.mode = "slow"
+        engine.scheduler.submit([chunk(name, Path(), NAME) for name in "abcdefgh"])
+        until(lambda: app.asked.count("/v1/scores") == 2)
+        others = [chunk(name, Path(), REWARD) for name in "uvwx"]
+        for one in others:
+            one.job.run = "other"
+            engine.scheduler.submit([one])
+        until(lambda: all(one.result.done() for one in others))
+        for one in others:
+            assert torch.equal(one.result.result().rewards[REWARD], images_of(one).mean((1, 2, 3)))
+        assert app.asked.count("/v1/scores") == 2

@@ -44,26 +44,20 @@ def test_an_adapter_belongs_to_the_model_it_was_pushed_for(both: RunningService,
     assert foreign.status_code == 422
 
 
-@pytest.mark.parametrize(
-    ("text", "spec"),
-    [
-        ("mini-sana", ModelSpec("mini-sana", "mini-sana", None)),
-        ("flux=black-forest-labs/FLUX.1-dev@abc1", ModelSpec("flux", "black-forest-labs/FLUX.1-dev", "abc1")),
-        ("black-forest-labs/FLUX.1-dev", ModelSpec("flux.1-dev", "black-forest-labs/FLUX.1-dev", None)),
-        ("f=/a.safetensors+me/flux@abc1", ModelSpec("f", "/a.safetensors+me/flux", "abc1")),
-    ],
-)
-def test_a_model_is_parsed_into_name_location_and_revision(text: str, spec: ModelSpec) -> None:
-    assert parse_model(text) == spec
-
-
-def test_a_file_and_a_folder_may_have_the_signs_of_a_name_and_a_revision(tmp_path: Path) -> None:
-    file, folder = tmp_path / "a=b@c.safetensors", tmp_path / "d=e@f"
+def test_a_model_is_parsed_into_name_location_and_revision(tmp_path: Path) -> None:
+    file, folder = tmp_path / "a=b@c.safetensors", tmp_path / "d=e@f"  # with the signs of a name and a revision
     file.touch()
     folder.mkdir()
-    assert parse_model(f"{file}+{folder}") == ModelSpec("a-b-c", f"{file}+{folder}", None)
-    assert parse_model(f"{file}+me/flux") == ModelSpec("a-b-c", f"{file}+me/flux", None)
-    assert parse_model(f"{file}+me/flux@abc1") == ModelSpec("a-b-c", f"{file}+me/flux", "abc1")
+    specs = {
+        "mini-sana": ("mini-sana", "mini-sana", None),
+        "flux=black-forest-labs/FLUX.1-dev@abc1": ("flux", "black-forest-labs/FLUX.1-dev", "abc1"),
+        "black-forest-labs/FLUX.1-dev": ("flux.1-dev", "black-forest-labs/FLUX.1-dev", None),
+        "f=/a.safetensors+me/flux@abc1": ("f", "/a.safetensors+me/flux", "abc1"),
+        f"{file}+{folder}": ("a-b-c", f"{file}+{folder}", None),
+        f"{file}+me/flux": ("a-b-c", f"{file}+me/flux", None),
+        f"{file}+me/flux@abc1": ("a-b-c", f"{file}+me/flux", "abc1"),
+    }
+    assert {text: parse_model(text) for text in specs} == {text: ModelSpec(*spec) for text, spec in specs.items()}
 
 
 @pytest.mark.parametrize("text", ["", "a=", "Upper=mini-sana", "mini-sana@", "=mini-sana"])

@@ -228,28 +228,29 @@ def test_another_run_waits_for_the_running_chunk_alone_when_a_worker_dies() -> N
             assert torch.equal(scores(part), EXPECTED)
 
 
-@pytest.mark.parametrize(("serving", "seconds"), [(1, 20), (2, 10), (4, 5)])
-def test_retry_after_counts_the_workers_that_serve(serving: int, seconds: int) -> None:
+@pytest.mark.parametrize(
+    ("serving", "begun", "reward", "asked", "last_end", "seconds"),
+    [
+        (1, 96.0, 0.0, 0.0, 0.0, 20),
+        (2, 96.0, 0.0, 0.0, 0.0, 10),
+        (4, 96.0, 0.0, 0.0, 0.0, 5),
+        # It took the worker 4 s and a server 50 s, in which the worker finished others, the last at 99.5.
+        (1, 40.0, 51.0, 50.0, 99.5, 20),
+    ],
+)
+def test_retry_after_counts_the_workers_that_serve_and_no_time_at_reward_servers(
+    serving: int, begun: float, reward: float, asked: float, last_end: float, seconds: int
+) -> None:
     dispatch = Scheduler(RolloutSettings(rewards=(REWARD,), queue_limit=20), RolloutMetrics(), lambda: 100.0)
     dispatch.serving = serving
-    scored = ScoredChunk({}, None, None, 0, 96.0, False, 0.0, 4.0, 0.0)
-    dispatch.record("fake:0", chunk(job()), scored, 0.0)  # 4 seconds for 4 candidates
+    generate = 4.0 - (reward - asked)  # 4 seconds for 4 candidates
+    scored = ScoredChunk({}, None, None, 0, begun, False, 0.0, generate, reward, asked)
+    ended = dispatch.record("fake:0", chunk(job()), scored, last_end)
+    assert not asked or ended == last_end
     dispatch.submit([chunk(job(), count=20)], reserved=False)
     with pytest.raises(ProblemError) as refused:
         dispatch.submit([chunk(job())], reserved=False)
     assert refused.value.retry_after == seconds
-
-
-def test_the_time_at_reward_servers_is_no_worker_s() -> None:
-    dispatch = Scheduler(RolloutSettings(rewards=(REWARD,), queue_limit=20), RolloutMetrics(), lambda: 100.0)
-    dispatch.serving = 1
-    # Begun 60 s ago, it took the worker 4 s and a server 50 s, in which the worker finished others, the last at 99.5.
-    asked = ScoredChunk({}, None, None, 0, 40.0, False, 0.0, 3.0, 51.0, 50.0)
-    assert dispatch.record("fake:0", chunk(job()), asked, 99.5) == 99.5
-    dispatch.submit([chunk(job(), count=20)], reserved=False)
-    with pytest.raises(ProblemError) as refused:
-        dispatch.submit([chunk(job())], reserved=False)
-    assert refused.value.retry_after == 20
 
 
 def test_capacity_is_reserved_once_for_survivors_of_pruning_when_a_worker_dies() -> None:

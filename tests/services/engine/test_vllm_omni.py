@@ -100,12 +100,23 @@ def test_identities_are_equal(local: Backend, omni: Backend) -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=["euler", "dpm2", "fitted", "sde"])
-def test_images_are_the_local_ones(local: Backend, omni: Backend, plan: Plan) -> None:
-    ours, theirs = (generate(backend, plan=plan) for backend in (local, omni))
-    assert theirs.images.shape == ours.images.shape
-    assert off(theirs.images, ours.images) < CLOSE
-    assert off(theirs.images[1], theirs.images[0]) > 0.1
-    assert torch.equal(theirs.images[1], theirs.images[3])  # of one seed
+def test_images_are_the_local_ones_and_pruned_candidates_continue_where_they_stopped(
+    local: Backend, omni: Backend, plan: Plan
+) -> None:
+    ours, theirs = (generate(backend, plan=plan).images for backend in (local, omni))
+    assert theirs.shape == ours.shape
+    assert off(theirs, ours) < CLOSE
+    assert off(theirs[1], theirs[0]) > 0.1
+    assert torch.equal(theirs[1], theirs[3])  # of one seed
+    after = plan.steps // 2
+    first = generate(omni, plan=plan, until=after)
+    assert first.trajectory is not None
+    assert first.trajectory.index == after
+    assert off(first.images, generate(local, plan=plan, until=after).images) < CLOSE
+    kept = [4, 0]
+    rest = generate(omni, plan=plan, start=first.trajectory.rows(kept), seeds=[5, 3])
+    assert off(rest.images, theirs[kept]) < CLOSE
+    assert off(rest.images, first.images[kept]) > 0.05
 
 
 def test_a_batch_size_cuts_the_chunk(omni: Backend) -> None:
@@ -116,40 +127,20 @@ def test_a_batch_size_cuts_the_chunk(omni: Backend) -> None:
     assert off(apart.images, together.images) < CLOSE
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=["euler", "dpm2", "fitted", "sde"])
-def test_pruned_candidates_continue_where_they_stopped(local: Backend, omni: Backend, plan: Plan) -> None:
-    after = plan.steps // 2
-    whole = generate(omni, plan=plan)
-    first = generate(omni, plan=plan, until=after)
-    assert first.trajectory is not None
-    assert first.trajectory.index == after
-    assert off(first.images, generate(local, plan=plan, until=after).images) < CLOSE
-    kept = [4, 0]
-    rest = generate(omni, plan=plan, start=first.trajectory.rows(kept), seeds=[5, 3])
-    assert off(rest.images, whole.images[kept]) < CLOSE
-    assert off(rest.images, first.images[kept]) > 0.05
-
-
-def test_an_adapter_changes_images_like_a_merged_one(local: Backend, omni: Backend) -> None:
+def test_an_adapter_changes_images_like_a_merged_one_of_its_scale(local: Backend, omni: Backend) -> None:
     plain = generate(omni).images
-    for seed in (1, 2, 1):
+    small = versioned(omni, 1, 0.1)
+    scaled = VersionedAdapter("sha256:" + "f" * 64, replace(small.adapter, alpha=8.0))
+    omni.set_adapter("bf16", small)
+    others = {0: plain, 1: plain, 2: generate(omni).images}
+    for at, adapter in enumerate((versioned(omni, 1), versioned(omni, 2), scaled)):
         for backend in (local, omni):
-            backend.set_adapter("bf16", versioned(backend, seed))
+            backend.set_adapter("bf16", adapter)
         ours, theirs = generate(local).images, generate(omni).images
-        assert off(theirs, plain) > 0.1
-        assert off(theirs, ours) < off(theirs, plain) / 10
+        assert off(theirs, others[at]) > 0.1
+        assert off(theirs, ours) < off(theirs, others[at]) / 10
     omni.set_adapter("bf16", None)
     assert torch.equal(generate(omni).images, plain)
-
-
-def test_the_scale_of_an_adapter_counts(local: Backend, omni: Backend) -> None:
-    adapter = versioned(omni, 1, 0.1)
-    scaled = VersionedAdapter("sha256:" + "f" * 64, replace(adapter.adapter, alpha=8.0))
-    for backend in (local, omni):
-        backend.set_adapter("bf16", scaled)
-    ours, theirs = generate(local).images, generate(omni).images
-    omni.set_adapter("bf16", adapter)
-    assert off(theirs, ours) < off(theirs, generate(omni).images) / 10
 
 
 def test_an_adapter_that_binds_nothing_is_refused(omni: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,19 +157,17 @@ def test_an_adapter_that_binds_nothing_is_refused(omni: Backend, monkeypatch: py
     assert off(generate(omni).images, before) > 0.1
 
 
-def test_an_adapter_that_overflows_is_refused(omni: Backend) -> None:
+def test_an_adapter_that_overflows_or_cannot_be_loaded_is_refused(
+    omni: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(_: Any) -> None:
+        raise ValueError("LoRA rank of 600 exceeds max allowed rank of 512")
+
     before = generate(omni).images
     with pytest.raises(AdapterMergeError, match="finite in bfloat16"):
         omni.set_adapter("bf16", versioned(omni, 1, 3e38))
     assert torch.equal(generate(omni).images, before)
-
-
-def test_an_adapter_that_cannot_be_loaded_is_refused(omni: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(_: Any) -> None:
-        raise ValueError("LoRA rank of 600 exceeds max allowed rank of 512")
-
-    manager = fake_vllm_omni.DiffusionEngine.last.worker.lora_manager
-    monkeypatch.setattr(manager, "set_active_adapter", load)
+    monkeypatch.setattr(fake_vllm_omni.DiffusionEngine.last.worker.lora_manager, "set_active_adapter", load)
     with pytest.raises(AdapterMergeError, match="rank of 600"):
         omni.set_adapter("bf16", versioned(omni, 1))
 
@@ -242,16 +231,22 @@ def test_fp8_is_labelled_with_its_share(patched: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "precision", "said"),
+    ("model", "settings", "said"),
     [
-        ("mini-sana", "bf16", "of flux and sd3 models, and this is sana; serve it with --engine solrl"),
-        ("mini-flux", "nvfp4", "quantised before, and this one is BF16; serve it with --engine solrl"),
-        ("mini-sd3", "fp8", "no layer of a sd3 model; serve it with --engine solrl or at --precision bf16"),
+        ("mini-sana", {}, "of flux and sd3 models, and this is sana; serve it with --engine solrl"),
+        ("mini-flux", {"precision": "nvfp4"}, "quantised before, and this one is BF16; serve it with --engine solrl"),
+        ("mini-sd3", {"precision": "fp8"}, "no layer of a sd3 model; serve it with .* or at --precision bf16"),
+        ("{}/flux.safetensors+mini-flux", {}, "serve single files with --engine solrl"),
+        ("mini-flux", {"engine_options": {"paralel_config": {}}}, "got engine option 'paralel_config'"),
+        ("mini-flux", {"engine_options": {"max_num_seqs": 4}}, "got engine option 'max_num_seqs'"),
     ],
 )
-def test_what_it_cannot_do_is_refused(patched: pytest.MonkeyPatch, model: str, precision: str, said: str) -> None:
+def test_what_it_cannot_do_is_refused(
+    patched: pytest.MonkeyPatch, tmp_path: Path, model: str, settings: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "flux.safetensors").touch()
     with pytest.raises(ValueError, match=said):
-        load("vllm-omni", model, precision=precision)
+        load("vllm-omni", model.format(tmp_path), **settings)
 
 
 def test_images_of_another_size_are_the_local_ones(patched: pytest.MonkeyPatch) -> None:
@@ -267,48 +262,31 @@ def test_images_of_another_size_are_the_local_ones(patched: pytest.MonkeyPatch) 
     assert off(*made) < CLOSE
 
 
-def test_a_single_file_is_refused(patched: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "flux.safetensors").touch()
-    with pytest.raises(ValueError, match="serve single files with --engine solrl"):
-        load("vllm-omni", f"{tmp_path}/flux.safetensors+mini-flux")
-
-
-def test_an_unknown_engine_option_is_refused(patched: pytest.MonkeyPatch) -> None:
-    for options in ({"paralel_config": {}}, {"max_num_seqs": 4}):
-        with pytest.raises(ValueError, match=f"got engine option '{next(iter(options))}'"):
-            load("vllm-omni", engine_options=options)
-
-
 @pytest.mark.parametrize(
     ("found", "said"),
     [
         ({}, "found vllm no and vllm-omni no"),
         ({"vllm": "0.30.0", "vllm-omni": "0.26.0"}, r"found vllm 0\.30\.0 and vllm-omni 0\.26\.0"),
+        (support.VERSIONS, None),
     ],
 )
-def test_other_packages_are_refused(found: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_packages_are_refused_and_named_by_the_doctor(
+    found: dict[str, str], said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def version(name: str) -> str:
         if name not in found:
             raise metadata.PackageNotFoundError(name)
         return found[name]
 
     monkeypatch.setattr(metadata, "version", version)
-    with pytest.raises(RuntimeError, match=said) as refused:
-        VllmOmniBackend(ModelSpec("m", "no-such-model", None), RolloutSettings(engine="vllm-omni"))
-    assert "needs vllm 0.26.0 and vllm-omni 0.26.0" in str(refused.value)
-    assert support.LOCK in str(refused.value)
-
-
-@pytest.mark.parametrize("installed", [False, True])
-def test_the_doctor_checks_the_packages(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
-        if installed:
-            return support.VERSIONS[name]
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", version)
-    found = next(one for one in check(RolloutSettings(engine="vllm-omni", device="cpu")) if one.subject == "engine")
-    assert (found.state, support.LOCK in found.action) == (("ok", False) if installed else ("missing", True))
+    settings = RolloutSettings(engine="vllm-omni", device="cpu")
+    row = next(one for one in check(settings) if one.subject == "engine")
+    assert (row.state, support.LOCK in row.action) == (("missing", True) if said else ("ok", False))
+    if said:
+        with pytest.raises(RuntimeError, match=said) as refused:
+            VllmOmniBackend(ModelSpec("m", "no-such-model", None), settings)
+        assert "needs vllm 0.26.0 and vllm-omni 0.26.0" in str(refused.value)
+        assert support.LOCK in str(refused.value)
 
 
 def test_a_shard_of_a_layer_is_bound_to_its_columns(tmp_path: Path) -> None:

@@ -10,12 +10,19 @@ import torch
 from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service
 from solrl_core.adapter import decode_adapter
 from solrl_core.families import Backbone
+from solrl_core.rewards import RewardSet
 from solrl_core.sampling.generator import Generator, GeneratorOutput
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.noise import expand_seeds
-from solrl_proto.rollouts import STREAM_MEDIA_TYPE
+from solrl_proto.rollouts import STREAM_MEDIA_TYPE, StochasticSteps
+from solrl_proto.selection import best_worst
 
 MIB = 2**20
+KINDS: dict[str, dict[str, Any]] = {
+    "window": {"kind": "flow", "eta": 0.8, "first": 1, "count": 2},
+    "all": {"kind": "dance", "eta": 0.3},
+    "cps": {"kind": "cps", "eta": 0.8},
+}
 EACH = 8 * 8 * 8 * 4
 """Bytes of one candidate's latents."""
 AS_TEXT = 4 * -(-EACH // 3)
@@ -36,10 +43,14 @@ def asked(**request: Any) -> dict[str, Any]:
     return rollout_request(**{"precision": "bf16", **request}) | {"latents": "float32"}
 
 
-def group_of(service: RunningService, request: dict[str, Any]) -> dict[str, Any]:
+def answer_of(service: RunningService, request: dict[str, Any]) -> Any:
     response = service.client.post("/v1/rollouts", json=request)
     assert response.status_code == 200, response.text
-    (group,) = response.json()["groups"]
+    return response.json()
+
+
+def group_of(service: RunningService, request: dict[str, Any]) -> dict[str, Any]:
+    (group,) = answer_of(service, request)["groups"]
     assert isinstance(group, dict)
     return group
 
@@ -68,16 +79,13 @@ def test_latents_are_those_of_the_trainers_generator_bit_for_bit(
     assert not torch.equal(tensors(group), generated(backbone, 30).latents)
 
 
-def test_latents_of_the_base_name_no_adapter(service: RunningService, backbone: Backbone) -> None:
-    group = group_of(service, asked(count=1))
-    assert torch.equal(tensors(group), generated(backbone, 1).latents)
-    assert group["latents"]["adapter"] is None
-
-
-def test_images_come_beside_latents(service: RunningService) -> None:
+def test_latents_of_the_base_name_no_adapter_and_come_beside_images(
+    service: RunningService, backbone: Backbone
+) -> None:
     plain = rollout_request(count=2, precision="bf16", images="png")
     both = group_of(service, plain | {"latents": "float32"})
-    assert len(both.pop("latents")["values"]) == 2
+    assert torch.equal(tensors(both), generated(backbone, 2).latents)
+    assert both.pop("latents")["adapter"] is None
     assert both == group_of(service, plain)
 
 
@@ -91,11 +99,33 @@ def test_pruned_candidates_have_no_latents(service: RunningService, backbone: Ba
     assert torch.equal(tensors(group), generated(backbone, 30, steps=3).latents[survivors])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_stochastic_candidates_are_the_trajectories_of_their_seeds_also_when_pruned(
+    service: RunningService, backbone: Backbone, kind: str
+) -> None:
+    sde, groups = StochasticSteps.model_validate(KINDS[kind]), []
+    for prune in (None, {"after": 2, "keep": 10}):
+        request = asked(count=26, steps=4)
+        request["plan"] |= {"sde": KINDS[kind], "prune": prune}
+        answer = answer_of(service, request)
+        assert StochasticSteps.model_validate(answer["plan"]["sde"]) == sde
+        groups.append(answer["groups"][0])
+    whole, pruned = map(tensors, groups)
+    made = generated(backbone, 26, steps=4, solver=sde).latents
+    assert torch.equal(whole, made)
+    assert not torch.allclose(made[:4], generated(backbone, 4, steps=4).latents, atol=0.05)
+    survivors = [place for place, gone in enumerate(groups[1]["pruned"]) if not gone]
+    assert torch.equal(pruned, whole[survivors]), "they continue with their own noise"
+    halfway = generated(backbone, 26, steps=4, solver=sde, until=2).images
+    scores = RewardSet.load(["clipscore"], backbone).score(["clipscore"], halfway, ["a red circle"] * 26, [{}] * 26)
+    assert set(survivors) == set(best_worst(scores["clipscore"], 10))
+
+
 def test_latents_that_never_fit_are_refused(small: RunningService) -> None:
     found = problem(small.client.post("/v1/rollouts", json=asked(count=MOST + 1)))
     assert (found["status"], found["kind"], found["where"]) == (422, "too-many-images", "body.latents")
     assert found["got"] == MOST + 1
-    assert found["expected"] == f"at most {MOST} candidates with latents of [8, 8, 8] per request"
+    assert found["expected"].startswith(f"at most {MOST} candidates with latents")
 
 
 def test_latents_count_until_their_request_is_answered(small: RunningService) -> None:

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from security_helpers import Guarded, guarded_service, raw
+from security_helpers import Guarded, raw
 from service_helpers import MODEL, RunningService, problem, read_response, running_service
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 
 MIB = 2**20
 LIMIT = 64 * MIB
+DIGEST = "Content-Digest: sha-256=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:"
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +55,7 @@ def test_an_oversized_body_uses_no_more_memory_than_the_limit(
     before = memory(service, "VmRSS")
     size = 4 * LIMIT
     length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}"
-    digest = "Content-Digest: sha-256=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:"
-    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media_type}\r\n{digest}\r\n{length}"
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media_type}\r\n{DIGEST}\r\n{length}"
     with socket.create_connection(("127.0.0.1", service.port), timeout=600) as sock:
         sock.sendall(head.encode() + b"\r\n\r\n")
         send_until_refused(sock, chunked, size)
@@ -111,30 +111,23 @@ ODD = [
 ]
 
 
-@pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    with guarded_service(tmp_path_factory.mktemp("watched")) as running:
-        yield running
-
-
 @pytest.mark.parametrize("name", ODD)
-def test_odd_names_are_refused_and_touch_no_file(watched: Guarded, name: str) -> None:
-    before = {path: path.stat().st_mtime_ns for path in watched.file.parent.rglob("*")}
-    login = f"Authorization: Bearer {watched.tokens['a']}"
-    digest = "Content-Digest: sha-256=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:"
+def test_odd_names_are_refused_and_touch_no_file(guarded: Guarded, name: str) -> None:
+    before = {path: path.stat().st_mtime_ns for path in guarded.file.parent.rglob("*")}
+    login = f"Authorization: Bearer {guarded.tokens['a']}"
     typed = f"Content-Type: {ADAPTER_MEDIA_TYPE}"
     places = [f"{name}/adapters/0", f"{name}/adapters", f"{name}/adapters/0/weights", f"a/adapters/{name}", name]
     for place in places:
         for method in ("GET", "PUT", "DELETE"):
             target = f"/v1/runs/{place}{'?model=' + MODEL if method == 'PUT' else ''}"
-            head = f"{method} {target} HTTP/1.1\nHost: localhost\n{login}\n{digest}\n{typed}\nContent-Length: 1"
-            status, headers, body = raw(watched.service.port, head, b"x")
+            head = f"{method} {target} HTTP/1.1\nHost: localhost\n{login}\n{DIGEST}\n{typed}\nContent-Length: 1"
+            status, headers, body = raw(guarded.service.port, head, b"x")
             assert status in (404, 405, 422), (method, target, body)
             assert headers["content-type"] == "application/problem+json"
             assert "x-injected" not in headers
             assert json.loads(body)["status"] == status
-    assert {path: path.stat().st_mtime_ns for path in watched.file.parent.rglob("*")} == before
-    assert watched.service.client.get("/v1/runs", headers=watched.headers("a")).status_code in (200, 404)
+    assert {path: path.stat().st_mtime_ns for path in guarded.file.parent.rglob("*")} == before
+    assert guarded.service.client.get("/v1/runs", headers=guarded.headers("a")).status_code in (200, 404)
 
 
 _KEEPS = """
@@ -165,8 +158,7 @@ def test_the_memory_kept_by_malloc_does_not_depend_on_freed_blocks() -> None:
 @pytest.mark.parametrize("part", ["{},", '"a",'])
 def test_json_that_takes_much_memory_is_refused_before_it_is_parsed(service: RunningService, part: str) -> None:
     body = b'{"prompts":[{"id":"a","text":"b","metadata":{"a":[' + part.encode() * 5_000_000 + b"0]}}]}"
-    found = problem(
-        service.client.post("/v1/rollouts", content=body, headers={"Content-Type": "application/json; charset=utf-8"})
-    )
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    found = problem(service.client.post("/v1/rollouts", content=body, headers=headers))
     assert (found["status"], found["kind"], found["where"]) == (413, "body-too-large", "body")
     assert found["expected"] == "at most 67108864 bytes"

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from browser import Browser, Page, running_browser
+from browser import Browser, Page
 from iteration_helpers import held_out, report, run_settings, samples
 from service_helpers import Layout, RunningService, adapter_file, running_service
 from solrl_http.tokens import create_token
@@ -87,12 +87,6 @@ def tell(service: RunningService, run: str, told: dict[str, Any]) -> int:
     return service.client.post(f"/v1/runs/{run}/iterations", json=told).status_code
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with running_browser() as running:
-        yield running
-
-
 @pytest.fixture
 def enter(guarded: RunningService, tokens: dict[str, Any]) -> Callable[..., None]:
     """Open the page with a tenant's token, and wait for its content."""
@@ -133,13 +127,29 @@ def test_a_stranger_is_asked_for_a_token(browser: Browser, guarded: RunningServi
 def test_the_page_shows_the_tenants_runs(browser: Browser, enter: Callable[..., None], guarded: RunningService) -> None:
     with browser.page() as page:
         enter(page, at="run=shapes")
+        lead = page.see("document.querySelector('#run .lead').innerText")
+        assert "Held out: clipscore" in lead
+        assert "128 images; the same prompts and seeds" in lead
+        strict = page.see("document.querySelector('.held-out .small-charts h3').innerText")
+        assert strict == "strict accuracy (verifier): 50.0 %"
+        folded = page.text()
+        order = (
+            "trains on clipscore + 0.5 × hpsv2",
+            "Held out: clipscore",
+            "Training: clipscore + 0.5 × hpsv2",
+            "Settings\n",
+        )
+        places = [folded.index(part) for part in (*order, "Adapter lineage: 2 versions")]
+        assert places == sorted(places)
+        assert "Parent" not in folded
+        assert page.see("document.getElementById('all').offsetTop < document.getElementById('run').offsetTop")
         page.see(UNFOLD)
         said = page.text()
         info = guarded.client.get("/v1/runs/shapes/adapters/1").json()
         for part in ("shapes", "iteration 3 of 10", "v1head", "v0pinned", info["digest"][7:19], "NVFP4 (emulated)"):
             assert part in said.replace("\t", "").replace("\n", ""), part
-        assert "Best and worst of iteration 3" in said
-        assert "Rank fidelity (Spearman)" in said
+        for part in ("Best and worst of iteration 3", "Rank fidelity (Spearman)", "Parent"):
+            assert part in said
         rewards = page.see("document.querySelector('#run .rewards').innerText").split("\n")
         assert [text for text in rewards if text] == [
             *("clipscore", "candidates, in the service", "0.4 s"),
@@ -152,7 +162,13 @@ def test_the_page_shows_the_tenants_runs(browser: Browser, enter: Callable[..., 
         page.see(f"document.querySelector('.card[href$={LONG}]').click()")
         page.wait(f"document.querySelector('#run h2').textContent === '{LONG}'")
         assert "Rank fidelity" not in page.text()
+        asked = [one["request"]["url"] for one in page.happened("Network.requestWillBeSent")]
+        assert any("/v1/status" in url for url in asked)
+        assert [url for url in asked if not url.startswith((f"{guarded.url}/", "data:image/"))] == []
         assert page.faults() == []
+        # The policy also applies to injected scripts.
+        page.see("fetch('https://example.org/').catch(() => {})")
+        assert any("Content Security Policy" in fault for fault in page.faults())
 
 
 def test_the_page_follows_new_reports(browser: Browser, enter: Callable[..., None], guarded: RunningService) -> None:
@@ -176,39 +192,6 @@ def test_the_page_follows_new_reports(browser: Browser, enter: Callable[..., Non
             "Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1
         )
         page.wait("document.getElementById('state').textContent === 'live'")
-
-
-def test_held_out_rewards_lead_and_are_named(browser: Browser, enter: Callable[..., None]) -> None:
-    with browser.page() as page:
-        enter(page, at="run=shapes")
-        lead = page.see("document.querySelector('#run .lead').innerText")
-        assert "Held out: clipscore" in lead
-        assert "128 images; the same prompts and seeds" in lead
-        assert (
-            page.see("document.querySelector('.held-out .small-charts h3').innerText")
-            == "strict accuracy (verifier): 50.0 %"
-        )
-        said = page.text()
-        order = (
-            "trains on clipscore + 0.5 × hpsv2",
-            "Held out: clipscore",
-            "Training: clipscore + 0.5 × hpsv2",
-            "Settings\n",
-        )
-        places = [said.index(part) for part in (*order, "Adapter lineage: 2 versions")]
-        assert places == sorted(places)
-        assert "Parent" not in said
-        assert page.see("document.getElementById('all').offsetTop < document.getElementById('run').offsetTop")
-        page.see(UNFOLD)
-        assert "Parent" in page.text()
-
-
-def test_the_gain_has_its_interval(browser: Browser, enter: Callable[..., None]) -> None:
-    with browser.page() as page:
-        enter(page, "bob")
-        lead = page.see("document.querySelector('#run .lead').innerText")
-        assert "0.7000\n+0.3000 [+0.2500, +0.3500]" in lead.replace("\n\n", "\n")
-        assert page.see("document.querySelector('.lead .gain').className") == "gain on"
 
 
 def test_progress_within_the_iteration_follows(
@@ -278,21 +261,28 @@ def test_a_run_that_is_deleted_and_pushed_again_has_no_curve(
         guarded.client.delete("/v1/runs/again")
 
 
-def test_users_texts_are_shown_as_text(browser: Browser, enter: Callable[..., None]) -> None:
-    with browser.page() as page:
+@pytest.mark.parametrize("width", [320, 768])
+def test_users_texts_are_shown_as_text_and_scroll_nothing_sideways(
+    browser: Browser, enter: Callable[..., None], width: int
+) -> None:
+    with browser.page(width) as page:
         enter(page, at=f"run={LONG}")
         page.wait("document.querySelectorAll('#run figure').length === 2")
         assert HOSTILE[:60] in page.see("document.querySelector('figcaption').textContent")
         assert page.see("document.querySelector('#run').innerText.split('<script>').length") >= 3
-        assert page.see("[typeof window.hacked, document.scripts.length, document.images.length]") == [
-            "undefined",
-            1,
-            4,
-        ]
+        counts = page.see("[typeof window.hacked, document.scripts.length, document.images.length]")
+        assert counts == ["undefined", 1, 4]
+        assert page.see("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
+        small = page.see(
+            "Math.min(...[...document.querySelectorAll('body *')].map((e) => parseFloat(getComputedStyle(e).fontSize)))"
+        )
+        assert small >= 12
         assert page.faults() == []
 
 
-def test_another_tenants_runs_are_not_shown(browser: Browser, enter: Callable[..., None]) -> None:
+def test_another_tenants_runs_are_not_shown_and_the_gain_has_its_interval(
+    browser: Browser, enter: Callable[..., None]
+) -> None:
     with browser.page() as page:
         enter(page, "bob", at="run=shapes")
         said = page.text()
@@ -301,6 +291,9 @@ def test_another_tenants_runs_are_not_shown(browser: Browser, enter: Callable[..
         assert "shapes" not in said
         assert LONG not in said
         assert "bobs-run" not in json.dumps([one["documentURL"] for one in page.happened("Network.requestWillBeSent")])
+        lead = page.see("document.querySelector('#run .lead').innerText")
+        assert "0.7000\n+0.3000 [+0.2500, +0.3500]" in lead.replace("\n\n", "\n")
+        assert page.see("document.querySelector('.lead .gain').className") == "gain on"
 
 
 @pytest.fixture(scope="module")
@@ -341,29 +334,6 @@ def test_the_page_works_under_a_prefix(
         assert any(url.startswith(f"{prefixed}/v1/runs/shapes/adapters") for url in asked)
         assert page.see("document.getElementById('command').textContent").endswith(f" --rollout-url {prefixed}")
         assert page.faults() == []
-
-
-def test_no_requests_go_to_other_sites(browser: Browser, enter: Callable[..., None], guarded: RunningService) -> None:
-    with browser.page() as page:
-        enter(page, at="run=shapes")
-        asked = [one["request"]["url"] for one in page.happened("Network.requestWillBeSent")]
-        assert any("/v1/status" in url for url in asked)
-        assert [url for url in asked if not url.startswith((f"{guarded.url}/", "data:image/"))] == []
-        # The policy also applies to injected scripts.
-        page.see("fetch('https://example.org/').catch(() => {})")
-        assert any("Content Security Policy" in fault for fault in page.faults())
-
-
-@pytest.mark.parametrize("width", [320, 768])
-def test_it_never_scrolls_sideways(browser: Browser, enter: Callable[..., None], width: int) -> None:
-    with browser.page(width) as page:
-        enter(page, at=f"run={LONG}")
-        page.wait("document.querySelectorAll('#run figure').length === 2")
-        assert page.see("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
-        small = page.see(
-            "Math.min(...[...document.querySelectorAll('body *')].map((e) => parseFloat(getComputedStyle(e).fontSize)))"
-        )
-        assert small >= 12
 
 
 @pytest.mark.parametrize("width", [360, 1280])

@@ -16,8 +16,9 @@ from support.adapters import random_adapter
 PROMPTS = ["a red circle", "two blue squares"]
 
 
-def test_an_answer_has_the_contracts_shape(service: RunningService) -> None:
-    answer = RolloutAnswer.model_validate(service.rollout(prompts=PROMPTS, count=30, steps=1))
+def test_an_answer_has_the_contracts_shape_and_its_seeds_repeat_it(service: RunningService) -> None:
+    whole = service.rollout(prompts=PROMPTS, count=30, steps=1)
+    answer = RolloutAnswer.model_validate(whole)
     assert (answer.model, answer.adapter, answer.precision) == ("mini-sana", None, "nvfp4")
     assert [group.prompt_id for group in answer.groups] == ["p0", "p1"]
     for group in answer.groups:
@@ -28,12 +29,8 @@ def test_an_answer_has_the_contracts_shape(service: RunningService) -> None:
     assert min(answer.seconds.queued, answer.seconds.generate, answer.seconds.reward) >= 0
     assert answer.seconds.rewards.keys() == answer.groups[0].rewards.keys()
     assert 0 < sum(one.seconds for one in answer.seconds.rewards.values()) <= answer.seconds.reward
-
-
-def test_explicit_seeds_repeat_the_answer_of_their_root(service: RunningService) -> None:
-    first = service.rollout(prompts=PROMPTS, count=5)
-    seeds = [group["seeds"] for group in first["groups"]]
-    assert service.rollout(prompts=PROMPTS, seeds=seeds)["groups"] == first["groups"]
+    seeds = [group["seeds"] for group in whole["groups"]]
+    assert service.rollout(prompts=PROMPTS, seeds=seeds, steps=1)["groups"] == whole["groups"]
 
 
 def test_the_score_is_the_weighted_sum(service: RunningService) -> None:
@@ -55,23 +52,27 @@ def test_rank_does_not_depend_on_batching(service: RunningService) -> None:
     assert len(set(together)) > 90
 
 
+def as_pixels(images: torch.Tensor) -> np.ndarray:
+    """Images of this process as `pixels` has those of an answer."""
+    return (images * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy().astype(int)
+
+
 def test_bf16_images_and_scores_equal_those_in_process(
     service: RunningService, backbone: Backbone, layout: Layout
 ) -> None:
     assert service.push("parity", 1, adapter_file(layout, 1)).status_code == 201
-    generator, seeds = Generator(backbone, "bf16"), [3, 1, 4]
+    generator, seeds, images = Generator(backbone, "bf16"), [3, 1, 4], []
     rewards = RewardSet.load(["clipscore"], backbone)
-    images = {}
-    for name, adapter in (("base", None), ("adapted", random_adapter(layout, 1))):
+    for adapter in (None, random_adapter(layout, 1)):
         generator.set_adapter(adapter)
         made = generator.generate(PROMPTS[0], seeds, steps=10).images
-        images[name] = (made * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy().astype(int)
+        images.append(as_pixels(made))
         ref = ("parity", 1) if adapter else None
         answer = service.rollout(seeds=[seeds], adapter=ref, precision="bf16", images="png", steps=10)
-        assert np.abs(pixels(answer) - images[name]).max() <= 1
+        assert np.abs(pixels(answer) - images[-1]).max() <= 1
         ours = rewards.score(["clipscore"], made, PROMPTS[:1] * 3, [{}] * 3)["clipscore"]
         np.testing.assert_allclose(scores(answer)[0], ours.tolist(), atol=1e-3)
-    assert np.abs(images["base"] - images["adapted"]).max() > 1
+    assert np.abs(images[0] - images[1]).max() > 1
 
 
 def test_an_unmerged_adapter_gives_the_images_of_the_process(
@@ -81,8 +82,7 @@ def test_an_unmerged_adapter_gives_the_images_of_the_process(
     generator, images = Generator(backbone, "nvfp4"), []
     for use in ("merged", "unmerged"):
         generator.set_adapter(random_adapter(layout, 1), use)  # type: ignore[arg-type]
-        made = generator.generate(PROMPTS[0], [3, 1, 4], steps=2).images
-        images.append((made * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy().astype(int))
+        images.append(as_pixels(generator.generate(PROMPTS[0], [3, 1, 4], steps=2).images))
         request = rollout_request(seeds=[[3, 1, 4]], adapter=("unmerged", 1), images="png")
         request["plan"]["adapter"] = use
         answer = service.client.post("/v1/rollouts", json=request).json()

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import served_rewards
 import torch
 from packaging.requirements import Requirement
 from reward_servers import body, pictures, scores
+from service_helpers import is_ready
 from solrl_core.rewards.images import as_floats
 from solrl_reward.cli import main
 from support.ports import free_port
@@ -45,7 +45,7 @@ def test_the_program_serves_until_a_signal(tmp_path: Path) -> None:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as there:
-            while not ready(there):
+            while not is_ready(str(there.base_url).rstrip("/")):
                 assert process.poll() is None, (tmp_path / "log").read_text()
             found = scores(there, body(pictures(2), BRIGHT))
         assert torch.equal(torch.tensor(found.scores[BRIGHT]), as_floats(pictures(2)).mean((1, 2, 3)))
@@ -57,14 +57,6 @@ def test_the_program_serves_until_a_signal(tmp_path: Path) -> None:
     said = (tmp_path / "log").read_text()
     assert found.digests[BRIGHT] in said
     assert "Traceback" not in said
-
-
-def ready(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health/ready").status_code == 200
-    except httpx.TransportError:
-        time.sleep(0.1)
-        return False
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import torch
 from fake_backend import REWARD, SHAPE, FakeBackend
-from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, serving
+from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, client_at, serving
 from service_helpers import problem, rollout_request
 from solrl_client.addresses import origin
 from solrl_client.background import result_of
@@ -75,10 +75,7 @@ def client(brought: tuple[Misbehaving, str], real: str) -> Iterator[httpx.Client
 def client_of(*hosts: str) -> Iterator[httpx.Client]:
     """A client of a rollout service that allows these servers."""
     settings = RolloutSettings(rewards=(REWARD,), device="cpu", reward_hosts=hosts)
-    with (
-        serving(create_app(settings, load_backend=FakeBackend().load)) as address,
-        httpx.Client(base_url=address, timeout=600) as client,
-    ):
+    with client_at(create_app(settings, load_backend=FakeBackend().load)) as client:
         yield client
 
 
@@ -114,6 +111,8 @@ def test_a_run_s_reward_is_scored_for_its_request_alone(client: httpx.Client, br
     sums = [2 * mine + theirs for mine, theirs in zip(group["rewards"][NAME], group["rewards"][REWARD], strict=True)]
     assert group["scores"] == pytest.approx(sums)
     assert answer["fingerprint"] == fingerprint(model["digests"] | {f"reward:{NAME}": DIGEST}, [NAME, REWARD])
+    without_digest, _ = answered(client, {"name": NAME, "at": address}, {"name": REWARD})
+    assert without_digest["fingerprint"] == fingerprint(model["digests"], [REWARD])
 
     assert client.get("/v1/models").json() == before
     assert model["rewards"] == [REWARD]
@@ -121,12 +120,6 @@ def test_a_run_s_reward_is_scored_for_its_request_alone(client: httpx.Client, br
     metrics = client.get("/metrics").text
     assert NAME not in metrics.replace(REWARD, "")
     assert address not in metrics
-
-
-def test_without_a_digest_the_fingerprint_leaves_it_out(client: httpx.Client, brought: tuple[Misbehaving, str]) -> None:
-    (model,) = client.get("/v1/models").json()["models"]
-    answer, _ = answered(client, {"name": NAME, "at": brought[1]}, {"name": REWARD})
-    assert answer["fingerprint"] == fingerprint(model["digests"], [REWARD])
 
 
 def test_it_may_have_the_name_of_a_loaded_one(client: httpx.Client, real: str) -> None:
@@ -250,28 +243,21 @@ def test_a_server_that_fails_fails_its_requests_alone(
     answered(client, {"name": NAME, "at": address, "digest": DIGEST})
 
 
-def test_a_dead_server_fails_its_requests_alone(client: httpx.Client) -> None:
-    refused = problem(ask(client, {"name": NAME, "at": DEAD}))
-    assert (refused["status"], refused["kind"]) == (503, "reward-failed")
-    assert f"at {DEAD} gave no answer (ConnectError" in refused["detail"]
-    answered(client, {"name": REWARD})
-
-
-def test_the_server_must_have_the_digest_that_the_request_says(
-    client: httpx.Client, brought: tuple[Misbehaving, str]
+def test_a_server_must_be_there_with_the_reward_and_its_digest(
+    client: httpx.Client, brought: tuple[Misbehaving, str], real: str
 ) -> None:
-    refused = problem(ask(client, {"name": NAME, "at": brought[1], "digest": OTHER}))
-    assert (refused["status"], refused["kind"]) == (503, "reward-failed")
-    assert f"has the digest {DIGEST} now; expected {OTHER}, as the request says" in refused["detail"]
-
-
-def test_the_server_must_have_the_reward(client: httpx.Client, brought: tuple[Misbehaving, str], real: str) -> None:
-    refused = problem(ask(client, {"name": "hpsv2", "at": brought[1]}))
-    assert (refused["status"], refused["kind"]) == (503, "reward-failed")
-    assert f"does not compute reward 'hpsv2'; expected one of ['{NAME}']" in refused["detail"]
-    refused = problem(ask(client, {"name": "hpsv2", "at": real, "digest": DIGEST}))
-    assert refused["status"] == 503
-    assert "does not compute 'hpsv2'" in refused["detail"]
+    has = f"has the digest {DIGEST} now; expected {OTHER}, as the request says"
+    cases = (
+        ({"name": NAME, "at": DEAD}, f"at {DEAD} gave no answer (ConnectError"),
+        ({"name": NAME, "at": brought[1], "digest": OTHER}, has),
+        ({"name": "hpsv2", "at": brought[1]}, f"does not compute reward 'hpsv2'; expected one of ['{NAME}']"),
+        ({"name": "hpsv2", "at": real, "digest": DIGEST}, "does not compute 'hpsv2'"),
+    )
+    for reward, said in cases:
+        refused = problem(ask(client, reward))
+        assert (refused["status"], refused["kind"]) == (503, "reward-failed")
+        assert said in refused["detail"]
+    answered(client, {"name": REWARD})
 
 
 def test_a_server_that_comes_back_with_another_digest_is_asked_anew(

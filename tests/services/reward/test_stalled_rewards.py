@@ -1,30 +1,27 @@
 """A reward that does not return: its requests fail, others are scored, and the service says so and ends when told."""
 
-import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
 import pytest
 import served_rewards
-from fault_trials.child import command
-from fault_trials.processes import Program
-from reward_servers import ask, body, pictures, scores, serving, until
+from reward_servers import RewardProcess, ask, body, client_at, pictures, scores, until
 from service_helpers import problem
 from solrl_reward.app import create_app
-from solrl_reward.cli import main
 from solrl_reward.settings import RewardSettings
-from support.ports import free_port
 
 BRIGHT, STUCK = "served_rewards:brightness", "served_rewards:stuck"
 
 
-@pytest.fixture
-def client() -> Iterator[httpx.Client]:
+@pytest.fixture(params=[(BRIGHT, STUCK)])
+def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    """Of a service with these rewards."""
     served_rewards.reset()
-    app = create_app(RewardSettings(rewards=(BRIGHT, STUCK), device="cpu", score_timeout=2))
-    with serving(app) as address, httpx.Client(base_url=address, timeout=600) as found:
+    app = create_app(RewardSettings(rewards=request.param, device="cpu", score_timeout=2))
+    with client_at(app) as found:
         yield found
         served_rewards.opened.set()
 
@@ -51,36 +48,20 @@ def test_a_reward_that_returns_late_is_computed_again(client: httpx.Client) -> N
     assert len(scores(client, body(pictures(2), STUCK)).scores[STUCK]) == 2
 
 
-def test_a_service_is_not_ready_without_a_reward_that_returns() -> None:
-    served_rewards.reset()
-    app = create_app(RewardSettings(rewards=(STUCK,), device="cpu", score_timeout=0.5))
-    with serving(app) as address, httpx.Client(base_url=address, timeout=600) as alone:
-        assert ask(alone, body(pictures(1), STUCK)).status_code == 503
-        assert problem(alone.get("/health/ready"))["kind"] == "reward-stalled"
-        served_rewards.opened.set()
+@pytest.mark.parametrize("client", [(STUCK,)], indirect=True)
+def test_a_service_is_not_ready_without_a_reward_that_returns(client: httpx.Client) -> None:
+    assert ask(client, body(pictures(1), STUCK)).status_code == 503
+    assert problem(client.get("/health/ready"))["kind"] == "reward-stalled"
 
 
 @pytest.mark.slow
 def test_the_program_ends_when_told_although_a_reward_does_not_return(tmp_path: Path) -> None:
-    port = free_port()
-    words = ["serve", "--rewards", BRIGHT, STUCK, "--device", "cpu", "--port", str(port), "--score-timeout", "0.5"]
-    environment = os.environ | {"PYTHONPATH": str(Path(served_rewards.__file__).parent), "HOME": str(tmp_path)}
-    process = Program(command, (main, ("solrl-reward", *words), os.getcwd(), environment), tmp_path / "log")
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as there:
-            until(lambda: ready(there))
+    with closing(RewardProcess(tmp_path, BRIGHT, STUCK, "--score-timeout", "0.5")) as server:
+        server.start()
+        with httpx.Client(base_url=server.address, timeout=600) as there:
             assert ask(there, body(pictures(1), STUCK)).status_code == 503
             assert there.get("/health/live").status_code == 503
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(600) == 0
-    finally:
-        process.kill()
-        process.wait()
-    assert "does not return" in (tmp_path / "log").read_text()
-
-
-def ready(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health/ready").status_code == 200
-    except httpx.TransportError:
-        return False
+        assert server.program is not None
+        server.program.send_signal(signal.SIGTERM)
+        assert server.program.wait(600) == 0
+        assert "does not return" in server.program.log.read_text()

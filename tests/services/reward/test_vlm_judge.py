@@ -8,13 +8,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 import torch
-from fake_backend import REWARD, FakeBackend, chunk, job, started_engine
+from fake_backend import REWARD, FakeBackend, chunk, job, running_engine, scored
 from fake_judge import KEY, MODEL, FakeJudge, question
 from PIL import Image
-from reward_servers import pictures, serving, until
+from reward_servers import ask, body, client_at, pictures, serving, until
 from service_helpers import problem
 from solrl_client.background import result_of, start
 from solrl_client.cancellation import Cancellation
@@ -23,10 +22,8 @@ from solrl_core.model_options import ModelOptions
 from solrl_core.rewards import RewardSet, load_reward
 from solrl_core.rewards.images import as_floats
 from solrl_core.rewards.reward import PlainDefaults
-from solrl_core.rewards.wire import encode_scoring
 from solrl_http.logs import TextFormatter
 from solrl_proto.problems import ProblemError
-from solrl_proto.scores import SCORES_MEDIA_TYPE, ScorePrompt, ScoreRequest
 from solrl_remote.chat import TOKEN
 from solrl_remote.remote_reward import RemoteReward, connect_reward
 from solrl_remote.vlm_judge import VlmJudge
@@ -111,17 +108,23 @@ def exact(images: torch.Tensor) -> torch.Tensor:
     return 1 + 4 * as_floats(images).mean((1, 2, 3))
 
 
-def test_scores_are_expectations_in_the_order_of_the_images(server: tuple[FakeJudge, str]) -> None:
+def test_scores_are_expectations_in_the_order_of_the_images_and_paid_for_once(server: tuple[FakeJudge, str]) -> None:
     fake, address = server
     images = torch.cat([shades(9), pictures(3, side=8)])
-    found = judged(VlmJudge(address, MODEL), images)
+    judge = VlmJudge(address, MODEL)
+    found = judged(judge, images)
     torch.testing.assert_close(found, exact(images), rtol=1e-5, atol=1e-5)
-    assert len(fake.asked) == 12
     request = fake.asked[0]
     assert (request["model"], request["temperature"], request["max_tokens"]) == (MODEL, 0, 16)
     assert (request["logprobs"], request["top_logprobs"]) == (True, 20)
     assert "a red circle" in question(request)
     assert "from 1 (worst) to 5 (best)" in question(request)
+    spent = judge.costs
+    assert spent == {"requests": 12, "prompt_tokens": 1200, "completion_tokens": 24}
+    assert torch.equal(judged(judge, images), found)
+    assert judge.costs == spent
+    judged(judge, images, "another prompt")
+    assert len(fake.asked) == 24
 
 
 def test_without_log_probabilities_scores_are_the_stated_numbers(server: tuple[FakeJudge, str]) -> None:
@@ -252,18 +255,6 @@ def test_a_limit_of_the_endpoint_holds_all_requests(
     assert limited.result(600) < held.result(600)
 
 
-def test_an_answer_is_not_paid_for_twice(server: tuple[FakeJudge, str]) -> None:
-    fake, address = server
-    judge = VlmJudge(address, MODEL)
-    first = judged(judge, shades(4))
-    spent = judge.costs
-    assert spent == {"requests": 4, "prompt_tokens": 400, "completion_tokens": 8}
-    assert torch.equal(judged(judge, shades(4)), first)
-    assert judge.costs == spent
-    judged(judge, shades(4), "another prompt")
-    assert len(fake.asked) == 8
-
-
 def test_the_digest_is_of_model_question_and_parser(
     server: tuple[FakeJudge, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,16 +262,9 @@ def test_the_digest_is_of_model_question_and_parser(
     same = VlmJudge(address, MODEL).digest
     assert same.startswith("sha256:")
     assert VlmJudge(f"{address}/", MODEL, in_flight=2, timeout=9, per_second=50, device="cuda").digest == same
-    changes: list[dict[str, Any]] = [
-        {"model": "another"},
-        {"template": "Rate this: {prompt}"},
-        {"label": "Score:"},
-        {"lowest": 0},
-        {"highest": 9},
-        {"max_tokens": 17},
-        {"logprobs": False},
-    ]
-    others = {VlmJudge(address, **{"model": MODEL, **change}).digest for change in changes}
+    changes = {"model": "another", "template": "Rate this: {prompt}", "label": "Score:", "lowest": 0, "highest": 9}
+    changes |= {"max_tokens": 17, "logprobs": False}
+    others = {VlmJudge(address, **{"model": MODEL, name: value}).digest for name, value in changes.items()}
     assert len(others | {same}) == 8
     monkeypatch.setattr("solrl_remote.vlm_judge.source_digest", lambda thing: f"another {thing.__name__}")
     assert VlmJudge(address, MODEL).digest != same
@@ -307,16 +291,14 @@ def test_invalid_options_are_refused(server: tuple[FakeJudge, str], options: dic
     assert "secret" not in str(caught.value)
 
 
-def test_an_endpoint_that_is_none_is_refused(server: tuple[FakeJudge, str]) -> None:
-    _, address = server
+def test_an_endpoint_must_be_one_and_accept_the_key_of_the_environment(
+    server: tuple[FakeJudge, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, address = server
     with pytest.raises(RewardUnavailableError, match=r"answered 404 to /models: .*such as http://HOST/v1"):
         VlmJudge(address.removesuffix("/v1"), MODEL)
     with pytest.raises(RewardUnavailableError, match=r"gave no answer \(ConnectError"):
         VlmJudge(f"http://127.0.0.1:{free_port()}/v1", MODEL)
-
-
-def test_the_key_comes_from_the_environment(server: tuple[FakeJudge, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, address = server
     fake.key = KEY
     with pytest.raises(RewardUnavailableError, match=f"answered 401 .*Incorrect API key.* in {TOKEN}"):
         VlmJudge(address, MODEL)
@@ -328,17 +310,13 @@ def test_no_error_or_log_repeats_the_key(
     server: tuple[FakeJudge, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake, address = server
-    key = "sk-" + "k3y" * 20
-    monkeypatch.setenv(TOKEN, key)
-    options = {JUDGE: {"endpoint": address, "model": MODEL, "patience": 0}}
-    app = create_app(RewardSettings(rewards=(JUDGE,), reward_options=options, device="cpu"))
+    monkeypatch.setenv(TOKEN, "sk-" + "k3y" * 20)
+    app = create_app(settings(address, patience=0))
     caplog.handler.setFormatter(TextFormatter())
     caplog.set_level(logging.DEBUG)
-    with serving(app) as service, httpx.Client(base_url=service, timeout=600) as client:
+    with client_at(app) as client:
         fake.mode = "echoing"
-        request = ScoreRequest(rewards=(JUDGE,), prompts=(ScorePrompt(text="a"),))
-        content = encode_scoring(shades(1), request)
-        answer = client.post("/v1/scores", content=content, headers={"Content-Type": SCORES_MEDIA_TYPE})
+        answer = ask(client, body(pictures(1), JUDGE))
     assert "not allowed" in problem(answer)["detail"]
     for text in (answer.text, caplog.text):
         assert "answered 401" in text
@@ -371,15 +349,11 @@ def settings(address: str, **options: Any) -> RewardSettings:
     )
 
 
-def body(images: torch.Tensor) -> bytes:
-    prompts = tuple(ScorePrompt(text=f"a red circle, {i}") for i in range(len(images)))
-    return encode_scoring(images, ScoreRequest(rewards=(JUDGE,), prompts=prompts))
-
-
 def test_a_reward_service_serves_a_judge(server: tuple[FakeJudge, str]) -> None:
     fake, judge_address = server
-    with serving(create_app(settings(judge_address, patience=0))) as address, httpx.Client(base_url=address) as client:
-        remote = connect_reward(JUDGE, {"at": address})
+    content = body(pictures(2), JUDGE)
+    with client_at(create_app(settings(judge_address, patience=0))) as client:
+        remote = connect_reward(JUDGE, {"at": str(client.base_url)})
         assert isinstance(remote, RemoteReward)
         assert remote.digest == VlmJudge(judge_address, MODEL).digest
         assert torch.allclose(judged(remote, shades(3)), exact(shades(3)), atol=1e-5)
@@ -388,14 +362,14 @@ def test_a_reward_service_serves_a_judge(server: tuple[FakeJudge, str]) -> None:
         assert client.get("/v1/rewards").json()["rewards"][0]["parameters"] == 0
         for mode, said in (("broken", "CUDA error"), ("no answer", "gave 0 answers")):
             fake.mode = mode
-            refused = client.post("/v1/scores", content=body(pictures(2)), headers={"Content-Type": SCORES_MEDIA_TYPE})
+            refused = ask(client, content)
             assert (problem(refused)["status"], problem(refused)["kind"]) == (503, "reward-failed")
             assert refused.headers["retry-after"] == "5"
             assert said in problem(refused)["detail"]
             with pytest.raises(RewardUnavailableError, match=f"answered 503 .*{said}"):
                 judged(remote, pictures(2))
         fake.mode = "outside"
-        refused = client.post("/v1/scores", content=body(pictures(2)), headers={"Content-Type": SCORES_MEDIA_TYPE})
+        refused = ask(client, content)
         assert (problem(refused)["status"], problem(refused)["kind"]) == (500, "reward-failed")
         fake.mode = "well"
         assert torch.allclose(judged(remote, pictures(2)), exact(pictures(2)), atol=1e-5)
@@ -424,29 +398,21 @@ def test_a_client_does_not_give_up_before_the_judge_is_given_up(
 def test_a_rollout_service_asks_a_judge_beside_its_generation(server: tuple[FakeJudge, str]) -> None:
     fake, address = server
     options = {JUDGE: {"endpoint": address, "model": MODEL, "patience": 0}}
-    engine = started_engine(FakeBackend(), rewards=(REWARD, JUDGE), reward_options=options)
-    try:
+    with running_engine(FakeBackend(), fake.hold, rewards=(REWARD, JUDGE), reward_options=options) as engine:
         fake.hold.clear()
         judging = chunk(job("a", rewards=(REWARD, JUDGE)), count=2)
-        others = chunk(job("b", rewards=(REWARD,)), count=2)
         engine.scheduler.submit([judging])
-        engine.scheduler.submit([others])
-        assert len(others.result.result(600).rewards[REWARD]) == 2
+        assert len(scored(engine, chunk(job("b", rewards=(REWARD,)), count=2)).rewards[REWARD]) == 2
         assert not judging.result.done()
         fake.hold.set()
-        scored = judging.result.result(600).rewards
-        assert (list(scored), len(scored[JUDGE])) == ([REWARD, JUDGE], 2)
+        rewards = judging.result.result(600).rewards
+        assert (list(rewards), len(rewards[JUDGE])) == ([REWARD, JUDGE], 2)
         fake.mode = "broken"
-        failing = chunk(job("c", rewards=(REWARD, JUDGE)), prompt="another", count=2)
-        engine.scheduler.submit([failing])
         with pytest.raises(ProblemError) as caught:
-            failing.result.result(600)
+            scored(engine, chunk(job("c", rewards=(REWARD, JUDGE)), prompt="another", count=2))
         assert caught.value.retry_after == 5
         assert "CUDA error" in caught.value.problem.detail
         assert not engine.scheduler.dead
-    finally:
-        fake.hold.set()
-        engine.close()
 
 
 def test_a_cancelled_call_leaves_the_endpoint(server: tuple[FakeJudge, str]) -> None:

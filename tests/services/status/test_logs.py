@@ -39,12 +39,14 @@ def test_a_request_is_one_line_with_all_fields(guarded: Guarded) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", line["time"])
 
 
-def test_a_rollouts_line_names_its_model(guarded: Guarded) -> None:
+def test_a_rollouts_line_names_its_model_and_successful_probes_have_none(guarded: Guarded) -> None:
+    assert guarded.service.client.get("/health/live", headers={"X-Request-ID": "probe"}).status_code == 200
     headers = guarded.headers("rollout") | {"X-Request-ID": "mine-2"}
     answer = guarded.service.client.post("/v1/rollouts", json=rollout_request(count=1, steps=1), headers=headers)
     assert answer.status_code == 200
     (line,) = lines(guarded.service, "mine-2")
     assert (line["model"], line["route"], line["status"]) == ("mini-sana", "/v1/rollouts", 200)
+    assert lines(guarded.service, "probe") == []
 
 
 @pytest.mark.parametrize("given", ["", "a b", "x" * 65, "é"])
@@ -55,11 +57,6 @@ def test_a_malformed_id_is_replaced(guarded: Guarded, given: str) -> None:
     assert re.fullmatch(r"[0-9a-f]{16}", headers["x-request-id"])
     (line,) = lines(guarded.service, headers["x-request-id"])
     assert (line["status"], line["problem"]) == (401, "unauthenticated")
-
-
-def test_successful_probes_are_not_logged(guarded: Guarded) -> None:
-    assert guarded.service.client.get("/health/live", headers={"X-Request-ID": "probe"}).status_code == 200
-    assert lines(guarded.service, "probe") == []
 
 
 def test_a_name_in_a_path_forges_no_line(guarded: Guarded) -> None:
@@ -105,20 +102,13 @@ def test_a_message_is_one_line(formatter: logging.Formatter) -> None:
     assert "\n" not in formatter.format(record("a\nb\r\x1b[31m %s", "\ud800\n"))
 
 
-def test_an_exception_is_part_of_its_line() -> None:
-    try:
-        raise ValueError("here")
-    except ValueError as error:
-        made = record("failed", exc_info=(ValueError, error, error.__traceback__))
-    assert "ValueError: here" in json.loads(logs.JsonFormatter().format(made))["exception"]
-    assert logs.TextFormatter().format(made).endswith("ValueError: here")
-
-
-def test_an_exception_neither_forges_a_line_nor_controls_a_terminal() -> None:
+def test_an_exception_is_part_of_its_line_and_neither_forges_one_nor_controls_a_terminal() -> None:
     try:
         raise ValueError("\x1b[2J\n12:00:00 info    forged")
     except ValueError as error:
         made = record("failed", exc_info=(ValueError, error, error.__traceback__))
+    assert "forged" in json.loads(logs.JsonFormatter().format(made))["exception"]
     lines = logs.TextFormatter().format(made).split("\n")
+    assert lines[-1].endswith("forged")
     assert all(line.startswith("  ") for line in lines[1:])
     assert all(map(str.isprintable, lines))

@@ -30,33 +30,28 @@ def status(service: RunningService, since: int = 0) -> StatusAnswer:
     return StatusAnswer.model_validate_json(service.client.get("/v1/status", params={"since": since}).content)
 
 
-def test_reports_are_shown(service: RunningService, run: str) -> None:
-    (before,) = [one for one in status(service).runs if one.run == run]
+def test_reports_are_shown_and_a_curve_is_sent_once(service: RunningService, run: str) -> None:
+    def shown(seen: StatusAnswer) -> Any:
+        return next(one for one in seen.runs if one.run == run)
+
+    before = shown(status(service))
     assert (before.revision, before.last, before.curve, before.head, before.versions) == (None, None, None, 0, 1)
     for i in range(3):
         assert tell(service, run, report(i, 0.5 + i / 10, samples=samples(i))).status_code == 204
     seen = status(service)
-    (shown,) = [one for one in seen.runs if one.run == run]
-    assert shown.last == Point.model_validate(report(2, 0.7).model_dump(exclude={"samples"}))
-    assert shown.curve is not None
-    assert shown.curve.series["mean"] == (0.5, 0.6, 0.7)
-    assert shown.age is not None
+    found = shown(seen)
+    assert found.last == Point.model_validate(report(2, 0.7).model_dump(exclude={"samples"}))
+    assert found.curve.series["mean"] == (0.5, 0.6, 0.7)
+    assert found.age is not None
     detail = RunDetail.model_validate_json(service.client.get(f"/v1/runs/{run}/iterations").content)
     assert detail.samples == samples(2)
     assert detail.curve.series["reward:clipscore"] == (0.5, 0.6, 0.7)
     assert (seen.service.tenant, seen.service.store, seen.service.models[0].name) == ("local", "memory", MODEL)
     assert (seen.queue.candidates, seen.queue.limit) == (0, 4096)
-
-
-def test_a_curve_is_sent_once(service: RunningService, run: str) -> None:
-    tell(service, run, report(0))
-    first = status(service)
-    (again,) = [one for one in status(service, first.revision).runs if one.run == run]
+    again = shown(status(service, seen.revision))
     assert (again.curve, again.last is not None) == (None, True)
-    tell(service, run, report(1))
-    (changed,) = [one for one in status(service, first.revision).runs if one.run == run]
-    assert changed.curve is not None
-    assert changed.curve.iterations == (0, 1)
+    tell(service, run, report(3))
+    assert shown(status(service, seen.revision)).curve.iterations == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("path", ["/v1/status?sinse=3", "/v1/models?x=1&x=2", "/v1/runs?=1"])
@@ -97,30 +92,18 @@ def test_candidates_are_counted(service: RunningService) -> None:
     assert sum(seen.history) > 0
 
 
+HEADS = (thumbnail(side=129), thumbnail(side=129, kind="PNG"), huge_png(), thumbnail(kind="GIF"))
+
+
 @pytest.mark.parametrize(
-    "image",
-    [
-        thumbnail(side=129),
-        thumbnail(side=129, kind="PNG"),
-        huge_png(),
-        thumbnail(kind="GIF"),
-        "AAAA",
-        "A",
-        thumbnail()[:40],
-        thumbnail(kind="PNG")[:16],
-    ],
-    ids=range(8),
+    "image", [*HEADS, "AAAA", "A", thumbnail()[:40], thumbnail(kind="PNG")[:16]], ids=range(len(HEADS) + 4)
 )
 def test_an_invalid_thumbnail_is_refused(service: RunningService, run: str, image: str) -> None:
     told: dict[str, Any] = report(0, samples=samples(0)).model_dump(mode="json")
     told["samples"]["pairs"][1]["regenerated"] = image
-    refused = service.client.post(f"/v1/runs/{run}/iterations", json=told)
-    found = problem(refused)
-    assert (refused.status_code, found["kind"], found["where"]) == (
-        422,
-        "thumbnail",
-        "body.samples.pairs.1.regenerated",
-    )
+    found = problem(service.client.post(f"/v1/runs/{run}/iterations", json=told))
+    assert (found["status"], found["kind"]) == (422, "thumbnail")
+    assert found["where"] == "body.samples.pairs.1.regenerated"
     assert service.client.get(f"/v1/runs/{run}/iterations").json()["curve"]["iterations"] == []
 
 
@@ -149,11 +132,8 @@ def test_the_page_is_one_file_under_a_strict_policy(service: RunningService) -> 
         policy[kind].startswith("'sha256-") and "unsafe" not in policy[kind] for kind in ("script-src", "style-src")
     )
     assert int(page.headers["content-length"]) < 50_000
-    text = _without_svg(page.text).replace("https://github.com/leeoniya/uPlot", "")  # in its licence's comment
+    text = page.text.replace("http://www.w3.org/2000/svg", "")
+    text = text.replace("https://github.com/leeoniya/uPlot", "")  # in its licence's comment
     assert not [word for word in ("http://", "https://", "/*style*/", "innerHTML") if word in text]
     again = service.client.get("/", headers={"If-None-Match": page.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
-
-
-def _without_svg(text: str) -> str:
-    return text.replace("http://www.w3.org/2000/svg", "")

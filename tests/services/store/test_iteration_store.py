@@ -1,25 +1,21 @@
 """Reports of iterations: one contract for every store."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 import redis
 from iteration_helpers import report, samples
 from solrl_proto.status import Point
 from solrl_rollout.store import RunStore, open_store
-from solrl_rollout.store.run_store import KEPT_POINTS, encode_point
+from solrl_rollout.store.run_store import encode_point
 from store_helpers import TENANT, fill, refusal
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["memory", "redis"])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[RunStore]:
-    url = "memory://" if request.param == "memory" else request.getfixturevalue("empty_redis_url")
-    opened = open_store(url, retain=3)
-    await fill(opened, 1)
-    yield opened
-    await opened.close()
+@pytest.fixture
+async def store(store: RunStore) -> RunStore:
+    """A store with a run."""
+    await fill(store, 1)
+    return store
 
 
 async def told(store: RunStore, run: str = "run-a") -> list[int]:
@@ -68,28 +64,22 @@ async def test_revisions_grow_over_all_runs(store: RunStore) -> None:
     assert {run: one.revision for run, one in progress.items()} == {"run-a": told[2], "run-b": told[1]}
 
 
-async def test_only_the_newest_points_are_kept(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert KEPT_POINTS == 10_000
+@pytest.mark.parametrize(
+    ("limit", "most"), [("KEPT_POINTS", 4), ("KEPT_POINT_BYTES", 4 * len(encode_point(report(0))) + 3)]
+)
+async def test_only_the_newest_points_are_kept(
+    store: RunStore, limit: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("memory_store", "redis_store"):
-        monkeypatch.setattr(f"solrl_rollout.store.{name}.KEPT_POINTS", 4)
+        monkeypatch.setattr(f"solrl_rollout.store.{name}.{limit}", most)
     for i in range(7):
         await store.add_iteration(TENANT, "run-a", report(i))
     assert await told(store) == [3, 4, 5, 6]
-
-
-async def test_kept_reports_are_bounded_in_bytes(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = len(encode_point(report(0)))
-    for name in ("memory_store", "redis_store"):
-        monkeypatch.setattr(f"solrl_rollout.store.{name}.KEPT_POINT_BYTES", 4 * size + 3)
-    for i in range(7):
-        await store.add_iteration(TENANT, "run-a", report(i))
-    assert await told(store) == [3, 4, 5, 6]
-    await store.add_iteration(TENANT, "run-a", report(5))
-    for i in (6, 7):
+    for i in (5, 6, 7):
         await store.add_iteration(TENANT, "run-a", report(i))
     assert await told(store) == [4, 5, 6, 7]
     await store.add_iteration(TENANT, "run-a", report(8, rewards={"x" * 100: {"mean": 0, "best": 0, "worst": 0}}))
-    assert await told(store) == [6, 7, 8]
+    assert await told(store) == ([5, 6, 7, 8] if limit == "KEPT_POINTS" else [6, 7, 8])
 
 
 async def test_a_report_that_is_too_large_is_refused(store: RunStore) -> None:
@@ -119,17 +109,13 @@ async def test_revisions_grow_even_if_redis_clock_steps_back(empty_redis_url: st
     await store.close()
 
 
-async def test_an_unknown_run_cannot_report(store: RunStore) -> None:
+async def test_an_unknown_run_cannot_report_and_a_deleted_one_is_forgotten(store: RunStore) -> None:
     for tenant, run in ((TENANT, "nobody"), ("tenant-b", "run-a")):
         assert (await refusal(store.add_iteration(tenant, run, report(0)))).kind == "run-not-found"
         assert (await refusal(store.iterations(tenant, run))).kind == "run-not-found"
     await store.add_iteration(TENANT, "run-a", report(0, samples=samples(0)))
     assert await store.samples("tenant-b", "run-a") is None
     assert await store.progress("tenant-b", ["run-a"]) == {}
-
-
-async def test_a_deleted_run_is_forgotten(store: RunStore) -> None:
-    await store.add_iteration(TENANT, "run-a", report(0, samples=samples(0)))
     await store.delete(TENANT, "run-a")
     assert (await refusal(store.iterations(TENANT, "run-a"))).kind == "run-not-found"
     await fill(store, 1)
@@ -138,9 +124,12 @@ async def test_a_deleted_run_is_forgotten(store: RunStore) -> None:
     assert await store.progress(TENANT, ["run-a"]) == {}
 
 
-async def test_a_report_writes_exactly_these_keys(empty_redis_url: str) -> None:
+async def test_a_report_writes_exactly_these_keys_and_a_deleted_run_leaves_none_of_its_own(
+    empty_redis_url: str,
+) -> None:
     store = open_store(empty_redis_url)
-    await fill(store, 1)
+    await fill(store, 3)
+    await store.pin(TENANT, "run-a", 1, True)
     with redis.Redis.from_url(empty_redis_url) as client:
         before = set(client.keys())
         await store.add_iteration(TENANT, "run-a", report(0, samples=samples(0)))
