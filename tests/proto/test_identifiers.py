@@ -8,32 +8,29 @@ from solrl_proto.identifiers import Digest, Message, ModelName, RunName, Seed, T
 from solrl_proto.models import NoiseContract
 
 
-@pytest.mark.parametrize("kind", [RunName, ModelName, TenantName])
-def test_names(kind: Any) -> None:
-    names = TypeAdapter(kind)
-    for good in ("a", "7", "flux1-dev", "a.b_c-d", "x" * 64):
-        assert names.validate_python(good) == good
-    for bad in ("", "A", "-a", "a-", ".a", "a/b", "a b", "ä", "a\n", "x" * 65):
-        with pytest.raises(ValidationError):
-            names.validate_python(bad)
-
-
-@pytest.mark.parametrize("kind", [Version, Seed])
-def test_versions_and_seeds_are_exact_in_a_json_double(kind: Any) -> None:
-    numbers = TypeAdapter(kind)
-    assert numbers.validate_python(0) == 0
-    assert numbers.validate_python(2**53 - 1) == int(float(2**53 - 1))
-    for bad in (-1, 2**53, 0.5):
-        with pytest.raises(ValidationError):
-            numbers.validate_python(bad)
-
-
-def test_digests() -> None:
-    digests = TypeAdapter(Digest)
-    assert digests.validate_python("sha256:" + "0a" * 32)
-    for bad in ("0a" * 32, "sha256:" + "0A" * 32, "sha256:" + "0a" * 31, "sha256:" + "0g" * 32):
-        with pytest.raises(ValidationError):
-            digests.validate_python(bad)
+@pytest.mark.parametrize(
+    ("kinds", "good", "bad"),
+    [
+        (
+            (RunName, ModelName, TenantName),
+            ("a", "7", "flux1-dev", "a.b_c-d", "x" * 64),
+            ("", "A", "-a", "a-", ".a", "a/b", "a b", "ä", "a\n", "x" * 65),
+        ),
+        ((Version, Seed), (0, int(float(2**53 - 1))), (-1, 2**53, 0.5)),
+        (
+            (Digest,),
+            ("sha256:" + "0a" * 32,),
+            ("0a" * 32, *(f"sha256:{end}" for end in ("0A" * 32, "0a" * 31, "0g" * 32))),
+        ),
+    ],
+    ids=["names", "numbers", "digests"],
+)
+def test_what_patterns_take_and_refuse(kinds: Any, good: Any, bad: Any) -> None:
+    for kind in map(TypeAdapter, kinds):
+        assert [kind.validate_python(one) for one in good] == list(good)
+        for one in bad:
+            with pytest.raises(ValidationError):
+                kind.validate_python(one)
 
 
 def test_messages_are_immutable_and_know_all_their_fields() -> None:

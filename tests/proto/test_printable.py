@@ -12,13 +12,10 @@ EVIL = "\x1b]0;owned\x07\x1b[2J\u202e\r\n\x9b31m\ud800 <b>[red]"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\u202e\r\n\x9b31m\ud800 <b>[red]"
 
 
-def test_control_and_format_characters_are_escaped() -> None:
+def test_control_and_format_characters_are_escaped_also_in_values() -> None:
     assert printable(EVIL) == SHOWN
     assert printable("grün, 開く, 2 × 3") == "grün, 開く, 2 × 3"
     assert printable(printable("long " * 1000)) == printable("long " * 1000)
-
-
-def test_values_keep_their_form_unless_they_are_long() -> None:
     assert printable_value({EVIL: [EVIL, 3, None]}) == {SHOWN: [SHOWN, 3, None]}
     assert printable_value(list(range(2000))).endswith(" … (shortened)")
 

@@ -20,6 +20,7 @@ from solrl_proto.rollouts import (
     StochasticSteps,
 )
 
+SDE = StochasticSteps(kind="flow", eta=0.7, first=1, count=2)
 FITTED = FittedSolver(sigmas=(1.0, 0.5), step_coeffs=((0.5, 0.5),), x0_coeffs=((0.0, 1.0), (0.0, 0.0, 1.0)))
 
 
@@ -31,68 +32,45 @@ def nested(depth: int) -> dict[str, Any]:
     return value
 
 
-def test_metadata_may_be_as_large_as_the_limit() -> None:
+def test_metadata_may_be_as_large_and_as_deep_as_the_limits() -> None:
     frame = len('{"a": ""}')
     PromptItem(id="p", text="a", metadata={"a": "x" * (MAX_METADATA_BYTES - frame)})
-    with pytest.raises(ValidationError, match=f"{MAX_METADATA_BYTES + 1} bytes as JSON; expected at most"):
-        PromptItem(id="p", text="a", metadata={"a": "x" * (MAX_METADATA_BYTES - frame + 1)})
-    with pytest.raises(ValidationError, match="bytes as JSON"):  # on the wire
-        PromptItem(id="p", text="a", metadata={"a": "é" * (MAX_METADATA_BYTES // 2)})
-
-
-def test_metadata_may_be_nested_as_deep_as_the_limit() -> None:
     PromptItem(id="p", text="a", metadata=nested(MAX_METADATA_DEPTH))
-    for depth in (MAX_METADATA_DEPTH + 2, 100_000):  # the latter, without recursion
-        with pytest.raises(ValidationError, match="nested more than"):
-            PromptItem(id="p", text="a", metadata=nested(depth))
+    refused = [
+        ({"a": "x" * (MAX_METADATA_BYTES - frame + 1)}, f"{MAX_METADATA_BYTES + 1} bytes as JSON; expected at most"),
+        ({"a": "é" * (MAX_METADATA_BYTES // 2)}, "bytes as JSON"),  # on the wire
+        (nested(MAX_METADATA_DEPTH + 2), "nested more than"),
+        (nested(100_000), "nested more than"),  # without recursion
+    ]
+    for metadata, said in refused:
+        with pytest.raises(ValidationError, match=said):
+            PromptItem(id="p", text="a", metadata=metadata)
 
 
-@pytest.mark.parametrize("offset", [2**32, 2**40, 2**52])
-def test_seeds_that_draw_the_same_noise_are_refused_within_a_group(offset: int) -> None:
-    with pytest.raises(ValidationError, match=r"equal modulo 2\*\*32"):
-        Candidates(seeds=((5, 5 + offset),))
-
-
-def test_groups_may_share_noise() -> None:
-    assert Candidates(seeds=((5, 6), (5 + 2**32, 7))).seeds is not None
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"count": 4},
-        {"seed_root": 7},
-        {"count": 4, "seed_root": 7, "seeds": ((1,),)},
-        {"count": 4, "seeds": ((1,),)},
-        {"seed_root": 7, "seeds": ((1,),)},
-    ],
-)
-def test_seeds_are_given_in_one_way(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="give either count and seed_root, or seeds"):
-        Candidates(**fields)
+TWO_WAYS = "give either count and seed_root, or seeds"
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
+        ({}, TWO_WAYS),
+        ({"count": 4}, TWO_WAYS),
+        ({"seed_root": 7}, TWO_WAYS),
+        ({"count": 4, "seed_root": 7, "seeds": ((1,),)}, TWO_WAYS),
+        ({"count": 4, "seeds": ((1,),)}, TWO_WAYS),
+        ({"seed_root": 7, "seeds": ((1,),)}, TWO_WAYS),
         ({"seeds": ((1, 2), (3, 3))}, "a seed is repeated in one prompt's list"),
         ({"seeds": (tuple(range(MAX_CANDIDATES + 1)),)}, f"at most {MAX_CANDIDATES} seeds a prompt"),
         ({"seeds": ((2**53,),)}, "less than"),
         ({"count": 0, "seed_root": 1}, "greater than or equal to 1"),
         ({"count": MAX_CANDIDATES + 1, "seed_root": 1}, f"less than or equal to {MAX_CANDIDATES}"),
+        *(({"seeds": ((5, 5 + offset),)}, r"equal modulo 2\*\*32") for offset in (2**32, 2**40, 2**52)),
     ],
 )
-def test_seeds_out_of_bounds_are_refused(fields: dict[str, Any], said: str) -> None:
+def test_seeds_are_given_in_one_way_within_bounds_and_differ_in_noise(fields: dict[str, Any], said: str) -> None:
+    assert Candidates(seeds=((5, 6), (5 + 2**32, 7))).seeds is not None, "groups may share noise"
     with pytest.raises(ValidationError, match=said):
         Candidates(**fields)
-
-
-@pytest.mark.parametrize("after", [6, 7])
-def test_pruning_comes_before_the_last_step(after: int) -> None:
-    assert Plan(steps=6, prune=Prune(after=5, keep=2)).prune is not None
-    with pytest.raises(ValidationError, match=f"prune.after is {after}; expected 1 to 5"):
-        Plan(steps=6, prune=Prune(after=after, keep=2))
 
 
 @pytest.mark.parametrize(
@@ -113,43 +91,19 @@ def test_a_solver_that_does_not_fit_together_is_refused(change: dict[str, object
         FittedSolver.model_validate(whole | change)
 
 
-def test_images_that_are_answered_are_decoded_in_the_autoencoders_precision() -> None:
-    body: dict[str, Any] = {
-        "model": "m",
-        "prompts": [{"id": "p", "text": "a"}],
-        "candidates": {"seeds": [[1]]},
-        "rewards": [{"name": "r"}],
-        "images": "png",
-    }
-    with pytest.raises(ValidationError, match="scores them decoded in fp8; expected images none, or no decoder_precis"):
-        RolloutRequest.model_validate(body | {"plan": {"decoder_precision": "fp8"}})
-    RolloutRequest.model_validate(body | {"images": "none", "plan": {"decoder_precision": "fp8"}})
-
-
-def test_a_plan_has_as_many_steps_as_its_solver_was_fitted_for() -> None:
-    assert Plan(steps=2, fitted=FITTED).fitted == FITTED
-    with pytest.raises(ValidationError, match="steps is 6; expected 2, as the solver was fitted for"):
-        Plan(steps=6, fitted=FITTED)
-
-
-@pytest.mark.parametrize("other", [{"solver": "dpm2"}, {"guidance": 2.0}])
-def test_a_solver_runs_as_it_was_fitted(other: dict[str, Any]) -> None:
-    fitted_for = ModelBinding(model="sha256:" + "0" * 64, solver="euler", guidance=1.0)
-    fitted = FITTED.model_copy(update={"fitted_for": fitted_for})
-    assert Plan(steps=2, fitted=fitted).fitted == fitted
-    with pytest.raises(ValidationError, match="the solver was fitted for euler at guidance 1; got"):
-        Plan(steps=2, fitted=fitted, **other)
-
-
-SDE = StochasticSteps(kind="flow", eta=0.7, first=1, count=2)
+BOUND = FITTED.model_copy(update={"fitted_for": ModelBinding(model="sha256:" + "0" * 64, solver="euler", guidance=1.0)})
 
 
 def test_a_plan_names_what_takes_its_steps() -> None:
     assert Plan(solver="dpm2").solver_spec == "dpm2"
-    assert Plan(steps=2, fitted=FITTED).solver_spec == FITTED
+    assert Plan(steps=2, fitted=FITTED).solver_spec == Plan(steps=2, fitted=FITTED).fitted == FITTED
+    assert Plan(steps=2, fitted=BOUND).fitted == BOUND
     assert Plan(steps=3, solver="dpm2", sde=SDE).solver_spec == SDE
+    assert Plan(steps=6, prune=Prune(after=5, keep=2)).prune is not None
     assert "sde" not in Plan().model_dump(mode="json")
     assert Plan.model_validate_json(Plan(steps=3, sde=SDE).model_dump_json()).sde == SDE
+    assert "adapter" not in Plan(precision="nvfp4").model_dump()
+    assert Plan(precision="nvfp4", adapter="unmerged").model_dump()["adapter"] == "unmerged"
 
 
 @pytest.mark.parametrize(
@@ -168,15 +122,26 @@ def test_impossible_stochastic_steps_are_refused(change: dict[str, object], said
         StochasticSteps.model_validate(SDE.model_dump() | change)
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_the_last_step_has_no_noise(steps: int) -> None:
-    with pytest.raises(ValidationError, match=f"sde.first is 1 of {steps} steps; expected at most {steps - 2}"):
-        Plan(steps=steps, sde=SDE)
-
-
-def test_one_solver_is_replaced_once() -> None:
-    with pytest.raises(ValidationError, match="got both fitted and sde; expected one of them"):
-        Plan(steps=2, fitted=FITTED, sde=StochasticSteps(kind="dance", eta=0.3))
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"steps": 6, "prune": Prune(after=6, keep=2)}, "prune.after is 6; expected 1 to 5"),
+        ({"steps": 6, "prune": Prune(after=7, keep=2)}, "prune.after is 7; expected 1 to 5"),
+        ({"steps": 6, "fitted": FITTED}, "steps is 6; expected 2, as the solver was fitted for"),
+        ({"steps": 2, "fitted": BOUND, "solver": "dpm2"}, "the solver was fitted for euler at guidance 1; got"),
+        ({"steps": 2, "fitted": BOUND, "guidance": 2.0}, "the solver was fitted for euler at guidance 1; got"),
+        ({"steps": 2, "fitted": FITTED, "sde": StochasticSteps(kind="dance", eta=0.3)}, "got both fitted and sde"),
+        ({"steps": 1, "sde": SDE}, "sde.first is 1 of 1 steps; expected at most -1"),
+        ({"steps": 2, "sde": SDE}, "sde.first is 1 of 2 steps; expected at most 0"),
+        *(
+            ({"precision": other, "adapter": "unmerged"}, f"unmerged at precision {other}; expected precision nvfp4")
+            for other in ("auto", "fp8", "bf16")
+        ),
+    ],
+)
+def test_plans_that_contradict_themselves_are_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Plan.model_validate(fields)
 
 
 def request(**changes: Any) -> RolloutRequest:
@@ -204,19 +169,13 @@ def test_groups_are_expanded_by_prompt_id_or_taken_as_given() -> None:
         ({"prompts": [{"id": "a", "text": "   "}]}, "at least 1 character"),
         ({"images": "jpeg"}, "'none', 'png' or 'webp'"),
         ({"more": 1}, "Extra inputs"),
+        ({"images": "png", "plan": {"decoder_precision": "fp8"}}, "scores them decoded in fp8; expected images none"),
     ],
 )
 def test_requests_that_contradict_themselves_are_refused(changes: dict[str, Any], said: str) -> None:
+    assert request(images="none", plan={"decoder_precision": "fp8"}).plan.decoder_precision == "fp8"
     with pytest.raises(ValidationError, match=said):
         request(**changes)
-
-
-def test_an_unmerged_adapter_needs_nvfp4_and_is_named_only_then() -> None:
-    assert "adapter" not in Plan(precision="nvfp4").model_dump()
-    assert Plan(precision="nvfp4", adapter="unmerged").model_dump()["adapter"] == "unmerged"
-    for precision in ("auto", "fp8", "bf16"):
-        with pytest.raises(ValidationError, match=f"unmerged at precision {precision}; expected precision nvfp4"):
-            Plan.model_validate({"precision": precision, "adapter": "unmerged"})
 
 
 def test_the_best_and_worst_seeds_of_a_group_are_never_pruned_ones() -> None:

@@ -19,10 +19,12 @@ def test_only_line_feeds_end_a_line(tmp_path: Path) -> None:
     assert read_lines(path) == []
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
-    path = tmp_path / "marked.json"
-    path.write_text('{"größe": 1}', encoding="utf-8-sig")
-    assert read_json(path) == {"größe": 1}
+def test_the_locale_does_not_matter_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("größer", encoding="utf-8-sig")
+    code = "import sys; from pathlib import Path; from solrl_proto.text_files import read_text; "
+    code += "assert read_text(Path(sys.argv[1])) == 'gr\\xf6\\xdfer'"
+    environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "text")], env=environment, check=True, timeout=600)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32-le", "latin-1"])
@@ -39,18 +41,12 @@ def test_another_encoding_is_refused_with_the_line(tmp_path: Path, encoding: str
         read_lines(path)
 
 
-def test_the_locale_does_not_matter(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("größer", encoding="utf-8")
-    code = "import sys; from pathlib import Path; from solrl_proto.text_files import read_text; "
-    code += "assert read_text(Path(sys.argv[1])) == 'gr\\xf6\\xdfer'"
-    environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "text")], env=environment, check=True, timeout=600)
-
-
 @pytest.mark.parametrize(
     ("text", "fault"), [('{"a": 1, "a": 2}', "the key 'a' is there twice"), ("{a: 1}", "not JSON"), ("", "not JSON")]
 )
 def test_json_that_cannot_be_used_is_refused(tmp_path: Path, text: str, fault: str) -> None:
+    (tmp_path / "a.json").write_text('{"größe": 1}', encoding="utf-8-sig")
+    assert read_json(tmp_path / "a.json") == {"größe": 1}
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(TextFileError, match=rf"a\.json: .*{fault}"):
         read_json(tmp_path / "a.json")
