@@ -127,7 +127,9 @@ def test_scores_are_of_each_image_alone(accepts: Judge) -> None:
     assert accepts(images[:0], [], []).shape == (0,)
 
 
-def test_unusable_images_and_weights_are_refused(accepts: Judge, tmp_path: Path) -> None:
+def test_unusable_images_and_weights_are_refused_and_the_digest_is_of_the_weights(
+    accepts: Judge, tmp_path: Path
+) -> None:
     red = metadata("single_object", ("red", "square"))
     with pytest.raises(ValueError, match=r"got images of \(32, 32\) pixels; expected 64 × 64"):
         accepts(torch.zeros(1, 3, 32, 32), [""], [red])
@@ -138,9 +140,6 @@ def test_unusable_images_and_weights_are_refused(accepts: Judge, tmp_path: Path)
     save(Detector(width=32), tmp_path)
     with pytest.raises(ValueError, match="has other weights than the judge"):
         Judge(str(tmp_path))
-
-
-def test_its_digest_is_of_its_weights(accepts: Judge, tmp_path: Path) -> None:
     weights = judge.load(SHIPPED)
     save(weights, tmp_path)
     assert Judge(str(tmp_path)).digest == accepts.digest

@@ -94,15 +94,12 @@ def strict(image: npt.NDArray[np.float32], combination: Combination) -> float:
 
 
 def test_positions_are_of_the_second_to_the_first() -> None:
-    image = scene(("red", "circle", 45, 30, 8), ("blue", "square", 15, 32, 8))
-    things = (("red", "circle"), ("blue", "square"))
-    answers = {
-        r: strict(image, Combination("position", things, relation=r)) for r in ("left of", "right of", "above", "below")
-    }
-    assert answers == {"left of": 1, "right of": 0, "above": 0, "below": 0}
+    things, relations = (("red", "circle"), ("blue", "square")), ("left of", "right of", "above", "below")
+    beside = scene(("red", "circle", 45, 30, 8), ("blue", "square", 15, 32, 8))
     upright = scene(("red", "circle", 30, 15, 8), ("blue", "square", 32, 45, 8))
-    answers = {r: strict(upright, Combination("position", things, relation=r)) for r in answers}
-    assert answers == {"left of": 0, "right of": 0, "above": 0, "below": 1}
+    for image, right in ((beside, "left of"), (upright, "below")):
+        answers = {one: strict(image, Combination("position", things, relation=one)) for one in relations}
+        assert answers == {one: one == right for one in relations}
 
 
 def test_counts_are_exact_and_extra_objects_are_wrong() -> None:
@@ -137,24 +134,17 @@ def test_a_blank_image_shows_nothing(value: float) -> None:
         assert 0 <= verdict.graded <= 0.5
 
 
-def test_an_image_wholly_of_the_colour_asked_for_is_wrong() -> None:
-    image = PALETTE[0][:, None, None].expand(3, SIDE, SIDE).numpy()
-    assert strict(image, Combination("single_object", (("red", "square"),))) == 0
-
-
-def test_a_noisy_image_is_graded_as_wrong() -> None:
+def test_noise_and_an_image_wholly_of_the_colour_asked_for_are_wrong() -> None:
     noise = np.random.default_rng(0).random((20, 3, SIDE, SIDE), np.float32)
-    verdicts = verify_batch(torch.from_numpy(noise), [Combination("single_object", (("red", "circle"),)).metadata] * 20)
-    assert sum(v.strict for v in verdicts) == 0
+    red = PALETTE[0][:, None, None].expand(3, SIDE, SIDE).numpy()
+    for image, shape in ((red, "square"), *((one, "circle") for one in noise)):
+        assert strict(image, Combination("single_object", (("red", shape),))) == 0
 
 
-@pytest.mark.parametrize("metadata", [{}, {"include": []}, {"tag": "counting"}])
-def test_metadata_without_objects_is_an_error(metadata: dict[str, list[str]]) -> None:
-    with pytest.raises(ValueError, match="'include'"):
-        verify(np.zeros((3, SIDE, SIDE), np.float32), metadata)
-
-
-def test_images_and_metadata_must_be_as_many() -> None:
+def test_metadata_without_objects_or_of_other_images_is_an_error() -> None:
+    for metadata in ({}, {"include": []}, {"tag": "counting"}):
+        with pytest.raises(ValueError, match="'include'"):
+            verify(np.zeros((3, SIDE, SIDE), np.float32), metadata)
     with pytest.raises(ValueError, match="argument 2"):
         verify_batch(torch.zeros(2, 3, SIDE, SIDE), [Combination("single_object", (("red", "circle"),)).metadata])
 

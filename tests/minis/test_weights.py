@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.fingerprint import module_digest
 from solrl_core.rewards import load_reward
@@ -19,6 +19,7 @@ BACKBONES = ["mini-sana", "mini-sd3", "mini-flux"]
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
 FILES = sorted(catalog.WEIGHTS.rglob("*.safetensors"))
 CHECKPOINT = catalog.WEIGHTS / "mini-hpsv2" / "HPS_mini_compressed.pt"
+OPEN_CLIPS = {"visual.proj", "text_projection", "logit_scale", "transformer.resblocks.0.attn.in_proj_weight"}
 
 
 def size(folder: Path) -> int:
@@ -30,31 +31,19 @@ def backbone(request: pytest.FixtureRequest) -> Backbone:
     return load_backbone(request.param)
 
 
-def test_all_together_are_small() -> None:
+def test_all_together_are_small_tensors_json_and_cards() -> None:
     assert size(catalog.WEIGHTS.parent) <= 44 * MIB
-
-
-def test_nothing_but_tensors_json_and_the_card_is_shipped() -> None:
     files = [path for path in catalog.WEIGHTS.rglob("*") if path.is_file()]
     assert {path.suffix for path in files if path != CHECKPOINT} <= {".safetensors", ".json", ".md"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(catalog.WEIGHTS)))
-def test_they_are_bfloat16_and_finite(path: Path) -> None:
-    with safe_open(path, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+@pytest.mark.parametrize("path", [*FILES, CHECKPOINT], ids=lambda path: str(path.relative_to(catalog.WEIGHTS)))
+def test_they_are_bfloat16_finite_and_hold_no_code(path: Path) -> None:
+    tensors = torch.load(path, weights_only=True)["state_dict"] if path == CHECKPOINT else load_file(path)
     assert tensors
+    assert path != CHECKPOINT or tensors.keys() >= OPEN_CLIPS
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
-
-
-def test_the_checkpoint_of_hpsv2_is_open_clips_and_holds_no_code() -> None:
-    state = torch.load(CHECKPOINT, weights_only=True)["state_dict"]
-    assert {"visual.proj", "text_projection", "logit_scale", "transformer.resblocks.0.attn.in_proj_weight"} <= set(
-        state
-    )
-    assert {tensor.dtype for tensor in state.values()} == {torch.bfloat16}
-    assert all(torch.isfinite(tensor).all() for tensor in state.values())
 
 
 def test_they_make_an_image_that_every_reward_scores(backbone: Backbone) -> None:
@@ -65,15 +54,12 @@ def test_they_make_an_image_that_every_reward_scores(backbone: Backbone) -> None
         assert torch.isfinite(load_reward(name, backbone)(image, ["a red circle"], [{}])).all()
 
 
-def test_loaded_weights_equal_the_files(backbone: Backbone) -> None:
+def test_loaded_weights_equal_the_files_and_nearly_all_linear_work_is_quantised(backbone: Backbone) -> None:
     folder = catalog.WEIGHTS / backbone.name
-    with safe_open(folder / "transformer" / "diffusion_pytorch_model.safetensors", "pt") as file:
-        for name, tensor in backbone.transformer.state_dict().items():
-            assert torch.equal(tensor, file.get_tensor(name).float())
+    stored = load_file(folder / "transformer" / "diffusion_pytorch_model.safetensors")
+    for name, tensor in backbone.transformer.state_dict().items():
+        assert torch.equal(tensor, stored[name].float())
     assert module_digest(backbone.transformer) == module_digest(load_backbone(str(folder)).transformer)
-
-
-def test_nearly_all_linear_work_is_quantised(backbone: Backbone) -> None:
     assert backbone.quantized_share("nvfp4") >= 0.9
 
 

@@ -36,13 +36,10 @@ def meaning(combination: Combination) -> Meaning:
     return objects, frozenset(stands), combination.size
 
 
-def test_each_picture_occurs_once_per_kind() -> None:
+def test_keys_are_equal_exactly_for_equal_pictures_of_which_each_kind_has_each_once() -> None:
     for kind in KINDS:
         meanings = [meaning(c) for c in EVERY if c.kind == kind]
         assert len(set(meanings)) == len(meanings)
-
-
-def test_keys_are_equal_exactly_for_equal_pictures() -> None:
     keys: dict[str, set[Meaning]] = defaultdict(set)
     turned = [Combination("position", c.things[::-1], relation=OPPOSITE[c.relation]) for c in EVERY if c.relation]
     swapped = [Combination("two_object", c.things[::-1]) for c in EVERY if c.kind == "two_object"]
@@ -114,19 +111,10 @@ def test_metadata_is_genevals() -> None:
         assert all(item["count"] == combination.count for item in include)
         assert json.loads(json.dumps(metadata)) == metadata
         extra = [item.keys() - {"class", "count", "color"} for item in include]
-        assert extra == {
-            "position": [set(), {"position"}],
-            "two_object": [set(), set()],
-            "size": [{"size"}],
-        }.get(combination.kind, [set()])
-
-
-def test_metadata_of_a_position_points_at_the_first_object() -> None:
-    include = Combination("position", (A, B), relation="below").metadata["include"]
-    assert include == [
-        {"class": "circle", "count": 1, "color": "red"},
-        {"class": "square", "count": 1, "color": "blue", "position": ["below", 0]},
-    ]
+        more = {"position": [set(), {"position"}], "two_object": [set(), set()], "size": [{"size"}]}
+        assert extra == more.get(combination.kind, [set()])
+        # A position points at the first object.
+        assert combination.relation is None or include[1]["position"] == [combination.relation, 0]
 
 
 def test_exactly_one_attribute_is_changed() -> None:

@@ -63,21 +63,16 @@ def log(folder: Path, name: str, stage: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "stage"), STAGES)
-def test_each_stage_logs_finite_losses(trained: Path, name: str, stage: str) -> None:
+def test_each_stage_logs_finite_losses_and_those_of_backbones_go_down(trained: Path, name: str, stage: str) -> None:
     (figures,) = log(trained, name, stage)
-    assert len(figures["losses"]) in (0, 12)
-    assert bool(figures["losses"]) == (stage != "rounding" and "from" not in figures)
-    assert all(math.isfinite(loss) for loss in figures["losses"])
+    losses = figures["losses"]
+    assert len(losses) in (0, 12)
+    assert bool(losses) == (stage != "rounding" and "from" not in figures)
+    assert all(math.isfinite(loss) for loss in losses)
     # Agreement is NaN if no image is better than another, as with untrained backbones.
     floats = {key: value for key, value in figures.items() if isinstance(value, float) and stage != "preference"}
     assert all(math.isfinite(value) for value in floats.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_loss_goes_down(trained: Path, name: str) -> None:
-    losses = log(trained, name, "backbone")[0]["losses"]
-    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+    assert (name not in FAMILIES or stage != "backbone") or np.mean(losses[-5:]) < np.mean(losses[:5])
 
 
 @pytest.mark.slow
@@ -117,35 +112,23 @@ def test_training_encodes_prompts_as_the_service_does(trained: Path, name: str) 
 
 
 @pytest.mark.slow
-def test_saved_weights_are_bfloat16_and_contain_no_paths(trained: Path) -> None:
+def test_saved_weights_are_bfloat16_and_contain_no_paths_and_snapshots_differ(trained: Path) -> None:
     files = list(trained.rglob("*.safetensors"))
     snapshots = (2 + 4 + 1 + 1) * len(SNAPSHOTS)  # of what is trained: two have frozen text encoders
     assert len(files) == 3 + 5 + 4 + 5 + 3 + 1 + snapshots
     for file in files:
         assert {tensor.dtype for tensor in load_file(file).values()} == {torch.bfloat16}
     assert not any(str(trained) in file.read_text() for file in trained.rglob("*.json"))
-
-
-@pytest.mark.slow
-def test_snapshots_are_of_the_transformer_and_differ(trained: Path) -> None:
     last = load_file(trained / "mini-text" / "transformer" / "diffusion_pytorch_model.safetensors")
-    snapshots = [
-        load_file(trained / "snapshots" / "mini-text" / "transformer" / f"{percentage}.safetensors")
-        for percentage in SNAPSHOTS
-    ]
-    for one in snapshots:
+    folder = trained / "snapshots" / "mini-text" / "transformer"
+    transformers = [load_file(folder / f"{percentage}.safetensors") for percentage in SNAPSHOTS]
+    for one in transformers:
         assert {name: value.shape for name, value in one.items()} == {name: value.shape for name, value in last.items()}
-    name = "proj_out.weight"
-    assert len({bytes(one[name].view(torch.uint8).numpy()) for one in [*snapshots, last]}) == len(snapshots) + 1
-
-
-@pytest.mark.slow
-def test_flux_shares_its_text_encoders_with_sd3(trained: Path) -> None:
-    t5 = [
-        trained / f"mini-{name}" / part / "model.safetensors"
-        for name, part in (("sd3", "text_encoder_3"), ("flux", "text_encoder_2"))
-    ]
-    one, other = (load_file(file) for file in t5)
+    weights = {bytes(one["proj_out.weight"].view(torch.uint8).numpy()) for one in [*transformers, last]}
+    assert len(weights) == len(transformers) + 1
+    # FLUX shares its text encoder with SD3.
+    of_sd3, of_flux = trained / "mini-sd3" / "text_encoder_3", trained / "mini-flux" / "text_encoder_2"
+    one, other = (load_file(part / "model.safetensors") for part in (of_sd3, of_flux))
     assert set(one) == set(other)
     assert all(torch.equal(one[key], other[key]) for key in one)
 

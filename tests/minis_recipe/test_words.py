@@ -1,8 +1,10 @@
 """The text world: words, their images, what reads them, and a model that takes characters one by one."""
 
 import shutil
+from collections.abc import Callable
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
 from solrl_core.rewards.images import as_bytes
@@ -69,18 +71,16 @@ def test_an_exact_match_ignores_case_and_white_space() -> None:
     assert found.tolist() == [True, True, False, False, False]
 
 
-@needs_engine
-def test_rapidocr_reads_drawn_words() -> None:
+@pytest.mark.parametrize(
+    ("read", "least"),
+    [
+        pytest.param(reading.by_rapidocr, 0.95, marks=needs_engine),
+        pytest.param(reading.by_tesseract, 0.9, marks=needs_tesseract),
+    ],
+)
+def test_engines_read_drawn_words(read: Callable[[np.ndarray], list[str]], least: float) -> None:
     words, images = drawn(60)
-    found = reading.exact(reading.by_rapidocr(as_bytes(images).numpy()), [word.text for word in words])
-    assert found.mean() >= 0.95
-
-
-@needs_tesseract
-def test_tesseract_reads_drawn_words() -> None:
-    words, images = drawn(60)
-    found = reading.exact(reading.by_tesseract(as_bytes(images).numpy()), [word.text for word in words])
-    assert found.mean() >= 0.9
+    assert reading.exact(read(as_bytes(images).numpy()), [word.text for word in words]).mean() >= least
 
 
 def test_the_model_takes_characters_one_by_one() -> None:
