@@ -1,6 +1,5 @@
 """Driver for a headless Chromium over its DevTools pipe."""
 
-import base64
 import fcntl
 import json
 import os
@@ -23,6 +22,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
     "--hide-scrollbars",
+    "--remote-debugging-pipe",
 ]
 
 
@@ -69,7 +69,7 @@ class Browser:
         return message
 
     @contextmanager
-    def page(self, width: int = 1280, height: int = 900, scheme: str = "light", scale: float = 1) -> Iterator["Page"]:
+    def page(self, width: int = 1280, height: int = 900, scheme: str = "light") -> Iterator["Page"]:
         """Open a tab in a fresh browser context, with the given size and colour scheme."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
@@ -77,13 +77,8 @@ class Browser:
         page = Page(self, session)
         for domain in ("Page", "Network", "Runtime", "Log"):
             page.call(f"{domain}.enable")
-        page.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=scale,
-            mobile=width < 600,
-        )
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        page.call("Emulation.setDeviceMetricsOverride", **metrics)
         page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         try:
             yield page
@@ -150,11 +145,6 @@ class Page:
             entry["text"] for entry in logged if entry["level"] == "error" and entry["source"] != "network"
         ]
 
-    def screenshot(self, whole: bool = False) -> bytes:
-        """PNG of the visible part, or of the whole page."""
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        return base64.b64decode(shot["data"])
-
 
 @contextmanager
 def running_browser() -> Iterator[Browser]:
@@ -167,16 +157,7 @@ def running_browser() -> Iterator[Browser]:
     with tempfile.TemporaryDirectory(prefix="solrl-browser-", ignore_cleanup_errors=True) as profile:
         # The browser reads from descriptor 3 and writes to 4. Bash can redirect descriptors with two digits to them.
         script = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
-        command = [
-            "bash",
-            "-c",
-            script,
-            program,
-            *FLAGS,
-            "--remote-debugging-pipe",
-            f"--user-data-dir={profile}",
-            "about:blank",
-        ]
+        command = ["bash", "-c", script, program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
         process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL)
         os.close(theirs_in)
         os.close(theirs_out)

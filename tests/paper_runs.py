@@ -61,7 +61,7 @@ def finish_trials(programme: Programme, folder: Path, best: float = 3e-4) -> Pro
     return context_of(programme, folder).tuned
 
 
-def finish_all(programme: Programme, folder: Path, gains: Mapping[str, float], table: str) -> Context:
+def finish_all(programme: Programme, folder: Path, gains: Mapping[str, float], table: str, **changes: Any) -> Context:
     """Finish all runs of a table, those of a recipe with its gain; learning rates are tuned on the way."""
     while True:
         context = context_of(programme, folder)
@@ -69,4 +69,4 @@ def finish_all(programme: Programme, folder: Path, gains: Mapping[str, float], t
         if not missing:
             return context
         for one in missing:
-            finish(one, folder, gains[one.preset.split("/")[1]])
+            finish(one, folder, gains[one.preset.split("/")[1]], **changes)

@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -119,13 +120,9 @@ def test_benchmarks_and_scripts_import_nothing_from_tests(folder: str) -> None:
         assert not imported(path) & tests, path
 
 
-def test_the_contract_imports_neither_torch_nor_web_libraries() -> None:
+def test_the_contract_and_the_core_import_no_web_libraries() -> None:
     for path in sources("solrl_proto"):
-        outside = imported(path) - set(sys.stdlib_module_names) - {"solrl_proto"}
-        assert outside <= {"pydantic"}, path
-
-
-def test_the_core_imports_no_web_libraries() -> None:
+        assert imported(path) - set(sys.stdlib_module_names) - {"solrl_proto"} <= {"pydantic"}, path
     for path in sources("solrl_core"):
         assert not imported(path) & {"fastapi", "starlette", "uvicorn", "redis", "httpx", "tyro"}, path
         assert "solrl_proto.problems" not in path.read_text(encoding="utf-8"), f"{path}: HTTP statuses are the edges'"
@@ -167,15 +164,17 @@ def test_help_imports_nothing_heavy(program: str, arguments: list[str], said: st
     assert not modules & HEAVY
 
 
-def test_the_contract_imports_alone() -> None:
-    _, modules = modules_after("import solrl_proto, solrl_proto.noise, solrl_proto.problems, solrl_proto.adapters")
+@pytest.mark.parametrize(
+    ("imports", "others"),
+    [
+        ("solrl_proto, solrl_proto.noise, solrl_proto.problems, solrl_proto.adapters", {*PACKAGES, "numpy"}),
+        ("solrl_core.registry, solrl_core.errors, solrl_trainer.settings.prompts", set()),
+    ],
+)
+def test_the_contract_imports_alone_and_names_are_checked_without_torch(imports: str, others: set[str]) -> None:
+    _, modules = modules_after(f"import {imports}")
     assert "pydantic" in modules
-    assert not modules & (HEAVY | set(PACKAGES) - {"solrl_proto"} | {"numpy"})
-
-
-def test_names_are_checked_without_torch() -> None:
-    _, modules = modules_after("import solrl_core.registry, solrl_core.errors, solrl_trainer.settings.prompts")
-    assert not modules & HEAVY
+    assert not modules & (HEAVY | others - {"solrl_proto"})
 
 
 def modules(files: Iterable[Path], root: Path) -> dict[str, Path]:
@@ -188,9 +187,12 @@ def modules(files: Iterable[Path], root: Path) -> dict[str, Path]:
 
 
 def circular(files: Mapping[str, Path]) -> list[str]:
-    """Circles among modules, each as text."""
-    found = circles({name: needed(path, files) for name, path in files.items()})
-    return [" → ".join(way) for way in found]
+    """The modules of a circle among modules, if there is one."""
+    try:
+        TopologicalSorter({name: needed(path, files) for name, path in files.items()}).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 def needed(path: Path, among: Collection[str]) -> set[str]:
@@ -204,24 +206,6 @@ def needed(path: Path, among: Collection[str]) -> set[str]:
             # `from package import module` needs the module; any other name is the package's own.
             names |= inner & set(among) | ({node.module} if inner - set(among) else set())
     return names & set(among)
-
-
-def circles(edges: Mapping[str, Collection[str]]) -> list[list[str]]:
-    """A circle for each import that closes one, as its module names."""
-    found: list[list[str]] = []
-    done: set[str] = set()
-
-    def visit(name: str, way: list[str]) -> None:
-        if name in way:
-            found.append([*way[way.index(name) :], name])
-        elif name not in done:
-            for other in sorted(edges.get(name, ())):
-                visit(other, [*way, name])
-            done.add(name)
-
-    for name in sorted(edges):
-        visit(name, [])
-    return found
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -13,14 +13,14 @@ import pytest
 import torch
 from evidence import __main__ as evidence
 from paper import words
-from paper.experiments import Programme
+from paper.experiments import Experiment, Programme
 from paper.finished import file_of, read_finished
 from paper.page import draw_words
 from paper.tables import text
 from paper.tables.common import Context
 from paper.words import images_of, load_images, read_words, right, save_images
 from paper.worker import Job, do
-from paper_runs import PROMPTS, RESULTS, context_of, finish
+from paper_runs import PROMPTS, RESULTS, context_of, finish, finish_all
 from PIL import Image
 
 PROGRAMME = Programme()
@@ -35,13 +35,7 @@ READ = {
 
 def finished(folder: Path, **changes: Any) -> Context:
     """All runs of the table, those of a recipe with its gain."""
-    while True:
-        context = context_of(PROGRAMME, folder)
-        missing = [one for one in text.experiments(context) if one.name not in context.runs]
-        if not missing:
-            return context
-        for one in missing:
-            finish(one, folder, GAINS[one.preset.split("/")[1]], **changes)
+    return finish_all(PROGRAMME, folder, GAINS, "text", **changes)
 
 
 def test_the_table_says_how_soon_and_how_well_words_are_written(tmp_path: Path) -> None:
@@ -62,51 +56,41 @@ def test_the_table_says_how_soon_and_how_well_words_are_written(tmp_path: Path) 
     assert found.data["base"]["tesseract"]["mean"] == 0
 
 
-def test_words_that_nobody_read_are_not_given(tmp_path: Path) -> None:
+def test_words_that_nobody_read_are_not_given_and_fewer_than_three_seeds_give_no_table(tmp_path: Path) -> None:
     context = finished(tmp_path)
     found = text.section(context)
     assert found is not None
     assert found.data["families"]["AWM"]["tesseract"] is None
     assert any("| AWM |" in line and line.endswith("| not read | not read |") for line in found.lines)
-
-
-def test_fewer_than_three_seeds_give_no_table(tmp_path: Path) -> None:
-    context = finished(tmp_path)
     last = text.runs_of(text.on_text(context), "FlowGRPO")[-1]
     file_of(last, tmp_path).unlink()
     assert text.section(context_of(PROGRAMME, tmp_path)) is None
 
 
+def run_on_text(folder: Path) -> Experiment:
+    return text.on_text(context_of(PROGRAMME, folder)).programme.experiment("sol_rl", 1)
+
+
 def test_runs_on_text_stand_beside_others_of_another_machine(tmp_path: Path) -> None:
-    other = PROGRAMME.experiment("sol_rl", 1)
-    own = text.on_text(context_of(PROGRAMME, tmp_path)).programme.experiment("sol_rl", 1)
+    other, own = PROGRAMME.experiment("sol_rl", 1), run_on_text(tmp_path)
     finish(other, tmp_path, 0.5)
     finish(own, tmp_path, 0.5, machine="another machine", prompts=['"K7" in red'])
     assert len(read_finished([other, own], tmp_path)) == 2
 
 
-def with_images(folder: Path) -> str:
-    """Name of a finished run whose images after are as light as the number of their prompt, and black before."""
-    run = text.on_text(context_of(PROGRAMME, folder)).programme.experiment("sol_rl", 1)
-    finish(run, folder, 0.5)
-    shade = torch.arange(PROMPTS).view(-1, 1, 1, 1) / 255
-    images = shade.expand(-1, 3, 32, 64)
-    save_images(torch.zeros_like(images), images, images_of(run.name, folder))
-    return run.name
-
-
 def test_both_engines_read_a_runs_images_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = with_images(tmp_path)
+    finish(run_on_text(tmp_path), tmp_path, 0.5)
+    file = images_of(run_on_text(tmp_path).name, tmp_path)
+    # Images after are as light as the number of their prompt.
+    images = (torch.arange(PROMPTS).view(-1, 1, 1, 1) / 255).expand(-1, 3, 32, 64)
+    save_images(torch.zeros_like(images), images, file)
 
     def runs() -> list[Any]:
-        return list(
-            read_finished([text.on_text(context_of(PROGRAMME, tmp_path)).programme.experiment("sol_rl", 1)], tmp_path)
-            .values()
-        )  # fmt: skip
+        return list(read_finished([run_on_text(tmp_path)], tmp_path).values())
 
-    before, after = load_images(images_of(name, tmp_path), PROMPTS)
+    before, after = load_images(file, PROMPTS)
     assert not before.any()
     assert after[:, 31, 63, 2].tolist() == list(range(PROMPTS))
 

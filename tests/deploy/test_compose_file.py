@@ -71,7 +71,7 @@ def test_the_settings_of_a_gpu_node_give_a_gpu_and_require_tokens() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_has_no_privileges(name: str) -> None:
+def test_a_service_has_no_privileges_and_no_secret_in_its_environment_or_command(name: str) -> None:
     body = SERVICES[name]
     assert body["cap_drop"] == ["ALL"]
     assert "no-new-privileges:true" in body["security_opt"]
@@ -80,10 +80,6 @@ def test_a_service_has_no_privileges(name: str) -> None:
         assert "user" not in body  # the image's
     else:
         assert body["user"] not in ("root", "0", 0)
-
-
-@pytest.mark.parametrize("name", SERVICES)
-def test_no_secret_is_in_an_environment_or_a_command(name: str) -> None:
     body = WITH_GPUS[name]
     for key, value in body.get("environment", {}).items():
         suspicious = any(word in key for word in ("TOKEN", "PASSWORD", "SECRET", "REDIS_URL"))
@@ -129,21 +125,14 @@ def test_a_new_volume_belongs_to_the_user_of_the_image(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVING)
-def test_health_checks_ask_a_route_that_the_service_has(name: str) -> None:
+def test_health_checks_ask_a_route_that_the_service_has_and_it_has_time_to_finish_accepted_work(name: str) -> None:
     check = SERVICES[name]["healthcheck"]["test"][-1]
     port = SERVICES[name]["environment"]["SOLRL_PORT"]
     route = check.split(f"http://127.0.0.1:{port}")[1].split("'")[0]
     assert "get" in json.loads((ROOT / "proto" / "openapi.json").read_text())["paths"][route]
     compile(check, name, "exec")
-
-
-@pytest.mark.parametrize("name", SERVING)
-def test_a_service_has_time_to_finish_accepted_work(name: str) -> None:
-    drain = RolloutSettings.model_fields["drain_timeout"].default
-    assert (
-        int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
-        >= drain + RolloutSettings.model_fields["live_timeout"].default
-    )
+    seconds = sum(RolloutSettings.model_fields[field].default for field in ("drain_timeout", "live_timeout"))
+    assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) >= seconds
 
 
 def test_only_the_loopback_and_tls_are_published() -> None:
@@ -163,22 +152,25 @@ def test_every_variable_is_a_setting(name: str) -> None:
     assert targets <= {f"solrl_{field}" for field in fields}
 
 
+def understood(body: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **more: str) -> Any:
+    """The settings that a service's program takes from its command and environment."""
+    for key, value in (body["environment"] | more).items():
+        monkeypatch.setenv(key, value)
+    return parsed([*body.get("entrypoint", ["solrl-rollout"]), *body["command"]]).settings
+
+
 @pytest.mark.parametrize("found", [SERVICES, WITH_GPUS], ids=["plain", "with GPUs"])
 def test_the_service_understands_its_command_environment_and_secrets(
     found: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     body = found["rollout"]
-    for key, value in body["environment"].items():
-        monkeypatch.setenv(key, value)
     for entry in body["secrets"]:
         if isinstance(entry, dict):
             (tmp_path / entry["target"]).write_text("redis://:word@there:6379\n")
     assert Path("/run/secrets") == SECRETS
-    monkeypatch.setitem(
-        RolloutSettings.model_config, "secrets_dir", tmp_path
-    )  # there is none of that name on every machine
-    command = parsed(["solrl-rollout", *body["command"]])
-    settings = command.settings
+    # There is none of that name on every machine.
+    monkeypatch.setitem(RolloutSettings.model_config, "secrets_dir", tmp_path)
+    settings = understood(body, monkeypatch)
     assert settings.redis_url == "redis://:word@there:6379"
     assert (settings.host, settings.port, settings.log_format) == ("0.0.0.0", 8100, "json")
     assert settings.allow_anonymous is (settings.token_file is None) is (found is SERVICES)
@@ -189,9 +181,7 @@ def test_the_reward_service_understands_its_command_and_environment(
     found: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = found["reward"]
-    for key, value in body["environment"].items():
-        monkeypatch.setenv(key, value)
-    settings = parsed([*body["entrypoint"], *body["command"]]).settings
+    settings = understood(body, monkeypatch)
     assert (settings.host, settings.port, settings.rewards) == ("0.0.0.0", 8200, ("clipscore",))
     assert settings.allow_anonymous is (settings.token_file is None) is (found is SERVICES)
     assert settings.options_from == ("mini-sana" if found is SERVICES else ""), "published weights on a GPU"
@@ -205,9 +195,7 @@ def test_options_and_a_key_reach_a_judge_of_the_reward_service(monkeypatch: pyte
     given |= {"SOLRL_JUDGE_TOKEN_PATH": "/run/secrets/judge_token", "SOLRL_OPTIONS_FROM": ""}
     body = load(FILE, given)["services"]["reward"]
     assert body["environment"][f"{chat.TOKEN}_PATH"] == "/run/secrets/judge_token"
-    for key, value in body["environment"].items():
-        monkeypatch.setenv(key, value)
-    settings = parsed([*body["entrypoint"], *body["command"]]).settings
+    settings = understood(body, monkeypatch)
     assert (settings.rewards, settings.reward_options) == (("vlm_judge",), options)
 
 
@@ -215,9 +203,7 @@ def test_the_packages_imagereward_is_served_under_the_name_of_ours(monkeypatch: 
     body = SERVICES["imagereward"]
     dockerfile = (ROOT / body["build"]["dockerfile"]).read_text()
     (rewards,) = re.findall(r"SOLRL_REWARDS=(\S+)$", dockerfile, re.MULTILINE)
-    for key, value in {**body["environment"], "SOLRL_REWARDS": rewards}.items():
-        monkeypatch.setenv(key, value)
-    settings = parsed([*body["entrypoint"], *body["command"]]).settings
+    settings = understood(body, monkeypatch, SOLRL_REWARDS=rewards)
     assert settings.sources == {"imagereward": "reward:PublishedImageReward"}
     assert "class PublishedImageReward:" in (ROOT / "deploy/rewards/imagereward/reward.py").read_text()
     assert body["profiles"] == ["imagereward"]

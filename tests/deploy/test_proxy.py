@@ -92,22 +92,15 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
             process.wait()
 
 
-def test_requests_and_streams_pass(proxy: Proxy) -> None:
+def test_requests_and_streams_pass_and_a_stranger_is_refused_before_the_body(proxy: Proxy) -> None:
+    stream = {"Origin": f"https://localhost:{proxy.port}", "Accept": STREAM_MEDIA_TYPE}
+    endless = rollout_request(count=QUEUE_LIMIT, steps=200)
     with proxy.client() as client:
-        origin = {"Origin": f"https://localhost:{proxy.port}", "Accept": STREAM_MEDIA_TYPE}
-        answer = client.post("/v1/rollouts", json=rollout_request(prompts=["a", "b"], count=2), headers=origin)
+        answer = client.post("/v1/rollouts", json=rollout_request(prompts=["a", "b"], count=2), headers=stream)
         assert [json.loads(line)["kind"] for line in answer.text.splitlines()] == ["start", "group", "group", "end"]
         assert client.get("/metrics", headers=proxy.behind.headers("admin")).status_code == 403
-
-
-def test_groups_arrive_as_they_finish(proxy: Proxy) -> None:
-    request = rollout_request(count=QUEUE_LIMIT, steps=200)
-    headers = {"Accept": STREAM_MEDIA_TYPE}
-    with proxy.client() as client, client.stream("POST", "/v1/rollouts", json=request, headers=headers) as answer:
-        assert json.loads(next(answer.iter_lines()))["kind"] == "start"
-
-
-def test_a_stranger_is_refused_before_the_body(proxy: Proxy) -> None:
+        with client.stream("POST", "/v1/rollouts", json=endless, headers=stream) as answer:
+            assert json.loads(next(answer.iter_lines()))["kind"] == "start"
     with proxy.connect() as sock:
         sock.sendall(proxy.post("Content-Length: 100000", token="solrl_guessed"))
         status, _, body = read_response(sock)
