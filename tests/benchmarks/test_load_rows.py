@@ -7,16 +7,11 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
-pytestmark = pytest.mark.slow
 
-
-@pytest.fixture(autouse=True)
-def modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS / "load"), *sys.path])
-
-
+@pytest.mark.slow
 @pytest.mark.release
-def test_new_run_names_win_a_tenant_nothing() -> None:
+def test_new_run_names_win_a_tenant_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(BENCHMARKS / "load"), *sys.path])
     from starving import starving
 
     made = starving(8).figures["made"]

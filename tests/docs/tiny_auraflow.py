@@ -4,12 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from diffusers import (
-    AuraFlowPipeline,
-    AuraFlowTransformer2DModel,
-    AutoencoderKL,
-    FlowMatchEulerDiscreteScheduler,
-)
+from diffusers import AuraFlowPipeline, AuraFlowTransformer2DModel, AutoencoderKL, FlowMatchEulerDiscreteScheduler
 from transformers import T5TokenizerFast, UMT5Config, UMT5EncoderModel
 
 TOKENS = 16

@@ -5,7 +5,9 @@ import io
 import zlib
 from typing import Any
 
+import httpx
 from PIL import Image
+from service_helpers import RunningService
 from solrl_proto.status import IterationReport, Samples
 
 SCORING = [
@@ -74,3 +76,8 @@ def report(iteration: int, mean: float = 0.5, **more: Any) -> IterationReport:
             **more,
         }
     )
+
+
+def tell(service: RunningService, run: str, told: IterationReport) -> httpx.Response:
+    """The answer to a report."""
+    return service.client.post(f"/v1/runs/{run}/iterations", json=told.model_dump(mode="json"))

@@ -1,7 +1,6 @@
 """The `solrl-rollout` command line: help without heavy imports, one clear message if it cannot start, the doctor."""
 
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 import redis
 from reward_servers import DIGEST, NAME, Misbehaving, serving
-from service_helpers import PROGRAM
 from solrl_core.families.load import locate
 from solrl_rollout.cli import main
 from solrl_rollout.doctor import check, memory_findings, redis_findings
@@ -20,17 +18,6 @@ from solrl_rollout.settings import RolloutSettings
 from support.ports import free_port
 from support.redis_server import RedisServer
 from typed import typed
-
-
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a new process."""
-    return subprocess.run(
-        [PROGRAM, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=os.environ | {"COLUMNS": "160"} | environment,
-    )
 
 
 def here(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -88,21 +88,13 @@ def test_without_redis_the_base_is_served_and_readiness_is_withdrawn(
     assert ask(frail, "clipscore").status_code == 200
 
 
-def wait_until_draining(service: RunningService) -> httpx.Response:
-    """The answer to a readiness probe on a new connection."""
-    while True:
-        answer = httpx.get(f"{service.url}/health/ready")
-        if not answer.is_success and problem(answer)["kind"] == "draining":
-            return answer
-        time.sleep(0.05)
-
-
 def test_after_a_signal_it_finishes_accepted_work_and_refuses_new_work(frail: RunningService) -> None:
     accepted = frail.send(rollout_request(count=120, steps=1))
     late = frail.send(rollout_request(count=1, steps=1), part=0.5)
     assert frail.client.get("/health/live").status_code == 200  # by now, both requests have been read
     frail.process.send_signal(signal.SIGTERM)
-    refused = wait_until_draining(frail)
+    while (refused := httpx.get(f"{frail.url}/health/ready")).is_success or problem(refused)["kind"] != "draining":
+        time.sleep(0.05)
     assert (refused.status_code, int(refused.headers["retry-after"]) >= 1) == (503, True)
     new = httpx.post(f"{frail.url}/v1/rollouts", json=rollout_request(count=1, steps=1))
     assert (new.status_code, problem(new)["kind"]) == (503, "draining")

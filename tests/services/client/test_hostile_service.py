@@ -91,16 +91,6 @@ def test_a_correct_answer_is_accepted(service: HostileService, more: dict[str, A
     assert [group.prompt_id for group in answer.groups] == ["p0", "p1"]
 
 
-def change(**fields: Callable[[Any], Any]) -> Callable[[Line], None]:
-    """Change fields of the group in a line."""
-
-    def apply(line: Line) -> None:
-        for name, new in fields.items():
-            line[name] = new(line.get(name))
-
-    return apply
-
-
 def of_plan(name: str, value: Any) -> Callable[[Line], None]:
     """Change one setting of the plan."""
     return lambda line: line["served"]["plan"].update({name: value})
@@ -111,14 +101,11 @@ def of_served(name: str, value: Any) -> Callable[[Line], None]:
     return lambda line: line["served"].update({name: value})
 
 
-GROUPS: dict[str, tuple[Callable[[Line], None], str]] = {
-    "seeds all + 1": (change(seeds=lambda seeds: [seed + 1 for seed in seeds]), "seeds"),
-    "two seeds swapped": (change(seeds=lambda seeds: [*seeds[:10], seeds[11], seeds[10]]), "seeds"),
-    "other reward names": (
-        change(rewards=lambda rewards: {"pickscore": rewards["clipscore"], "verifier": rewards["verifier"]}),
-        "rewards",
-    ),
-    "a reward less": (change(rewards=lambda rewards: {"clipscore": rewards["clipscore"]}), "rewards"),
+GROUPS: dict[str, tuple[Callable[[Line], Any], str]] = {
+    "seeds all + 1": (lambda line: line.update(seeds=[seed + 1 for seed in line["seeds"]]), "seeds"),
+    "two seeds swapped": (lambda line: line["seeds"].insert(10, line["seeds"].pop()), "seeds"),
+    "other reward names": (lambda line: line["rewards"].update(pickscore=line["rewards"].pop("clipscore")), "rewards"),
+    "a reward less": (lambda line: line["rewards"].pop("verifier"), "rewards"),
 }
 STARTS: dict[str, tuple[Callable[[Line], None], str]] = {
     "another model": (of_served("model", "mini-flux"), "served.model"),

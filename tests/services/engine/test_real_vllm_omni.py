@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib import metadata
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -21,16 +21,9 @@ CLOSE = 3e-3
 """Mean difference of the images' values: two BF16 kernels round differently."""
 
 
-def _installed() -> bool:
-    try:
-        return bool(metadata.version("vllm-omni"))
-    except metadata.PackageNotFoundError:
-        return False
-
-
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not (_installed() and torch.cuda.is_available()), reason="needs vllm-omni and a GPU"),
+    pytest.mark.skipif(not (find_spec("vllm_omni") and torch.cuda.is_available()), reason="needs vllm-omni and a GPU"),
 ]
 
 

@@ -61,12 +61,9 @@ def test_a_model_is_parsed_into_name_location_and_revision(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["", "a=", "Upper=mini-sana", "mini-sana@", "=mini-sana"])
-def test_an_invalid_model_is_refused(text: str) -> None:
+def test_an_invalid_model_and_two_with_one_name_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"name=\]location"):
         parse_model(text)
-
-
-def test_two_models_with_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="one name"):
         RolloutSettings(model=("mini-sana", "a/mini-sana"))
 

@@ -220,7 +220,7 @@ def test_contradictory_devices_are_refused(settings: dict[str, Any], said: str) 
         ("0,2", "5, GPU-a,7", [("cuda:0", "5"), ("cuda:2", "7")]),
     ],
 )
-def test_each_gpu_is_the_only_one_of_its_process(
+def test_each_gpu_is_the_only_one_of_its_process_and_others_are_refused(
     monkeypatch: pytest.MonkeyPatch, gpus: str, visible: str, expected: list[tuple[str, str]]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
@@ -228,17 +228,15 @@ def test_each_gpu_is_the_only_one_of_its_process(
     workers: Any = make_workers(RolloutSettings(gpus=gpus), RolloutMetrics(), FakeBackend)
     assert [(one.name, one._connect.args[0]["CUDA_VISIBLE_DEVICES"]) for one in workers] == expected
     assert {one._settings.device for one in workers} == {"cuda"}
-
-
-def test_gpus_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ValueError, match="PyTorch finds 2 GPUs; expected numbers below 2"):
-        make_workers(RolloutSettings(gpus="0,2"), RolloutMetrics(), FakeBackend)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ValueError, match="PyTorch finds no GPU"):
-        make_workers(RolloutSettings(gpus="all"), RolloutMetrics(), FakeBackend)
-    with pytest.raises(ValueError, match="expected --gpus all"):
-        make_workers(RolloutSettings(device="cuda", workers=2), RolloutMetrics(), FakeBackend)
+    refused: tuple[tuple[int, dict[str, Any], str], ...] = (
+        (2, {"gpus": "0,2"}, "PyTorch finds 2 GPUs; expected numbers below 2"),
+        (0, {"gpus": "all"}, "PyTorch finds no GPU"),
+        (0, {"device": "cuda", "workers": 2}, "expected --gpus all"),
+    )
+    for count, settings, said in refused:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        with pytest.raises(ValueError, match=said):
+            make_workers(RolloutSettings(**settings), RolloutMetrics(), FakeBackend)
 
 
 def test_threads_are_shared_by_the_workers_unless_the_environment_says_how_many(

@@ -111,20 +111,15 @@ def test_an_adapter_that_overflows_is_refused_when_it_is_used(
         ("1", {"parent": "x"}, "query.parent"),
         ("1", {"model": "../x"}, "query.model"),
         ("1", {"model": None}, "query.model"),
+        ("1", {"model": "maxi-sana"}, "model"),
     ],
 )
-def test_an_invalid_parameter_is_named(
+def test_an_invalid_parameter_is_named_and_the_hosted_models(
     service: RunningService, version: str, query: dict[str, str], where: str
 ) -> None:
-    response = service.put(f"/v1/runs/refused/adapters/{version}", b"x", **query)
-    assert response.status_code == 422
-    assert problem(response)["where"] == where
-
-
-def test_an_unknown_model_is_404_with_the_hosted_models(service: RunningService) -> None:
-    response = service.put("/v1/runs/refused/adapters/1", b"x", model="maxi-sana")
-    assert (response.status_code, problem(response)["kind"]) == (404, "model-not-found")
-    assert problem(response)["expected"] == ["mini-sana"]
+    found = problem(service.put(f"/v1/runs/refused/adapters/{version}", b"x", **query))
+    assert (found["status"], found["where"]) == (404 if where == "model" else 422, where)
+    assert where != "model" or (found["kind"], found["expected"]) == ("model-not-found", ["mini-sana"])
 
 
 def test_runs_are_rewound_listed_pinned_and_deleted(service: RunningService, layout: Layout) -> None:

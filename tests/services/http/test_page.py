@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from browser import Browser, Page
-from iteration_helpers import held_out, report, run_settings, samples
+from iteration_helpers import held_out, report, run_settings, samples, tell
 from service_helpers import Layout, RunningService, adapter_file, running_service
 from solrl_http.tokens import create_token
 
@@ -76,15 +76,11 @@ def guarded(tokens: dict[str, Any], layout: Layout) -> Iterator[RunningService]:
                 ]
                 more["spearman"] = 0.9 if i == 0 and run == "shapes" else None
                 told = report(i, 0.5 + i / 50, samples=samples(i, HOSTILE if hostile else "a red circle"), **more)
-                assert tell(running, run, told.model_dump(mode="json")) == 204
+                assert tell(running, run, told).status_code == 204
         assert running.push(WAITING, 0, adapter_file(layout, 1)).status_code == 201
         assert running.push("shapes", 1, adapter_file(layout, 2), parent=0).status_code == 201
         assert running.client.put("/v1/runs/shapes/adapters/0/pin").status_code == 204
         yield running
-
-
-def tell(service: RunningService, run: str, told: dict[str, Any]) -> int:
-    return service.client.post(f"/v1/runs/{run}/iterations", json=told).status_code
 
 
 @pytest.fixture
@@ -179,7 +175,7 @@ def test_the_page_follows_new_reports(browser: Browser, enter: Callable[..., Non
         drawing = "document.querySelector('#run .chart canvas')?.toDataURL()"
         page.wait(drawing)
         before = page.see(drawing)
-        assert tell(guarded, "shapes", newer.model_dump(mode="json")) == 204
+        assert tell(guarded, "shapes", newer).status_code == 204
         page.wait("document.body.innerText.includes('iteration 4 of 10')")
         page.wait("document.body.innerText.includes('Best and worst of iteration 4')")
         assert "0.7654" in page.see("document.querySelector('.card[aria-current=true]').innerText")
@@ -248,7 +244,7 @@ def test_a_run_that_is_deleted_and_pushed_again_has_no_curve(
     try:
         guarded.push("again", 0, adapter_file(layout, 1))
         for i in range(2):
-            tell(guarded, "again", report(i, held_out=[held_out(i + 1, 0.5)]).model_dump(mode="json"))
+            tell(guarded, "again", report(i, held_out=[held_out(i + 1, 0.5)]))
         with browser.page() as page:
             enter(page, at="run=shapes")
             page.wait(f"{drawn} > 0")

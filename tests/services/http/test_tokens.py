@@ -14,14 +14,7 @@ from pathlib import Path
 import pytest
 from security_helpers import Guarded, guarded_service
 from service_helpers import problem
-from solrl_http.tokens import (
-    TokenFileError,
-    TokenStore,
-    create_token,
-    parse_lifetime,
-    read_tokens,
-    revoke_token,
-)
+from solrl_http.tokens import TokenFileError, TokenStore, create_token, parse_lifetime, read_tokens, revoke_token
 from solrl_rollout.cli import main
 from typed import typed
 

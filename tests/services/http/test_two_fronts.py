@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 import redis
-from iteration_helpers import report
+from iteration_helpers import report, tell
 from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service, scores
 from support.redis_server import RedisServer, running_redis
 
@@ -73,21 +73,16 @@ def test_pins_and_deletions_at_one_front_are_seen_at_the_other(fronts: Fronts, l
     assert "finished" not in [run["run"] for run in there.client.get("/v1/runs").json()["runs"]]
 
 
-def tell(front: RunningService, run: str, iteration: int, mean: float = 0.5) -> None:
-    told = front.client.post(f"/v1/runs/{run}/iterations", json=report(iteration, mean).model_dump(mode="json"))
-    assert told.status_code == 204
-
-
 def test_curves_of_one_front_are_on_the_page_of_the_other(fronts: Fronts, layout: Layout) -> None:
     here, there = fronts
     assert here.push("curve", 0, adapter_file(layout, 1)).status_code == 201
     for iteration, means in ((0, [0.5]), (1, [0.5, 0.6])):
-        tell(here, "curve", iteration, means[-1])
+        assert tell(here, "curve", report(iteration, means[-1])).status_code == 204
         assert curve(there, "curve") == ([0, 1][: iteration + 1], means)
     # A new run of the same name: `there` still has the old curve in memory.
     assert here.client.delete("/v1/runs/curve").status_code == 204
     assert here.push("curve", 0, adapter_file(layout, 1)).status_code == 201
-    tell(here, "curve", 0, 0.7)
+    assert tell(here, "curve", report(0, 0.7)).status_code == 204
     assert curve(there, "curve") == ([0], [0.7])
 
 
@@ -106,7 +101,7 @@ def service(server: RedisServer, layout: Layout) -> Iterator[RunningService]:
     with running_service("--redis-url", server.url) as running:
         for run in ("run-a", "run-b"):
             assert running.push(run, 0, adapter_file(layout, 1)).status_code == 201
-            tell(running, run, 0)
+            assert tell(running, run, report(0)).status_code == 204
         yield running
         assert "Traceback" not in running.log.read_text()
 

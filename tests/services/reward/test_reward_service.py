@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -23,11 +25,7 @@ from solrl_core.families import Backbone
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_floats
 from solrl_http.tokens import create_token
-from solrl_proto.scores import (
-    MAX_CHECKED_PROMPTS,
-    MAX_SCORED_IMAGES,
-    SCORES_MEDIA_TYPE,
-)
+from solrl_proto.scores import MAX_CHECKED_PROMPTS, MAX_SCORED_IMAGES, SCORES_MEDIA_TYPE
 from solrl_reward.app import create_app
 from solrl_reward.reward_metrics import RewardMetrics
 from solrl_reward.service import RewardService
@@ -391,27 +389,17 @@ def test_a_stopping_service_finishes_its_work_and_refuses_more(app: Any, client:
             service.draining = False
 
 
-class EndingBatcher:
-    """A batcher whose scoring ends with an error."""
-
-    waiting = 0
-    closed = False
-
-    async def run(self) -> None:
-        raise OSError("gone")
-
-    async def close(self) -> None:
-        self.closed = True
-
-
 @pytest.mark.anyio
 async def test_a_service_whose_scoring_ended_is_dead_and_logs_why(caplog: pytest.LogCaptureFixture) -> None:
-    batcher: Any = EndingBatcher()
+    async def run() -> None:
+        raise OSError("gone")
+
+    batcher: Any = SimpleNamespace(waiting=0, run=run, close=AsyncMock())
     service = RewardService(RewardSettings(), RewardSet({}), batcher, RewardMetrics())
     while not service.dead:
         await asyncio.sleep(0)
     await service.close()
-    assert batcher.closed
+    batcher.close.assert_awaited()
     assert "gone" in caplog.text
 
 

@@ -185,12 +185,19 @@ def test_an_address_that_is_not_listed_is_never_asked(
     assert app.asked == []
 
 
-def test_other_spellings_of_a_listed_address_mean_it(client: httpx.Client, brought: tuple[Misbehaving, str]) -> None:
+def test_hosts_must_be_addresses_and_other_spellings_mean_them(
+    client: httpx.Client, brought: tuple[Misbehaving, str]
+) -> None:
     _, address = brought
     for at in (f"{address}/", address.replace("http", "HTTP"), f" {address}"):
         answered(client, {"name": NAME, "at": at, "digest": DIGEST})
     assert origin("https://Rewards.Lab", "address") == "https://rewards.lab:443"
     assert origin("http://[::1]:9000/", "address") == "http://[::1]:9000"
+    listed = ("https://Rewards.Lab:8443", "http://10.0.0.7:9000/", "https://rewards.lab:8443")
+    assert RolloutSettings(reward_hosts=listed).reward_hosts == ("https://rewards.lab:8443", "http://10.0.0.7:9000")
+    for wrong in ("rewards.lab", "https://rewards.lab/path", "ftp://a", "http://u:p@a", "*"):
+        with pytest.raises(ValueError, match="address in reward_hosts"):
+            RolloutSettings(reward_hosts=(wrong,))
 
 
 @pytest.mark.parametrize(
@@ -206,14 +213,6 @@ def test_an_odd_request_is_refused(client: httpx.Client, rewards: list[dict[str,
     refused = ask(client, *rewards)
     assert refused.status_code == 422
     assert said in refused.text
-
-
-def test_hosts_must_be_addresses() -> None:
-    listed = ("https://Rewards.Lab:8443", "http://10.0.0.7:9000/", "https://rewards.lab:8443")
-    assert RolloutSettings(reward_hosts=listed).reward_hosts == ("https://rewards.lab:8443", "http://10.0.0.7:9000")
-    for wrong in ("rewards.lab", "https://rewards.lab/path", "ftp://a", "http://u:p@a", "*"):
-        with pytest.raises(ValueError, match="address in reward_hosts"):
-            RolloutSettings(reward_hosts=(wrong,))
 
 
 MODES = ("slow", "nan", "short", "digest", "elsewhere", "cut", "locked", "broken")

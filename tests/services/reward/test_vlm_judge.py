@@ -212,7 +212,7 @@ def test_patience_ends(server: tuple[FakeJudge, str], monkeypatch: pytest.Monkey
         judged(judge, shades(1))
 
 
-def test_requests_in_flight_are_limited(server: tuple[FakeJudge, str]) -> None:
+def test_requests_in_flight_and_per_second_are_limited(server: tuple[FakeJudge, str]) -> None:
     fake, address = server
     judge = VlmJudge(address, MODEL, in_flight=3)
     fake.hold.clear()
@@ -227,13 +227,8 @@ def test_requests_in_flight_are_limited(server: tuple[FakeJudge, str]) -> None:
         caller.join()
     assert (fake.most, len(fake.asked)) == (3, 16)
     assert torch.equal(found[0], found[1])
-
-
-def test_requests_per_second_are_limited(server: tuple[FakeJudge, str]) -> None:
-    _, address = server
-    judge = VlmJudge(address, MODEL, per_second=20)
     began = time.monotonic()
-    judged(judge, shades(4))
+    judged(VlmJudge(address, MODEL, per_second=20), shades(4))
     assert time.monotonic() - began > 2.9 / 20
 
 

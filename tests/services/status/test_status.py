@@ -5,11 +5,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
-from iteration_helpers import held_out, huge_png, report, run_settings, samples, thumbnail
+from iteration_helpers import held_out, huge_png, report, run_settings, samples, tell, thumbnail
 from service_helpers import MODEL, Layout, RunningService, adapter_file, problem
-from solrl_proto.status import IterationReport, Point, RunDetail, StatusAnswer
+from solrl_proto.status import Point, RunDetail, StatusAnswer
 from solrl_rollout.status.curves import MOST_POINTS
 
 
@@ -20,10 +19,6 @@ def run(service: RunningService, layout: Layout, request: pytest.FixtureRequest)
     assert service.push(name, 0, adapter_file(layout, 1)).status_code == 201
     yield name
     service.client.delete(f"/v1/runs/{name}")
-
-
-def tell(service: RunningService, run: str, told: IterationReport) -> httpx.Response:
-    return service.client.post(f"/v1/runs/{run}/iterations", json=told.model_dump(mode="json"))
 
 
 def status(service: RunningService, since: int = 0) -> StatusAnswer:

@@ -8,9 +8,13 @@ def finished(tenant: str, start: float, end: float, candidates: int = 24, switch
     return FinishedChunk(tenant, candidates, 6, start, end, generate=end - start, switched=switched)
 
 
-def test_throughput_is_counted_per_tenant() -> None:
+def test_throughput_is_counted_per_tenant_and_a_new_service_divides_by_its_age() -> None:
     now = 0.0
     throughput = RecentThroughput(lambda: now)
+    now = 10.0
+    throughput.add(finished("young", 4.0, 10.0))
+    young = throughput.of_tenant("young")
+    assert (young.window, young.candidates_per_second) == (10.0, 2.4)
     now = 100.0
     throughput.add(finished("a", 80.0, 92.0, switched=True))
     throughput.add(finished("a", 92.0, 98.0))
@@ -29,11 +33,3 @@ def test_throughput_is_counted_per_tenant() -> None:
     assert throughput.of_tenant("a").candidates_per_second == pytest.approx(24 * 5.5 / 6 / WINDOW, abs=1e-3)
     now = 200.0
     assert throughput.of_tenant("a").candidates_per_second == throughput.of_tenant("b").switches == 0
-
-
-def test_a_new_service_divides_by_its_age() -> None:
-    now = 0.0
-    throughput = RecentThroughput(lambda: now)
-    now = 10.0
-    throughput.add(finished("a", 4.0, 10.0))
-    assert (throughput.of_tenant("a").window, throughput.of_tenant("a").candidates_per_second) == (10.0, 2.4)
