@@ -40,7 +40,6 @@ def test_the_pointwise_conv_is_the_linear_over_channels() -> None:
     conv = nn.Conv2d(48, 20, 1)
     linear = nn.Linear(48, 20)
     linear.weight.copy_(conv.weight.flatten(1))
-    assert conv.bias is not None
     linear.bias.copy_(conv.bias)
     x = torch.randn(3, 48, 5, 7)
     expected = QuantLinear.from_linear(linear)(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)

@@ -60,11 +60,9 @@ def test_a_stochastic_step_is_the_papers(
     mean, deviation = published(X, V, sigma, then)
     assert torch.allclose(found, mean + deviation * NOISE, atol=1e-12)
     expected = torch.distributions.Normal(mean, deviation).log_prob(found).flatten(1).mean(1)
-    assert log_prob is not None
     assert log_prob.shape == (4,)
     assert torch.allclose(log_prob, expected, atol=1e-12)
     assert torch.equal(solver.log_prob(X, sigma, then, V, found), log_prob)
-    assert solver.clean is not None
     assert torch.allclose(solver.clean, X - sigma * V if then > 0 else found, atol=1e-12)
 
 
@@ -74,10 +72,8 @@ def test_a_coefficients_preserving_step_is_the_papers(sigma: float, then: float)
     found, log_prob = solver.step(X, sigma, then, V, NOISE)
     mean, deviation = cps_published(X, V, sigma, then)
     assert torch.allclose(found, mean + deviation * NOISE, atol=1e-12)
-    assert log_prob is not None
     assert torch.allclose(log_prob, -(found - mean).square().flatten(1).mean(1), atol=1e-12)
     assert torch.equal(solver.log_prob(X, sigma, then, V, found), log_prob)
-    assert solver.clean is not None
     assert torch.allclose(solver.clean, X - sigma * V if then > 0 else found, atol=1e-12)
 
 
@@ -103,7 +99,6 @@ def test_the_gradient_raises_the_probability_of_a_recorded_step() -> None:
     found, _ = FlowSde(ETA).step(X, 0.6, 0.2, V, NOISE)
     before = FlowSde(ETA).log_prob(X, 0.6, 0.2, velocity, found)
     before.sum().backward()
-    assert velocity.grad is not None
     after = FlowSde(ETA).log_prob(X, 0.6, 0.2, V + 0.1 * velocity.grad, found)
     assert bool((after > before).all())
 
@@ -152,8 +147,6 @@ def test_recorded_steps_can_be_evaluated_again(generator: Generator) -> None:
     backbone = generator.backbone
     made = generator.generate(TEXTS, SEEDS, steps=3, solver=FlowSde(ETA), record=True)
     recording = made.recording
-    assert recording is not None
-    assert recording.log_probs is not None
     assert recording.sigmas == tuple(backbone.sigmas(3))
     assert recording.states.shape == (4, 3, *backbone.latent_shape)
     assert recording.states.dtype == recording.log_probs.dtype == torch.float32
@@ -179,7 +172,6 @@ def test_a_stochastic_candidate_does_not_depend_on_its_batch(generator: Generato
     half = generator.generate(TEXTS[0], SEEDS, steps=3, solver=FlowSde(ETA), until=2, decode=False)
     rest = generator.generate(TEXTS[0], [SEEDS[1]], steps=3, start=half.trajectory.rows([1]), decode=False, record=True)
     assert float((together.latents[1] - rest.latents[0]).abs().max()) < 1e-3
-    assert rest.recording is not None
     assert rest.recording.sigmas == tuple(generator.backbone.sigmas(3)[2:])
 
 
@@ -194,7 +186,6 @@ def test_outside_its_window_a_solver_takes_eulers_steps(inner: StochasticSolver)
         assert torch.equal(found, expected)
         assert (log_prob is None) == (expected_log_prob is None) == (index not in (1, 2))
         assert torch.equal(solver.log_prob(x, sigma, then, V, found), inner.log_prob(x, sigma, then, V, found))
-        assert solver.clean is not None
         assert torch.equal(solver.clean, found if then == 0 else x - sigma * V)
         x = found
 
@@ -255,8 +246,6 @@ def test_a_recording_holds_the_steps_of_the_window(generator: Generator) -> None
     sigmas = tuple(backbone.sigmas(5))
     made = generator.generate(TEXTS, SEEDS, steps=5, solver=Windowed(FlowSde(ETA), 1, 2), record=True, decode=False)
     recording = made.recording
-    assert recording is not None
-    assert recording.log_probs is not None
     assert recording.sigmas == sigmas[1:4]
     assert recording.states.shape == (3, 3, *backbone.latent_shape)
     assert recording.log_probs.shape == (2, 3)
@@ -275,7 +264,6 @@ def test_recording_an_ode_changes_nothing_and_has_no_log_probabilities(generator
     plain = generator.generate(TEXTS, SEEDS, steps=4, solver=solver, decode=False)
     recorded = generator.generate(TEXTS, SEEDS, steps=4, solver=solver, decode=False, record=True)
     assert plain.recording is None
-    assert recorded.recording is not None
     assert recorded.recording.log_probs is None
     assert len(recorded.recording.states) == 5
     assert torch.equal(recorded.latents, plain.latents)

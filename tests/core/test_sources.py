@@ -69,8 +69,6 @@ def imported(path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Any:
     """A module of this text."""
     path.write_text(text)
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, path.stem, module)
     spec.loader.exec_module(module)

@@ -117,5 +117,4 @@ def go(service: Service, output: Path, *overrides: str, watcher: Watcher | None 
 
 def selected(run: Run) -> list[list[int]]:
     """Seeds of the samples that the last iteration trained on, by prompt."""
-    assert run.result.samples is not None
     return [list(group.seeds) for group in run.result.samples.groups]

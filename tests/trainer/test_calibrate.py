@@ -63,7 +63,6 @@ def test_the_pages_say_how_long_it_takes() -> None:
 
     def hours(model: str, limits: PlanSet) -> tuple[float, int, int]:
         config, shipped = resolve(f"{model}/sol_rl/imagereward").config, shipped_rates(model)
-        assert shipped is not None
         rates, group = shipped.rates, config.explore.candidates
         fitted = list(map(identity_solver, limits.schedules))
         ways = [[plan for _, plan in way] for way in shared_beginnings(plans(config, ["bf16"], fitted, limits))]
@@ -141,7 +140,6 @@ def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pyte
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     explored = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config
     asked = exploration_plan(explored, 0)
-    assert asked.fitted is not None
     assert asked.fitted.sigmas == pytest.approx(SCHEDULES[0], abs=0.1)
     chosen = next(row["plan"] for row in summary["plans"] if row["name"] == summary["chosen"])
     assert asked == Plan.model_validate(chosen)

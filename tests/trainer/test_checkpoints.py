@@ -48,7 +48,6 @@ def test_versions_needed_at_the_lag_are_kept(trained: Trained, config: RunConfig
     adapters = {5: b"five", 6: b"six", 7: b"seven"}
     checkpoints.save(config.output, 7, adapters, *trained, config)
     found = checkpoints.latest(config.output)
-    assert found is not None
     assert (found.version, found.adapters) == (7, adapters)
 
 
@@ -83,7 +82,6 @@ def test_everything_is_restored_bit_for_bit(loaded: Backbone, trained: Trained, 
     policy, optimizer = make_policy(mine, config)
     assert not same(everything(policy, optimizer), kept)
     found = checkpoints.latest(config.output)
-    assert found is not None
     assert (found.version, found.adapters) == (1, {1: adapter})
     checkpoints.restore(found, policy, optimizer)
     assert same(everything(policy, optimizer), kept)
@@ -113,13 +111,11 @@ def test_an_unfinished_checkpoint_is_ignored(trained: Trained, config: RunConfig
     shutil.copytree(config.output / "000001", partial)
     (partial / "state.safetensors").write_bytes(b"cut")
     found = checkpoints.latest(config.output)
-    assert found is not None
     assert found.version == 1
     # The same version, written completely, replaces the unfinished one.
     write(trained, config, 2)
     assert not partial.exists()
     found = checkpoints.latest(config.output)
-    assert found is not None
     assert found.version == 2
 
 
@@ -135,7 +131,6 @@ def test_a_damaged_checkpoint_has_no_origin(trained: Trained, config: RunConfig)
     flip_a_bit(config.output / "000002" / "parts.json")
     flip_a_bit(config.output / "000003" / "config.json")
     found = checkpoints.newest_origin(config.output)
-    assert found is not None
     assert (found.version, found.path.name) == (1, "000001")
     assert checkpoints.newest_origin(config.output, 2) is None
 
@@ -160,7 +155,6 @@ def test_a_flipped_bit_is_found_and_an_older_checkpoint_named(trained: Trained, 
     assert f"{config.output / '000002'} is damaged" in message
     assert message.endswith("000001 is intact: use it with --checkpoint 1")
     found = checkpoints.latest(config.output, 1)
-    assert found is not None
     assert found.version == 1
 
 

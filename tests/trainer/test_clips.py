@@ -55,7 +55,6 @@ def trained(folder: Path, recipe: str, output: Path, url: str | None = None, *mo
     config = resolve(f"wan/{recipe}/clipscore", overrides=[*SMALL, place, *more], arguments=arguments).config
     run.run(config)
     found = checkpoints.latest(output / "checkpoints")
-    assert found is not None
     assert any(bool(tensor.any()) for name, tensor in found.averaged.tensors.items() if "lora_B" in name)
     (iteration,) = (line for line in read_metrics(output / "metrics.jsonl") if line["event"] == "iteration")
     assert iteration["rewards"].keys() == REWARDS.keys()
@@ -75,7 +74,6 @@ def test_sol_rl_selects_clips_and_shows_them(
     name = "served" if served else "here"
     trained(folder, "sol_rl", tmp_path / name, service.url if served else None, "explore.keep=2")
     gallery = load_gallery(tmp_path / name)
-    assert gallery.explored is not None
     assert gallery.explored.shape == (4, FRAMES, 3, 64, 96)
     page = (tmp_path / name / "report.html").read_text()
     playing = [base64.b64decode(found) for found in re.findall(r'src="data:image/webp;base64,([^"]+)"', page)]
@@ -103,8 +101,6 @@ def test_fewer_frames_are_explored_than_are_trained_on(folder: Path, served: boo
     else:
         explore(None)
     gallery = load_gallery(tmp_path / "run")
-    assert gallery.explored is not None
-    assert gallery.regenerated is not None
     assert (gallery.explored.shape[1], gallery.regenerated.shape[1], gallery.after.shape[1]) == (5, 9, 9)
 
 

@@ -40,7 +40,6 @@ def test_a_model_that_breaks_at_once_is_named() -> None:
     for i, line in enumerate(found):
         line |= {"reward_best": 0.52, "reward_worst": 0.32} if i == 0 else {"reward_best": 0.1, "reward_worst": -0.15}
     said = collapse(found)
-    assert said is not None
     assert said.startswith(
         "the best samples of a prompt score 0.1, and the worst of the first iteration 0.32: the model"
     )
@@ -53,7 +52,6 @@ def test_a_model_that_breaks_at_once_is_named() -> None:
 def test_lost_spread_is_named() -> None:
     found = [{**line, "reward_worst": 0.295 if line["version"] > 10 else 0.2} for line in lines(15)]
     said = collapse(found)
-    assert said is not None
     assert said.startswith("the best and worst samples of a prompt score 0.005 apart, and at first 0.1: its images are")
     assert "lower optimizer.learning_rate, or raise algorithm.kl_weight" in said
     assert collapse(found[:14]) is None, "the mean of five iterations decides"
@@ -62,13 +60,11 @@ def test_lost_spread_is_named() -> None:
 @pytest.mark.parametrize("name", ["objective_kl", "objective_old_kl", "objective_old_distance"])
 def test_a_policy_that_diverges_is_named(name: str) -> None:
     said = collapse(lines(15, **{name: lambda i: 1e-5 if i < 13 else 1e-2}))
-    assert said is not None
     assert f"({name.replace('_', '/', 1)}): the policy diverges" in said
 
 
 def test_ratios_beyond_the_clip_range_are_named() -> None:
     said = collapse(lines(5, objective_clipped=lambda i: 0.95))
-    assert said is not None
     assert said.startswith("95 % of all points are beyond the clip range")
     assert said.endswith("or take fewer optimizer.updates and optimizer.epochs")
     assert collapse(lines(5, objective_clipped=lambda i: 0.48), steps=2) is not None, "of at most a half"

@@ -104,7 +104,6 @@ def test_all_rewards_are_logged(finished: Finished) -> None:
 
 
 def test_only_the_trained_reward_determines_the_advantages(finished: Finished) -> None:
-    assert finished.result.samples is not None
     rewards = finished.result.samples.rewards
     assert rewards.keys() == set(REWARDS)
 
@@ -131,7 +130,6 @@ def test_the_report_shows_explored_images_though_the_service_kept_one_version(
     assert finished.summary["rewards"].keys() == {*REWARDS, "verifier", "verifier_graded", "judge"}
     gallery = load_gallery(folder)
     assert (len(gallery.before), len(gallery.after), len(gallery.pairs)) == (2, 2, 8)
-    assert gallery.explored is not None
     assert gallery.explored.shape == gallery.before[:1].expand(8, -1, -1, -1).shape
     assert (folder / "grid.png").stat().st_size > 1000
     assert finished.config.preset in (folder / "report.html").read_text()

@@ -63,7 +63,6 @@ def test_the_formula_is_within_three_percent_of_the_simulated_queue() -> None:
     assert {(row["serving"], row["runs"]) for row in rows} == {(1, 1), (1, 2), (1, 3), (2, 6), (8, 8)}
     for row in rows:
         shipped = shipped_rates(row["model"])
-        assert shipped is not None
         overrides = ["explore.steps=4"] if row["plan"] == "4 fitted steps" else []
         config = resolve(f"{row['model']}/sol_rl/hpsv2", overrides=overrides).config
         parts, speed = stages(config, shipped.rates), speeds[row["served by"]]
@@ -136,7 +135,6 @@ def test_shipped_rates_are_those_of_the_stored_measurements(model: str, measured
     point = run["medians"]["train"] / run["prompts"] / 24 / points
     expected = fit_rates(96, ((6, six), (4, four)), (10, naive), point)
     shipped = shipped_rates(model)
-    assert shipped is not None
     assert dataclasses.astuple(shipped.rates) == pytest.approx(dataclasses.astuple(expected), rel=1e-4)
     assert shipped.gpu == own["naive"]["device"]
 
@@ -146,7 +144,6 @@ def test_the_command_says_how_much_longer_whole_iterations_took() -> None:
     longer = []
     for model, measured in (("flux1", "flux"), ("sd3", "sd3"), ("sana", "sana")):
         config, shipped = resolve(f"{model}/sol_rl/imagereward").config, shipped_rates(model)
-        assert shipped is not None
         own = {row["part"]: row["s"] for row in rows if row["model"] == measured and row["gpus"] == 1}
         longer.append((own["sol_rl"] + own["training"]) / stages(config, shipped.rates).total - 1)
     shown = layout("--preset", "flux1/sol_rl/hpsv2")

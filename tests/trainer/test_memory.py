@@ -269,7 +269,6 @@ def test_a_reward_s_size_is_read_from_its_file_or_known() -> None:
     folder = catalog.WEIGHTS / "mini-clip"
     (file,) = folder.glob("*.safetensors")
     size = reward_bytes("clipscore", {"model": str(folder), "dtype": "float16"})
-    assert size is not None
     assert 0 <= file.stat().st_size - size < 0.1 * size  # it holds these weights and a header
     assert reward_bytes("clipscore", {"model": str(folder)}) == 2 * size
     assert reward_bytes("hpsv2", {"model": "someone/else"}) == 4 * 986_109_775
@@ -344,7 +343,6 @@ def test_the_command_names_a_micro_batch_that_fits() -> None:
     done = typed(main, "memory", *words, COLUMNS="200")
     assert "the run does not fit" in done.stdout
     found = re.search(r"It fits with optimizer.batch=(\d+)\.", done.stdout)
-    assert found is not None
     again = ("--set", f"optimizer.batch={found[1]}", *words[2:])
     assert "On a GPU of 6 GB the run fits" in typed(main, "memory", *again, COLUMNS="200").stdout
 

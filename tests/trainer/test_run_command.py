@@ -68,7 +68,6 @@ def holder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, sub
         "with locked(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     yield folder, process
     process.kill()
@@ -439,7 +438,6 @@ def test_an_evaluation_is_read_only_for_the_same_settings(tmp_path: Path) -> Non
     assert load_evaluation(file, settings) is None
     save_evaluation(file, Evaluation(scores, images), settings)
     found = load_evaluation(file, settings)
-    assert found is not None
     assert list(found.scores) == ["b", "a"]
     assert all(found.scores[name].equal(values) for name, values in scores.items())
     assert found.images.allclose(images, atol=1e-6)

@@ -74,7 +74,6 @@ def test_a_run_reports_the_values_of_its_metrics(service: RunningService, told: 
 
 def test_a_sample_shows_one_seed_in_both_precisions(service: RunningService, told: RunConfig) -> None:
     samples = detail_of(service, told).samples
-    assert samples is not None
     assert (samples.precision, samples.numerics) == ("nvfp4", "emulated")
     assert [pair.place for pair in samples.pairs] == ["best", "worst"] * 2
 
@@ -148,11 +147,9 @@ def test_a_run_reports_its_held_out_curve_its_settings_and_its_last_samples(
         assert next(iter(shown.rewards)) == "clipscore"
         if shown.version:
             assert {name: one.low for name, one in shown.rewards.items()} == pytest.approx(line["low"])
-    assert detail.settings is not None
     assert detail.settings.trained == config.weights
     assert detail.settings.values["explore.candidates"] == "12"
     assert not {"output", "rollout_url"} & detail.settings.values.keys()
-    assert detail.samples is not None
     assert detail.samples.iteration == 2
     (run,) = [one for one in service.client.get("/v1/status").json()["runs"] if one["run"] == config.run]
     assert [list(one["rewards"]) for one in run["held_out"]] == [["clipscore"]] * 2

@@ -165,7 +165,6 @@ def test_a_published_model(name: str, tmp_path: Path) -> None:
     size = known.size if isinstance(known.size, tuple) else (known.size, known.size, 1)
     assert (model.height, model.width, model.frames, model.max_sequence_length) == (*size, known.tokens)
     call = pipeline_call(str(folder), 4.5)
-    assert call is not None
     assert call.get("true_cfg_scale", call.get("guidance_scale")) == (3.5 if name == "z-image" else 4.5)
     selected = Counter(re.sub(r"\.\d+\.", ".", layer, count=1) for layer in model.policy.select(model.transformer))
     assert selected == {layer: blocks for layers, blocks in known.quantised.items() for layer in layers}

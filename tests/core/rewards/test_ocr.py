@@ -86,14 +86,12 @@ def test_the_text_is_of_the_metadata_or_quoted(prompt: str, metadata: dict[str, 
 )
 def test_a_prompt_without_text_is_refused(prompt: str) -> None:
     fault = prompt_fault(REWARDS.find("ocr"), prompt, {"tag": "sign"})
-    assert fault is not None
     assert "no text to render; expected one in double quotation marks" in fault
 
 
 @pytest.mark.parametrize("prompt", ['"a 6" pipe"', 'a sign "24" and a 6" ruler'])
 def test_a_mark_that_may_be_of_inches_is_refused(prompt: str) -> None:
     fault = prompt_fault(REWARDS.find("ocr"), prompt, {})
-    assert fault is not None
     assert "is of inches; expected pairs of marks" in fault
     assert prompt_fault(REWARDS.find("ocr"), prompt, {"text": "24"}) is None
 
@@ -101,7 +99,6 @@ def test_a_mark_that_may_be_of_inches_is_refused(prompt: str) -> None:
 @pytest.mark.parametrize("text", ["", " ", "\u200b", 3, ["a"]])
 def test_a_text_of_the_metadata_that_is_none_is_refused(text: Any) -> None:
     fault = prompt_fault(REWARDS.find("ocr"), 'a "sign"', {"text": text})
-    assert fault is not None
     assert "expected the text that the image shows" in fault
 
 

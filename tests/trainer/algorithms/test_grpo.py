@@ -52,8 +52,6 @@ def test_the_first_update_takes_the_policy_gradient(
     config = configured(recipe, *settings)
     samples = recorded(loaded, config)
     recording = samples.recording
-    assert recording is not None
-    assert recording.log_probs is not None
     steps = 2 if recipe == "flowgrpo_fast" else STEPS - 1
     assert len(recording.log_probs) == steps
     policy, optimizer = make_policy(backbone, config)
@@ -73,7 +71,6 @@ def test_the_first_update_takes_the_policy_gradient(
     norm = float(torch.stack([part.norm() for part in gradient]).norm())
     assert norm > 1e-3
     for parameter, part in zip(policy.parameters, gradient, strict=True):
-        assert parameter.grad is not None
         assert float((parameter.grad - part).norm()) <= 1e-3 * norm
 
 
@@ -98,8 +95,6 @@ def test_the_gap_to_the_recording_is_logged_by_noise_level(backbone: Backbone, l
     config = configured("flowgrpo", "optimizer.batch=3")
     samples = recorded(loaded, config)
     recording = samples.recording
-    assert recording is not None
-    assert recording.log_probs is not None
     added = torch.tensor([[0.1], [-0.2], [0.4]]) * torch.tensor([1.0, 2, 3, 2])
     shifted = replace(recording, log_probs=recording.log_probs + added)
     policy, optimizer = make_policy(backbone, config)
@@ -123,7 +118,6 @@ def test_ratios_are_clipped_on_the_side_that_gains() -> None:
     assert float(value.detach()) == pytest.approx((-2 * 1.1 + 2 * 1.5 - 2 * 0.5 + 2 * 0.9 - 5 * 1.05) / 5)
     assert float(figures["clipped"]) == pytest.approx(4 / 5)
     value.backward()  # type: ignore[no-untyped-call]
-    assert change.grad is not None
     assert torch.allclose(change.grad * 5, torch.tensor([0.0, 3.0, -1.0, 0.0, -5.25]))
 
 
@@ -233,7 +227,6 @@ def test_the_first_update_begins_on_the_behaviour_policy(region: str, backbone: 
 def test_the_sampler_is_chosen_by_name(name: str) -> None:
     config = configured(f"{name}_two_stage", "explore.steps=4", "algorithm.sde=cps", "algorithm.eta=0.8")
     sde = config.explored_steps(0)
-    assert sde is not None
     assert (sde.kind, sde.eta) == ("cps", 0.8)
     with pytest.raises(ConfigError, match=r"eta is 1.2 for steps of kind cps; expected at most 1"):
         configured(name, "algorithm.sde=cps", "algorithm.eta=1.2")

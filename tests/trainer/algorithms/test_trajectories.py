@@ -76,21 +76,17 @@ def samples(loaded: Backbone) -> TrainingSamples:
         data.recorded,
     )
     found = sampler.sample([PROMPT] * 4, [3, 1, 4, 15])
-    assert found.recording is not None
     conditioning, prompts = loaded.conditioning(PROMPT.text), torch.zeros(4, dtype=torch.long)
     return TrainingSamples(found.latents, torch.tensor(ADVANTAGES), conditioning, prompts, found.recording)
 
 
 def test_every_step_of_a_regenerated_sample_is_recorded(samples: TrainingSamples) -> None:
     recording = samples.recording
-    assert recording is not None
-    assert recording.log_probs is not None
     assert recording.states.shape == (STEPS + 1, *samples.latents.shape)
     assert recording.log_probs.shape == (STEPS, 4)
     assert (recording.sigmas[0], recording.sigmas[-1]) == (1, 0)
     assert torch.equal(recording.states[-1], samples.latents)
     some = recording.rows([2, 0])
-    assert some.log_probs is not None
     assert torch.equal(some.states, recording.states[:, [2, 0]])
     assert torch.equal(some.log_probs, recording.log_probs[:, [2, 0]])
 
@@ -109,8 +105,6 @@ def expected_gradient(
 ) -> tuple[float, tuple[torch.Tensor, ...]]:
     """Loss and gradient over all steps of all samples, one at a time."""
     recording = samples.recording
-    assert recording is not None
-    assert recording.log_probs is not None
     losses = []
     for sample, advantage in enumerate(ADVANTAGES):
         for step in range(STEPS):
@@ -137,7 +131,6 @@ def test_an_update_uses_the_gradient_of_the_clipped_ratio(backbone: Backbone, sa
     norm = torch.stack([part.norm() for part in gradient]).norm()
     assert float(norm) > 1e-3
     for parameter, part in zip(policy.parameters, gradient, strict=True):
-        assert parameter.grad is not None
         assert float((parameter.grad - part).norm()) <= 1e-3 * float(norm)
     assert any(not torch.equal(value, before[key]) for key, value in policy.tensors(CURRENT).items())
 
@@ -152,8 +145,6 @@ def test_under_the_behaviour_policy_the_ratio_is_one(backbone: Backbone, samples
 
 def test_a_batch_contains_the_recorded_steps_of_its_samples(samples: TrainingSamples) -> None:
     recording = samples.recording
-    assert recording is not None
-    assert recording.log_probs is not None
     rows, steps = training_pairs(4, STEPS, 1.0, torch.Generator().manual_seed(0))
     sigmas = torch.tensor(recording.sigmas, dtype=torch.float64)
     data = RecordedTrajectory(FlowSde(ETA))
@@ -180,8 +171,6 @@ def test_a_run_without_a_service_trains_on_trajectories(tmp_path: Path) -> None:
     with RichReporter(1) as reporter:
         result = train(config, reporter)
     samples = result.samples
-    assert samples is not None
-    assert samples.recording is not None
     assert samples.recording.states.shape == (STEPS + 1, 8, *samples.latents.shape[2:])
     assert torch.equal(samples.recording.states[-1], samples.latents.flatten(0, 1))
     (line,) = (line for line in read_metrics(tmp_path / "metrics.jsonl") if line["event"] == "iteration")

@@ -55,10 +55,6 @@ def test_a_recipe_trains_and_resumes_bit_for_bit(recipe: str, stages: str, tmp_p
     assert same(state(parts, 2), state(whole, 2))
     assert not same(state(whole, 2), state(whole, 1))
     found, again = result.samples, resumed.samples
-    assert found is not None
-    assert again is not None
-    assert found.recording is not None
-    assert again.recording is not None
     assert found.recording.sigmas == again.recording.sigmas
     assert torch.equal(found.recording.states, again.recording.states)
     assert found.recording.states.shape[:2] == (TRAINED[recipe] + 1, 8)
@@ -79,8 +75,6 @@ def test_the_window_moves_between_iterations(tmp_path: Path) -> None:
     levels = []
     for count in (1, 2):
         result = go("flowgrpo_fast", tmp_path / "run", *settings, f"iterations={count}", resume=count > 1)
-        assert result.samples is not None
-        assert result.samples.recording is not None
         levels.append(result.samples.recording.sigmas)
     (first, second), between = levels, [round(a - b, 6) for a, b in pairwise(levels[0])]
     assert len(first) == len(second) == 3
@@ -103,9 +97,6 @@ def test_a_service_finds_the_seeds_of_recorded_trajectories(
     local, served = tmp_path / "local", tmp_path / f"{recipe}-served"
     alone = go(recipe, local, *settings).samples
     samples = go(recipe, served, *settings, url=service.url).samples
-    assert alone is not None
-    assert samples is not None
-    assert samples.recording is not None
     for ours, theirs in zip(alone.groups, samples.groups, strict=True):
         assert ours.seeds == theirs.seeds
         assert ours.scores == theirs.scores
@@ -120,7 +111,6 @@ def test_candidates_by_the_trained_steps_score_as_their_samples(tmp_path: Path) 
     for sampler in ("training", "ode"):
         output = tmp_path / sampler
         samples = go("flowgrpo_fast_two_stage", output, *settings, f"explore.sampler={sampler}").samples
-        assert samples is not None
         proxy = torch.tensor([group.scores for group in samples.groups])
         assert torch.allclose(proxy, samples.scores, atol=1e-5) == (sampler == "training")
         (measured,) = (line for line in read_metrics(output / "metrics.jsonl") if line["event"] == "fidelity")

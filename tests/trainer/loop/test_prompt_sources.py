@@ -62,13 +62,11 @@ def go(output: Path, prompts: Mapping[str, Any], *overrides: str, resume: bool =
 @pytest.mark.slow
 def test_a_run_draws_by_shares_and_resumes_in_the_same_order(sources: dict[str, float], tmp_path: Path) -> None:
     whole, notes = go(tmp_path / "whole", sources, "iterations=2")
-    assert whole.samples is not None
     assert Counter("red" in prompt.text for prompt in whole.samples.prompts) == {True: 1, False: 3}
     assert Counter("red" in prompt for prompt in whole.prompts) == {True: 1, False: 3}
     assert any(note.startswith("prompts of an iteration: ") and "red 1 of " in note for note in notes)
     go(tmp_path / "parts", sources, "iterations=1")
     resumed, _ = go(tmp_path / "parts", sources, "iterations=2", resume=True)
-    assert resumed.samples is not None
     assert [one.id for one in resumed.samples.prompts] == [one.id for one in whole.samples.prompts]
     assert iterations(tmp_path / "parts") == iterations(tmp_path / "whole")
     parts = json.loads((tmp_path / "whole" / "checkpoints" / "000002" / "parts.json").read_text())
@@ -126,7 +124,6 @@ def test_prompts_of_one_run_have_different_rewards(aggregation: str, sources: di
     config.output.mkdir()
     (config.output / "config.json").write_text(config.model_dump_json())
     result = train(config, Watcher())
-    assert result.samples is not None
     for row, prompt in enumerate(result.samples.prompts):
         red, clip = (result.samples.rewards[name][row] for name in (RED, "clipscore"))
         has, lacks, weight = (red, clip, 2.0) if "red" in prompt.text else (clip, red, 1.0)
@@ -159,7 +156,6 @@ def test_a_service_scores_prompts_with_their_own_rewards(
         config = config_of(tmp_path / "run", rewarded(sources), *served)
         check_run(config, resume=False)
         result = train(config, Watcher())
-    assert result.samples is not None
     found = {("red" in one.text): result.samples.scores[row] for row, one in enumerate(result.samples.prompts)}
     assert torch.equal(found[True] / 2, result.samples.rewards[RED][~result.samples.rewards[RED].isnan()])
     assert result.pairs is not None

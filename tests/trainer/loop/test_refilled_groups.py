@@ -48,8 +48,6 @@ def ids(prompts: Sequence[PromptItem]) -> list[str]:
 @pytest.mark.parametrize("recipe", ["sol_rl", "flowgrpo"])
 def test_prompts_with_spread_take_the_places_of_those_without(recipe: str, tmp_path: Path) -> None:
     plain, refilled = go(tmp_path / "plain", 0, recipe), go(tmp_path / "refilled", 3, recipe)
-    assert plain.samples is not None
-    assert refilled.samples is not None
     train_set = read_prompts(catalog.prompts(), "train")
     own = prompts_of_iteration(train_set, 4, 42, 1)
     expected, replaced = [], 0

@@ -108,7 +108,6 @@ def test_dpo_learns_which_of_a_stored_pair_was_chosen(stored: Path, tmp_path: Pa
     assert [line["objective/tied"] for line in lines] == [0] * 6
     assert lines[-1]["objective/margin"] > lines[0]["objective/margin"]
     assert lines[-1]["objective/accuracy"] > 0.9
-    assert result.samples is not None
     for prompt, group in zip(result.samples.prompts, result.samples.groups, strict=True):
         better = group.trained.images[0].mean((1, 2))
         assert int(better.argmax()) == (0 if "red" in prompt.text else 1)

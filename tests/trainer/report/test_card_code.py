@@ -43,7 +43,6 @@ def test_the_card_s_code_makes_the_image_of_the_evaluation(model: str, solver: s
     (tmp_path / LORA).write_bytes(encode_for_diffusers(adapter))
     (tmp_path / "README.md").write_text(model_card(config, 1, None, str(tmp_path)))
     code = how_to_load(tmp_path)
-    assert code is not None
     names: dict[str, Any] = {}
     exec(compile(code.replace("torch.bfloat16", "torch.float32"), "README.md", "exec"), names)
     theirs = pixels(names["image"])

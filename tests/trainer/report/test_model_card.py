@@ -17,19 +17,16 @@ def front_of(card: str) -> dict[str, object]:
 def test_figures_are_those_of_the_version(tmp_path: Path) -> None:
     finished_run(tmp_path)
     result = held_out(tmp_path, 30)
-    assert result is not None
     assert (result.rewards, result.prompts, result.images) == (RESULT["rewards"], 128, 512)
     assert held_out(tmp_path, 20) is None
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"event": "evaluation", "version": 20, "rewards": {"clipscore": 0.25}}) + "\n")
     means = held_out(tmp_path, 20)
-    assert means is not None
     assert means.rewards == {"clipscore": {"before": 0.2412, "after": 0.25}}
     (tmp_path / "evaluation").mkdir()
     evaluated = {"version": 20, "prompts": 8, "seeds": 2, "rewards": RESULT["rewards"]}
     (tmp_path / "evaluation" / "evaluation.json").write_text(json.dumps(evaluated))
     later = held_out(tmp_path, 20)
-    assert later is not None
     assert (later.rewards, later.images) == (RESULT["rewards"], 16)
 
 

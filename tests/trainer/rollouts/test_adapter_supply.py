@@ -33,7 +33,6 @@ def test_a_run_is_rewound_and_pushed_again_only_if_the_service_lost_its_versions
 
     def held() -> tuple[list[int], tuple[int, ...]]:
         listed = client.adapters("behind")
-        assert listed is not None
         return [info.version for info in listed.versions], listed.pinned
 
     with RolloutClient(service.url) as client, Restarting(service.url) as restarting:
@@ -71,7 +70,6 @@ def test_requests_that_met_the_same_loss_are_all_repeated(service: RunningServic
         lost = ProblemError(ProblemKind.RUN_NOT_FOUND, "gone").problem
         assert [supply.restore(lost) for _ in range(2)] == [True, True]
         held = client.adapters("lost")
-        assert held is not None
         assert held.head == 2
         assert not supply.restore(ProblemError(ProblemKind.PARENT_CONFLICT, "another head").problem)
     assert told == [(client.url, None)]

@@ -64,7 +64,6 @@ class Run:
 
     @property
     def samples(self) -> IterationSamples:
-        assert self.result.samples is not None
         return self.result.samples
 
 

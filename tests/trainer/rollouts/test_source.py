@@ -36,8 +36,6 @@ class Asked:
 
 def explored(request: RolloutRequest) -> tuple[int, int]:
     """Version, and the first stochastic step."""
-    assert request.adapter is not None
-    assert request.plan.sde is not None
     return request.adapter.version, request.plan.sde.first
 
 

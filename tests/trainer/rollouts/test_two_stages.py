@@ -115,8 +115,6 @@ def test_a_local_run_equals_the_run_with_a_service_bit_for_bit(both: tuple[Run, 
     digests = [line["digest"] for line in local.metrics if line["event"] == "iteration"]
     assert len(set(digests)) == len(digests) > 0
     theirs, ours = served.result.samples, local.result.samples
-    assert theirs is not None
-    assert ours is not None
     for one, other in zip(theirs.groups, ours.groups, strict=True):
         assert one.prompt == other.prompt
         assert one.seeds == other.seeds
@@ -135,8 +133,6 @@ def test_local_exploration_has_no_wait(both: tuple[Run, Run]) -> None:
 
 def test_the_report_shows_the_same_images(both: tuple[Run, Run]) -> None:
     theirs, ours = (run.result.pairs for run in both)
-    assert theirs is not None
-    assert ours is not None
     assert theirs.pairs == ours.pairs
     # The service's images are PNGs.
     assert float((theirs.explored - ours.explored).abs().max()) <= 0.51 / 255
@@ -187,7 +183,6 @@ def test_training_does_not_wait_for_the_images_of_its_report(
     monkeypatch.setattr(loop, "train_step", telling)
     run = go(tmp_path / f"late-{at}", *ONE, url=service.url if at == "service" else None)
     pairs = run.result.pairs
-    assert pairs is not None
     assert len(pairs.pairs) == len(pairs.explored) == 6
 
 
