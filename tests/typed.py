@@ -28,3 +28,17 @@ def typed(program: Callable[[], None], *arguments: str, **environment: str) -> s
             root.handlers[:] = handlers
             root.setLevel(level)
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), errors.getvalue())
+
+
+def accepted(program: Callable[[], None], *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a console script that exits with 0."""
+    done = typed(program, *arguments, **environment)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done
+
+
+def refused(program: Callable[[], None], *arguments: str, **environment: str) -> str:
+    """What a console script that exits with 2 prints to standard error."""
+    done = typed(program, *arguments, **environment)
+    assert done.returncode == 2, done.stderr + done.stdout
+    return done.stderr

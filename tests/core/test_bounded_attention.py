@@ -45,18 +45,14 @@ def bound(attn: Attention) -> float:
     return logit_bound([attn.norm_q.weight, attn.norm_added_q.weight], [attn.norm_k.weight, attn.norm_added_k.weight])
 
 
-def test_attention_without_a_maximum_equals_sd3s() -> None:
+def test_attention_without_a_maximum_equals_sd3s_and_the_bound_is_the_largest_logit() -> None:
     attn, inputs = sd3_block().attn, (torch.randn(2, 25, 48), torch.randn(2, 7, 48))
     attended = plain_bounded_attention(*normed(attn, *inputs)).flatten(2)
     image, text = attn(*inputs)
     torch.testing.assert_close(attn.to_out[0](attended[:, :25]), image)
     torch.testing.assert_close(attn.to_add_out(attended[:, 25:]), text)
-
-
-def test_the_bound_is_the_largest_logit_of_image_and_text() -> None:
-    """A vector along one channel keeps its whole length there, which gives the largest logits."""
-    attn = sd3_block().attn
-    query, key, _ = normed(attn, torch.randn(2, 25, 48), torch.randn(2, 7, 48))
+    # A vector along one channel keeps its whole length there, which gives the largest logits.
+    query, key, _ = normed(attn, *inputs)
     along = torch.eye(SIZE)
     queries = torch.cat([attn.norm_q(along), attn.norm_added_q(along), query.flatten(0, 2)])
     keys = torch.cat([attn.norm_k(along), attn.norm_added_k(along), key.flatten(0, 2)])
@@ -113,7 +109,11 @@ def test_one_large_norm_of_image_or_text_keeps_the_maximum(norm: str, monkeypatc
         assert len(shapes) == calls, largest
 
 
-def test_heads_without_rms_norms_keep_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_without_rms_norms_or_a_kernel_keep_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = Sd3FusedBlock(sd3_block(dual=True))
+    assert (block.bounded, block.second_bounded) == (False, False)
+    with torch.device("meta"):
+        assert not Sd3FusedBlock(JointTransformerBlock(HEADS * SIZE, HEADS, SIZE, False, "rms_norm")).bounded
     counted(monkeypatch)
     rms, layer = nn.RMSNorm(SIZE), nn.LayerNorm(SIZE)
     assert are_bounded([rms], [rms])
@@ -121,13 +121,6 @@ def test_heads_without_rms_norms_keep_the_maximum(monkeypatch: pytest.MonkeyPatc
         assert not are_bounded([rms, other], [rms])
         assert not are_bounded([rms], [rms, other])
     assert not Sd3FusedBlock(sd3_block(qk_norm=None)).bounded
-
-
-def test_a_device_without_the_kernel_keeps_the_maximum() -> None:
-    block = Sd3FusedBlock(sd3_block(dual=True))
-    assert (block.bounded, block.second_bounded) == (False, False)
-    with torch.device("meta"):
-        assert not Sd3FusedBlock(JointTransformerBlock(HEADS * SIZE, HEADS, SIZE, False, "rms_norm")).bounded
 
 
 def test_a_mask_gradients_and_other_numbers_keep_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:

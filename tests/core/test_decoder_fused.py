@@ -111,9 +111,7 @@ def counts(module: nn.Module) -> list[int]:
         (dc, (1, 8, 8, 40), [6, 0, 2, 0, 0, 0, 2]),
     ],
 )
-def test_a_fused_decoder_equals_diffusers(
-    build: Callable[[], nn.Module], latents: tuple[int, ...], expected: list[int]
-) -> None:
+def test_a_fused_decoder_agrees(build: Callable[[], nn.Module], latents: tuple[int, ...], expected: list[int]) -> None:
     vae = build().eval().to(memory_format=torch.channels_last)
     before = module_digest(vae)
     fused = fused_decoder(vae)
@@ -245,11 +243,7 @@ def test_a_fused_block_equals_diffusers(sides: tuple[int, ...], count: int, heig
     found = fused(block)(x)
     assert relative(found, block(x)) < 1e-5
     assert found.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_a_fused_block_takes_channels_first() -> None:
-    block, x = block_of(64, (5,)), torch.randn(2, 64, 7, 9)
-    assert relative(fused(block)(x), block(x)) < 1e-5
+    assert relative(fused(block)(x.contiguous()), block(x)) < 1e-5
 
 
 def test_a_fused_block_shares_its_weights_and_leaves_the_original_alone() -> None:

@@ -163,7 +163,7 @@ def test_what_the_hub_has_is_not_ok_before_it_is_here(name: str, state: str, act
     assert action.format(file=file) in finding.action
 
 
-def test_weights_of_a_reward_in_the_hubs_cache_are_ok_when_they_are_whole(cache: Path) -> None:
+def test_weights_of_a_reward_are_where_options_say_or_whole_in_the_hubs_cache(cache: Path) -> None:
     folder = cached(cache, "openai/clip-vit-large-patch14", MINI_CLIP)
     assert reward("clipscore") == Finding("reward clipscore", "ok", "openai/clip-vit-large-patch14")
     (folder / "tokenizer_config.json").unlink()
@@ -173,6 +173,9 @@ def test_weights_of_a_reward_in_the_hubs_cache_are_ok_when_they_are_whole(cache:
     finding = reward("clipscore", processor=str(MINI_CLIP))
     assert finding.state == "missing"
     assert "its weights are missing or incomplete" in finding.found
+    # A model's options say where its rewards are.
+    named = ["clipscore", "hpsv2", "imagereward", "pickscore"]
+    assert {finding.state for finding in diagnosis.rewards(named, "mini-sana")} == {"ok"}
 
 
 @pytest.mark.parametrize("lost", ["config.json", "model.safetensors", "tokenizer_config.json"])
@@ -206,11 +209,6 @@ def test_a_reward_without_its_packages_is_not_ok(monkeypatch: pytest.MonkeyPatch
     assert reward("ocr") == Finding("reward ocr", "ok", "in solrl_core.rewards.ocr")
 
 
-def test_a_model_s_options_say_where_its_rewards_are() -> None:
-    named = ["clipscore", "hpsv2", "imagereward", "pickscore"]
-    assert {finding.state for finding in diagnosis.rewards(named, "mini-sana")} == {"ok"}
-
-
 def test_a_device_or_a_precision_that_is_not_there_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -223,17 +221,14 @@ def test_a_device_or_a_precision_that_is_not_there_is_missing(monkeypatch: pytes
     assert "missing" not in {finding.state for finding in rows.values()}
 
 
-def test_an_emulation_on_a_gpu_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_emulation_on_a_gpu_is_warned_of_and_a_native_precision_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    native = PrecisionSupport("native", "on tensor cores")
+    monkeypatch.setattr("solrl_core.precision.probe", lambda precision, device: native)
+    rows = {finding.subject: finding for finding in diagnosis.machine("cpu")}
+    assert rows["precision fp8"] == Finding("precision fp8", "ok", "native: on tensor cores")
     emulated = PrecisionSupport("emulated", "rounded to NVFP4, multiplied in float32")
     monkeypatch.setattr("solrl_core.precision.probe", lambda precision, device: emulated)
     monkeypatch.setattr("solrl_core.precision.supported_precisions", lambda device: ("nvfp4",))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     row = {finding.subject: finding for finding in diagnosis.machine("auto", "nvfp4")}["precision"]
     assert (row.state, row.found) == ("warn", "nvfp4 is emulated on this GPU, slower than bf16")
-
-
-def test_a_native_precision_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
-    native = PrecisionSupport("native", "on tensor cores")
-    monkeypatch.setattr("solrl_core.precision.probe", lambda precision, device: native)
-    rows = {finding.subject: finding for finding in diagnosis.machine("cpu")}
-    assert rows["precision fp8"] == Finding("precision fp8", "ok", "native: on tensor cores")

@@ -1,9 +1,10 @@
-"""The core's exceptions: text as a problem document's, standard parents, faults that the wire knows."""
+"""The core's exceptions, which are problem documents' texts and kinds, and suggestions for mistyped names."""
 
 from typing import Any, get_args
 
 import pytest
 from solrl_core.errors import AdapterError, AdapterFault, MismatchError, RewardError
+from solrl_core.suggestions import near
 from solrl_proto.problems import ProblemKind
 
 FIELDS: dict[str, Any] = {"where": "header", "got": [1], "expected": "2", "action": "send it again"}
@@ -21,3 +22,22 @@ def test_the_text_is_that_of_the_problem_it_becomes(fields: dict[str, Any]) -> N
 @pytest.mark.parametrize("fault", get_args(AdapterFault))
 def test_each_adapter_fault_is_a_problem_kind(fault: str) -> None:
     assert ProblemKind[f"ADAPTER_{fault.upper()}"] == f"adapter-{fault}"
+
+
+NAMES = ["explore.prompts", "evaluate.prompts", "prompts", "optimizer.learning_rate", "optimizer.eps", "iterations"]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("optimizer.lr", ["optimizer.learning_rate"]),
+        ("explore.promts", ["explore.prompts"]),
+        ("promts", ["prompts", "explore.prompts", "evaluate.prompts"]),
+        ("learning-rate", ["optimizer.learning_rate"]),
+        ("ITERATION", ["iterations"]),
+        ("nonsense", []),
+        ("", []),
+    ],
+)
+def test_names_that_may_have_been_meant(name: str, meant: list[str]) -> None:
+    assert near(name, NAMES) == meant

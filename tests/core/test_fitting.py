@@ -70,7 +70,7 @@ def examples(generator: Generator) -> Examples:
     return make_examples(generator, texts, expand_seeds(1, "fit", 16), steps=10, solver="euler", guidance=1.0)
 
 
-def test_examples_are_the_generators_own_trajectories(generator: Generator, examples: Examples) -> None:
+def test_fits_at_eulers_levels_give_eulers_result(generator: Generator, examples: Examples) -> None:
     made = generator.generate(examples.texts, examples.seeds, steps=10, decode=False)
     assert len(made.images) == 0
     assert torch.allclose(examples.latents[-1], made.latents, atol=1e-5)
@@ -78,18 +78,13 @@ def test_examples_are_the_generators_own_trajectories(generator: Generator, exam
     assert torch.allclose(examples.at(0.0), made.latents, atol=1e-5)
     between = (examples.latents[2] + examples.latents[3]) / 2
     assert torch.allclose(examples.at((examples.sigmas[2] + examples.sigmas[3]) / 2), between, atol=1e-5)
-
-
-def test_fitting_at_eulers_levels_reproduces_eulers_result(generator: Generator, examples: Examples) -> None:
     solver = fit(generator, examples, examples.sigmas[:-1], rounds=0)
     made = generator.generate(examples.texts, examples.seeds, steps=10, solver=solver, decode=False)
     error = (made.latents - examples.latents[-1]).square().mean() / examples.latents[-1].square().mean()
     assert float(error) < 1e-4
 
 
-def test_four_fitted_steps_are_closer_to_ten_euler_steps_than_six_euler_steps(
-    generator: Generator, examples: Examples
-) -> None:
+def test_four_fitted_steps_are_closer_to_ten_euler_steps_than_six(generator: Generator, examples: Examples) -> None:
     solver = fit(generator, examples, SCHEDULES[1])
     # Others than it was fitted on: other prompts, other seeds.
     texts, seeds = ["three cyan triangles", "a blue circle above a red cross"] * 8, expand_seeds(2, "held out", 16)

@@ -22,9 +22,7 @@ def test_a_cpu_has_no_fp8_and_the_error_names_alternatives() -> None:
     assert "fp8" not in supported_precisions(CPU)
     with pytest.raises(ValueError, match=r"this CPU has no FP8 matrix units .* use bf16, or nvfp4"):
         Generator(load_backbone("mini-sana"), "fp8")
-
-
-def test_sizes_that_do_not_divide_are_refused() -> None:
+    # Sizes that do not divide are refused, too.
     with torch.device("meta"), pytest.raises(ValueError, match=r"multiples of 16: got \(8, 32\)"):
         Fp8Linear.from_linear(nn.Linear(32, 8))
 
@@ -48,11 +46,13 @@ def test_a_layer_is_near_the_clean_one_and_follows_a_refresh() -> None:
             assert (quantised(x) - clean(x)).norm() / clean(x).norm() < 0.06
 
 
-def test_only_layers_in_fp8_share_a_quantised_input() -> None:
+def test_layers_share_a_quantised_input_only_in_fp8_and_refuse_a_gradient_before_it() -> None:
     with torch.device("meta"):
         clean, quantised = nn.Linear(32, 16), Fp8Linear.from_linear(nn.Linear(32, 16))
         assert by_row([quantised, quantised])
         assert not by_row([quantised, clean])
+        with pytest.raises(RuntimeError, match="inference"):
+            project([quantised], torch.zeros(2, 32, requires_grad=True))
 
 
 def test_our_kernel_takes_the_place_of_a_product_without_scales_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,13 +84,6 @@ def test_our_kernel_gives_torchs_product(rows: int, depth: int, outs: int) -> No
             expected.float(), dim=1
         )
         assert float(error.max()) < 0.01
-
-
-def test_a_gradient_is_refused_before_the_input_is_quantised() -> None:
-    with torch.device("meta"):
-        layer, x = Fp8Linear.from_linear(nn.Linear(32, 16)), torch.zeros(2, 32, requires_grad=True)
-        with pytest.raises(RuntimeError, match="inference"):
-            project([layer], x)
 
 
 @needs_fp8

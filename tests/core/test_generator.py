@@ -78,9 +78,7 @@ def test_two_generators_of_one_backbone_do_not_see_each_others_adapter(backbone:
     before = weights(bf16)
     Generator(backbone, "bf16").set_adapter(random_adapter(backbone, 0))
     assert same(weights(bf16), before)
-
-
-def test_only_weights_that_an_adapter_changes_are_stored_twice(backbone: Backbone, bf16: Generator) -> None:
+    # Only weights that an adapter changes are stored twice.
     clean = dict(backbone.transformer.named_parameters())
     own = {name for name, weight in bf16.transformer.named_parameters() if weight is not clean[name]}
     assert own == {f"{module}.weight" for module in bf16.layout}
@@ -145,9 +143,7 @@ def test_a_list_of_prompts_equals_single_prompts(generator: Generator) -> None:
 
 
 @pytest.mark.parametrize(("at_once", "decoded"), [(96, [24]), (24, [6, 6]), (6, [6, 1]), (3, [3, 3, 1]), (1, [1] * 7)])
-def test_except_on_a_cpu_the_decoder_sees_two_batch_shapes(
-    monkeypatch: pytest.MonkeyPatch, at_once: int, decoded: list[int]
-) -> None:
+def test_a_gpus_decoder_sees_two_shapes(monkeypatch: pytest.MonkeyPatch, at_once: int, decoded: list[int]) -> None:
     """The limit and a quarter of it; a smaller batch of latents is padded."""
     backbone = load_skeleton("mini-sana")
     met = []
@@ -171,13 +167,10 @@ def test_most_of_a_decoder_is_in_the_blocks_that_are_compiled(model: str) -> Non
     assert sum(p.numel() for p in held) > 0.8 * sum(p.numel() for p in decoder.parameters())
 
 
-def test_images_are_the_decoded_latents(backbone: Backbone, bf16: Generator) -> None:
+def test_between_comes_before_each_step_and_images_are_the_decoded_latents(backbone: Backbone, bf16: Generator) -> None:
     made: GeneratorOutput = bf16.generate(PROMPTS[0], SEEDS, steps=2)
     assert made.latents.shape == (3, *backbone.latent_shape)
     assert torch.allclose(made.images, backbone.decode(made.latents), atol=1e-6)
-
-
-def test_between_is_called_before_every_step_of_every_chunk(bf16: Generator) -> None:
     calls: list[None] = []
     bf16.generate("a", list(range(CHUNK_SIZE + 1)), steps=3, between=lambda: calls.append(None))
     # At least two chunks, each of three steps; a machine with more threads makes more of them.

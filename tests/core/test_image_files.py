@@ -41,16 +41,13 @@ def test_a_webp_plays_at_the_frame_rate() -> None:
         assert image.info["duration"] == FRAME_MS == pytest.approx(1000 / 16, abs=1)
 
 
-def test_clips_are_shrunk_for_showing_and_images_are_not() -> None:
+def test_clips_are_shrunk_and_laid_out_in_rows_and_images_are_not() -> None:
     clips = torch.rand(2, 3, 3, 30, 512)
     shown = for_showing(clips)
     assert shown.shape == (2, 3, 3, 15, 256)
     assert torch.allclose(shown[1, 2], clips[1, 2].unflatten(1, (15, 2)).unflatten(3, (256, 2)).mean((2, 4)))
     assert torch.equal(for_showing(clips[:, 0]), clips[:, 0])
     assert shrunk(clips, 512) is clips
-
-
-def test_four_frames_are_laid_out_in_rows() -> None:
     clips = torch.arange(8.0).view(1, 8, 1, 1, 1).expand(2, 8, 3, 1, 1)
     assert tiled(clips, columns=4)[1, 0].tolist() == [[1, 3, 5, 7]]
     assert tiled(clips, columns=2)[1, 0].tolist() == [[1, 3], [5, 7]]

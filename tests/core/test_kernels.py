@@ -80,18 +80,14 @@ def half_a_block(dtype: torch.dtype, tokens: int, length: int, device: str = "cp
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norm_and_modulation_equal_torchs_before_quantisation(dtype: torch.dtype) -> None:
-    x, _, _, scale, shift = half_a_block(dtype, 5, 48)
+    x, out, gate, scale, shift = half_a_block(dtype, 5, 48)
     codes, scales = norm_modulate_quantize(x, scale, shift, 1e-6)
     modulated = F.layer_norm(x.float(), (48,), eps=1e-6) * (1 + scale.float()[:, None]) + shift.float()[:, None]
     expected, expected_scales = quantize_rows(modulated, "")
     assert codes.dtype == torch.float8_e4m3fn
     assert torch.equal(codes.float(), expected.float().view(x.shape))
     assert torch.equal(scales, expected_scales.view(2, 5, 1))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_gated_residual_is_added_before_the_norm(dtype: torch.dtype) -> None:
-    x, out, gate, scale, shift = half_a_block(dtype, 5, 48)
+    # A gated residual is added before the norm.
     total, codes, scales = add_norm_modulate_quantize(x, out, gate, scale, shift, 1e-6)
     expected, expected_scales = norm_modulate_quantize(total, scale, shift, 1e-6)
     assert total.dtype == dtype
@@ -154,9 +150,7 @@ def test_a_fused_block_equals_diffusers(name: str) -> None:
 @pytest.mark.usefixtures("fp8_in_float32")
 @pytest.mark.parametrize("kept", [(), ("to_k", "add_q_proj", "proj_mlp"), (r"net\.0", "to_out")])
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_fused_block_of_fp8_layers_equals_diffusers_block_with_the_same_layers(
-    name: str, kept: tuple[str, ...]
-) -> None:
+def test_a_fused_block_of_fp8_layers_equals_diffusers_with_the_same(name: str, kept: tuple[str, ...]) -> None:
     block, fused, given = block_cases()[name]
     exact = block(**given)
     layers = [layer for layer, module in block.named_modules() if isinstance(module, nn.Linear)]
@@ -178,9 +172,7 @@ def test_a_fused_block_of_fp8_layers_equals_diffusers_block_with_the_same_layers
     ("name", "normed", "added", "rows"),
     [("flux", 2, 2, 4), ("flux single", 1, 0, 2), ("sd3", 2, 2, 4), ("sd3 dual", 3, 2, 5), ("sd3 last", 2, 1, 2)],
 )
-def test_norms_of_an_fp8_block_quantise_for_its_layers(
-    name: str, normed: int, added: int, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_norms_quantise_for_fp8(name: str, normed: int, added: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     _, block, given = block_cases()[name]
     apply_policy(block, LayerPolicy(quantize=("",), keep=("norm",)), "fp8")
     counts = [
@@ -257,19 +249,15 @@ def test_the_norm_and_modulation_kernel_maps_zeros_to_zeros() -> None:
 
 
 @GPU
-@pytest.mark.parametrize("shape", [(2, 5, 7, 48), (3, 8, 8, 320), (1, 1, 1, 16)])
+@pytest.mark.parametrize("shape", [(2, 5, 7, 48), (3, 8, 8, 320), (1, 1, 1, 16), (1, 32, 32, 1120)])
 def test_the_depthwise_kernel(shape: tuple[int, ...]) -> None:
-    x, weight, bias = torch.randn(shape), torch.randn(shape[-1], 1, 3, 3), torch.randn(shape[-1])
-    expected = silu_depthwise_glu(x, weight, bias)
-    assert torch.allclose(silu_depthwise_glu(x.cuda(), weight.cuda(), bias.cuda()).cpu(), expected, atol=1e-4)
-
-
-@GPU
-@pytest.mark.parametrize("shape", [(2, 5, 7, 48), (3, 8, 8, 320), (1, 32, 32, 1120)])
-def test_the_depthwise_kernel_of_bf16_is_right_up_to_a_hardwares_tanh(shape: tuple[int, ...]) -> None:
-    x, weight, bias = (torch.randn(size).bfloat16() for size in (shape, (shape[-1], 1, 3, 3), shape[-1:]))
-    expected = silu_depthwise_glu(x.float(), weight.float(), bias.float())
-    assert relative(silu_depthwise_glu(x.cuda(), weight.cuda(), bias.cuda()), expected) < 0.0025
+    given = [torch.randn(size) for size in (shape, (shape[-1], 1, 3, 3), shape[-1:])]
+    expected = silu_depthwise_glu(*given)
+    assert torch.allclose(silu_depthwise_glu(*(x.cuda() for x in given)).cpu(), expected, atol=1e-4)
+    # In BF16 it is right up to a hardware's tanh.
+    half = [x.bfloat16() for x in given]
+    expected = silu_depthwise_glu(*(x.float() for x in half))
+    assert relative(silu_depthwise_glu(*(x.cuda() for x in half)), expected) < 0.0025
 
 
 @GPU

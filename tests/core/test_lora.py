@@ -16,16 +16,13 @@ from solrl_proto.rollouts import AdapterUse
 from torch import Tensor, nn
 
 
-def test_the_targets_are_those_peft_would_adapt(backbone: Backbone) -> None:
+def test_the_targets_are_those_peft_would_adapt_by_their_whole_names(backbone: Backbone) -> None:
     adapted = inject_adapter_in_model(
         LoraConfig(r=2, target_modules=backbone.lora_targets), copy.deepcopy(backbone.transformer)
     )
     end = ".lora_A.default"
     names = {name.removesuffix(end) for name, _ in adapted.named_modules() if name.endswith(end)}
     assert names == set(adapter_layout(backbone.transformer, backbone.lora_targets))
-
-
-def test_the_whole_name_must_match() -> None:
     model = nn.ModuleDict({"to_q": nn.Linear(3, 5), "to_q_extra": nn.Linear(3, 5), "norm": nn.LayerNorm(3)})
     assert adapter_layout(model, "to_q") == {"to_q": (5, 3)}
     assert adapter_layout(model, "to_q.*") == {"to_q": (5, 3), "to_q_extra": (5, 3)}
@@ -70,10 +67,7 @@ def test_merging_sums_in_float32_as_peft_does_and_rounds_once(backbone: Backbone
         # Half a unit in the last of BF16's 8 bits, and a little for another order of summation.
         assert (weight - theirs[name]).abs().le(theirs[name].abs() * 2**-8 * 1.01 + 1e-7).all(), name
         assert not torch.equal(weight, clean[name].weight)
-
-
-def test_a_small_change_is_not_lost_before_the_rounding(backbone: Backbone) -> None:
-    """Rounding the delta to BF16, or adding in BF16, would give other weights than rounding the float32 sum."""
+    # Rounding the delta to BF16, or adding in BF16, would give other weights than rounding the float32 sum.
     adapter = random_adapter(backbone, 0, size=0.03)
     ours = merged(backbone, copy.deepcopy(backbone.transformer), adapter)
     theirs = by_peft(backbone, adapter)
@@ -146,13 +140,10 @@ def test_a_layer_adds_the_product_to_its_output() -> None:
     assert layer(x.bfloat16()).dtype == torch.bfloat16
 
 
-def test_a_small_change_survives_unmerged_on_the_grid(on_grid: Backbone, small: Adapter) -> None:
+def test_an_unmerged_adapter_keeps_small_changes_and_the_bases_weights(on_grid: Backbone, small: Adapter) -> None:
     nvfp4 = Generator(on_grid, "nvfp4")
     assert lost(nvfp4, small, "unmerged") < 0.01
     assert lost(nvfp4, small, "merged") > 0.8
-
-
-def test_quantised_weights_remain_the_bases_and_others_are_merged(on_grid: Backbone, small: Adapter) -> None:
     nvfp4, exact = Generator(on_grid, "nvfp4"), Generator(on_grid, "bf16")
     exact.set_adapter(small)
     nvfp4.set_adapter(small, "unmerged")
@@ -167,7 +158,7 @@ def test_quantised_weights_remain_the_bases_and_others_are_merged(on_grid: Backb
     assert kinds == {nn.Linear, QuantLinear}
 
 
-def test_the_base_and_a_merged_adapter_come_back_bit_for_bit(on_grid: Backbone, small: Adapter) -> None:
+def test_the_base_and_merged_adapters_come_back_and_candidates_need_no_batch(on_grid: Backbone, small: Adapter) -> None:
     nvfp4, fresh = Generator(on_grid, "nvfp4"), Generator(on_grid, "nvfp4")
     base = velocity(nvfp4)
     fresh.set_adapter(small)
@@ -178,9 +169,6 @@ def test_the_base_and_a_merged_adapter_come_back_bit_for_bit(on_grid: Backbone, 
     nvfp4.set_adapter(small, "unmerged")
     nvfp4.set_adapter(None)
     assert torch.equal(velocity(nvfp4), base)
-
-
-def test_candidates_of_an_unmerged_adapter_do_not_depend_on_their_batch(on_grid: Backbone, small: Adapter) -> None:
     nvfp4 = Generator(on_grid, "nvfp4")
     nvfp4.set_adapter(small, "unmerged")
     together = nvfp4.generate("a red circle", range(12), steps=2, decode=False).latents

@@ -19,7 +19,7 @@ def digest(rows: torch.Tensor) -> str:
     return hashlib.sha256(rows.contiguous().numpy().tobytes()).hexdigest()
 
 
-def test_rows_are_standard_normal_float32_on_the_cpu() -> None:
+def test_rows_are_standard_normal_and_depend_on_their_seeds_alone() -> None:
     rows = initial_noise(range(200), SHAPE)
     assert rows.shape == (200, *SHAPE)
     assert rows.dtype == torch.float32
@@ -27,18 +27,20 @@ def test_rows_are_standard_normal_float32_on_the_cpu() -> None:
     assert abs(float(rows.mean())) < 0.02
     assert abs(float(rows.std()) - 1) < 0.02
     assert len({digest(row) for row in rows}) == 200
-
-
-def test_a_row_depends_on_its_seed_alone() -> None:
     for shape in (SHAPE, (16, 128, 128)):  # the larger rows are drawn by threads
         expected = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in SEEDS]
         assert torch.equal(initial_noise(SEEDS, shape), torch.stack(expected))
-
-
-def test_rows_drawn_by_threads_belong_to_the_callers_inference_mode() -> None:
+    # Rows drawn by threads belong to the caller's inference mode.
     with torch.inference_mode():
         assert initial_noise(SEEDS, (16, 128, 128)).is_inference()
     assert not initial_noise(SEEDS, (16, 128, 128)).is_inference()
+    # The global generator is neither read nor moved.
+    torch.manual_seed(1)
+    before = initial_noise(SEEDS, SHAPE)
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    assert torch.equal(before, initial_noise(SEEDS, SHAPE))
+    assert torch.equal(state, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("company", [[], [5], SEEDS, list(range(100, 130))])
@@ -58,29 +60,17 @@ def other_defaults() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def test_rows_do_not_depend_on_the_default_dtype(other_defaults: None) -> None:
+def test_rows_do_not_depend_on_the_default_dtype_or_device(other_defaults: None) -> None:
     rows = initial_noise(SEEDS, SHAPE)
     none = initial_noise([], SHAPE)
     torch.set_default_dtype(torch.float32)
     assert torch.equal(rows, initial_noise(SEEDS, SHAPE))
     assert none.dtype == torch.float32
     assert none.shape == (0, *SHAPE)
-
-
-def test_rows_do_not_depend_on_the_default_device() -> None:
     with torch.device("meta"):
         rows = initial_noise(SEEDS, SHAPE)
         assert initial_noise([], SHAPE).device.type == "cpu"
     assert torch.equal(rows, initial_noise(SEEDS, SHAPE))
-
-
-def test_the_global_generator_is_neither_read_nor_moved() -> None:
-    torch.manual_seed(1)
-    before = initial_noise(SEEDS, SHAPE)
-    torch.manual_seed(2)
-    state = torch.get_rng_state()
-    assert torch.equal(before, initial_noise(SEEDS, SHAPE))
-    assert torch.equal(state, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("seed", [-1, SEED_LIMIT, 2**64])
@@ -103,34 +93,32 @@ def changed(version: int | None = None, **at: float) -> NoiseContract:
     return NoiseContract(version=ours.version if version is None else version, probe=tuple(probe))
 
 
+def cut(length: int) -> NoiseContract:
+    """A probe of another length."""
+    ours = noise_contract()
+    return NoiseContract(version=ours.version, probe=(*ours.probe, 0.0)[:length])
+
+
 def test_an_equal_contract_passes_also_within_the_tolerance() -> None:
     check_noise_contract(noise_contract())
     check_noise_contract(changed(i0=5e-6, i15=-5e-6))
 
 
-def refusal(theirs: NoiseContract) -> str | None:
+@pytest.mark.parametrize(
+    ("theirs", "where"),
+    [
+        (changed(version=2), "noise.version"),
+        *[(changed(**{at: off}), "noise.probe") for at, off in (("i0", 2e-5), ("i15", -2e-5))],
+        *[(changed(**{at: off}), "noise.probe") for at, off in (("i7", float("nan")), ("i0", float("inf")))],
+        *[(cut(length), "noise.probe") for length in (0, 1, PROBE_LENGTH - 1, PROBE_LENGTH + 1)],
+    ],
+)
+def test_another_contract_is_refused(theirs: NoiseContract, where: str) -> None:
     with pytest.raises(MismatchError) as raised:
         check_noise_contract(theirs)
-    assert raised.value.fault == "noise"
+    assert (raised.value.fault, raised.value.where) == ("noise", where)
     assert str(raised.value).startswith("Noise contracts differ: the service")
     assert raised.value.action
-    return raised.value.where
-
-
-def test_another_version_is_refused() -> None:
-    assert refusal(changed(version=2)) == "noise.version"
-
-
-@pytest.mark.parametrize("at", [{"i0": 2e-5}, {"i15": -2e-5}, {"i7": float("nan")}, {"i0": float("inf")}])
-def test_another_probe_row_is_refused(at: dict[str, float]) -> None:
-    assert refusal(changed(**at)) == "noise.probe"
-
-
-@pytest.mark.parametrize("length", [0, 1, PROBE_LENGTH - 1, PROBE_LENGTH + 1])
-def test_a_probe_of_another_length_is_refused(length: int) -> None:
-    ours = noise_contract()
-    probe = (*ours.probe, 0.0)[:length]
-    assert refusal(NoiseContract(version=ours.version, probe=probe)) == "noise.probe"
 
 
 def by_hand(root: int, prompt_id: str, index: int) -> int:
@@ -148,13 +136,10 @@ def test_seeds_are_expanded_as_specified(root: int, prompt_id: str) -> None:
     assert expand_seeds(root, prompt_id, 5) == seeds[:5]
 
 
-def test_the_expansion_never_changes() -> None:
+def test_the_expansion_never_changes_and_passes_over_seeds_of_equal_noise() -> None:
     # sha256sum of "7/p0/0" begins 2420bebae8b981d0, which is 1271137839159088 · 2**11 and a rest.
     assert expand_seeds(7, "p0", 3) == [1271137839159088, 8057174869009028, 6763684728102615]
-
-
-def test_seeds_that_would_draw_equal_noise_are_passed_over() -> None:
-    """Numbers 729 and 749 of this root agree in the lower 32 bits."""
+    # Numbers 729 and 749 of this root agree in the lower 32 bits.
     assert by_hand(17896, "p0", 729) % 2**32 == by_hand(17896, "p0", 749) % 2**32
     seeds = expand_seeds(17896, "p0", 1000)
     assert seeds == [by_hand(17896, "p0", index) for index in range(1001) if index != 749]

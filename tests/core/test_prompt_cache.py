@@ -43,7 +43,7 @@ def test_encodings_can_be_trained_on_wherever_they_were_made(backbone: Backbone)
     assert not states.requires_grad
 
 
-def test_the_least_recently_used_go_when_the_bytes_are_full() -> None:
+def test_the_least_recently_used_go_and_a_failed_encoding_is_tried_again() -> None:
     cache = PromptCache(100)
     a, b = cache.get("a", lambda: encoded(20)), cache.get("b", lambda: encoded(20))
     assert cache.get("a", lambda: encoded(1)) is a
@@ -51,16 +51,12 @@ def test_the_least_recently_used_go_when_the_bytes_are_full() -> None:
     assert cache.get("a", lambda: encoded(1)) is a
     assert cache.get("b", lambda: encoded(20)) is not b
 
-
-def test_a_failed_encoding_is_tried_again() -> None:
-    cache = PromptCache(100)
-
     def fail() -> Conditioning:
         raise RuntimeError("out of luck")
 
     with pytest.raises(RuntimeError, match="out of luck"):
-        cache.get("a", fail)
-    assert cache.get("a", lambda: encoded(3)).keys() == {"states", "mask"}
+        cache.get("d", fail)
+    assert cache.get("d", lambda: encoded(3)).keys() == {"states", "mask"}
 
 
 def test_threads_encode_a_prompt_once() -> None:
@@ -91,9 +87,7 @@ def latents(generator: Generator) -> torch.Tensor:
     return generator.generate(texts, list(range(8)), steps=STEPS, decode=False).latents
 
 
-def test_latents_are_those_of_layers_computed_in_every_step(
-    generator: Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_latents_are_those_of_layers_computed_each_step(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     once = latents(generator)
     monkeypatch.setattr(text_projection_cache, "_is_same", lambda known, x: False)
     assert torch.equal(once, latents(generator))

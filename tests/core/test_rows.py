@@ -21,25 +21,20 @@ def test_rows_come_back_within_half_a_code() -> None:
     back = (codes.float() * scales).view_as(x)
     # Three bits of mantissa, and below the least normal number steps of 2**-9.
     assert ((back - x).abs() <= x.abs() / 16 + scales.view(3, 5, 1) * 2**-10).all()
-
-
-def test_an_activation_equals_torchs() -> None:
+    # An activation.
     x = torch.randn(7, 32)
     codes, scales = quantize_rows(x, "gelu_tanh")
     expected = F.gelu(x, approximate="tanh")
     assert ((codes.float() * scales - expected).abs() <= expected.abs() / 16 + scales * 2**-10).all()
 
 
-def test_an_activation_of_small_inputs_does_not_overflow() -> None:
+def test_small_inputs_of_an_activation_do_not_overflow_and_a_row_of_zeros_is_zeros() -> None:
     x = torch.linspace(-6, 0, 64)[None]
     codes, scales = quantize_rows(x, "gelu_tanh")
     expected = F.gelu(x, approximate="tanh")
     assert expected.abs().max() > 0.17
     assert codes.float().isfinite().all()
     assert (codes.float() * scales - expected).abs().max() <= 0.17 / 16
-
-
-def test_a_row_of_zeros_is_zeros() -> None:
     codes, scales = quantize_rows(torch.zeros(2, 16), "")
     assert codes.float().eq(0).all()
     assert scales.isfinite().all()
@@ -116,6 +111,8 @@ def test_norm_and_rotation_of_two_parts_equal_those_of_each(text: int) -> None:
         rms_norm_rope(x, weight, cos[text:], sin[text:], 1e-6),
     ]
     assert torch.equal(rms_norm_rope(x, weight, cos, sin, 1e-6, other, text_weight), torch.cat(parts, 1))
+    with pytest.raises(ValueError, match="expected both, or neither"):
+        rms_norm_rope(x, weight, cos, sin, 1e-6, other)
 
 
 @GPU
@@ -151,12 +148,6 @@ def test_compiled_norm_and_positions_are_the_same(text: int) -> None:
 
     compiled = torch.compile(operation, fullgraph=True, dynamic=False)(*given)
     assert torch.equal(compiled, operation(*given))
-
-
-def test_text_without_the_weight_of_its_norm_is_refused() -> None:
-    own, other = two_parts(4, 8, 3, torch.float32)
-    with pytest.raises(ValueError, match="expected both, or neither"):
-        rms_norm_rope(*own, 1e-6, other[0])
 
 
 def test_compiled_gradients_are_the_same() -> None:

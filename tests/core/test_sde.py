@@ -1,6 +1,6 @@
 """Stochastic solvers against their papers' formulas, windows of them, and recording through the generator.
 
-The ODE solvers are tested by their trajectories, in test_sampler and test_sampler_dpm2.
+The ODE solvers are tested by their trajectories, in test_sampler.
 """
 
 import math
@@ -46,33 +46,23 @@ def cps_published(x: torch.Tensor, v: torch.Tensor, sigma: float, then: float) -
     return (1 - then) * clean + math.sqrt(then**2 - deviation**2) * predicted, deviation
 
 
-PUBLISHED = [(FlowSde(ETA), flow_published), (DanceSde(ETA), dance_published)]
+PUBLISHED = [(FlowSde(ETA), flow_published), (DanceSde(ETA), dance_published), (Cps(ETA), cps_published)]
 Published = Callable[[torch.Tensor, torch.Tensor, float, float], tuple[torch.Tensor, float]]
 
 
 @pytest.mark.parametrize(("sigma", "then"), list(pairwise(SIGMAS)))
 @pytest.mark.parametrize(("prototype", "published"), PUBLISHED)
-def test_a_stochastic_step_is_the_papers(
-    prototype: StochasticSolver, published: Published, sigma: float, then: float
-) -> None:
+def test_a_step_is_the_papers(prototype: StochasticSolver, published: Published, sigma: float, then: float) -> None:
     solver = prototype.copy()
     found, log_prob = solver.step(X, sigma, then, V, NOISE)
     mean, deviation = published(X, V, sigma, then)
     assert torch.allclose(found, mean + deviation * NOISE, atol=1e-12)
-    expected = torch.distributions.Normal(mean, deviation).log_prob(found).flatten(1).mean(1)
+    if published is cps_published:  # without the deviation
+        expected = -(found - mean).square()
+    else:
+        expected = torch.distributions.Normal(mean, deviation).log_prob(found)
     assert log_prob.shape == (4,)
-    assert torch.allclose(log_prob, expected, atol=1e-12)
-    assert torch.equal(solver.log_prob(X, sigma, then, V, found), log_prob)
-    assert torch.allclose(solver.clean, X - sigma * V if then > 0 else found, atol=1e-12)
-
-
-@pytest.mark.parametrize(("sigma", "then"), list(pairwise(SIGMAS)))
-def test_a_coefficients_preserving_step_is_the_papers(sigma: float, then: float) -> None:
-    solver = Cps(ETA)
-    found, log_prob = solver.step(X, sigma, then, V, NOISE)
-    mean, deviation = cps_published(X, V, sigma, then)
-    assert torch.allclose(found, mean + deviation * NOISE, atol=1e-12)
-    assert torch.allclose(log_prob, -(found - mean).square().flatten(1).mean(1), atol=1e-12)
+    assert torch.allclose(log_prob, expected.flatten(1).mean(1), atol=1e-12)
     assert torch.equal(solver.log_prob(X, sigma, then, V, found), log_prob)
     assert torch.allclose(solver.clean, X - sigma * V if then > 0 else found, atol=1e-12)
 
@@ -87,14 +77,11 @@ def test_only_coefficients_preserving_steps_leave_the_noise_of_their_level(eta: 
     assert all(float(other) > 0.51 for other in others)
 
 
-def test_log_probabilities_take_a_level_for_each_row() -> None:
+def test_log_probabilities_take_levels_and_their_gradient_raises_them() -> None:
     solver, states = FlowSde(ETA), X + 1
     now, then = torch.tensor(SIGMAS[:-1]).double(), torch.tensor(SIGMAS[1:]).double()
     rows = [solver.log_prob(X[i : i + 1], SIGMAS[i], SIGMAS[i + 1], V[i : i + 1], states[i : i + 1]) for i in range(4)]
     assert torch.allclose(solver.log_prob(X, now, then, V, states), torch.cat(rows), atol=1e-12)
-
-
-def test_the_gradient_raises_the_probability_of_a_recorded_step() -> None:
     velocity = V.clone().requires_grad_()
     found, _ = FlowSde(ETA).step(X, 0.6, 0.2, V, NOISE)
     before = FlowSde(ETA).log_prob(X, 0.6, 0.2, velocity, found)
@@ -125,13 +112,24 @@ def test_stochastic_steps_keep_the_marginals_of_the_ode(solver: StochasticSolver
         assert float(x.mean()) == pytest.approx(0.95 * m, abs=0.01)
 
 
-def test_a_stochastic_step_needs_noise_and_an_ode_ignores_it() -> None:
+def test_noise_is_drawn_for_noisy_steps_alone_which_need_it() -> None:
     with pytest.raises(ValueError, match="got no noise"):
         solve(lambda x, sigma: x, torch.zeros(1, 2), SIGMAS, FlowSde(ETA))
     for name in SOLVERS:
         plain, noisy = (make_solver(name).step(X, 0.6, 0.2, V, noise) for noise in (None, NOISE))
         assert plain[1] is noisy[1] is None
         assert torch.equal(plain[0], noisy[0])
+    drawn: list[int] = []
+
+    def draw(index: int) -> torch.Tensor:
+        drawn.append(index)
+        return NOISE
+
+    start = Trajectory(X, Windowed(FlowSde(ETA), 1, 2))
+    advance(lambda x, sigma: V, start, SIGMAS, noise=draw)
+    assert drawn == [1, 2]
+    with pytest.raises(ValueError, match="got no noise"):
+        advance(lambda x, sigma: V, start, SIGMAS)
 
 
 @pytest.fixture(scope="module")
@@ -209,20 +207,6 @@ def test_named_steps_are_those_of_a_window(kind: SdeKind, inner: StochasticSolve
     for index in range(1, 4):
         halfway = run(named, index)
         assert torch.equal(run(named.copy(), 4, halfway.x, index).x, whole.x)
-
-
-def test_noise_is_drawn_for_noisy_steps_alone() -> None:
-    drawn: list[int] = []
-
-    def draw(index: int) -> torch.Tensor:
-        drawn.append(index)
-        return NOISE
-
-    start = Trajectory(X, Windowed(FlowSde(ETA), 1, 2))
-    advance(lambda x, sigma: V, start, SIGMAS, noise=draw)
-    assert drawn == [1, 2]
-    with pytest.raises(ValueError, match="got no noise"):
-        advance(lambda x, sigma: V, start, SIGMAS)
 
 
 @pytest.mark.parametrize(("first", "size", "stochastic"), [(0, None, [0, 1, 2]), (2, 5, [2]), (0, 1, [0]), (3, 1, [])])

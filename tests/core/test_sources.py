@@ -121,16 +121,12 @@ def test_an_edit_of_the_reward_or_of_what_it_uses_changes_its_digest(
         ("\nclass Base", "\n\ndef added():\n    return colour\n\n\nclass Base"),
     ],
 )
-def test_an_edit_elsewhere_in_the_module_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, old: str, new: str
-) -> None:
+def test_edits_elsewhere_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, old: str, new: str) -> None:
     assert MODULE.count(old) == 1
     assert digest(tmp_path, monkeypatch, MODULE.replace(old, new), name) == digest(tmp_path, monkeypatch, MODULE, name)
 
 
-def test_what_its_module_does_not_name_has_the_digest_of_the_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_its_module_does_not_name_has_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = MODULE + "\n\nclass Holder:\n    pass\n\n\nHolder.reward = [lambda: 1][0]\nholder = [lambda: 2]\n"
     path = tmp_path / "held.py"
     module = imported(path, monkeypatch, text)

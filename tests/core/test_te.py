@@ -71,12 +71,6 @@ def obstacle_at(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) ->
     return nvfp4_obstacle.__wrapped__(CUDA)
 
 
-def write_broken_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "transformer_engine").mkdir()
-    (folder / "transformer_engine" / "__init__.py").write_text("raise OSError('libcublasLt.so.13: undefined symbol')\n")
-    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-
-
 def test_a_cpu_emulates_and_says_why() -> None:
     assert probe("nvfp4", CPU).how == (
         "rounded to NVFP4, multiplied in float32: only a Blackwell GPU has NVFP4 units, this is CPU"
@@ -87,40 +81,18 @@ def test_a_cpu_emulates_and_says_why() -> None:
     assert type(model[0]) is QuantLinear
 
 
-def test_layers_refuse_a_device_without_units_and_name_alternatives() -> None:
+def test_layers_refuse_other_sizes_and_a_device_without_units_and_name_alternatives() -> None:
     with pytest.raises(ValueError, match=r"native nvfp4 .*: only a Blackwell .* is CPU; use bf16, or emulated nvfp4"):
         TeLinear.from_linear(nn.Linear(32, 32))
     with pytest.raises(ValueError, match="this is CPU"):
         TePointwiseConv.from_conv(nn.Conv2d(32, 32, 1))
-
-
-def test_sizes_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match=r"multiples of 32: got \(32, 48\)"):
         TeLinear.from_linear(nn.Linear(48, 32))
 
 
-def test_an_older_gpu_is_named_before_the_library_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_gpu_is_named_and_a_failing_trial_disables_native_nvfp4(monkeypatch: pytest.MonkeyPatch) -> None:
     assert obstacle_at(monkeypatch, HOPPER) == "compute capability 9.0, NVFP4 needs 10.0"
-
-
-@not_installed
-def test_a_missing_library_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert engine_version() is None
-    obstacle = obstacle_at(monkeypatch, BLACKWELL)
-    assert "not installed (pip install --no-build-isolation 'solrl[nvfp4]')" in obstacle
-
-
-@not_installed
-def test_a_broken_library_is_named_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_broken_engine(tmp_path, monkeypatch)
-    with pytest.raises(ValueError, match=r"is broken: OSError: libcublasLt.so.13: undefined symbol"):
-        engine_version()
-    assert obstacle_at(monkeypatch, BLACKWELL) == (
-        "Transformer Engine is broken: OSError: libcublasLt.so.13: undefined symbol"
-    )
-
-
-def test_a_failing_trial_disables_native_nvfp4_and_harms_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A failing trial disables native NVFP4, and harms no other process.
     monkeypatch.setattr(te, "engine_version", lambda: "2.20")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     commands: list[list[str]] = []
@@ -146,6 +118,24 @@ def test_a_failing_trial_disables_native_nvfp4_and_harms_no_other_process(monkey
     assert "took more than" in str(te.fault_of_trial([sys.executable, "-c", "import time; time.sleep(9)"]))
 
 
+@not_installed
+def test_a_missing_library_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine_version() is None
+    obstacle = obstacle_at(monkeypatch, BLACKWELL)
+    assert "not installed (pip install --no-build-isolation 'solrl[nvfp4]')" in obstacle
+
+
+@not_installed
+def test_a_broken_library_is_named_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "transformer_engine").mkdir()
+    (tmp_path / "transformer_engine" / "__init__.py").write_text("raise OSError('libx.so.13: undefined symbol')\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with pytest.raises(ValueError, match=r"is broken: OSError: libx.so.13: undefined symbol"):
+        engine_version()
+    said = obstacle_at(monkeypatch, BLACKWELL)
+    assert said == "Transformer Engine is broken: OSError: libx.so.13: undefined symbol"
+
+
 def by_row(x: Tensor) -> Tensor:
     return quantize_dequantize(x, amax=x.abs().amax(1, keepdim=True))
 
@@ -169,11 +159,8 @@ def test_the_trial_sees_other_scales_codes_and_numbers(monkeypatch: pytest.Monke
 
 def test_no_environment_variable_changes_the_recipe() -> None:
     recipes = pytest.importorskip("transformer_engine.common.recipe")
-    assert {field.name for field in fields(recipes.NVFP4BlockScaling)} == {
-        *te.NVFP4_SETTINGS,
-        "fp4_format",
-        "fp8_format",
-    }
+    known = {*te.NVFP4_SETTINGS, "fp4_format", "fp8_format"}
+    assert {field.name for field in fields(recipes.NVFP4BlockScaling)} == known
 
 
 def test_a_gpu_that_passes_is_native_and_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +218,7 @@ def check_compiled(make: Callable[[], QuantLinear], x: Tensor, backend: str) -> 
 
 @needs_units
 @torch.no_grad()
-def test_layers_on_a_gpu_multiply_as_their_recipe_says() -> None:
+def test_layers_on_a_gpu_multiply_as_their_recipe_says_from_packed_weights() -> None:
     torch.manual_seed(0)
     for clean, quantise, shape in (
         (nn.Linear(256, 128), TeLinear.from_linear, (4, 9, 256)),
@@ -247,11 +234,6 @@ def test_layers_on_a_gpu_multiply_as_their_recipe_says() -> None:
             layer.refresh_(clean.weight.float() * 2)
             clean.weight.mul_(2)
         assert [part.data_ptr() for part in layer.buffers()] == places
-
-
-@needs_units
-@torch.no_grad()
-def test_a_weight_on_a_gpu_is_packed_and_padding_changes_nothing() -> None:
     clean = nn.Linear(256, 128, device="cuda", dtype=torch.bfloat16)
     layer = TeLinear.from_linear(clean)
     assert layer.weight.numel() == 128 * 256 // 2

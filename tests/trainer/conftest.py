@@ -1,13 +1,14 @@
 """The shipped miniature, with a copy of its transformer for each test that trains it, and a service of it."""
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from lora_helpers import own_copy
 from read_once import once
 from service_helpers import RunningService, running_service
+from small_model import small_model
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.rewards import clipscore
 from solrl_core.rewards.loading import pretrained
@@ -42,6 +43,13 @@ def service() -> Iterator[RunningService]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def small_service() -> Iterator[RunningService]:
+    """A service of the smaller miniature for each file of tests."""
+    with running_service(model=small_model()) as running:
+        yield running
+
+
 @pytest.fixture
 def notes() -> Iterator[list[str]]:
     """Lines that a user would see, of all that the test logs."""
@@ -53,6 +61,4 @@ def notes() -> Iterator[list[str]]:
 @pytest.fixture
 def backbone(loaded: Backbone) -> Backbone:
     """The loaded miniature with a copy of the transformer, into which a policy may be injected."""
-    mine = copy.copy(loaded)
-    mine.transformer = copy.deepcopy(loaded.transformer)
-    return mine
+    return own_copy(loaded)

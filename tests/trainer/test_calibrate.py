@@ -165,6 +165,11 @@ def test_a_plan_is_written_with_its_decoder_precision(tmp_path: Path, monkeypatc
 @pytest.mark.usefixtures("one_fitted_prompt")
 def test_a_plan_is_bound_to_the_model_and_settings_of_its_measurement(tmp_path: Path) -> None:
     config = small("explore.precision=bf16")
+    # No plan is chosen if none is good enough.
+    summary = calibrate(config, tmp_path, prompts=1, requirement=Requirement(1), limits=ONE_PLAN)
+    assert summary["chosen"] is None
+    assert summary["verdict"][0].startswith("every plan surely selects worse than required; the best, bf16 1 steps, ")
+    assert not (tmp_path / "plan.yaml").exists()
     calibrate(config, tmp_path, prompts=1, requirement=Requirement(-1), limits=ONE_PLAN)
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     bindings = resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config.bindings
@@ -176,9 +181,7 @@ def test_a_plan_is_bound_to_the_model_and_settings_of_its_measurement(tmp_path: 
             resolve(PRESET, overrides=[*SMALL[:2], other], files={"file": written})
 
 
-def test_it_measures_on_training_prompts_that_are_not_used_for_fitting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
-) -> None:
+def test_it_measures_on_unfitted_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]) -> None:
     monkeypatch.setattr(solver_fitting, "FITTED_PROMPTS", 2)
     prompts = tmp_path / "prompts"
     prompts.mkdir()
@@ -219,15 +222,6 @@ def test_a_small_set_is_enough_without_fitted_steps(tmp_path: Path) -> None:
     assert summary["prompts"] == 2
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     assert resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config.layers == layers
-
-
-@pytest.mark.usefixtures("one_fitted_prompt")
-def test_no_plan_is_chosen_if_none_is_good_enough(tmp_path: Path) -> None:
-    config = small("explore.precision=bf16")
-    summary = calibrate(config, tmp_path, prompts=1, requirement=Requirement(1), limits=ONE_PLAN)
-    assert summary["chosen"] is None
-    assert summary["verdict"][0].startswith("every plan surely selects worse than required; the best, bf16 1 steps, ")
-    assert not (tmp_path / "plan.yaml").exists()
 
 
 def test_the_frontier_contains_the_plans_that_no_other_dominates() -> None:

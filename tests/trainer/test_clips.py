@@ -68,9 +68,7 @@ def test_an_algorithm_trains_on_clips(folder: Path, recipe: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("served", [False, True], ids=["here", "served"])
-def test_sol_rl_selects_clips_and_shows_them(
-    folder: Path, service: RunningService, served: bool, tmp_path: Path
-) -> None:
+def test_sol_rl_selects_and_shows_clips(folder: Path, service: RunningService, served: bool, tmp_path: Path) -> None:
     name = "served" if served else "here"
     trained(folder, "sol_rl", tmp_path / name, service.url if served else None, "explore.keep=2")
     gallery = load_gallery(tmp_path / name)

@@ -35,7 +35,7 @@ def test_a_distance_from_zero_is_no_growth() -> None:
     assert collapse([{**line, "reward_best": 0.0, "reward_worst": 0.0} for line in lines(15)]) is None
 
 
-def test_a_model_that_breaks_at_once_is_named() -> None:
+def test_broken_models_and_lost_spread_are_named() -> None:
     found = lines(3, reward_best=lambda i: 0.3)
     for i, line in enumerate(found):
         line |= {"reward_best": 0.52, "reward_worst": 0.32} if i == 0 else {"reward_best": 0.1, "reward_worst": -0.15}
@@ -47,9 +47,6 @@ def test_a_model_that_breaks_at_once_is_named() -> None:
     assert collapse(found[:2]) is None, "one iteration may have hard prompts"
     assert collapse([*found[:2], found[0]]) is None
     assert collapse([found[0] | {"weights": {"ocr": 2.0}}, *found[1:]]) is None, "scores of another scale"
-
-
-def test_lost_spread_is_named() -> None:
     found = [{**line, "reward_worst": 0.295 if line["version"] > 10 else 0.2} for line in lines(15)]
     said = collapse(found)
     assert said.startswith("the best and worst samples of a prompt score 0.005 apart, and at first 0.1: its images are")
@@ -69,9 +66,7 @@ def test_ratios_beyond_the_clip_range_are_named() -> None:
     assert said.endswith("or take fewer optimizer.updates and optimizer.epochs")
     assert collapse(lines(5, objective_clipped=lambda i: 0.48), steps=2) is not None, "of at most a half"
     assert collapse(lines(5, objective_clipped=lambda i: 0.48), steps=4) is None
-
-
-def test_clipped_advantages_are_no_clipped_ratios() -> None:
+    # Clipped advantages are no clipped ratios.
     found = lines(5, objective_clipped=lambda i: 0.95)
     for line in found:
         del line["objective/ratio"]
@@ -102,14 +97,13 @@ def test_a_runs_log_watches_its_iterations(tmp_path: Path, caplog: pytest.LogCap
     for i in range(20):
         log.iteration_trained(iteration_record(i))
     assert not caplog.messages
+    (tmp_path / "metrics.jsonl").write_text("damaged\n")  # it does not read its file again
     for _ in range(10):
         log.iteration_trained(iteration_record(75))
     assert [message.split(":")[0] for message in caplog.messages] == ["this run may be collapsing at version 76"]
 
 
-def test_a_resumed_runs_log_compares_with_the_iterations_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_resumed_runs_log_compares_with_those_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     for i in range(20):
         metrics.log("iteration", **iteration_record(i).line())
@@ -120,9 +114,7 @@ def test_a_resumed_runs_log_compares_with_the_iterations_before(
     assert [message.split(":")[0] for message in caplog.messages] == ["this run may be collapsing at version 76"]
 
 
-def test_a_runs_log_compares_with_no_iteration_of_other_rewards(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_log_compares_with_no_iteration_of_other_rewards(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     broken = replace(iteration_record(3), score=Spread(mean=-2.5, best=-2.0, worst=-3.0))
     for changed in ("optimizer.learning_rate", "rewards"):
         log = RunLog(metrics := MetricsFile(tmp_path / changed))
@@ -133,10 +125,3 @@ def test_a_runs_log_compares_with_no_iteration_of_other_rewards(
         for _ in range(2):
             log.iteration_trained(broken)
         assert len(caplog.messages) == (changed != "rewards")
-
-
-def test_a_runs_log_does_not_read_its_file_again(tmp_path: Path) -> None:
-    log = RunLog(MetricsFile(tmp_path / "metrics.jsonl"))
-    log.iteration_trained(iteration_record(0))
-    (tmp_path / "metrics.jsonl").write_text("damaged\n")
-    log.iteration_trained(iteration_record(1))

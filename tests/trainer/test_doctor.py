@@ -48,7 +48,7 @@ def test_both_doctors_agree(model: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert codes == {int(model != "mini-sana")}
 
 
-def test_unknown_prompts_and_an_unreachable_service_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_prompts_and_rewards_and_an_unreachable_service_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     rows = {finding.subject: finding for finding in check("mini-sana", url, "shape")}
     assert rows["prompts"].state == rows["service"].state == "missing"
@@ -58,9 +58,6 @@ def test_unknown_prompts_and_an_unreachable_service_are_missing(monkeypatch: pyt
     (last,) = [finding for finding in check("mini-sana", "htp://x", "shapes") if finding.subject == "service"]
     assert last.state == "missing"
     assert "expected http://HOST:PORT" in last.found
-
-
-def test_the_rewards_of_a_training_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}")
     done = typed(solrl_trainer.commands.cli.main, "doctor", "--rewards", "clipscore", "clipscor")
     assert done.returncode == 1

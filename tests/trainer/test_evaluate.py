@@ -25,7 +25,7 @@ from solrl_trainer.commands.evaluate import evaluate_run
 from solrl_trainer.commands.run import run
 from solrl_trainer.settings.presets import resolve
 from training_helpers import TINY
-from typed import typed
+from typed import accepted, refused, typed
 
 SMALL = (
     *TINY,
@@ -42,7 +42,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_reproduces_the_runs_figures(finished: Path, notes: list[str]) -> None:
+def test_it_reproduces_the_runs_figures_and_the_trained_sum_has_its_row(finished: Path, notes: list[str]) -> None:
     shown: list[tuple[float, float]] = []
     summary = evaluate_run(finished, progress=lambda done, total: shown.append((done, total)))
     # 6 images each of the base and of the run, in one batch.
@@ -51,9 +51,7 @@ def test_it_reproduces_the_runs_figures(finished: Path, notes: list[str]) -> Non
     assert (summary["version"], summary["prompts"], summary["seeds"]) == (1, 3, 2)
     assert [note.split()[0] for note in notes] == ["loading", "base:", "version"]
     assert json.loads((finished / "evaluation" / "evaluation.json").read_text()) == summary
-
-
-def test_the_trained_sum_has_its_row(finished: Path) -> None:
+    # The trained sum has its row.
     result = json.loads((finished / "result.json").read_text())
     assert result["trained"] == {"clipscore": 1.0, "verifier_graded": 0.5}
     assert (result["prompts"], result["images"]) == (3, 6)
@@ -66,8 +64,7 @@ def test_the_trained_sum_has_its_row(finished: Path) -> None:
 
 def test_the_command_scores_with_other_rewards(finished: Path) -> None:
     asked = ("--rewards", "verifier_graded", "--prompts", "2", "--seeds", "1")
-    done = typed(main, "evaluate", str(finished), *asked)
-    assert done.returncode == 0, done.stderr
+    done = accepted(main, "evaluate", str(finished), *asked)
     assert "mini-sana, naive_scaling, trained on clipscore + 0.5 × verifier_graded" in " ".join(done.stdout.split())
     assert "the intervals are over 2 prompts" in " ".join(done.stdout.split())
     rows = [line.split()[0] for line in done.stdout.partition("interval")[2].splitlines() if "[" in line]
@@ -83,18 +80,14 @@ def test_the_command_scores_with_other_rewards(finished: Path) -> None:
         (["RUN", "--prompts", "0"], "got --prompts 0; expected at least 1"),
         (["RUN", "--checkpoint", "7"], "has no checkpoint of version 7; expected one of [1]"),
         (["RUN", "--rewards", "beauty"], "got reward 'beauty'; expected one of"),
-        (
-            ["RUN", "--set", "solver=dpm2"],
-            "got --set solver=…; an evaluation can only set reward_options, device, generate",
-        ),
+        (["RUN", "--set", "solver=dpm2"], "got --set solver=…; an evaluation can only set reward_options"),
         (["RUN", "--set", "reward_options=3"], "setting reward_options (from --set): got 3"),
         (["RUN", "--set", "reward_options={hpsv2: {}}"], "got options for reward 'hpsv2'; expected some of"),
     ],
 )
 def test_invalid_arguments_are_refused(finished: Path, arguments: list[str], message: str) -> None:
-    done = typed(main, "evaluate", *(str(finished) if value == "RUN" else value for value in arguments))
-    assert done.returncode == 2
-    last = done.stderr.splitlines()[-1]
+    said = refused(main, "evaluate", *(str(finished) if value == "RUN" else value for value in arguments))
+    last = said.splitlines()[-1]
     assert last.startswith("solrl-train: ")
     assert message in last
 
@@ -102,8 +95,7 @@ def test_invalid_arguments_are_refused(finished: Path, arguments: list[str], mes
 def test_a_reward_that_the_run_did_not_use_accepts_options(finished: Path) -> None:
     """PickScore's arithmetic with CLIPScore's weights: exp(scale)·cos / 26 instead of / 100."""
     options = f"reward_options={{pickscore: {{model: {catalog.WEIGHTS / 'mini-clip'}, batch_size: 1}}}}"
-    done = typed(main, "evaluate", str(finished), "--rewards", "clipscore", "pickscore", "--set", options)
-    assert done.returncode == 0, done.stderr
+    accepted(main, "evaluate", str(finished), "--rewards", "clipscore", "pickscore", "--set", options)
     found = json.loads((finished / "evaluation" / "evaluation.json").read_text())["rewards"]
     for when in ("before", "after"):
         # One of them rounds images to bytes.
@@ -111,9 +103,7 @@ def test_a_reward_that_the_run_did_not_use_accepts_options(finished: Path) -> No
     assert evaluate_run(finished, rewards=["pickscore"])["rewards"] != {"pickscore": found["pickscore"]}
 
 
-def test_rewards_that_do_not_fit_the_prompts_are_omitted_or_refused(
-    finished: Path, tmp_path: Path, notes: list[str]
-) -> None:
+def test_rewards_that_do_not_fit_are_omitted_or_refused(finished: Path, tmp_path: Path, notes: list[str]) -> None:
     folder = tmp_path / "own"
     shutil.copytree(finished, folder)
     prompts = tmp_path / "prompts"
@@ -142,25 +132,18 @@ def test_the_weights_of_an_interrupted_run_are_exported(finished: Path, tmp_path
     folder = tmp_path / "interrupted"
     (folder / "checkpoints").mkdir(parents=True)
     shutil.copy(finished / "config.json", folder)
-    done = typed(main, "export", str(folder))
-    assert done.returncode == 2
-    assert "has no checkpoint yet" in done.stderr
+    assert "has no checkpoint yet" in refused(main, "export", str(folder))
     shutil.copytree(finished / "checkpoints" / "000001", folder / "checkpoints" / "000001")
-    done = typed(main, "export", str(folder))
-    assert done.returncode == 0, done.stderr
-    assert str(folder / "lora.safetensors") in done.stdout
+    assert str(folder / "lora.safetensors") in accepted(main, "export", str(folder)).stdout
     assert (folder / "lora.safetensors").read_bytes() == (finished / "lora.safetensors").read_bytes()
     (folder / "checkpoints" / "000001" / "state.safetensors").write_bytes(b"")
     for command in ("export", "evaluate"):
-        done = typed(main, command, str(folder))
-        assert done.returncode == 2
-        assert "000001 is damaged: state.safetensors" in done.stderr
+        assert "000001 is damaged: state.safetensors" in refused(main, command, str(folder))
     assert typed(main, "export", str(tmp_path)).stderr.startswith(f"solrl-train: {tmp_path} contains no run")
 
 
 def test_the_transformer_is_exported_merged(finished: Path, tmp_path: Path) -> None:
-    done = typed(main, "export", str(finished), "--output", str(tmp_path), "--merged")
-    assert done.returncode == 0, done.stderr
+    done = accepted(main, "export", str(finished), "--output", str(tmp_path), "--merged")
     assert f"merged in: {tmp_path / 'transformer'}" in done.stdout
     merged = SanaTransformer2DModel.from_pretrained(tmp_path / "transformer", torch_dtype=torch.bfloat16).state_dict()
     base = load_backbone("mini-sana").transformer.state_dict()
@@ -175,37 +158,24 @@ def test_the_transformer_is_exported_merged(finished: Path, tmp_path: Path) -> N
     assert changed
 
 
-def test_a_family_without_names_in_a_layout_is_refused(finished: Path, tmp_path: Path) -> None:
-    done = typed(main, "export", str(finished), "--output", str(tmp_path / "new"), "--format", "comfyui")
-    assert done.returncode == 2
-    assert "the layout of comfyui has no names for the family sana; expected one of flux," in done.stderr
-    assert not (tmp_path / "new").exists()
-
-
-def python_of(card: Path) -> str:
-    """The card's block of code."""
-    (code,) = re.findall(r"```python\n(.*?)```", card.read_text(), re.S)
-    return str(code)
-
-
 def test_the_cards_own_lines_load_the_weights_and_generate(finished: Path, tmp_path: Path) -> None:
-    done = typed(main, "export", str(finished), "--output", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    accepted(main, "export", str(finished), "--output", str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "grid.png", "lora.safetensors"]
+    (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "README.md").read_text(), re.S)
     names: dict[str, Any] = {}
     with redirect_stderr(StringIO()):
-        exec(python_of(tmp_path / "README.md").replace("num_inference_steps=2", "num_inference_steps=1"), names)
+        exec(code.replace("num_inference_steps=2", "num_inference_steps=1"), names)
     assert names["image"].size == (64, 64)
     loaded = names["pipeline"].transformer.state_dict()
     assert any("lora_B" in name and tensor.abs().sum() > 0 for name, tensor in loaded.items())
-
-
-def test_a_readme_that_is_no_card_is_kept(finished: Path, tmp_path: Path) -> None:
+    said = refused(main, "export", str(finished), "--output", str(tmp_path / "new"), "--format", "comfyui")
+    assert "the layout of comfyui has no names for the family sana; expected one of flux," in said
+    assert not (tmp_path / "new").exists()
+    # A README that is no card is kept.
     (tmp_path / "README.md").write_text("mine")
-    done = typed(main, "export", str(finished), "--output", str(tmp_path))
-    assert done.returncode == 2
-    assert "is no model card of solrl; choose another --output" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    said = refused(main, "export", str(finished), "--output", str(tmp_path))
+    assert "is no model card of solrl; choose another --output" in said
+    assert (tmp_path / "README.md").read_text() == "mine"
 
 
 @pytest.fixture
@@ -219,9 +189,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
 
 def test_weights_and_card_are_pushed_to_the_hub(finished: Path, tmp_path: Path, hub: FakeHub) -> None:
     asked = ("export", str(finished), "--output", str(tmp_path), "--push-to-hub", "me/shapes")
-    done = typed(main, *asked, HF_TOKEN="hf_right")
-    assert done.returncode == 0, done.stderr
-    assert f"pushed: {hub.url}/me/shapes" in done.stdout
+    assert f"pushed: {hub.url}/me/shapes" in accepted(main, *asked, HF_TOKEN="hf_right").stdout
     assert hub.created == ["me/shapes"]
     assert sorted(hub.files) == ["README.md", "grid.png", "lora.safetensors"]
     for name, content in hub.files.items():
@@ -237,25 +205,17 @@ def test_weights_and_card_are_pushed_to_the_hub(finished: Path, tmp_path: Path, 
         ("me/shapes", "hf_wrong", "the hub refuses the token: set HF_TOKEN to one that may write there"),
     ],
 )
-def test_a_push_that_cannot_be_is_explained(
-    finished: Path, tmp_path: Path, hub: FakeHub, name: str, token: str, message: str
-) -> None:
+def test_refused_pushes(finished: Path, tmp_path: Path, hub: FakeHub, name: str, token: str, message: str) -> None:
     asked = ("export", str(finished), "--output", str(tmp_path), "--push-to-hub", name)
-    done = typed(main, *asked, HF_TOKEN=token)
-    assert done.returncode == 2
-    assert message in done.stderr
+    assert message in refused(main, *asked, HF_TOKEN=token)
     assert hub.files == {}
 
 
-def test_without_a_hub_the_files_are_kept(
-    finished: Path, tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_hub_keeps_files(finished: Path, tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ("export", str(finished), "--output", str(tmp_path), "--push-to-hub", "me/shapes")
     hub.close()
-    done = typed(main, *asked, HF_TOKEN="hf_right")
-    assert done.returncode == 2
-    assert f"the hub cannot be reached: check the network and HF_ENDPOINT. The files are in {tmp_path}" in done.stderr
+    said = refused(main, *asked, HF_TOKEN="hf_right")
+    assert f"the hub cannot be reached: check the network and HF_ENDPOINT. The files are in {tmp_path}" in said
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    done = typed(main, *asked, HF_TOKEN="hf_right")
-    assert "HF_HUB_OFFLINE is set: unset it" in done.stderr
+    assert "HF_HUB_OFFLINE is set: unset it" in typed(main, *asked, HF_TOKEN="hf_right").stderr
     assert (tmp_path / "lora.safetensors").is_file()

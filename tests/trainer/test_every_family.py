@@ -92,17 +92,6 @@ def finished(
     return Finished(config, summary, said.getvalue(), results[0], samples[0])
 
 
-@pytest.mark.slow
-def test_all_rewards_are_logged(finished: Finished) -> None:
-    lines = read_metrics(finished.config.output / "metrics.jsonl")
-    (iteration,) = (line for line in lines if line["event"] == "iteration")
-    assert iteration["rewards"].keys() == set(REWARDS)
-    assert len(set(iteration["rewards"].values())) == 4
-    evaluations = [line for line in lines if line["event"] == "evaluation"]
-    assert [line["version"] for line in evaluations] == [0, 1]
-    assert all(line["rewards"].keys() == {*REWARDS, "verifier", "verifier_graded", "judge"} for line in evaluations)
-
-
 def test_only_the_trained_reward_determines_the_advantages(finished: Finished) -> None:
     rewards = finished.result.samples.rewards
     assert rewards.keys() == set(REWARDS)
@@ -119,9 +108,15 @@ def test_only_the_trained_reward_determines_the_advantages(finished: Finished) -
         assert not torch.allclose(finished.samples.advantages, advantages(name), atol=1e-2), name
 
 
-def test_the_report_shows_explored_images_though_the_service_kept_one_version(
-    finished: Finished, service: RunningService
-) -> None:
+@pytest.mark.slow
+def test_all_rewards_are_logged_and_explored_images_are_shown(finished: Finished, service: RunningService) -> None:
+    lines = read_metrics(finished.config.output / "metrics.jsonl")
+    (iteration,) = (line for line in lines if line["event"] == "iteration")
+    assert iteration["rewards"].keys() == set(REWARDS)
+    assert len(set(iteration["rewards"].values())) == 4
+    evaluations = [line for line in lines if line["event"] == "evaluation"]
+    assert [line["version"] for line in evaluations] == [0, 1]
+    assert all(line["rewards"].keys() == {*REWARDS, "verifier", "verifier_graded", "judge"} for line in evaluations)
     folder, run = finished.config.output, finished.config.run
     held = service.client.get(f"/v1/runs/{run}/adapters").json()
     assert [info["version"] for info in held["versions"]] == [1]

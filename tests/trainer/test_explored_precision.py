@@ -13,7 +13,6 @@ from solrl_proto.rollouts import RequestedPrecision
 from solrl_trainer.calibration.plans import explored_precisions
 from solrl_trainer.commands.demo import demo_config
 from solrl_trainer.rollouts.loading import warn_of_emulation
-from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -30,34 +29,22 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     support.probe.cache_clear()
 
 
-def readme_command() -> RunConfig:
-    """The README's run of FLUX.1, resolved like the program does."""
+@pytest.mark.usefixtures("h200")
+def test_the_readme_and_calibrate_take_the_fastest_native_precision() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
     line = next(line for line in text.splitlines() if "solrl-train run --preset flux1/" in line)
     words = shlex.split(line[line.index("solrl-train") :], comments=True)
     settings = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    return resolve(words[words.index("--preset") + 1], overrides=settings).config
-
-
-@pytest.mark.usefixtures("h200")
-def test_the_readmes_command_explores_with_the_settings_of_its_figures() -> None:
-    config = readme_command()
+    config = resolve(words[words.index("--preset") + 1], overrides=settings).config
     measured = json.loads((ROOT / "benchmarks/results/rollout_phase.json").read_text())["models"]["flux"]["setting"]
     assert config.explore.precision == "auto"
     assert fastest_precision(CUDA) == measured["precision"] == "fp8"
     explore = config.explore
     assert (explore.candidates, explore.steps, explore.keep, config.regenerate.steps) == (96, 6, 24, 10)
-
-
-def test_the_demo_requests_nvfp4() -> None:
-    assert demo_config().explore.precision == "nvfp4"
-
-
-@pytest.mark.usefixtures("h200")
-def test_calibrate_measures_an_emulation_only_on_request() -> None:
     assert explored_precisions("auto", CUDA) == ["fp8", "bf16"]
     assert explored_precisions("nvfp4", CUDA) == ["nvfp4", "bf16"]
     assert explored_precisions("auto", torch.device("cpu")) == ["bf16"]
+    assert demo_config().explore.precision == "nvfp4"
 
 
 @pytest.mark.parametrize(

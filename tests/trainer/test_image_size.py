@@ -40,14 +40,11 @@ def test_a_run_explores_trains_and_evaluates_at_its_size_and_another_evaluation_
         assert load_gallery(tmp_path / "evaluation").after.shape == (1, 3, *shape)
 
 
-def test_one_side_alone_leaves_the_other_as_the_model_has_it() -> None:
+def test_one_side_alone_leaves_the_other_and_a_size_that_does_not_fit_is_refused() -> None:
     backbone = load_backbone("mini-flux", size=ImageSize(width=32))
     images = Generator(backbone, "bf16").generate("a red circle", [0], steps=1).images
     assert images.shape == (1, 3, 64, 32)
     assert backbone.options.rewards
     assert (load_skeleton("mini-flux", size=ImageSize(32)).height, backbone.latent_shape) == (32, (4, 16, 8))
-
-
-def test_a_size_that_the_model_does_not_make_is_refused() -> None:
     with pytest.raises(ValueError, match="got images of 64×36 px; mini-flux needs multiples of"):
         load_backbone("mini-flux", size=ImageSize(height=36))

@@ -9,7 +9,7 @@ from pyarrow import parquet
 from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.import_prompts import HELD_OUT, import_prompts
 from solrl_trainer.settings.prompts import read_prompts
-from typed import typed
+from typed import refused, typed
 
 
 def written(path: Path, text: str) -> Path:
@@ -58,9 +58,7 @@ OWL, CAT = {"prompt": "an owl"}, {"prompt": "a cat"}
         ("texts.json", '["an owl", {"prompt": "a cat", "n": 3}]', [OWL, CAT | {"n": 3}]),
     ],
 )
-def test_text_formats_are_read_with_their_metadata(
-    tmp_path: Path, name: str, text: str, rows: list[dict[str, object]]
-) -> None:
+def test_formats_are_read_with_metadata(tmp_path: Path, name: str, text: str, rows: list[dict[str, object]]) -> None:
     assert by_prompt(imported(tmp_path, written(tmp_path / name, text))) == by_prompt(rows)
 
 
@@ -160,8 +158,6 @@ def test_the_command_makes_a_set_that_a_run_takes(tmp_path: Path) -> None:
     path = written(tmp_path / "mine.csv", "id,beschreibung\n" + "".join(f"{i},{i} red circles\n" for i in range(30)))
     words = ["prompts", str(path), "--key", "beschreibung", "--output", str(tmp_path / "set")]
     assert f"{tmp_path}/set/test_metadata.jsonl: 3 prompts" in typed(main, *words).stdout
-    again = typed(main, *words)
-    assert again.returncode == 2
-    assert "is there already; choose another --output" in again.stderr
+    assert "is there already; choose another --output" in refused(main, *words)
     run = ["run", "--dry-run", "--preset", "mini-sana/naive_scaling/clipscore", "--output", str(tmp_path / "run")]
     assert typed(main, *run, "--set", f"prompts={tmp_path}/set", "--set", "explore.prompts=4").returncode == 0

@@ -1,7 +1,8 @@
-"""Layouts of a run on some GPUs: what they take by the rates of a GPU, and the command of the fastest."""
+"""Layouts of a run on some GPUs: what they take, the command of the fastest, and what a run says of its own."""
 
 import dataclasses
 import json
+import logging
 import re
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 from solrl_trainer.commands.cli import main
 from solrl_trainer.layouts.layouts import colocated, layouts, served
 from solrl_trainer.layouts.rates import MeasuredRates, Rates, Stages, fit_rates, shipped_rates, stages
-from solrl_trainer.settings.presets import resolve
-from typed import typed
+from solrl_trainer.layouts.running import WasteNote, running_text, waste, waste_text
+from solrl_trainer.settings.presets import resolve, resolve_again
+from training_helpers import tiny_config
+from typed import accepted, refused
 
 ROOT = Path(__file__).parents[2]
 PARTS = Stages(explore=7.5, regenerate=7.0, train=12.5)
@@ -18,16 +21,12 @@ PARTS = Stages(explore=7.5, regenerate=7.0, train=12.5)
 
 def layout(*words: str) -> str:
     """What the command prints."""
-    done = typed(main, "layout", *words)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return accepted(main, "layout", *words).stdout
 
 
 def refusal(*words: str) -> str:
     """Why the command refuses."""
-    done = typed(main, "layout", *words)
-    assert done.returncode == 2
-    return done.stderr
+    return refused(main, "layout", *words)
 
 
 def test_rates_fit_the_groups_from_which_they_were_measured() -> None:
@@ -38,9 +37,7 @@ def test_rates_fit_the_groups_from_which_they_were_measured() -> None:
 
     found = fit_rates(96, (seconds(6, rates.fp8), seconds(4, rates.fp8)), seconds(10, rates.bf16), rates.point)
     assert [found.bf16, found.fp8, found.image] == pytest.approx([rates.bf16, rates.fp8, rates.image])
-
-
-def test_times_that_scatter_give_no_negative_rate() -> None:
+    # Times that scatter give no negative rate.
     found = fit_rates(24, ((4, 1.0), (2, 1.2)), (10, 0.5), 0.1)
     assert dataclasses.astuple(found) == pytest.approx((0.0, 0.0, 1 / 24, 0.1))
 
@@ -70,11 +67,14 @@ def test_the_formula_is_within_three_percent_of_the_simulated_queue() -> None:
         assert planned.seconds / row["runs"] == pytest.approx(row["s"], rel=0.03)
 
 
-def test_gpus_that_serve_and_train_cost_as_much_as_colocated_ones_if_neither_waits() -> None:
+def test_gpus_are_divided_among_all_runs_and_cost_as_much_as_colocated_ones() -> None:
     alone, shared = colocated(PARTS, 48, 2), served(PARTS, 48, 1, 1)
     assert shared.seconds == pytest.approx(alone.seconds, rel=0.05)
     assert 0 < shared.share < 1
     assert shared.idle < 0.05
+    found = list(layouts(PARTS, 48, 8, runs=3))
+    assert {(one.serving, one.training) for one in found} == {(0, 2), (1, 2), (2, 2), (3, 1), (4, 1), (5, 1)}
+    assert all(one.gpus <= 8 for one in found if one.serving)
 
 
 def test_the_fastest_layout_comes_first_with_its_command() -> None:
@@ -96,18 +96,10 @@ def test_the_fastest_layout_comes_first_with_its_command() -> None:
     assert "hpsv2 --gpus all\n" in shown
     assert "--set regenerate.at=service --set prompts=my_prompts --set run=first\n" in shown
 
-
-def test_runs_that_share_a_service_get_their_names_and_gpus() -> None:
     shown = layout("--preset", "flux1/sol_rl/hpsv2", "--gpus", "3", "--runs", "2")
     commands = [line.split() for line in shown.splitlines() if "CUDA" in line]
     assert [words[0] for words in commands] == [f"CUDA_VISIBLE_DEVICES={gpu}" for gpu in range(3)]
     assert [words[-1] for words in commands[1:]] == ["run=flux1-sol_rl-hpsv2-1", "run=flux1-sol_rl-hpsv2-2"]
-
-
-def test_a_shared_service_divides_the_gpus_among_all_runs() -> None:
-    found = list(layouts(PARTS, 48, 8, runs=3))
-    assert {(one.serving, one.training) for one in found} == {(0, 2), (1, 2), (2, 2), (3, 1), (4, 1), (5, 1)}
-    assert all(one.gpus <= 8 for one in found if one.serving)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +131,7 @@ def test_shipped_rates_are_those_of_the_stored_measurements(model: str, measured
     assert shipped.gpu == own["naive"]["device"]
 
 
-def test_the_command_says_how_much_longer_whole_iterations_took() -> None:
+def test_the_command_tells_of_whole_iterations_and_of_a_fitted_plan() -> None:
     rows = json.loads((ROOT / "benchmarks/results/equal_gpus.json").read_text(encoding="utf-8"))["rows"]
     longer = []
     for model, measured in (("flux1", "flux"), ("sd3", "sd3"), ("sana", "sana")):
@@ -148,9 +140,6 @@ def test_the_command_says_how_much_longer_whole_iterations_took() -> None:
         longer.append((own["sol_rl"] + own["training"]) / stages(config, shipped.rates).total - 1)
     shown = layout("--preset", "flux1/sol_rl/hpsv2")
     assert f"took {100 * min(longer):.0f} to {100 * max(longer):.0f} % longer" in shown
-
-
-def test_the_command_says_what_a_fitted_plan_would_take() -> None:
     words = ("--preset", "flux1/sol_rl/hpsv2", "--gpus", "2")
     (hours,) = re.findall(r"^with 4 steps .* ([\d.]+) h per run$", layout(*words), re.MULTILINE)
     shown = layout(*words, "--set", "explore.steps=4")
@@ -174,3 +163,70 @@ def test_a_file_of_other_content_is_refused(tmp_path: Path, content: str, wrong:
     (tmp_path / "rates.json").write_text(content)
     with pytest.raises(ValueError, match=f"in which {wrong} is wrong.*expected a file that"):
         MeasuredRates.read(tmp_path / "rates.json")
+
+
+URL = "http://127.0.0.1:8100"
+BOTH = f"{URL} explores and regenerates"
+SHARED = "regenerate.at=service"
+ALONE = "rollout_url=null"
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks", "device", "text"),
+    [
+        ((ALONE,), 2, "cuda:0", "2 GPUs explore, regenerate and train"),
+        ((ALONE, "regenerate.at=none"), 1, "cpu", "1 CPU process explores and trains"),
+        ((), 1, "cuda", f"1 GPU regenerates and trains; {URL} explores (lag 0)"),
+        (("explore.lag=1", SHARED), 3, "cpu", f"3 CPU processes regenerate and train; {BOTH} (lag 1)"),
+        ((SHARED, "explore.share=0.5"), 1, "cuda", f"1 GPU explores, regenerates and trains; {BOTH} (lag 0)"),
+        (("explore.lag=null", SHARED, "regenerate.share=1"), 1, "cuda:1", f"1 GPU trains; {BOTH} (lag 1)"),
+    ],
+)
+def test_a_layout_says_who_does_what(settings: tuple[str, ...], ranks: int, device: str, text: str) -> None:
+    assert running_text(tiny_config(*settings), ranks, device) == text
+
+
+@pytest.mark.parametrize(
+    ("shares", "wasted"),
+    [
+        ([0.9, 0.9, 0.9, 0.9], None),
+        ([0.9, 0.9, 0.1, 0.9, 0.1], None),
+        ([0.0, 0.0, 0.2, 0.1, 0.3], 0.2),
+        ([0.0, 0.0, 0.15, 0.15, 0.15], None),
+        ([0.9, 0.9, 0.9, 0.9, 0.9, 0.0, 0.1, 0.9], None),
+        ([0.0, 0.0, 0.0, 0.0, 0.0, 0.4, 0.3], 0.3),
+    ],
+)
+def test_waits_count_by_the_median_of_the_last_iterations(shares: list[float], wasted: float | None) -> None:
+    assert waste(shares) == wasted
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ((), "start a new run with explore.lag=1, set explore.share=auto, give the service more GPUs, or do without"),
+        (("explore.lag=1", "explore.share=auto"), " by rollout_url=null explore.lag=0 explore.share=1"),
+        (("explore.lag=1", SHARED, "regenerate.share=0.5"), "set regenerate.share=auto, give"),
+        (("explore.lag=1", SHARED, "regenerate.share=1"), "set regenerate.share=auto, give"),
+        (("explore.lag=1", SHARED), ": set explore.share=auto, give"),
+        (("explore.lag=1", SHARED, "optimizer.updates=1", "optimizer.streamed=false"), "set optimizer.streamed=true"),
+        (("explore.lag=1", SHARED, "explore.share=auto", "optimizer.updates=2", "optimizer.streamed=false"), ": give"),
+    ],
+)
+def test_advice_fits_the_settings(settings: tuple[str, ...], said: str) -> None:
+    config = tiny_config(*settings)
+    text = waste_text(config, 0.314)
+    assert text.startswith(f"this run waited 31 % of its time for {URL}: ")
+    assert said in text
+    changes, compare, _ = text.partition(" by ")[2].partition(" (`solrl-train layout` compares)")
+    assert compare
+    alone = resolve_again(config, overrides=changes.split())
+    assert not alone.config.uses_service
+
+
+def test_a_run_that_waits_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    note = WasteNote(tiny_config())
+    with caplog.at_level(logging.WARNING, "solrl_trainer"):
+        for share in (0.0, 0.0, 0.1, 0.5, 0.4, 0.5, 0.6):
+            note.iteration(share)
+    assert [record.message.partition(" of ")[0] for record in caplog.records] == ["this run waited 40 %"]

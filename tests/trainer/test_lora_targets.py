@@ -19,7 +19,7 @@ from solrl_trainer.policy.policy import Policy
 from solrl_trainer.settings.config import Lora
 from solrl_trainer.settings.presets import resolve
 from training_helpers import TINY
-from typed import typed
+from typed import accepted, typed
 
 VALUES = r".*attn1\.to_v"
 SMALL = (
@@ -51,8 +51,7 @@ def test_a_run_trains_the_chosen_layers_alone(served: bool, tmp_path: Path) -> N
     folder = tmp_path / "run" / "checkpoints" / "000002"
     pushed = decode_adapter((folder / "adapter.safetensors").read_bytes(), layout)
     assert {name for name in layout if pushed.delta(name).any()} == chosen
-    done = typed(main, "export", str(tmp_path / "run"), "--output", str(tmp_path / "out"), "--merged")
-    assert done.returncode == 0, done.stderr
+    accepted(main, "export", str(tmp_path / "run"), "--output", str(tmp_path / "out"), "--merged")
     lora = load_file(tmp_path / "out" / "lora.safetensors")
     assert {name.removeprefix("transformer.").rpartition(".lora_")[0] for name in lora} == chosen
     model = tmp_path / "model"
@@ -75,9 +74,7 @@ def test_the_memory_plan_counts_the_chosen_layers() -> None:
 
 def test_a_pattern_that_binds_nothing_is_refused() -> None:
     backbone = load_backbone(small_model())
-    with pytest.raises(
-        ValueError, match=r"lora\.targets='to_v' matches none of the \d+ layers .*, such as transf.*\.to_q"
-    ):
+    with pytest.raises(ValueError, match=r"lora\.targets='to_v' matches none .*, such as transf.*\.to_q"):
         Policy(backbone, Lora(targets="to_v"), seed=0)
     with pytest.raises(ValueError, match=r"lora\.targets .*'\(' is no regular expression: missing \)"):
         resolve("mini-sana/sol_rl/clipscore", overrides=["lora.targets='('"])

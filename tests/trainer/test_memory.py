@@ -1,5 +1,6 @@
-"""`solrl-train memory`: a run's memory is planned without weights, and says which blocks recompute on which GPU."""
+"""A run's memory: `solrl-train memory` plans it without weights, and says which blocks recompute on which GPU."""
 
+import copy
 import json
 import re
 import shutil
@@ -21,14 +22,16 @@ from solrl_core.rewards.size import reward_bytes
 from solrl_minis import catalog
 from solrl_proto.identifiers import Precision
 from solrl_trainer.commands.cli import main
-from solrl_trainer.memory import run_memory
+from solrl_trainer.memory import run_memory, training_memory
 from solrl_trainer.memory.run_memory import MemoryLayout, RunMemory, Wanted, plan_run
-from solrl_trainer.memory.training_memory import TrainingPlan, iteration_bytes, plan_training
+from solrl_trainer.memory.training_memory import TrainingPlan, iteration_bytes, plan_training, wanted_blocks
+from solrl_trainer.policy.lora import inject
 from solrl_trainer.settings.config import Lora
 from solrl_trainer.settings.presets import resolve
 from support.true_shapes import write_skeleton
+from tiny_pipelines import write_z_image
 from training_helpers import tiny_config
-from typed import typed
+from typed import accepted, refused, typed
 
 MIB = 2**20
 STAYING = MemoryLayout(sharded=False, offloaded=False, checkpointed=0)
@@ -70,9 +73,7 @@ def planned(backbone: PipelineBackbone, *settings: str, fastest: Precision = "fp
 
 
 @pytest.mark.slow
-def test_weights_are_those_of_the_model_and_of_each_generator(
-    bare: PipelineBackbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_those_of_model_and_generators(bare: PipelineBackbone, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (run_memory, memory_plan):
         monkeypatch.setattr(module, "generation_peaks", lambda *_: PLAN.generation)
     alone = planned(bare, "explore.precision=bf16")
@@ -145,7 +146,7 @@ def gpu_for(layout: MemoryLayout) -> int:
     return RESERVED + PLAN.total(layout)
 
 
-def test_as_few_blocks_recompute_as_the_gpu_allows() -> None:
+def test_as_few_blocks_recompute_as_the_gpu_allows_and_the_largest_batch_is_found() -> None:
     four = replace(STAYING, checkpointed=4)
     assert PLAN.held(STAYING) == (100 + 20 + 40 + 30 + 10 + 5) * MIB
     assert [PLAN.total(layout) - PLAN.held(layout) for layout in (STAYING, four)] == [(40 + 10) * MIB, 25 * MIB]
@@ -153,6 +154,11 @@ def test_as_few_blocks_recompute_as_the_gpu_allows() -> None:
     assert PLAN.layout(gpu_for(STAYING) - 1).checkpointed == 2
     assert PLAN.layout(0) == four
     assert with_wanted(checkpointed=1).layout(0).checkpointed == 1
+    assert PLAN.largest_batch(8, gpu_for(STAYING)) == 8
+    one = with_wanted(checkpointed=0)
+    held = RESERVED + PLAN.held(STAYING)
+    assert one.largest_batch(8, held + 26 * MIB) == 4
+    assert one.largest_batch(8, held) == 0
 
 
 def test_encoders_leave_the_gpu_if_that_lets_the_run_fit_or_keep_more_activations() -> None:
@@ -191,14 +197,6 @@ def test_the_base_is_sharded_if_training_does_not_fit_otherwise() -> None:
     assert with_wanted(sharded=True).layout(10**12).sharded
 
 
-def test_the_largest_micro_batch_is_found() -> None:
-    assert PLAN.largest_batch(8, gpu_for(STAYING)) == 8
-    one = with_wanted(checkpointed=0)
-    held = RESERVED + PLAN.held(STAYING)
-    assert one.largest_batch(8, held + 26 * MIB) == 4
-    assert one.largest_batch(8, held) == 0
-
-
 @pytest.mark.parametrize(
     ("settings", "ranks", "expected"),
     [
@@ -208,9 +206,7 @@ def test_the_largest_micro_batch_is_found() -> None:
         (("optimizer.shard_base=false", "optimizer.encoders=gpu", "optimizer.activation_checkpointing=3"), 2, STAYING),
     ],
 )
-def test_settings_determine_parts_of_the_layout(
-    settings: tuple[str, ...], ranks: int, expected: Wanted | MemoryLayout
-) -> None:
+def test_settings_determine_the_layout(settings: tuple[str, ...], ranks: int, expected: Wanted | MemoryLayout) -> None:
     wanted = Wanted.of(tiny_config(*settings), 5, ranks)
     if isinstance(expected, MemoryLayout):
         assert wanted.layout == replace(expected, checkpointed=3)
@@ -283,8 +279,7 @@ def test_a_reward_s_size_is_read_from_its_file_or_known() -> None:
 def test_the_command_prints_what_fits(tmp_path: Path) -> None:
     settings, columns = ("--set", "explore.precision=nvfp4", *BATCH), 40
     out = tmp_path / "plans" / "plan.json"
-    done = typed(main, "memory", *settings, "--gpu", "24", "--out", str(out), COLUMNS=str(columns))
-    assert done.returncode == 0, done.stderr
+    done = accepted(main, "memory", *settings, "--gpu", "24", "--out", str(out), COLUMNS=str(columns))
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= columns
     text = " ".join(done.stdout.replace("│", " ").split())
@@ -309,8 +304,7 @@ def test_the_command_says_what_does_not_fit_and_who_decided() -> None:
     assert "2 of 5 blocks recompute, as optimizer.activation_checkpointing sets" in done.stdout
     assert "A service explores; `solrl-rollout memory --precision fp8` plans it." in done.stdout
     assert "explore.precision=auto" not in done.stdout
-    done = typed(main, "memory", *BATCH, COLUMNS="200")
-    assert "explore.precision=auto is planned as fp8." in done.stdout
+    assert "explore.precision=auto is planned as fp8." in typed(main, "memory", *BATCH, COLUMNS="200").stdout
     done = typed(main, "memory", *served, "--set", "regenerate.at=service", COLUMNS="200")
     assert "regenerates; `solrl-rollout memory --precision fp8 bf16` plans it." in done.stdout
     unmerged = (*served, "--set", "explore.adapter=unmerged", "--set", "explore.precision=nvfp4")
@@ -321,8 +315,7 @@ def test_the_command_says_what_does_not_fit_and_who_decided() -> None:
 def test_the_command_plans_each_of_several_gpus() -> None:
     words = ("--set", "optimizer.shard_base=true", "--set", "optimizer.encoders=cpu", "--gpu", "24", "--gpus", "4")
     words += BATCH
-    done = typed(main, "memory", *words, COLUMNS="200")
-    assert done.returncode == 0, done.stderr
+    done = accepted(main, "memory", *words, COLUMNS="200")
     assert "On 4 GPUs of 24 GB the run fits" in done.stdout
     for words in (
         "frozen base, this rank's part",
@@ -336,6 +329,7 @@ def test_the_command_plans_each_of_several_gpus() -> None:
     done = typed(main, "memory", "--set", "optimizer.shard_base=true", *BATCH)
     assert done.stderr.splitlines()[-1].endswith("is true for one GPU; expected several: --gpus 4")
     assert "got --gpus 0; expected at least 1" in typed(main, "memory", "--gpus", "0").stderr
+    assert "got --gpu 0; expected the GPU's memory in GB" in refused(main, "memory", "--gpu", "0")
 
 
 def test_the_command_names_a_micro_batch_that_fits() -> None:
@@ -347,7 +341,98 @@ def test_the_command_names_a_micro_batch_that_fits() -> None:
     assert "On a GPU of 6 GB the run fits" in typed(main, "memory", *again, COLUMNS="200").stdout
 
 
-def test_a_gpu_without_memory_is_refused() -> None:
-    done = typed(main, "memory", "--gpu", "0")
-    assert done.returncode == 2
-    assert "got --gpu 0; expected the GPU's memory in GB" in done.stderr
+MIB = 2**20
+
+
+def low_precision(name: str) -> PipelineBackbone:
+    """A miniature with a GPU's dtypes."""
+    backbone = load_backbone(name)
+    assert isinstance(backbone, PipelineBackbone)
+    backbone.transformer.bfloat16()
+    backbone.dtype = torch.bfloat16
+    return backbone
+
+
+def kept_by(backbone: PipelineBackbone, lora: Lora, batch: int) -> int:
+    """Bytes that all blocks keep for a gradient in eager mode."""
+    transformer = copy.deepcopy(backbone.transformer)
+    backbone.fuse(transformer)
+    inject(transformer, backbone.lora_targets, lora.rank, lora.alpha)
+    blocks = [block for name in backbone.blocks for block in transformer.get_submodule(name).children()]
+    weights = {weight.untyped_storage().data_ptr() for weight in transformer.parameters()}
+    saved: dict[int, torch.Tensor] = {}
+    total = 0
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        if x.untyped_storage().data_ptr() not in weights:
+            saved[x.untyped_storage().data_ptr()] = x
+        return x
+
+    def before(*_: Any) -> None:
+        saved.clear()
+
+    def after(*_: Any) -> None:
+        nonlocal total
+        total += sum(x.untyped_storage().nbytes() for x in saved.values())
+
+    for block in blocks:
+        block.register_forward_pre_hook(before)
+        block.register_forward_hook(after)
+    row = backbone.encode(["a"])
+    rows = {name: value.expand(batch, *value.shape[1:]).contiguous() for name, value in row.items()}
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        latents = torch.randn(batch, *backbone.latent_shape)
+        backbone.velocity(transformer, latents, torch.full((batch,), 0.5), rows)
+    return total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mini-flux", pytest.param("mini-sd3", marks=pytest.mark.release), "mini-sana"])
+def test_activations_of_blocks_are_counted_without_values(name: str) -> None:
+    backbone, lora = low_precision(name), Lora(rank=4, alpha=8)
+    before = {key: value.clone() for key, value in backbone.transformer.state_dict().items()}
+    plan = plan_training(backbone, lora, 8, backbone.encode(["a"]))
+    after = backbone.transformer.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, after[key]) for key, value in before.items())
+    blocks = sum(len(list(backbone.transformer.get_submodule(part).children())) for part in backbone.blocks)
+    assert len(plan.kept) == len(plan.inputs) == blocks
+    assert all(0 < inputs < kept for inputs, kept in zip(plan.inputs, plan.kept, strict=True))
+    # A compiler recomputes cheap operations, so it keeps hardly more than eager mode, and at least half.
+    eager = kept_by(backbone, lora, 8)
+    assert 0.5 * eager < sum(plan.kept) < 1.1 * eager
+
+
+def test_blocks_that_run_twice_keep_twice_as_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_memory, "_count", lambda *_: (7, 3))  # it compiles
+    backbone, lora = load_backbone(str(write_z_image(tmp_path / "z-image"))), Lora(rank=4, alpha=8)
+    once, twice = (plan_training(backbone, lora, 2, backbone.encode(["a"], scale), scale) for scale in (1.0, 3.0))
+    assert (once.kept, once.inputs) == ((7,) * 4, (3,) * 4)
+    assert (twice.kept, twice.inputs) == ((14,) * 4, (6,) * 4)
+
+
+def test_the_fewest_blocks_that_fit_recompute() -> None:
+    plan = PLAN.training
+    assert plan.total(0) == (5 + 40 + 10) * MIB
+    assert plan.total(1) == (5 + 1 + 30 + 20) * MIB
+    assert plan.total(4) == (5 + 4 + 20) * MIB
+    assert plan.checkpointed(plan.total(0)) == 0
+    assert plan.checkpointed(plan.total(0) - 1) == 2
+    assert plan.checkpointed(plan.total(3)) == 3
+    assert plan.checkpointed(0) == 4
+    # It is proportional to the micro-batch.
+    assert plan.scaled(0.5) == TrainingPlan(kept=(5 * MIB,) * 4, inputs=(MIB // 2,) * 4, state=5 * MIB)
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("auto", None), ("false", 0), ("true", 5), ("2", 2), ("99", 5)])
+def test_a_runs_setting_overrides_the_plan(setting: str, expected: int | None) -> None:
+    assert wanted_blocks(tiny_config(f"optimizer.activation_checkpointing={setting}"), 5) == expected
+
+
+@torch._dynamo.config.patch(recompile_limit=1, accumulated_recompile_limit=1)
+def test_one_process_may_plan_any_number_of_micro_batches() -> None:
+    """Bytes are proportional to the rows of the batch."""
+    backbone, lora = low_precision("mini-sana"), Lora(rank=4, alpha=8)
+    row = backbone.encode(["a"])
+    whole, part = (sum(plan_training(backbone, lora, batch, row).kept) for batch in (32, 3))
+    assert part == pytest.approx(whole * 3 / 32, rel=0.05)

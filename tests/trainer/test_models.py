@@ -4,10 +4,11 @@ import pytest
 import torch
 from solrl_core.adapter import encode_adapter
 from solrl_core.families import Backbone
+from solrl_core.sampling.generator import Generator
 from solrl_trainer.memory.run_memory import MemoryLayout, explored_precision
 from solrl_trainer.rollouts import models as models_module
 from solrl_trainer.rollouts.models import Models
-from training_helpers import tiny_config
+from training_helpers import same, tiny_config
 
 
 @pytest.fixture
@@ -23,15 +24,15 @@ def changed(models: Models, seed: int) -> bytes:
     return encode_adapter(models.policy.adapter(noisy))
 
 
-def weights(generator: object) -> list[torch.Tensor]:
-    return [value.clone() for value in generator.transformer.state_dict().values()]  # type: ignore[attr-defined]
-
-
-def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(torch.equal(value, wanted) for value, wanted in zip(one, other, strict=True))
+def weights(generator: Generator) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in generator.transformer.state_dict().items()}
 
 
 def test_serving_another_adapter_restores_the_behaviour_policy(models: Models) -> None:
+    # Generators use the base without the policy.
+    assert not any("lora" in name for name in models.generator.transformer.state_dict())
+    assert any("lora" in name for name in models.policy.transformer.state_dict())
+    assert set(models.generator.layout) == set(models.policy.behaviour().modules)
     base = weights(models.generator)
     models.merge_behaviour(changed(models, 1), 1)
     behaviour = weights(models.generator)
@@ -41,7 +42,7 @@ def test_serving_another_adapter_restores_the_behaviour_policy(models: Models) -
     assert same(weights(models.generator), behaviour)
 
 
-def test_the_local_explorers_generator_has_the_behaviour_policy(backbone: Backbone) -> None:
+def test_a_local_explorer_has_the_behaviour_policy_and_shares_unadapted_weights(backbone: Backbone) -> None:
     models = Models.build(backbone, tiny_config("rollout_url=null", "explore.precision=nvfp4"))
     both = (models.generator, models.explorer)
     assert [generator.precision for generator in both] == ["bf16", "nvfp4"]
@@ -54,6 +55,21 @@ def test_the_local_explorers_generator_has_the_behaviour_policy(backbone: Backbo
         assert same(weights(models.explorer), behaviours[1])
     assert same(weights(models.generator), behaviours[0])
     assert same(weights(models.explorer), behaviours[1])
+    # Unadapted weights are stored once.
+    held = [
+        {weight.data_ptr() for weight in transformer.parameters()}
+        for transformer in (models.generator.transformer, models.explorer.transformer, models.policy.transformer)
+    ]
+    plain = {
+        weight.data_ptr()
+        for name, weight in models.generator.transformer.named_parameters()
+        if not name.endswith(".weight") or name.removesuffix(".weight") not in models.generator.layout
+    }
+    unquantised = plain & held[1]
+    assert plain <= held[2]
+    assert unquantised
+    assert held[0] - plain
+    assert not (held[0] - plain) & (held[1] | held[2])
 
 
 @pytest.mark.parametrize(("precision", "whole"), [("bf16", []), ("nvfp4", ["nvfp4"])])
@@ -71,24 +87,6 @@ def test_a_sharded_base_is_never_placed_whole(
     assert [models.explorer.precision] == (whole or ["bf16"])
 
 
-def test_unadapted_weights_are_stored_once(backbone: Backbone) -> None:
-    models = Models.build(backbone, tiny_config("rollout_url=null", "explore.precision=nvfp4"))
-    held = [
-        {weight.data_ptr() for weight in transformer.parameters()}
-        for transformer in (models.generator.transformer, models.explorer.transformer, models.policy.transformer)
-    ]
-    plain = {
-        weight.data_ptr()
-        for name, weight in models.generator.transformer.named_parameters()
-        if not name.endswith(".weight") or name.removesuffix(".weight") not in models.generator.layout
-    }
-    unquantised = plain & held[1]
-    assert plain <= held[2]
-    assert unquantised
-    assert held[0] - plain
-    assert not (held[0] - plain) & (held[1] | held[2])
-
-
 @pytest.mark.parametrize(
     ("settings", "precision"),
     [
@@ -100,9 +98,3 @@ def test_unadapted_weights_are_stored_once(backbone: Backbone) -> None:
 )
 def test_cheap_candidates_use_the_fastest_native_precision(settings: tuple[str, ...], precision: str) -> None:
     assert explored_precision(tiny_config(*settings), "fp8") == precision
-
-
-def test_generators_use_the_base_without_the_policy(models: Models) -> None:
-    assert not any("lora" in name for name in models.generator.transformer.state_dict())
-    assert any("lora" in name for name in models.policy.transformer.state_dict())
-    assert set(models.generator.layout) == set(models.policy.behaviour().modules)

@@ -1,4 +1,4 @@
-"""Presets: every name resolves, later layers win, and errors name their source."""
+"""Presets: every name resolves, later layers win, errors name their source, and the paper's settings are there."""
 
 import subprocess
 from pathlib import Path
@@ -48,16 +48,19 @@ def seeds_source(**layers: Any) -> tuple[int, str]:
     return resolved.config.seed, resolved.sources["seed"]
 
 
-def test_later_layers_win_and_are_the_named_source() -> None:
+def test_later_layers_win_and_files_may_be_nested_or_dotted() -> None:
     file, overrides, arguments = {"seed": 1}, ["seed=2"], {"seed": 3}
     assert seeds_source() == (42, "default")
     assert seeds_source(files={"file": file}) == (1, "file")
     assert seeds_source(files={"file": file}, overrides=overrides) == (2, "--set")
     assert seeds_source(files={"file": file}, overrides=overrides, arguments=arguments) == (3, "command line")
     assert seeds_source(arguments={"seed": None}, overrides=["seed=4", "seed=5"]) == (5, "--set")
+    nested = resolve(PRESET, files={"file": {"explore": {"steps": 3, "keep": 8}, "iterations": 2}})
+    assert nested == resolve(PRESET, files={"file": {"explore.steps": 3, "explore.keep": 8, "iterations": 2}})
+    assert (nested.config.explore.steps, nested.config.explore.keep, nested.config.iterations) == (3, 8, 2)
 
 
-def test_a_model_wins_over_defaults_and_a_file_over_the_model() -> None:
+def test_every_setting_has_a_source_and_a_file_wins_over_the_model() -> None:
     resolved = resolve(PRESET)
     assert resolved.sources["optimizer.learning_rate"] == "model mini-sana"
     assert resolved.sources["rewards"] == "reward clipscore"
@@ -66,16 +69,6 @@ def test_a_model_wins_over_defaults_and_a_file_over_the_model() -> None:
     assert changed.sources["optimizer.learning_rate"] == "file"
     # One key of a section does not change the others.
     assert changed.config.optimizer.updates == resolved.config.optimizer.updates
-
-
-def test_files_may_be_nested_or_dotted() -> None:
-    nested = resolve(PRESET, files={"file": {"explore": {"steps": 3, "keep": 8}, "iterations": 2}})
-    assert nested == resolve(PRESET, files={"file": {"explore.steps": 3, "explore.keep": 8, "iterations": 2}})
-    assert (nested.config.explore.steps, nested.config.explore.keep, nested.config.iterations) == (3, 8, 2)
-
-
-def test_every_setting_has_a_source() -> None:
-    resolved = resolve(PRESET)
     dumped = resolved.config.model_dump()
     sections = {k: v for k, v in dumped.items() if isinstance(v, dict) and k not in ("rewards", "reward_options")}
     keys = {f"{k}.{inner}" for k, v in sections.items() for inner in v} | (dumped.keys() - sections.keys())
@@ -135,10 +128,7 @@ def test_other_names_of_a_setting_are_answered_with_its_own(name: str) -> None:
         ({"overrides": ["explore.steps=0"]}, ["explore.steps", "--set", "0"]),
         ({"overrides": ["explore.candidates=1"]}, ["explore.candidates", "--set"]),
         ({"overrides": ["explore.precision=int4"]}, ["explore.precision", "--set", "'fp8'", "nvfp4"]),
-        (
-            {"files": {"a.yaml": {"optimizer": {"learning_rate": "fast"}}}},
-            ["optimizer.learning_rate", "a.yaml", "'fast'"],
-        ),
+        ({"files": {"a.yaml": {"optimizer": {"eps": "low"}}}}, ["optimizer.eps", "a.yaml", "'low'"]),
         ({"arguments": {"run": "a/../b"}}, ["run", "command line", "'a/../b'"]),
         ({"arguments": {"seed": -1}}, ["seed", "command line", "-1"]),
         ({"overrides": ["optimizer.betas=[a, 0.9]"]}, ["optimizer.betas", "--set", "'a'"]),
@@ -245,7 +235,7 @@ def test_a_service_explores_one_version_behind_unless_told_otherwise() -> None:
         assert (again.config.lag, again.sources["explore.lag"]) == (lag, str(saved.output / "config.json"))
 
 
-def test_only_recipes_that_regenerate_explore_behind() -> None:
+def test_only_recipes_that_regenerate_explore_behind_also_when_continued() -> None:
     """Samples then come from the newest version; a loss without a ratio would be wrong on those of an older one."""
     for preset in (f"mini-sana/{recipe}/clipscore" for recipe in RECIPES):
         if resolve(preset).config.two_stage:
@@ -253,9 +243,7 @@ def test_only_recipes_that_regenerate_explore_behind() -> None:
         else:
             with pytest.raises(ConfigError, match="expected at=trainer, at=service or rollout_url=null"):
                 resolve(preset, overrides=[SERVED])
-
-
-def test_a_run_that_is_continued_may_explore_elsewhere_at_its_lag() -> None:
+    # A run that is continued may explore elsewhere at its lag.
     served, local = (resolve(PRESET, overrides=given).config for given in ([SERVED], []))
     assert resolve_again(local, overrides=[SERVED]).config.lag == 0
     with pytest.raises(ConfigError, match=r"lag is for exploration at a service.*expected explore\.lag=0"):
@@ -299,6 +287,10 @@ UNMERGED = "explore.adapter=unmerged"
         (STOCHASTIC, ["algorithm.eta=11"], "less than or equal to 10"),
         (PRESET, ["explore.sampler=training", "explore.steps=10"], "samples of diffusionnft do not take stochastic"),
         (PRESET, ["explore.sampler=sde"], "'ode' or 'training'"),
+        (PRESET, [SERVED, "regenerate.share=0.5"], "share is 0.5, but at=trainer; expected at=service"),
+        (PRESET, [*AT_SERVICE, "regenerate.share=0"], "regenerate.share"),
+        (PRESET, [SERVED, "explore.share=0"], "explore.share"),
+        (PRESET, ["explore.share=0.5"], "share is 0.5, but no service explores; expected explore.share=1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(preset: str, overrides: list[str], said: str) -> None:
@@ -314,3 +306,66 @@ def test_a_plan_has_the_window_of_its_iteration() -> None:
         assert plan.solver_spec == config.training_data.solver("dpm2", 10, iteration, config.seed)
         assert (plan.steps, plan.fitted) == (config.regenerate.steps, None)
     assert exploration_plan(resolve(PRESET).config, 0).solver_spec == "euler"
+
+
+# Text tokens, sigmas, LoRA targets and layers belong to the families and are tested there.
+OF_A_MODEL = ("model", "solver", "evaluate.steps", "algorithm.timestep_fraction", "optimizer.max_grad_norm")
+OF_A_MODEL += ("optimizer.batch",)
+MODELS: dict[str, tuple[Any, ...]] = {
+    "sana": ("Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers", "euler", 40, 0.6, 1.0, 16),
+    "sd3": ("stabilityai/stable-diffusion-3.5-large", "dpm2", 40, 0.6, 0.002, 4),
+    # NVlabs/DiffusionNFT, config/nft.py; the other settings are Sol-RL's, too.
+    "sd3-medium": ("stabilityai/stable-diffusion-3.5-medium", "dpm2", 40, 0.99, 1.0, 9),
+    "flux1": ("black-forest-labs/FLUX.1-dev", "dpm2", 28, 0.4, 1.0, 12),
+}
+COMMON: dict[str, Any] = {
+    "guidance": 1.0,
+    "seed": 42,
+    "explore.prompts": 48,
+    "explore.keep": 24,
+    "explore.lag": 0,
+    "explore.prune": None,
+    "regenerate.steps": 10,
+    "lora.rank": 32,
+    "lora.alpha": 64.0,
+    "optimizer.learning_rate": 3e-4,
+    "optimizer.betas": (0.9, 0.999),
+    "optimizer.weight_decay": 1e-4,
+    "optimizer.eps": 1e-8,
+    "optimizer.updates": 1,
+    "algorithm.name": "diffusionnft",
+    "algorithm.global_std": True,
+    "algorithm.beta": 1.0,
+    "algorithm.adv_clip": 5.0,
+    "algorithm.kl_weight": 1e-4,
+    "policy.ema": 0.9,
+    "policy.decay_rate": 0.001,
+    "policy.decay_max": 0.5,
+}
+EXPLORED: dict[str, dict[str, Any]] = {
+    "diffusionnft": {"precision": "bf16", "steps": 10, "candidates": 24},
+    "naive_scaling": {"precision": "bf16", "steps": 10, "candidates": 96},
+    "naive_quant": {"precision": "nvfp4", "steps": 10, "candidates": 96},
+    # NVFP4 in the paper; `auto` selects it on GPUs like the paper's.
+    "sol_rl": {"precision": "auto", "steps": 6, "candidates": 96},
+}
+
+
+@pytest.mark.parametrize("reward", ["clipscore", "pickscore", "hpsv2", "imagereward"])
+@pytest.mark.parametrize("recipe", EXPLORED)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_published_preset_has_the_papers_settings(model: str, recipe: str, reward: str) -> None:
+    config = resolve(f"{model}/{recipe}/{reward}").config
+    wanted = (
+        dict(zip(OF_A_MODEL, MODELS[model], strict=True))
+        | COMMON
+        | {f"explore.{key}": value for key, value in EXPLORED[recipe].items()}
+    )
+    wanted |= {"rewards": {reward: 1.0}}
+    found = {}
+    for key in wanted:
+        value: Any = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        found[key] = value
+    assert found == wanted

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TextIO
 
 import pytest
-from rich.console import Console
+from rich.console import Console, ConsoleRenderable
 from run_folders import LONG_REWARD, RESULT, iteration_record, result_of_sum
 from solrl_client.retries import Wait
 from solrl_trainer.records import time_left
@@ -66,9 +66,6 @@ def test_lines_are_plain_without_a_terminal() -> None:
     assert " ".join(lines[2].split()) == "iteration explore wait regenerate train push proxy best worst loss"
     assert " ".join(lines[3].split()) == "1/3 4.2 s 3.5 s 1.4 s 5.0 s 0.1 s 0.2350 0.2720 0.1920 0.1100"
     assert len(lines) == 7
-
-
-def test_a_resumed_run_continues_counting() -> None:
     out = io.StringIO()
     drive(RichReporter(30, start=28, file=out), 30, start=28)
     assert "29/30" in out.getvalue()
@@ -126,10 +123,14 @@ def test_the_live_line_says_who_is_waited_for_unless_the_run_trains(monkeypatch:
     assert "waiting" not in shown("train", True)
 
 
+def text_of(table: ConsoleRenderable) -> str:
+    console = Console(width=160, file=io.StringIO(), record=True)
+    console.print(table)
+    return " ".join(re.sub(r"[│╭╮╰╯─├┤╴╶━]", " ", console.export_text()).split())
+
+
 def test_the_table_shows_the_result() -> None:
-    console = Console(width=120, file=io.StringIO(), record=True)
-    console.print(result_table(RESULT))
-    text = " ".join(re.sub(r"[│╭╮╰╯─├┤╴╶━]", " ", console.export_text()).split())
+    text = text_of(result_table(RESULT))
     assert "made-up: mini-sana, sol_rl, trained on clipscore, 30 iterations" in text
     assert "clipscore 0.2412 0.2731 +0.0319 [+0.0281, +0.0357] trained" in text
     assert text.count("trained") == 2
@@ -151,17 +152,13 @@ def test_the_table_shows_the_result() -> None:
         ({"clipscore": 1.0, "verifier": 1.0}, {"weighted sum": 0.1, "verifier": -0.1, "judge": -0.1}, "judge"),
     ],
 )
-def test_the_table_warns_of_a_reward_that_may_be_hacked(
-    trained: dict[str, float], change: dict[str, float], fell: str | None
-) -> None:
+def test_the_table_warns_of_hacking(trained: dict[str, float], change: dict[str, float], fell: str | None) -> None:
     gains = {"clipscore": 0.1, "verifier": 0.1, "judge": 0.1} | change
     rows = {
         name: {"before": 0.5, "after": 0.5 + g, "gain": g, "low": g - 0.05, "high": g + 0.05}
         for name, g in gains.items()
     }
-    console = Console(width=160, file=io.StringIO(), record=True)
-    console.print(rewards_table({"trained": trained, "prompts": 8, "rewards": rows}))
-    text = " ".join(console.export_text().split())
+    text = text_of(rewards_table({"trained": trained, "prompts": 8, "rewards": rows}))
     assert ("may be hacked" in text) == (fell is not None)
     assert fell is None or f"the trained score rose, but {fell} fell: look at the images" in text
 
@@ -171,9 +168,7 @@ def test_the_table_names_what_was_trained_and_warns_of_few_prompts(prompts: int,
     result = result_of_sum(prompts)
     evaluated = result | {"version": 12, "seeds": 4}
     for table, what in ((result_table(result), "30 iterations"), (evaluation_table(evaluated), "version 12")):
-        console = Console(width=160, file=io.StringIO(), record=True)
-        console.print(table)
-        text = " ".join(re.sub(r"[│╭╮╰╯─├┤╴╶━]", " ", console.export_text()).split())
+        text = text_of(table)
         assert f"mini-sana, sol_rl, trained on clipscore − 0.2 × {LONG_REWARD}, {what}" in text
         assert "mini-sana/sol_rl/clipscore" not in text
         row = "0.2412 0.2731 +0.0319 [+0.0281, +0.0357] trained"
@@ -223,7 +218,7 @@ def test_a_terminal_shows_the_end_and_notes_above_it() -> None:
     assert "base: [clipscore] 0.3" in text
 
 
-def test_a_run_shows_the_end_of_its_evaluations(clock: list[float]) -> None:
+def test_a_run_shows_its_progress(clock: list[float]) -> None:
     out = io.StringIO()
     with RichReporter(3, file=out) as reporter:
         reporter.phase(0, "evaluate")
@@ -233,21 +228,6 @@ def test_a_run_shows_the_end_of_its_evaluations(clock: list[float]) -> None:
     lines = out.getvalue().splitlines()
     assert lines[0] == "evaluating held-out prompts (version 0)"
     assert [line.partition(",")[0] for line in lines[1:]] == [f"evaluating held-out prompts: {n} %" for n in (25, 75)]
-
-
-def test_a_live_line_fits_80_columns_and_forgets_a_phase() -> None:
-    def show(terminal: TextIO) -> None:
-        with RichReporter(40, start=39, file=terminal) as reporter:
-            reporter.phase(39, "evaluate")
-            reporter.progress(1, 4)
-            reporter.phase(39, "regenerate")
-
-    text = seen(show)
-    assert re.search(r"iteration 39 of 40 .* evaluating .* 25 %, ends at \d\d:\d\d:\d\d", text)
-    assert re.search(r"iteration 40 of 40 .* regenerate .* estimating", text)
-
-
-def test_a_run_shows_its_progress_within_an_iteration(clock: list[float]) -> None:
     out = io.StringIO()
     with RichReporter(3, file=out) as reporter:
         for done in (24, 48):
@@ -258,14 +238,18 @@ def test_a_run_shows_its_progress_within_an_iteration(clock: list[float]) -> Non
     assert out.getvalue().splitlines() == ["iteration 1 of 3: explored 48/48, regenerated 24/24"]
 
 
-def test_a_live_line_has_the_candidates_of_its_phase_within_80_columns() -> None:
+def test_a_live_line_fits_80_columns_has_the_candidates_of_its_phase_and_forgets_a_phase() -> None:
     def show(terminal: TextIO) -> None:
-        with RichReporter(40, start=11, file=terminal) as reporter:
-            reporter.phase(11, "explore")
-            reporter.counted(11, "explored", 4608, 4608)
-            reporter.phase(11, "regenerate")
-            reporter.counted(11, "regenerated", 1128, 1152)
-            reporter.phase(11, "regenerate")
+        with RichReporter(40, start=38, file=terminal) as reporter:
+            reporter.phase(38, "explore")
+            reporter.counted(38, "explored", 4608, 4608)
+            reporter.phase(38, "regenerate")
+            reporter.counted(38, "regenerated", 1128, 1152)
+            reporter.phase(39, "evaluate")
+            reporter.progress(1, 4)
+            reporter.phase(39, "regenerate")
 
     text = seen(show)
-    assert re.search(r"iteration 12 of 40 .* regenerate 1128/1152 .* estimating", text)
+    assert re.search(r"iteration 39 of 40 .* regenerate 1128/1152 .* estimating", text)
+    assert re.search(r"iteration 39 of 40 .* evaluating .* 25 %, ends at \d\d:\d\d:\d\d", text)
+    assert re.search(r"iteration 40 of 40 .* regenerate .* estimating", text)

@@ -1,13 +1,18 @@
-"""Prompt sets, and the prompts of an iteration."""
+"""Prompt sets, the prompts of an iteration, and those that are longer than the model reads."""
 
 import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from solrl_core.families import load_backbone
 from solrl_minis import catalog
 from solrl_proto.rollouts import PromptItem
+from solrl_trainer.ranks.communicator import SingleProcess
+from solrl_trainer.session import open_session
 from solrl_trainer.settings.config import PromptSource
+from solrl_trainer.settings.long_prompts import warn_of_long_prompts
+from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import (
     find_prompts,
     in_both,
@@ -23,42 +28,12 @@ def written(folder: Path, name: str, text: str) -> Path:
     return folder
 
 
-def test_text_files_have_one_prompt_per_line(tmp_path: Path) -> None:
+def test_text_files_have_one_prompt_per_line_without_separators_and_marks(tmp_path: Path) -> None:
     items = read_prompts(
         written(tmp_path, "train.txt", "a red circle\n\n  ein größer Würfel \na red circle\nlast"), "train"
     )
     assert [item.text for item in items] == ["a red circle", "ein größer Würfel", "last"]
     assert all(item.metadata == {} for item in items)
-
-
-def test_geneval_metadata_is_kept_unchanged(tmp_path: Path) -> None:
-    lines = [
-        {"prompt": "a photo of two cats", "tag": "counting", "include": [{"class": "cat", "count": 2}], "exclude": []},
-        {"prompt": "a bench", "tag": "single_object", "include": [{"class": "bench", "count": 1}]},
-    ]
-    text = json.dumps(lines[0]) + "\n\n" + json.dumps(lines[1]) + "\n"
-    items = read_prompts(written(tmp_path, "test_metadata.jsonl", text), "test")
-    assert [{"prompt": item.text, **item.metadata} for item in items] == lines
-
-
-def test_a_metadata_file_wins_over_a_text_file_with_the_same_prompts(tmp_path: Path) -> None:
-    written(tmp_path, "train.txt", "one\ntwo\n")
-    written(tmp_path, "test.txt", "other split\n")
-    written(tmp_path, "train_metadata.jsonl", '{"prompt": "two", "tag": "x"}\n{"prompt": "one"}\n')
-    assert [item.text for item in read_prompts(tmp_path, "train")] == ["two", "one"]
-    assert [item.text for item in read_prompts(tmp_path, "test")] == ["other split"]
-
-
-def test_a_text_file_that_would_be_ignored_is_refused(tmp_path: Path) -> None:
-    written(tmp_path, "train.txt", "from text\n")
-    written(tmp_path, "train_metadata.jsonl", '{"prompt": "from metadata"}\n')
-    with pytest.raises(
-        ValueError, match=r"train\.txt and .*train_metadata\.jsonl have different prompts, .*'from metadata'"
-    ):
-        read_prompts(tmp_path, "train")
-
-
-def test_separators_and_marks_are_no_part_of_the_format(tmp_path: Path) -> None:
     odd = "a\u2028b\u2029c\x85d\fe\vf\x1cg\x1dh\x1ei"
     items = read_prompts(written(tmp_path, "train.txt", f"\ufefffirst\r\n{odd}\r\n"), "train")
     assert [item.text for item in items] == ["first", odd]
@@ -67,7 +42,14 @@ def test_separators_and_marks_are_no_part_of_the_format(tmp_path: Path) -> None:
     assert [item.text for item in items] == ["a\u2028b\u2029c\x85d"]
 
 
-def test_rows_with_one_text_and_other_metadata_are_kept(tmp_path: Path) -> None:
+def test_metadata_is_kept_unchanged_also_of_rows_with_one_text(tmp_path: Path) -> None:
+    lines = [
+        {"prompt": "a photo of two cats", "tag": "counting", "include": [{"class": "cat", "count": 2}], "exclude": []},
+        {"prompt": "a bench", "tag": "single_object", "include": [{"class": "bench", "count": 1}]},
+    ]
+    text = json.dumps(lines[0]) + "\n\n" + json.dumps(lines[1]) + "\n"
+    items = read_prompts(written(tmp_path, "test_metadata.jsonl", text), "test")
+    assert [{"prompt": item.text, **item.metadata} for item in items] == lines
     rows = [{"prompt": "two cats", "count": 2}, {"prompt": "a bench"}, {"prompt": "two cats", "count": 3}]
     lines = [json.dumps(row) for row in [*rows, rows[0], {"count": 3, "prompt": "two cats"}]]
     found = read_split(written(tmp_path, "train_metadata.jsonl", "\n".join(lines)), "train")
@@ -78,6 +60,18 @@ def test_rows_with_one_text_and_other_metadata_are_kept(tmp_path: Path) -> None:
     backwards = read_split(written(tmp_path, "test_metadata.jsonl", "\n".join(reversed(lines))), "test")
     assert {item.id for item in backwards.prompts} == {item.id for item in found.prompts}
     assert len({item.id for item in found.prompts}) == 3
+
+
+def test_a_metadata_file_wins_over_a_text_file_with_the_same_prompts(tmp_path: Path) -> None:
+    written(tmp_path, "train.txt", "one\ntwo\n")
+    written(tmp_path, "test.txt", "other split\n")
+    written(tmp_path, "train_metadata.jsonl", '{"prompt": "two", "tag": "x"}\n{"prompt": "one"}\n')
+    assert [item.text for item in read_prompts(tmp_path, "train")] == ["two", "one"]
+    assert [item.text for item in read_prompts(tmp_path, "test")] == ["other split"]
+    # A text file that would be ignored is refused.
+    written(tmp_path, "train_metadata.jsonl", '{"prompt": "from metadata"}\n')
+    with pytest.raises(ValueError, match=r"train\.txt and .*metadata\.jsonl have different .*'from metadata'"):
+        read_prompts(tmp_path, "train")
 
 
 def test_prompts_of_both_splits_are_said(tmp_path: Path) -> None:
@@ -129,14 +123,11 @@ def test_an_empty_set_is_an_error(tmp_path: Path, name: str) -> None:
         read_prompts(written(tmp_path, name, "\n \n"), "train")
 
 
-def test_sets_are_found_by_name_or_folder(tmp_path: Path) -> None:
+def test_sets_are_found_by_name_or_folder_and_the_shapes_have_the_verifiers_metadata(tmp_path: Path) -> None:
     assert find_prompts("shapes") == catalog.prompts()
     assert find_prompts(str(tmp_path)) == tmp_path
     with pytest.raises(ValueError, match=r"'nowhere'.*shapes"):
         find_prompts("nowhere")
-
-
-def test_the_shapes_prompts_have_the_verifiers_metadata() -> None:
     for split in ("train", "test"):
         items = read_prompts(find_prompts("shapes"), split)
         assert all(item.metadata["include"] and item.metadata["tag"] for item in items)
@@ -162,29 +153,26 @@ def test_a_pass_repeats_no_prompt() -> None:
     assert len(everything) == 23
 
 
-def test_an_iterations_prompts_depend_only_on_the_seed() -> None:
+def test_an_iterations_prompts_depend_only_on_the_seed_and_are_no_more_than_exist() -> None:
     whole = taken(5, 3, range(20))
     assert [taken(5, 3, range(i, i + 1))[0] for i in reversed(range(20))] == whole[::-1]
     assert taken(5, 4, range(20)) != whole
-
-
-def test_more_prompts_than_exist_is_an_error() -> None:
     with pytest.raises(ValueError, match="got 24 prompts per iteration; expected at most 23"):
         prompts_of_iteration(ITEMS, 24, 0, 0)
 
 
-def several(tmp_path: Path) -> dict[str, PromptSource]:
-    """Two sources: 20 and 9 training prompts, 10 and 5 held out; one prompt is in both."""
+def test_every_iteration_and_the_first_held_out_prompts_have_each_sources_share(tmp_path: Path) -> None:
+    # One prompt is in both sources.
     for name, train, test in (("photos", 20, 10), ("signs", 9, 5)):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "train.txt").write_text("".join(f"{name} {i}\n" for i in range(train)) + "a cat\n")
         (folder / "test.txt").write_text("".join(f"held {name} {i}\n" for i in range(test)))
-    return {str(tmp_path / "photos"): PromptSource(share=7), str(tmp_path / "signs"): PromptSource(share=3)}
-
-
-def test_every_iteration_has_each_sources_share(tmp_path: Path) -> None:
-    found = prompts_of_run(several(tmp_path), "train")
+    sources = {str(tmp_path / "photos"): PromptSource(share=7), str(tmp_path / "signs"): PromptSource(share=3)}
+    held_out = prompts_of_run(sources, "test").all
+    assert Counter(item.text.split()[1] for item in held_out[:10]) == {"photos": 7, "signs": 3}
+    assert len(held_out) == 15
+    found = prompts_of_run(sources, "train")
     assert [len(source) for source in found.sources] == [21, 9]
     assert found.counts(10) == [7, 3]
     passes = [[item.text for item in found.of_iteration(10, 42, i)] for i in range(3)]
@@ -198,20 +186,11 @@ def test_every_iteration_has_each_sources_share(tmp_path: Path) -> None:
     assert found.of_iteration(10, 43, 0) != found.of_iteration(10, 42, 0)
 
 
-def test_the_first_held_out_prompts_are_of_every_source(tmp_path: Path) -> None:
-    held_out = prompts_of_run(several(tmp_path), "test").all
-    assert Counter(item.text.split()[1] for item in held_out[:10]) == {"photos": 7, "signs": 3}
-    assert len(held_out) == 15
-
-
-def test_one_source_draws_as_a_plain_set(tmp_path: Path) -> None:
+def test_one_source_draws_as_a_plain_set_and_a_text_in_two_may_have_two_ids(tmp_path: Path) -> None:
     name = str(written(tmp_path, "train.txt", "\n".join(f"prompt {i}" for i in range(23))))
     whole, one = read_prompts(tmp_path, "train"), prompts_of_run({name: PromptSource()}, "train")
     assert one.all == whole
     assert all(one.of_iteration(5, 3, i) == prompts_of_iteration(whole, 5, 3, i) for i in range(9))
-
-
-def test_a_text_in_two_sources_has_two_ids_if_its_metadata_differ(tmp_path: Path) -> None:
     for name, tag in (("one", 1), ("two", 2)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.jsonl").write_text(json.dumps({"prompt": "a cat", "tag": tag}))
@@ -219,3 +198,24 @@ def test_a_text_in_two_sources_has_two_ids_if_its_metadata_differ(tmp_path: Path
     first, second = prompts_of_run(sources, "train").all
     assert first.text == second.text
     assert first.id != second.id
+
+
+LONG = "two red circles and " * 10
+
+
+def items(*texts: str) -> list[PromptItem]:
+    return [PromptItem(id=str(i), text=text) for i, text in enumerate(texts)]
+
+
+def test_long_prompts_are_named_also_by_a_run(notes: list[str], tmp_path: Path) -> None:
+    long = [f"{LONG} a cross {i}" for i in range(5)]
+    warn_of_long_prompts(load_backbone("mini-sana"), {"training": items("a", *long), "held-out": items("b")})
+    (text,) = notes
+    assert text.startswith("5 of 6 training prompts are longer than mini-sana reads")
+    assert text.count("'two red circles and") == 3
+    assert "and 2 more" in text
+    (tmp_path / "train.txt").write_text(f"a red circle\n{LONG}\n")
+    (tmp_path / "test.txt").write_text("a green cross\n")
+    settings = [f"prompts={tmp_path}", "explore.prompts=1", "lora.rank=2", "evaluate.rewards=clipscore"]
+    with open_session(resolve("mini-sana/naive_scaling/clipscore", overrides=settings).config, SingleProcess()):
+        assert [note for note in notes if note.startswith("1 of 2 training prompts are longer")]

@@ -59,20 +59,18 @@ def prompts_in(folder: Path, train: list[str], test: list[str]) -> Path:
     return folder
 
 
+def config_of(output: Path, *overrides: str) -> RunConfig:
+    """A small run's settings."""
+    arguments = {"output": output}
+    return resolve("mini-sana/sol_rl/clipscore", overrides=[*SMALL, *overrides], arguments=arguments).config
+
+
 @pytest.mark.parametrize("place", ["here", "at a server"])
 @pytest.mark.parametrize(
     ("train", "test", "said"),
     [
-        (
-            ["a red circle", "a blue cross"],
-            ["a red cross"],
-            "with the train prompts: of prompt 'a blue cross', it has no",
-        ),
-        (
-            ["a red circle"],
-            ["a red cross", "a blue cross"],
-            "with the test prompts: of prompt 'a blue cross', it has no",
-        ),
+        (["a red circle", "a blue cross"], ["a red cross"], "with the train prompts: of prompt 'a blue cross', it has"),
+        (["a red circle"], ["a red cross", "a blue cross"], "with the test prompts: of prompt 'a blue cross', it has"),
         (["a red circle"], ["a red cross"], ""),
     ],
     ids=["train", "test, beyond those that are evaluated", "none"],
@@ -82,16 +80,8 @@ def test_prompts_that_a_reward_cannot_judge_are_refused_before_anything_is_loade
 ) -> None:
     name = FUSSY if place == "here" else "elsewhere:fussy"
     options = "{}" if place == "here" else f"{{'{name}': {{at: '{fussy}'}}}}"
-    config = resolve(
-        "mini-sana/sol_rl/clipscore",
-        overrides=[
-            *SMALL,
-            f"prompts={prompts_in(tmp_path, train, test)}",
-            f"rewards={{'{name}': 1}}",
-            f"reward_options={options}",
-        ],
-        arguments={"output": tmp_path / "run"},
-    ).config
+    rewards = (f"rewards={{'{name}': 1}}", f"reward_options={options}")
+    config = config_of(tmp_path / "run", f"prompts={prompts_in(tmp_path, train, test)}", *rewards)
     if said:
         with pytest.raises(ValueError, match=said):
             check_run(config, resume=False)
@@ -105,11 +95,8 @@ def test_prompts_that_a_reward_cannot_judge_are_refused_before_anything_is_loade
 
 def test_a_run_without_quotation_marks_is_not_read(tmp_path: Path) -> None:
     folder = prompts_in(tmp_path, ['a sign that says "OPEN"', "a sign that says OPEN"], ['a sign that says "NO"'])
-    overrides = [*SMALL, f"prompts={folder}", "rewards={ocr: 1}"]
-    arguments = {"output": tmp_path / "run"}
-    config = resolve("mini-sana/sol_rl/clipscore", overrides=overrides, arguments=arguments).config
     with pytest.raises(ValueError, match="prompt 'a sign that says OPEN', it has no text to render"):
-        check_run(config, resume=False)
+        check_run(config_of(tmp_path / "run", f"prompts={folder}", "rewards={ocr: 1}"), resume=False)
 
 
 def test_it_takes_no_memory_and_doctor_says_where_it_is() -> None:
@@ -126,9 +113,7 @@ def test_a_run_with_a_reward_server_equals_a_local_one_up_to_the_rounding_to_byt
     found = []
     with serving(create_app(RewardSettings(rewards=("clipscore",), options_from="mini-sana", device="cpu"))) as address:
         for folder, options in (("here", "{}"), ("there", f"{{clipscore: {{at: '{address}'}}}}")):
-            overrides = [*SMALL, f"reward_options={options}"]
-            arguments = {"output": tmp_path / folder}
-            run(resolve("mini-sana/sol_rl/clipscore", overrides=overrides, arguments=arguments).config)
+            run(config_of(tmp_path / folder, f"reward_options={options}"))
             lines = read_metrics(tmp_path / folder / "metrics.jsonl")
             (iteration,) = [line for line in lines if line["event"] == "iteration"]
             found.append(iteration)
@@ -181,9 +166,7 @@ def test_a_run_brings_a_reward_that_its_service_has_not_loaded(
     assert len(samples["pairs"]) == 2, "its images were requested, too"
 
 
-def test_requests_name_the_server_and_digest_of_what_is_not_loaded(
-    service: RunningService, server: str, tmp_path: Path
-) -> None:
+def test_requests_name_the_server_of_what_is_not_loaded(service: RunningService, server: str, tmp_path: Path) -> None:
     config = bringing(service, server, output=tmp_path)
     with RolloutClient(service.url) as client:
         hosted = client.model(MODEL)
@@ -196,9 +179,7 @@ def test_requests_name_the_server_and_digest_of_what_is_not_loaded(
     assert reward_specs(plain.service_rewards(), plain, hosted) == plain.service_rewards()
 
 
-def test_a_service_that_does_not_ask_the_server_is_refused_before_the_run(
-    service: RunningService, server: str, tmp_path: Path
-) -> None:
+def test_a_service_that_asks_no_server_is_refused(service: RunningService, server: str, tmp_path: Path) -> None:
     config = bringing(service, AWAY, output=tmp_path / "away")
     with pytest.raises(ProblemError, match=f"does not ask the reward server at {AWAY}") as caught:
         check_run(config, resume=False)

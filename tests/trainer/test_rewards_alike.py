@@ -43,10 +43,13 @@ Score = Callable[[Mapping[str, float], Mapping[str, Any]], Outcome]
 """Scores images with these rewards and weights, of a prompt with this metadata."""
 
 
-def line_of(text: str) -> int:
-    """Number of the first line of `faulty_rewards` with a text."""
+FIRST = "failed on image 0 of prompt 'a red circle': "
+
+
+def line_of(text: str) -> str:
+    """The first line of `faulty_rewards` with a text."""
     lines = Path(faulty_rewards.__file__).read_text().splitlines()
-    return next(number for number, line in enumerate(lines, 1) if text in line)
+    return f"(faulty_rewards.py:{next(number for number, line in enumerate(lines, 1) if text in line)})"
 
 
 def in_service(client: httpx.Client, weights: Mapping[str, float], metadata: Mapping[str, Any]) -> Outcome:
@@ -135,33 +138,16 @@ def test_scores_are_equal(everywhere: dict[str, Score], place: str, weights: dic
     [
         (WANT, "nan", "gave nan for image 0 of prompt 'a red circle'"),
         (WANT, "-inf", "gave -inf for image 0 of prompt 'a red circle'"),
-        (
-            WANT,
-            "many",
-            "failed on image 0 of prompt 'a red circle': ValueError: could not convert string to float: 'many' "
-            f"(faulty_rewards.py:{line_of('float(one')})",
-        ),
+        (WANT, "many", f"{FIRST}ValueError: could not convert string to float: 'many' {line_of('float(one')}"),
         (FEW, 1, "gave shape (2,); expected (3,)"),
-        (
-            LEAVE,
-            1,
-            "failed on image 0 of prompt 'a red circle': SystemExit: a package's own end "
-            f"(faulty_rewards.py:{line_of('sys.exit(')})",
-        ),
-        (
-            END,
-            1,
-            "failed on image 0 of prompt 'a red circle': End: not this thread "
-            f"(faulty_rewards.py:{line_of('raise End(')})",
-        ),
+        (LEAVE, 1, f"{FIRST}SystemExit: a package's own end {line_of('sys.exit(')}"),
+        (END, 1, f"{FIRST}End: not this thread {line_of('raise End(')}"),
         (LISTED, 1, "gave a value of type list of 3; expected a tensor of shape (3,), such as torch.tensor(scores)"),
         (COMPLEX, 1, "gave complex numbers (torch.complex64); expected a tensor of shape (3,) of real numbers"),
     ],
     ids=["NaN", "infinite", "an error", "a wrong count", "leaves", "ends its thread", "a list", "complex numbers"],
 )
-def test_a_reward_that_fails_says_the_same(
-    everywhere: dict[str, Score], place: str, name: str, want: Any, said: str, weight: float
-) -> None:
+def test_faults_agree(everywhere: dict[str, Score], place: str, name: str, want: Any, said: str, weight: float) -> None:
     fault, told = everywhere[place](
         {"faulty_rewards:twice" if name != TWICE else WANT: 1, name: weight}, {"want": want}
     )

@@ -25,7 +25,7 @@ from solrl_trainer.settings.presets import resolve
 from support.ports import free_port
 from torch import rand
 from training_helpers import TINY
-from typed import typed
+from typed import accepted, refused, typed
 
 PRESET = "mini-sana/naive_scaling/clipscore"
 """Without a service."""
@@ -80,9 +80,8 @@ def test_a_folder_in_use_is_refused_before_anything_else(holder: tuple[Path, sub
     before = sorted(folder.iterdir())
     for extra in ([], ["--dry-run"]):
         # The prompts do not exist, either, but the folder is checked first.
-        done = typed(main, "run", "--preset", PRESET, "--output", str(folder), *sets("prompts=nowhere"), *extra)
-        assert done.returncode == 2
-        assert done.stderr.startswith(f"solrl-train: {folder} is in use by another process")
+        said = refused(main, "run", "--preset", PRESET, "--output", str(folder), *sets("prompts=nowhere"), *extra)
+        assert said.startswith(f"solrl-train: {folder} is in use by another process")
     done = typed(main, "run", "--preset", PRESET, "--output", str(folder))
     assert f"(process {process.pid})" in done.stderr
     assert "--run or --output" in done.stderr
@@ -94,9 +93,8 @@ def test_a_folder_that_cannot_be_written_is_refused_with_its_option(tmp_path: Pa
     (tmp_path / "file").touch()
     for folder, fault in ((tmp_path / "file" / "run", "is a file"), (Path("/proc/run"), "may not write|No such file")):
         for extra in ([], ["--dry-run"]) if fault == "is a file" else ([],):
-            done = typed(main, "run", "--preset", PRESET, "--output", str(folder), *extra)
-            assert done.returncode == 2
-            assert re.match(f"solrl-train: got --output {folder}: .*({fault}).*; expected a folder that", done.stderr)
+            said = refused(main, "run", "--preset", PRESET, "--output", str(folder), *extra)
+            assert re.match(f"solrl-train: got --output {folder}: .*({fault}).*; expected a folder that", said)
 
 
 def test_a_folder_of_another_user_is_refused_before_a_dry_run() -> None:
@@ -122,9 +120,7 @@ def test_a_folder_of_another_user_is_refused_before_a_dry_run() -> None:
         ([], {"SOLRL_TOKEN_PATH": "/nope"}, "got SOLRL_TOKEN_PATH=/nope: No such file or directory; expected a file"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named_with_its_setting(
-    words: list[str], variables: dict[str, str], said: str, tmp_path: Path
-) -> None:
+def test_an_unreadable_file_is_named(words: list[str], variables: dict[str, str], said: str, tmp_path: Path) -> None:
     rollout = [] if words else ["--rollout-url", "http://127.0.0.1:1"]
     output = ["--output", str(tmp_path / "run")]
     done = typed(main, "run", "--preset", PRESET if words else SERVED, *output, *rollout, *words, **variables)
@@ -158,10 +154,9 @@ def test_a_reward_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: py
     monkeypatch.delitem(sys.modules, "own_rewards", raising=False)
     assert done.returncode == 0, done.stderr
     assert "rewards: {'own_rewards:color': 1.0}  # --set" in done.stdout
-    done = typed(main, *asked, "rewards={own_reward:color: 1}")
-    assert done.returncode == 2
-    assert "(did you mean 'own_rewards'?)" in done.stderr
-    assert f"PYTHONPATH, or in the current folder {tmp_path}" in done.stderr
+    said = refused(main, *asked, "rewards={own_reward:color: 1}")
+    assert "(did you mean 'own_rewards'?)" in said
+    assert f"PYTHONPATH, or in the current folder {tmp_path}" in said
 
 
 @pytest.mark.parametrize(
@@ -178,10 +173,9 @@ def test_a_reward_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: py
 def test_an_invalid_file_is_named(tmp_path: Path, text: str, fault: str) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text(text)
-    done = typed(main, "run", "--dry-run", "--config", str(file))
-    assert done.returncode == 2
-    assert str(file) in done.stderr
-    assert fault.replace("FILE", str(file)) in done.stderr
+    said = refused(main, "run", "--dry-run", "--config", str(file))
+    assert str(file) in said
+    assert fault.replace("FILE", str(file)) in said
 
 
 def test_the_command_after_a_calibration_keeps_its_arguments(tmp_path: Path) -> None:
@@ -211,9 +205,7 @@ def test_the_command_after_a_calibration_keeps_its_arguments(tmp_path: Path) -> 
     ],
 )
 def test_a_calibration_refuses_limits_that_no_plan_meets(tmp_path: Path, words: list[str], fault: str) -> None:
-    done = typed(main, "calibrate", *words, "--output", str(tmp_path))
-    assert done.returncode == 2
-    assert fault in done.stderr
+    assert fault in refused(main, "calibrate", *words, "--output", str(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["rewards=clipscore", "rewards=[clipscore]", "rewards={clipscore: 1}"])
@@ -240,33 +232,27 @@ def test_invalid_settings_are_reported_before_loading(
     monkeypatch.setattr("solrl_trainer.commands.run.train", lambda *_, **__: pytest.fail("a training began"))
     folder = tmp_path / "run"
     extra = ["--dry-run"] if dry else []
-    done = typed(main, "run", "--preset", PRESET, "--output", str(folder), *sets(*settings), *extra)
-    assert done.returncode == 2
-    assert fault in done.stderr
+    assert fault in refused(main, "run", "--preset", PRESET, "--output", str(folder), *sets(*settings), *extra)
     assert not (folder / "config.json").exists()
 
 
 def test_a_folder_with_a_run_is_reported_first(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     for extra in ([], ["--dry-run"]):
-        done = typed(
+        said = refused(
             main, "run", "--preset", PRESET, "--output", str(tmp_path / "run"), *sets("prompts=nowhere"), *extra
         )
-        assert done.returncode == 2
-        assert f"solrl-train run --resume {tmp_path / 'run'}" in done.stderr
+        assert f"solrl-train run --resume {tmp_path / 'run'}" in said
 
 
 def test_a_dry_run_says_that_the_service_was_not_checked(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    done = typed(main, "run", "--dry-run", "--rollout-url", url, "--output", str(tmp_path / "run"))
-    assert done.returncode == 0, done.stderr
+    done = accepted(main, "run", "--dry-run", "--rollout-url", url, "--output", str(tmp_path / "run"))
     assert done.stderr == f"not checked: the service at {url} does not answer\n"
     assert not (tmp_path / "run").exists()
 
 
-def test_evaluation_rewards_that_do_not_fit_the_prompts_are_omitted_with_a_note(
-    own_prompts: Path, notes: list[str]
-) -> None:
+def test_evaluation_rewards_that_do_not_fit_are_omitted_with_a_note(own_prompts: Path, notes: list[str]) -> None:
     overrides = [f"prompts={own_prompts}", "explore.prompts=1"]
     config = resolve(PRESET, overrides=overrides).config
     assert config.evaluate.rewards == ("verifier", "verifier_graded", "judge")
@@ -274,22 +260,18 @@ def test_evaluation_rewards_that_do_not_fit_the_prompts_are_omitted_with_a_note(
     assert checked == config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"rewards": ()})})
     assert notes[0].startswith("held-out images are not scored with verifier: of prompt 'a green cross', expected")
     assert len(notes) == 3
-
-
-def test_metadata_of_another_prompt_set_does_not_fit_the_verifier(own_prompts: Path, notes: list[str]) -> None:
+    # Metadata of another set of prompts do not fit, either.
     (own_prompts / "test.txt").unlink()
     line = {"prompt": "a photo of a bench", "tag": "single_object", "include": [{"class": "bench", "count": 1}]}
     (own_prompts / "test_metadata.jsonl").write_text(json.dumps(line) + "\n")
-    config = resolve(PRESET, overrides=[f"prompts={own_prompts}", "explore.prompts=1"]).config
-    assert check_run(config, resume=False).evaluate.rewards == ()
+    assert check_run(resolve(PRESET, overrides=overrides).config, resume=False).evaluate.rewards == ()
 
 
 def test_a_trained_reward_that_does_not_fit_the_prompts_is_refused(own_prompts: Path) -> None:
     settings = [f"prompts={own_prompts}", "explore.prompts=1", "rewards={clipscore: 1, verifier: 0}"]
-    done = typed(main, "run", "--preset", PRESET, "--dry-run", *sets(*settings))
-    assert done.returncode == 2
-    assert "reward 'verifier' cannot be used with the train prompts" in done.stderr
-    assert "train_metadata.jsonl" in done.stderr
+    said = refused(main, "run", "--preset", PRESET, "--dry-run", *sets(*settings))
+    assert "reward 'verifier' cannot be used with the train prompts" in said
+    assert "train_metadata.jsonl" in said
 
 
 @pytest.fixture(scope="module")
@@ -297,12 +279,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two finished runs: one with two iterations, one with one iteration."""
     folder = tmp_path_factory.mktemp("runs")
     for name, iterations in (("whole", "2"), ("half", "1")):
-        done = typed(
+        accepted(
             main,
             *("run", "--preset", PRESET, "--run", "one", "--output", str(folder / name), "--iterations", iterations),
             *sets(*SMALL),
         )
-        assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -321,8 +302,7 @@ def state(folder: Path, version: int) -> bytes:
 def test_resuming_needs_only_the_folder(runs: Path, half: Path) -> None:
     """The settings come from the folder, even if it was moved; the base is not evaluated again."""
     base = (half / "base_evaluation.safetensors").stat().st_mtime_ns
-    done = typed(main, "run", "--resume", str(half), "--iterations", "2")
-    assert done.returncode == 0, done.stderr
+    done = accepted(main, "run", "--resume", str(half), "--iterations", "2")
     assert "evaluating held-out prompts (version 0)" not in done.stderr
     assert "evaluating held-out prompts (version 2)" in done.stderr
     assert (half / "base_evaluation.safetensors").stat().st_mtime_ns == base
@@ -336,25 +316,18 @@ def test_resuming_needs_only_the_folder(runs: Path, half: Path) -> None:
 
 def test_a_finished_runs_settings_start_another(half: Path, tmp_path: Path) -> None:
     asked = ("run", "--config", str(half / "settings.yaml"), "--run", "two", "--output", str(tmp_path / "two"))
-    done = typed(main, *asked, "--dry-run")
-    assert done.returncode == 0, done.stderr
-    given = yaml.safe_load(done.stdout)
+    given = yaml.safe_load(accepted(main, *asked, "--dry-run").stdout)
     again = resolve(DEFAULT_PRESET, files={"a.yaml": given}).config
     assert again == saved_settings(half).model_copy(update={"run": "two", "output": tmp_path / "two"})
 
 
-def test_a_dry_run_of_a_resumed_run_names_the_sources_of_its_settings(half: Path) -> None:
-    done = typed(main, "run", "--resume", str(half), "--dry-run", *sets("evaluate.seeds=3"))
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert f"lora.rank: 2  # {half / 'config.json'}" in lines
-    assert "evaluate.seeds: 3  # --set" in lines
-
-
 def test_changed_evaluation_settings_evaluate_the_base_again(half: Path) -> None:
-    done = typed(main, "run", "--resume", str(half), *sets("evaluate.seeds=2"))
-    assert done.returncode == 0, done.stderr
-    assert "evaluating held-out prompts (version 0)" in done.stderr
+    """A dry run names the sources of its settings."""
+    words = ("run", "--resume", str(half), *sets("evaluate.seeds=2"))
+    lines = accepted(main, *words, "--dry-run").stdout.splitlines()
+    assert f"lora.rank: 2  # {half / 'config.json'}" in lines
+    assert "evaluate.seeds: 2  # --set" in lines
+    assert "evaluating held-out prompts (version 0)" in accepted(main, *words).stderr
 
 
 def test_a_damaged_checkpoint_is_named_and_the_previous_one_can_be_resumed(runs: Path, tmp_path: Path) -> None:
@@ -362,23 +335,22 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_can_be_resumed(runs:
     shutil.copytree(runs / "whole", folder)
     damaged = folder / "checkpoints" / "000002" / "state.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
-    done = typed(main, "run", "--resume", str(folder))
-    assert done.returncode == 2
-    assert "000002 is damaged: state.safetensors" in done.stderr
-    assert "--checkpoint 1" in done.stderr
-    done = typed(main, "run", "--resume", str(folder), "--checkpoint", "1")
-    assert done.returncode == 0, done.stderr
+    said = refused(main, "run", "--resume", str(folder))
+    assert "000002 is damaged: state.safetensors" in said
+    assert "--checkpoint 1" in said
+    accepted(main, "run", "--resume", str(folder), "--checkpoint", "1")
     assert state(folder, 2) == state(runs / "whole", 2)
 
 
-def test_settings_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_settings_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     for path, why in ((tmp_path / "missing.yaml", "No such file"), (tmp_path, "Is a directory")):
         for command in ("run", "memory", "calibrate"):
-            done = typed(main, command, "--config", str(path))
-            assert done.returncode == 2
-            said = f"solrl-train: {path} cannot be read: {why}"
-            assert done.stderr.startswith(said)
-            assert done.stderr.endswith("expected a YAML file with settings\n")
+            said = refused(main, command, "--config", str(path))
+            assert said.startswith(f"solrl-train: {path} cannot be read: {why}")
+            assert said.endswith("expected a YAML file with settings\n")
+    for text, fault in (("{", "cannot be read as settings"), ('{"seed": "x"}', f"(from {tmp_path / 'config.json'})")):
+        (tmp_path / "config.json").write_text(text)
+        assert fault in refused(main, "run", "--resume", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -389,21 +361,13 @@ def test_settings_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         (["--resume", "HALF", "--output", "elsewhere"], "in its own folder"),
         (["--allow-change", "seed"], "got --allow-change without --resume"),
         (["--resume", "HALF", "--allow-change", "prompt"], "got --allow-change prompt (did you mean 'prompts'?)"),
-        (
-            ["--resume", "HALF", "--seed", "1"],
-            "seed: 42 → 1. Undo what is not meant, and allow the rest",
-        ),
-        (
-            ["--resume", "HALF", "--run", "another"],
-            "run: one → another. run cannot change: start a new run",
-        ),
+        (["--resume", "HALF", "--seed", "1"], "seed: 42 → 1. Undo what is not meant, and allow the rest"),
+        (["--resume", "HALF", "--run", "another"], "run: one → another. run cannot change: start a new run"),
     ],
 )
 def test_a_run_that_cannot_be_resumed_is_an_error(half: Path, arguments: list[str], fault: str) -> None:
     settings = (half / "config.json").read_text()
-    done = typed(main, "run", *(str(half) if word == "HALF" else word for word in arguments))
-    assert done.returncode == 2
-    assert fault in done.stderr
+    assert fault in refused(main, "run", *(str(half) if word == "HALF" else word for word in arguments))
     assert (half / "config.json").read_text() == settings
 
 
@@ -416,18 +380,9 @@ def test_a_run_is_started_if_there_is_none_to_resume(tmp_path: Path, monkeypatch
         raise RuntimeError("far enough")
 
     monkeypatch.setattr("solrl_trainer.commands.run.train", train)
-    done = typed(main, "run", "--preset", PRESET, "--resume", str(tmp_path / "new"))
-    assert "far enough" in done.stderr
+    assert "far enough" in typed(main, "run", "--preset", PRESET, "--resume", str(tmp_path / "new")).stderr
     assert began == [True]
     assert saved_settings(tmp_path / "new").output == tmp_path / "new"
-
-
-def test_unreadable_settings_are_reported_with_their_file(tmp_path: Path) -> None:
-    for text, fault in (("{", "cannot be read as settings"), ('{"seed": "x"}', f"(from {tmp_path / 'config.json'})")):
-        (tmp_path / "config.json").write_text(text)
-        done = typed(main, "run", "--resume", str(tmp_path))
-        assert done.returncode == 2
-        assert fault in done.stderr
 
 
 def test_an_evaluation_is_read_only_for_the_same_settings(tmp_path: Path) -> None:

@@ -89,21 +89,16 @@ def group(*scores: float, prompt: str = "p") -> CandidateGroup:
     return CandidateGroup(PromptItem(id=prompt, text="a red circle"), range(10, 10 + len(scores)), scores)
 
 
-def test_a_selection_has_seeds_and_scores_and_no_pruned_candidates() -> None:
+def test_a_selection_has_no_pruned_candidates_and_depends_on_seed_and_prompt() -> None:
     selection = select(group(0.1, math.nan, 0.5, 0.3, math.nan, 0.2), Explore(keep=2), 0)
     assert (selection.seeds, selection.scores) == ([12, 10], [0.5, 0.1])
     assert selection.samples is None
-
-
-def test_a_random_selection_depends_only_on_seed_and_prompt() -> None:
     settings = Explore(keep=4, candidates=24, selection="random")
     scores = [float(index) for index in range(24)]
     one = select(group(*scores), settings, 7).seeds
     assert select(group(*scores), settings, 7).seeds == one
     assert select(group(*scores), settings, 8).seeds != one
     assert select(group(*scores, prompt="q"), settings, 7).seeds != one
-
-
-def test_pruning_requires_a_selection_of_the_extremes() -> None:
+    # Pruning requires a selection of the extremes.
     with pytest.raises(ValueError, match="selection random needs all candidates"):
         Explore.model_validate({"prune": {"after": 3, "keep": 48}, "selection": "random"})

@@ -107,9 +107,7 @@ def test_a_service_that_refuses_more_gets_the_iterations(service: HostileService
     assert len(notes) == 1
 
 
-def test_settings_and_evaluations_that_cannot_be_told_end_neither_run_nor_reports(
-    service: HostileService, notes: list[str]
-) -> None:
+def test_what_cannot_be_told_ends_neither_run_nor_reports(service: HostileService, notes: list[str]) -> None:
     many = tiny_config(f"rewards=[{', '.join(f'reward{i}' for i in range(17))}]")
     with reporting(service, [ARRIVED, ARRIVED], notes, many) as reporter:
         reporter.evaluated(HeldOutRecord(0, 8, {"long" * 40: Estimate(mean=0.5, low=0.4, high=0.6)}))
@@ -119,14 +117,11 @@ def test_settings_and_evaluations_that_cannot_be_told_end_neither_run_nor_report
     assert len(notes) == 1
 
 
-def test_sixteen_rewards_and_their_sum_can_be_told() -> None:
+def test_sixteen_rewards_can_be_told_and_folders_by_their_names_alone(tmp_path: Path) -> None:
     names = [f"reward{i}" for i in range(16)]
     rewards = dict.fromkeys(["weighted sum", *names], Estimate(mean=0.5, low=0.4, high=0.6))
     assert isinstance(HeldOutRecord(1, 8, rewards).message(), HeldOut)
     assert len(run_settings(tiny_config(f"rewards=[{', '.join(names)}]")).trained) == 16
-
-
-def test_local_folders_are_told_by_their_names_alone(tmp_path: Path) -> None:
     for name in ("my-model", "my-prompts"):
         (tmp_path / name).mkdir()
     own = {"model": str(tmp_path / "my-model"), "prompts": str(tmp_path / "my-prompts"), "output": tmp_path / "runs"}

@@ -70,10 +70,7 @@ def test_a_run_reports_the_values_of_its_metrics(service: RunningService, told: 
     assert {"seconds:explore", "seconds:wait", "seconds:regenerate", "seconds:train", "seconds:push"} <= series.keys()
     (run,) = [one for one in service.client.get("/v1/status").json()["runs"] if one["run"] == told.run]
     assert (run["head"], run["last"]["planned"], run["last"]["version"]) == (2, 2, 2)
-
-
-def test_a_sample_shows_one_seed_in_both_precisions(service: RunningService, told: RunConfig) -> None:
-    samples = detail_of(service, told).samples
+    samples = detail.samples
     assert (samples.precision, samples.numerics) == ("nvfp4", "emulated")
     assert [pair.place for pair in samples.pairs] == ["best", "worst"] * 2
 
@@ -86,9 +83,7 @@ def test_a_sample_shows_one_seed_in_both_precisions(service: RunningService, tol
         assert 0.2 < np.abs(explored - regenerated).mean() < 60
 
 
-def test_a_service_that_refuses_reports_causes_one_note(
-    service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_reports_are_one_note(service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise ConnectionError("no page here")
 
@@ -133,9 +128,7 @@ def test_a_clip_s_thumbnail_plays_it_in_as_many_frames_as_fit(noise: float, fram
         assert made.info["timestamp"] + made.info["duration"] == pytest.approx(33 * FRAME_MS, abs=frames)
 
 
-def test_a_run_reports_its_held_out_curve_its_settings_and_its_last_samples(
-    service: RunningService, tmp_path: Path
-) -> None:
+def test_a_run_reports_its_curve_settings_and_last_samples(service: RunningService, tmp_path: Path) -> None:
     config, notes = go(service, tmp_path / "judged", "evaluate.every=1", "evaluate.seeds=2", "iterations=3")
     assert notes == []
     lines = [line for line in read_metrics(config.output / "metrics.jsonl") if line["event"] == "evaluation"]

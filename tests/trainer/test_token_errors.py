@@ -6,7 +6,7 @@ import pytest
 from hostile_service import Answer, hostile_service
 from security_helpers import Guarded, guarded_service
 from solrl_trainer.commands.cli import main
-from typed import typed
+from typed import refused, typed
 
 PLACES = "the token is taken from SOLRL_TOKEN, or from the file that SOLRL_TOKEN_PATH names"
 
@@ -30,10 +30,9 @@ def test_who_is_not_known_is_told_the_variable(guarded: Guarded, token: str | No
     given = {} if token is None else {"SOLRL_TOKEN": guarded.tokens.get(token, "solrl_guessed")}
     url = f"http://127.0.0.1:{guarded.service.port}"
     for words in (["runs", "list"], ["run", "--iterations", "1", "--dry-run"]):
-        done = typed(main, *words, "--rollout-url", url, **given)
-        assert done.returncode == 2
-        assert said in done.stderr
-        assert done.stderr.rstrip().endswith(PLACES)
+        message = refused(main, *words, "--rollout-url", url, **given)
+        assert said in message
+        assert message.rstrip().endswith(PLACES)
     done = typed(main, "doctor", "--rollout-url", url, COLUMNS="1000", **given)
     assert done.returncode == 1
     assert said in done.stdout

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from lora_helpers import own_copy
 from solrl_core.adapter import lora_b_key
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.sampling.generator import Generator
@@ -27,8 +28,7 @@ def trained(
     loaded: Backbone, config: RunConfig, iteration: int = 0, noise: int = 0
 ) -> tuple[dict[str, torch.Tensor], UpdateFigures]:
     """Current weights after one iteration of a new policy, and the logged figures."""
-    mine = copy.copy(loaded)
-    mine.transformer = copy.deepcopy(loaded.transformer)
+    mine = own_copy(loaded)
     policy, optimizer = make_policy(mine, config)
     samples = make_samples(mine)
     torch.manual_seed(noise)
@@ -46,12 +46,9 @@ def test_an_update_depends_only_on_seed_and_iteration(loaded: Backbone) -> None:
     assert not same(weights, other)
 
 
-def test_a_layer_without_a_gradient_is_refused_unless_its_family_names_it(
-    loaded: Backbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_without_a_gradient_is_refused_unless_named(loaded: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
     name, config = "transformer_blocks.0.attn1.to_q", tiny_config()
-    mine = copy.copy(loaded)
-    mine.transformer = copy.deepcopy(loaded.transformer)
+    mine = own_copy(loaded)
     policy, optimizer = make_policy(mine, config)
     layer = policy.layers[name]
     whole = layer.forward
@@ -184,7 +181,7 @@ def test_a_non_finite_gradient_stops_the_run_before_a_weight_changes(backbone: B
     assert same(policy.tensors(CURRENT), before)
 
 
-@pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
+@pytest.mark.parametrize("name", MINIATURES)
 def test_checkpointing_recomputes_blocks_and_changes_nothing_else(name: str) -> None:
     loaded = load_backbone(name)
     walked: list[bool] = []
@@ -273,8 +270,7 @@ def test_a_micro_batch_never_waits_for_the_gpu(device: str, name: str, recipe: s
 def test_a_reference_with_weight_zero_is_not_computed(backbone: Backbone) -> None:
     passes = {}
     for weight in ("0", "1e-4"):
-        mine = copy.copy(backbone)
-        mine.transformer = copy.deepcopy(backbone.transformer)
+        mine = own_copy(backbone)
         config = tiny_config(f"algorithm.kl_weight={weight}", "optimizer.updates=1")
         policy, optimizer = make_policy(mine, config)
         count: list[int] = []
@@ -284,14 +280,9 @@ def test_a_reference_with_weight_zero_is_not_computed(backbone: Backbone) -> Non
     assert passes["1e-4"] * 2 == passes["0"] * 3
 
 
-@pytest.mark.parametrize(("updates", "epochs"), [(1, 1), (2, 1)])
-def test_learning_rates_follow_warm_up_and_half_a_cosine(backbone: Backbone, updates: int, epochs: int) -> None:
-    words = (
-        f"optimizer.updates={updates}",
-        f"optimizer.epochs={epochs}",
-        "optimizer.learning_rate=0.01",
-        "iterations=6",
-    )
+@pytest.mark.parametrize("updates", [1, 2])
+def test_learning_rates_follow_warm_up_and_half_a_cosine(backbone: Backbone, updates: int) -> None:
+    words = (f"optimizer.updates={updates}", "optimizer.learning_rate=0.01", "iterations=6")
     config = tiny_config(*words, "optimizer.warmup_iterations=2", "optimizer.cosine_iterations=6")
     policy, optimizer = make_policy(backbone, config)
     samples, rates = make_samples(backbone), []
@@ -303,7 +294,5 @@ def test_learning_rates_follow_warm_up_and_half_a_cosine(backbone: Backbone, upd
 
 @pytest.mark.parametrize("words", [("iterations=7",), ("iterations=3", "optimizer.warmup_iterations=6")])
 def test_a_rate_that_would_be_zero_is_refused(words: tuple[str, ...]) -> None:
-    with pytest.raises(
-        ValueError, match=r"cosine_iterations is 6; expected at least 7, because the learning rate is 0"
-    ):
+    with pytest.raises(ValueError, match="cosine_iterations is 6; expected at least 7, because"):
         tiny_config(*words, "optimizer.cosine_iterations=6")

@@ -34,7 +34,7 @@ def test_a_fused_transformer_equals_diffusers_compiled_or_not(tiny: Tiny, prompt
     x = latents.requires_grad_()
     expected = velocity(backbone.transformer)
     (gradient,) = torch.autograd.grad(expected.square().sum(), x)
-    # test_kernels.py and test_z_image.py compile blocks of the other families.
+    # test_kernels.py and test_each_family.py compile blocks of the other families.
     compiled = tiny.name in ("qwen-image/base", "flux2-klein/base") and prompts is PROMPTS
     for compile_blocks in (False, True) if compiled else (False,):
         if compile_blocks:
@@ -47,9 +47,7 @@ def test_a_fused_transformer_equals_diffusers_compiled_or_not(tiny: Tiny, prompt
 
 
 @pytest.mark.parametrize("tiny", ["sana/mini"], indirect=True)
-def test_fused_sana_computes_a_prompt_s_text_once_for_all_its_candidates(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fused_sana_computes_a_text_once_for_all_its_candidates(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone = copy.copy(tiny.backbone)
     latents, at = initial_noise(range(3), backbone.latent_shape), torch.tensor([0.9, 0.5, 0.2])
     prompt, other = (backbone.encode([text]) for text in PROMPTS)

@@ -120,7 +120,7 @@ def comfyui_changes(file: dict[str, torch.Tensor], weights: set[str]) -> dict[st
 @LAYOUTS
 @FAMILIES
 @RATIOS
-def test_comfyui_makes_our_change(family: str, layout: Layout, rank: int, alpha: float) -> None:
+def test_comfyui_makes_our_change_and_we_read_it_back(family: str, layout: Layout, rank: int, alpha: float) -> None:
     adapters = [an_adapter(family, rank, alpha), an_adapter(family, rank + 1, 1.3, seed=1)]
     where = COMFYUI[family](0, 8) | COMFYUI[family](1, 8)
     assert where.keys() == set(adapters[0].modules)
@@ -135,6 +135,12 @@ def test_comfyui_makes_our_change(family: str, layout: Layout, rank: int, alpha:
     if family == "flux":
         assert one["single_blocks.0.linear1"].shape == (7 * 8, 8)
         assert not one["single_blocks.0.linear1"][3 * 8 :].any(), "the MLP's rows are not adapted"
+    read = from_layout(files[0], family)
+    assert len(read) == len(adapters[0].tensors)
+    for module in where:
+        a, b = read[f"{module}.lora_A.weight"], read[f"{module}.lora_B.weight"]
+        assert len(a) == rank
+        torch.testing.assert_close(b @ a, adapters[0].delta(module), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -148,9 +154,7 @@ def test_comfyui_makes_our_change(family: str, layout: Layout, rank: int, alpha:
     ],
 )
 @RATIOS
-def test_diffusers_reads_our_change(
-    family: str, pipeline: type, layouts: tuple[Layout, ...], rank: int, alpha: float
-) -> None:
+def test_diffusers_reads_it(family: str, pipeline: type, layouts: tuple[Layout, ...], rank: int, alpha: float) -> None:
     adapter = an_adapter(family, rank, alpha, wide=3072 if family == "flux" else 8)  # it knows only FLUX.1's width
     for layout in layouts:
         file = safetensors.torch.load(encode_in_layout(adapter, family, layout))
@@ -159,19 +163,6 @@ def test_diffusers_reads_our_change(
             up, down = (read.pop(f"transformer.{module}.lora_{part}.weight") for part in "BA")
             torch.testing.assert_close((up @ down)[:64], adapter.delta(module)[:64], rtol=1e-4, atol=1e-4)
         assert not any(tensor.any() for key, tensor in read.items() if "lora_B" in key), "nothing else changes"
-
-
-@LAYOUTS
-@FAMILIES
-@RATIOS
-def test_we_read_it_back(family: str, layout: Layout, rank: int, alpha: float) -> None:
-    adapter = an_adapter(family, rank, alpha)
-    read = from_layout(safetensors.torch.load(encode_in_layout(adapter, family, layout)), family)
-    assert len(read) == len(adapter.tensors)
-    for module in adapter.modules:
-        a, b = read[f"{module}.lora_A.weight"], read[f"{module}.lora_B.weight"]
-        assert len(a) == rank
-        torch.testing.assert_close(b @ a, adapter.delta(module), rtol=1e-5, atol=1e-5)
 
 
 @LAYOUTS
@@ -193,9 +184,7 @@ def test_heights_of_another_model_are_refused(rows: int) -> None:
 
 def test_what_has_no_name_is_refused() -> None:
     adapter = an_adapter("sd3", 2, 2.0)
-    with pytest.raises(
-        ValueError, match=r"comfyui has no names for the family sana; expected one of flux, .*diffusers"
-    ):
+    with pytest.raises(ValueError, match=r"comfyui has no names for the family sana; expected one of flux, "):
         encode_in_layout(adapter, "sana", "comfyui")
     with pytest.raises(ValueError, match=r"kohya has no name for transformer_blocks\.0\.attn\.add_k_proj of the fam"):
         encode_in_layout(adapter, "flux", "kohya")

@@ -19,8 +19,18 @@ DISTILLED = ("flux/dev", "flux/schnell", "flux2-klein/distilled")
 """Models without classifier-free guidance; FLUX.1-dev embeds the guidance instead."""
 
 
-def test_digests_cover_all_parts_of_an_image(tiny: Tiny) -> None:
+def test_prompts_encode_the_same_alone_and_together_and_digests_cover_all_parts(tiny: Tiny) -> None:
     assert set(tiny.backbone.parts) == {part for part, found in tiny.pipeline.components.items() if found is not None}
+    backbone = tiny.backbone
+    expected = {name: (2, *shape) for name, shape in ROWS[backbone.family].items()}
+    plain, guided = backbone.encode(PROMPTS), backbone.encode(PROMPTS, guidance=2.0)
+    assert {name: tuple(tensor.shape) for name, tensor in plain.items()} == expected
+    if tiny.name not in DISTILLED:
+        expected |= {f"negative_{name}": shape for name, shape in expected.items()}
+    assert {name: tuple(tensor.shape) for name, tensor in guided.items()} == expected
+    singly = stack([backbone.encode([prompt], guidance=2.0) for prompt in PROMPTS])
+    exact = backbone.family == "z-image"
+    assert all(difference(singly[name].float(), x.float()) <= (0 if exact else 1e-5) for name, x in guided.items())
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.5])
@@ -51,16 +61,3 @@ def test_sigmas_equal_the_pipelines(tiny: Tiny, steps: int) -> None:
         return
     by_diffusers(tiny, PROMPTS[:1], SEEDS[:1], steps, output_type="latent")
     assert sigmas == tiny.pipeline.scheduler.sigmas.tolist()
-
-
-def test_prompts_encode_the_same_alone_and_together(tiny: Tiny) -> None:
-    backbone = tiny.backbone
-    expected = {name: (2, *shape) for name, shape in ROWS[backbone.family].items()}
-    plain, guided = backbone.encode(PROMPTS), backbone.encode(PROMPTS, guidance=2.0)
-    assert {name: tuple(tensor.shape) for name, tensor in plain.items()} == expected
-    if tiny.name not in DISTILLED:
-        expected |= {f"negative_{name}": shape for name, shape in expected.items()}
-    assert {name: tuple(tensor.shape) for name, tensor in guided.items()} == expected
-    singly = stack([backbone.encode([prompt], guidance=2.0) for prompt in PROMPTS])
-    exact = backbone.family == "z-image"
-    assert all(difference(singly[name].float(), x.float()) <= (0 if exact else 1e-5) for name, x in guided.items())

@@ -49,6 +49,19 @@ class Published:
     adapters: int
 
 
+def wan(blocks: int) -> Published:
+    attention = (*within("attn1", ATTENTION), *within("attn2", ATTENTION))
+    return Published(
+        tiny="wan/2.1",
+        size=(480, 832, 33),
+        tokens=512,
+        quantised={within("blocks", (*attention, *within("ffn", FEED_FORWARD))): blocks},
+        shares=(1.0, 1.0),
+        adapted=attention,
+        adapters=blocks * 8,
+    )
+
+
 DOUBLE, SINGLE = "transformer_blocks", "single_transformer_blocks"
 PUBLISHED = {
     "flux": Published(
@@ -119,32 +132,8 @@ PUBLISHED = {
         adapted=(*within("attn", JOINT), "attn.to_qkv_mlp_proj", "linear_in", "linear_out"),
         adapters=5 * 12 + 20,
     ),
-    "wan": Published(
-        tiny="wan/2.1",
-        size=(480, 832, 33),
-        tokens=512,
-        quantised={
-            within(
-                "blocks", (*within("attn1", ATTENTION), *within("attn2", ATTENTION), *within("ffn", FEED_FORWARD))
-            ): 30
-        },
-        shares=(1.0, 1.0),
-        adapted=(*within("attn1", ATTENTION), *within("attn2", ATTENTION)),
-        adapters=30 * 8,
-    ),
-    "wan-14b": Published(
-        tiny="wan/2.1",
-        size=(480, 832, 33),
-        tokens=512,
-        quantised={
-            within(
-                "blocks", (*within("attn1", ATTENTION), *within("attn2", ATTENTION), *within("ffn", FEED_FORWARD))
-            ): 40
-        },
-        shares=(1.0, 1.0),
-        adapted=(*within("attn1", ATTENTION), *within("attn2", ATTENTION)),
-        adapters=40 * 8,
-    ),
+    "wan": wan(30),
+    "wan-14b": wan(40),
     "z-image": Published(
         tiny="z-image/static",
         size=512,

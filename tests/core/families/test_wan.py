@@ -37,13 +37,9 @@ def test_clips_and_images_of_wan_2_2_equal_the_pipelines(frames: int, shape: tup
 
 
 @variants("wan")
-def test_latents_equal_the_pipelines(tiny: Tiny) -> None:
+def test_latents_equal_the_pipelines_and_threads_decode_at_once(tiny: Tiny) -> None:
     made = tiny.generator.generate(PROMPTS, SEEDS, steps=4, guidance=5.0, decode=False)
     assert difference(made.latents, by_diffusers(tiny, PROMPTS, SEEDS, 4, 5.0, "latent")) <= 1e-5
-
-
-@variants("wan")
-def test_threads_decode_at_once(tiny: Tiny) -> None:
     latents = initial_noise(range(4), tiny.backbone.latent_shape)
     expected = tiny.backbone.decode(latents)
     with ThreadPoolExecutor(4) as pool:
@@ -65,13 +61,8 @@ def test_prompts_are_cleaned_as_the_pipeline_cleans_them(tiny: Tiny) -> None:
 
 @pytest.mark.parametrize("frames", [4, 6])
 def test_numbers_of_frames_between_latents_are_refused(frames: int, tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=f"got clips of {frames} frames; .* needs 1 more than a multiple of 4, such as 33"
-    ):
+    with pytest.raises(ValueError, match=f"got clips of {frames} frames; .* needs 1 more than a multiple of 4"):
         load_backbone(str(write_wan(tmp_path / "wan")), size=ImageSize(frames=frames))
-
-
-def test_a_model_of_images_makes_no_clips() -> None:
     with pytest.raises(ValueError, match="got clips of 5 frames; mini-sana makes images: omit frames"):
         load_backbone("mini-sana", size=ImageSize(frames=5))
 
@@ -81,9 +72,7 @@ def test_a_model_of_two_transformers_is_refused(tmp_path: Path) -> None:
     pipeline.register_modules(transformer_2=pipeline.transformer)
     pipeline.save_pretrained(tmp_path / "two")
     assert json.loads((tmp_path / "two" / "model_index.json").read_text())["transformer_2"][0] == "diffusers"
-    with pytest.raises(
-        ValueError, match="two has two transformers, for high and for low noise; expected a Wan with one"
-    ):
+    with pytest.raises(ValueError, match=r"two has two transformers, .*; expected a Wan with one"):
         load_backbone(str(tmp_path / "two"))
 
 
@@ -133,13 +122,8 @@ def test_first_frames_have_their_noise_in_stochastic_steps_pruned_or_not(longer:
 
 @pytest.mark.parametrize("frames", [1, 4, 13])
 def test_clips_are_cut_between_latents(longer: PipelineBackbone, frames: int) -> None:
-    with pytest.raises(
-        ValueError, match=f"got candidates of {frames} frames of .*; expected 1 more than a multiple of 4"
-    ):
+    with pytest.raises(ValueError, match=f"got candidates of {frames} frames of .*; expected 1 more"):
         longer.check_frames(frames)
-
-
-def test_images_are_not_cut() -> None:
     with pytest.raises(ValueError, match="got candidates of 5 frames of mini-sana; expected null"):
         load_backbone("mini-sana").check_frames(5)
 

@@ -13,6 +13,7 @@ from solrl_core.rewards.reward import PlainDefaults, check_reward
 
 HERE = PlainDefaults(torch.device("cpu"))
 TEXTS, METADATA = ["one", "two"], [{"n": 1}, {"n": 2}]
+BRIGHT = f"{__name__}:brightness"
 seen: list[tuple[torch.Size, list[str], list[int]]] = []
 
 
@@ -53,9 +54,8 @@ def test_frames_are_evenly_spaced(count: int, frames: int, at: list[int]) -> Non
 )
 def test_a_reward_of_images_scores_some_frames(options: dict[str, Any], expected: float) -> None:
     seen.clear()
-    name = f"{__name__}:brightness"
-    rewards = RewardSet.load([name], HERE, {name: options})
-    found = rewards.score([name], clips(33), TEXTS, METADATA)[name]
+    rewards = RewardSet.load([BRIGHT], HERE, {BRIGHT: options})
+    found = rewards.score([BRIGHT], clips(33), TEXTS, METADATA)[BRIGHT]
     assert found.tolist() == pytest.approx([expected, expected + 0.5])
     each = options.get("frames", 8)
     assert seen == [((2 * each, 3, 4, 6), ["one"] * each + ["two"] * each, [1] * each + [2] * each)]
@@ -63,9 +63,9 @@ def test_a_reward_of_images_scores_some_frames(options: dict[str, Any], expected
 
 def test_images_are_scored_as_ever() -> None:
     seen.clear()
-    name, images = f"{__name__}:brightness", clips(33)[:, 7]
-    plain, ruled = (RewardSet.load([name], HERE, {name: options}) for options in ({}, {"over_frames": "worst"}))
-    assert torch.equal(*(one.score([name], images, TEXTS, METADATA)[name] for one in (plain, ruled)))
+    images = clips(33)[:, 7]
+    plain, ruled = (RewardSet.load([BRIGHT], HERE, {BRIGHT: options}) for options in ({}, {"over_frames": "worst"}))
+    assert torch.equal(*(one.score([BRIGHT], images, TEXTS, METADATA)[BRIGHT] for one in (plain, ruled)))
     assert seen == [((2, 3, 4, 6), TEXTS, [1, 2])] * 2
 
 
@@ -75,21 +75,16 @@ def test_a_reward_of_clips_gets_them_whole_and_its_own_options() -> None:
     assert rewards.score([name], clips(5), TEXTS, METADATA)[name].tolist() == pytest.approx([3 * 0.04, 3 * 0.54])
 
 
-def test_another_rule_is_another_digest() -> None:
-    name = f"{__name__}:brightness"
+def test_another_rule_is_another_digest_and_goes_with_its_reward() -> None:
     options: list[dict[str, Any]] = [{}, {"frames": 8}, {"frames": 4}, {"over_frames": "worst"}]
-    digests = [RewardSet.load([name], HERE, {name: one}).digests()[f"reward:{name}"] for one in options]
+    digests = [RewardSet.load([BRIGHT], HERE, {BRIGHT: one}).digests()[f"reward:{BRIGHT}"] for one in options]
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
-
-
-def test_a_rule_goes_with_its_reward() -> None:
-    name = f"{__name__}:brightness"
-    rewards = RewardSet.load([name], HERE, {name: {"over_frames": "worst", "frames": 33}})
-    for some in (rewards.only([name]), rewards.joined({"other": brightness})):
-        assert some.score([name], clips(33), TEXTS, METADATA)[name].tolist() == pytest.approx([0.0, 0.5])
-    replaced = rewards.joined({name: brightness})
-    assert replaced.score([name], clips(33), TEXTS, METADATA)[name].tolist() == pytest.approx([0.16, 0.66])
+    rewards = RewardSet.load([BRIGHT], HERE, {BRIGHT: {"over_frames": "worst", "frames": 33}})
+    for some in (rewards.only([BRIGHT]), rewards.joined({"other": brightness})):
+        assert some.score([BRIGHT], clips(33), TEXTS, METADATA)[BRIGHT].tolist() == pytest.approx([0.0, 0.5])
+    replaced = rewards.joined({BRIGHT: brightness})
+    assert replaced.score([BRIGHT], clips(33), TEXTS, METADATA)[BRIGHT].tolist() == pytest.approx([0.16, 0.66])
 
 
 @pytest.mark.parametrize(
@@ -102,7 +97,7 @@ def test_a_rule_goes_with_its_reward() -> None:
 )
 def test_other_rules_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_reward(f"{__name__}:brightness", options)
+        check_reward(BRIGHT, options)
 
 
 def test_a_frame_that_fails_is_named_with_its_prompt() -> None:

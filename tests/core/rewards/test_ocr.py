@@ -15,13 +15,7 @@ needs_engine = pytest.mark.skipif(find_spec("rapidocr") is None, reason="the ext
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "distance"),
-    [
-        ("", "", 0),
-        ("abc", "", 3),
-        ("kitten", "sitting", 3),
-        ("ab", "ba", 2),
-    ],
+    ("one", "other", "distance"), [("", "", 0), ("abc", "", 3), ("kitten", "sitting", 3), ("ab", "ba", 2)]
 )
 def test_edit_distances(one: str, other: str, distance: int) -> None:
     assert edit_distance(one, other) == edit_distance(other, one) == distance
@@ -65,41 +59,28 @@ def test_closeness(read: str, wanted: str, score: float) -> None:
         ('a 6" by 8" sign that says "24"', {}, "24"),
         ('the dog\'s bowl says "Rex"', {}, "Rex"),
         ('a sign that says "Room 6" and "Exit"', {}, "Room 6"),
+        ('"a 6" pipe"', {"text": "24"}, "24"),
     ],
 )
 def test_the_text_is_of_the_metadata_or_quoted(prompt: str, metadata: dict[str, Any], text: str) -> None:
     assert wanted_text(prompt, metadata) == text
+    assert prompt_fault(REWARDS.find("ocr"), prompt, metadata) is None
+
+
+SILENT = ("a sign", 'a " sign', '""', '" "', '"\u200b"', 'a 6" ruler', 'a 6" and an 8" ruler', "a sign 'OPEN'")
+INCHES = ('"a 6" pipe"', 'a sign "24" and a 6" ruler')
 
 
 @pytest.mark.parametrize(
-    "prompt",
+    ("prompt", "metadata", "said"),
     [
-        "a sign",
-        'a " sign',
-        '""',
-        '" "',
-        '"\u200b"',
-        'a 6" ruler',
-        'a 6" and an 8" ruler',
-        "a sign 'OPEN'",
+        *[(prompt, {"tag": "sign"}, "no text to render; expected one in double quotation marks") for prompt in SILENT],
+        *[(prompt, {}, "is of inches; expected pairs of marks") for prompt in INCHES],
+        *[('"A"', {"text": text}, "expected the text that the image shows") for text in ("", " ", "\u200b", 3, ["a"])],
     ],
 )
-def test_a_prompt_without_text_is_refused(prompt: str) -> None:
-    fault = prompt_fault(REWARDS.find("ocr"), prompt, {"tag": "sign"})
-    assert "no text to render; expected one in double quotation marks" in fault
-
-
-@pytest.mark.parametrize("prompt", ['"a 6" pipe"', 'a sign "24" and a 6" ruler'])
-def test_a_mark_that_may_be_of_inches_is_refused(prompt: str) -> None:
-    fault = prompt_fault(REWARDS.find("ocr"), prompt, {})
-    assert "is of inches; expected pairs of marks" in fault
-    assert prompt_fault(REWARDS.find("ocr"), prompt, {"text": "24"}) is None
-
-
-@pytest.mark.parametrize("text", ["", " ", "\u200b", 3, ["a"]])
-def test_a_text_of_the_metadata_that_is_none_is_refused(text: Any) -> None:
-    fault = prompt_fault(REWARDS.find("ocr"), 'a "sign"', {"text": text})
-    assert "expected the text that the image shows" in fault
+def test_a_prompt_without_text_is_refused(prompt: str, metadata: dict[str, Any], said: str) -> None:
+    assert said in prompt_fault(REWARDS.find("ocr"), prompt, metadata)
 
 
 def test_without_its_packages_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,17 +114,13 @@ def test_drawn_text_is_read() -> None:
 
 
 @needs_engine
-def test_a_line_is_read_whole() -> None:
+def test_a_line_is_read_whole_and_the_digest_is_of_engine_and_score(monkeypatch: pytest.MonkeyPatch) -> None:
     reward = Ocr(line=True)
     images = torch.stack([drawn(text, "red") for text in ("K7", "Open Now", "24", "")])[:, :, 20:80]
     prompts = ['"K7"', 'a sign that says "open now"', '"24"', '"x"']
     assert reward(images, prompts, [{}] * 4).tolist() == [1, 1, 1, 0]
     assert reward(images[:0], [], []).shape == (0,)
     assert reward.digest != Ocr().digest
-
-
-@needs_engine
-def test_the_digest_is_of_engine_and_score(monkeypatch: pytest.MonkeyPatch) -> None:
     digests = {Ocr().digest}
     monkeypatch.setattr("solrl_core.rewards.ocr.version", lambda name: "0")
     digests.add(Ocr().digest)

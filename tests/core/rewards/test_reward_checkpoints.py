@@ -42,10 +42,7 @@ MISFITS: dict[Any, tuple[str, dict[str, Any], list[tuple[Callable[[Tensors], Any
         [
             (lambda t: t.pop("visual.transformer.resblocks.1.attn.in_proj_bias"), "missing: .*blocks.1.attn.in_proj_b"),
             (lambda t: t.update(strange=torch.zeros(1)), "unexpected: strange"),
-            (
-                lambda t: cut(t, "visual.ln_pre.weight"),
-                r"wrong shapes: visual.ln_pre.weight \[15\] \(expected \[16\]\)",
-            ),
+            (lambda t: cut(t, "visual.ln_pre.weight"), r"shapes: visual.ln_pre.weight \[15\] \(expected \[16\]\)"),
             (lambda t: t.update({"positional_embedding": torch.zeros(3)}), "expected 2 axes"),
             (lambda t: t.clear(), "no 'visual.conv1.weight' among its 0"),
         ],
@@ -76,9 +73,7 @@ MISFITS: dict[Any, tuple[str, dict[str, Any], list[tuple[Callable[[Tensors], Any
 @pytest.mark.parametrize(
     ("kind", "change", "said"), [(kind, *one) for kind, (_, _, changes) in MISFITS.items() for one in changes]
 )
-def test_a_checkpoint_that_does_not_fit_is_refused(
-    tmp_path: Path, kind: Any, change: Callable[[Tensors], Any], said: str
-) -> None:
+def test_a_misfit_is_refused(tmp_path: Path, kind: Any, change: Callable[[Tensors], Any], said: str) -> None:
     expected, options, _ = MISFITS[kind]
     with pytest.raises(ValueError, match=rf"(?s){said}.*expected {expected}"):
         kind(**rewritten(tmp_path, options, change))
@@ -97,16 +92,13 @@ def test_hpsv3_needs_the_tokenizer_of_its_model(tmp_path: Path) -> None:
         HpsV3(**{**HPSV3, "processor": str(folder)})
 
 
-def test_names_without_blip_are_accepted_and_unused_projections_ignored(tmp_path: Path) -> None:
+def test_names_without_blip_are_accepted_unused_projections_ignored_and_safetensors_the_same(tmp_path: Path) -> None:
     def change(tensors: Tensors) -> None:
         assert "blip.vision_proj.weight" in tensors
         for name in list(tensors):
             tensors[name.removeprefix("blip.")] = tensors.pop(name)
 
     assert ImageReward(**rewritten(tmp_path, IMAGEREWARD, change)).digest == ImageReward(**IMAGEREWARD).digest
-
-
-def test_a_checkpoint_in_safetensors_is_the_same(tmp_path: Path) -> None:
     tensors = torch.load(HPSV2["checkpoint"], weights_only=True)["state_dict"]
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "hps.safetensors")
     assert HpsV2(**{**HPSV2, "checkpoint": str(tmp_path / "hps.safetensors")}).digest == HpsV2(**HPSV2).digest
@@ -147,7 +139,7 @@ def test_a_torch_file_without_weights_is_refused(tmp_path: Path, content: Any) -
         HpsV2(**{**HPSV2, "checkpoint": str(tmp_path / "other.pt")})
 
 
-def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"not a file; expected a \.pt or"):
         HpsV2(**{**HPSV2, "checkpoint": str(tmp_path / "none.pt")})
     with pytest.raises(OSError, match=r"med_config\.json next to the checkpoint"):
@@ -157,6 +149,8 @@ def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     for kind in (ClipScore, PickScore, HpsV2, ImageReward):
         with pytest.raises(OSError, match="none"):
             kind(str(tmp_path / "none"))
+    with pytest.raises(ValueError, match="ImageRewardModel"):
+        ImageReward(CLIP)
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", "not json", '{"num_attention_heads": null}'])
@@ -197,11 +191,6 @@ def test_a_clip_folder_without_all_its_weights_is_refused(tmp_path: Path, kind: 
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"lacks weights of CLIPModel: .*post_layernorm|does not fit its own config"):
         kind(str(folder))
-
-
-def test_a_folder_of_another_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="ImageRewardModel"):
-        ImageReward(CLIP)
 
 
 def test_a_checkpoint_of_true_sizes_needs_no_option(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rewards: the registry, and what RewardSet gives and refuses."""
+"""Rewards: the registry, what RewardSet gives and refuses, and what a reward demands of prompts."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,9 @@ from solrl_core.errors import RewardError
 from solrl_core.families import Backbone
 from solrl_core.rewards import Reward, RewardSet, load_reward
 from solrl_core.rewards.clipscore import ClipScore
-from solrl_core.rewards.reward import REWARDS, weighted_sum
+from solrl_core.rewards.hpsv3 import HpsV3
+from solrl_core.rewards.ocr import Ocr
+from solrl_core.rewards.reward import REWARDS, checks_prompts, first_fault, prompt_fault, weighted_sum
 from solrl_minis.verifier import verifier_graded_reward, verifier_reward
 
 
@@ -45,12 +47,14 @@ def scored(**rewards: Reward) -> dict[str, torch.Tensor]:
     return RewardSet(rewards).score(list(rewards), IMAGES, TEXTS, [{}] * 3)
 
 
-def test_scores_come_by_name_as_float32() -> None:
+def test_scores_come_by_name_and_the_weighted_sum_covers_those_named() -> None:
     found = scored(a=giving(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)), b=giving(lambda x: x.mean((1, 2, 3))))
     assert list(found) == ["a", "b"]
     assert all(values.dtype == torch.float32 for values in found.values())
     assert found["a"].tolist() == [1, 2, 3]
     assert torch.allclose(found["b"], IMAGES.mean((1, 2, 3)))
+    scores = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([10.0, 20.0]), "c": torch.full((2,), 99.0)}
+    assert weighted_sum(scores, {"a": 2.0, "b": -0.5}).tolist() == [-3.0, -6.0]
 
 
 @pytest.mark.parametrize("shape", [(2,), (3, 1), ()])
@@ -64,9 +68,7 @@ def test_a_failing_reward_is_named_with_its_error(caplog: pytest.LogCaptureFixtu
         raise ZeroDivisionError("no such luck")
 
     where = rf"\(test_reward_set.py:{fails.__code__.co_firstlineno + 1}\)"
-    with pytest.raises(
-        RewardError, match=rf"'b' failed on image 0 of prompt 'one': ZeroDivisionError: no such luck {where}"
-    ):
+    with pytest.raises(RewardError, match=rf"'b' failed on image 0 of .*'one': ZeroDivisionError: .* luck {where}"):
         scored(a=giving(torch.zeros(3)), b=giving(fails))
     (record,) = caplog.records
     assert "Traceback" in caplog.text
@@ -92,14 +94,16 @@ def raising(error: BaseException) -> Reward:
     return giving(fails)
 
 
-def test_ctrl_c_is_the_main_threads_only() -> None:
+def test_ctrl_c_is_the_main_threads_only_and_running_out_of_memory_no_reward_error() -> None:
     with pytest.raises(KeyboardInterrupt):
         scored(b=raising(KeyboardInterrupt()))
     with ThreadPoolExecutor(1) as other, pytest.raises(RewardError, match=r"'b' failed .*KeyboardInterrupt"):
         other.submit(scored, b=raising(KeyboardInterrupt())).result()
+    with pytest.raises(torch.OutOfMemoryError):
+        scored(b=raising(torch.OutOfMemoryError("too many")))
 
 
-def test_the_image_that_a_reward_fails_on_is_named() -> None:
+def test_the_image_or_the_batch_that_a_reward_fails_on_is_named() -> None:
     def fails(images: torch.Tensor) -> torch.Tensor:
         if bool((images == IMAGES[1]).flatten(1).all(1).any()):
             raise ZeroDivisionError("no such luck")
@@ -108,23 +112,13 @@ def test_the_image_that_a_reward_fails_on_is_named() -> None:
     with pytest.raises(RuntimeError, match="'b' failed on image 1 of prompt 'two': ZeroDivisionError: no such luck"):
         scored(b=giving(fails))
 
-
-def test_a_reward_that_fails_only_on_a_batch_reports_its_size() -> None:
-    def fails(images: torch.Tensor) -> torch.Tensor:
+    def too_many(images: torch.Tensor) -> torch.Tensor:
         if len(images) > 2:
             raise MemoryError("too many")
         return torch.zeros(len(images))
 
     with pytest.raises(RuntimeError, match="'b' failed on 3 images: MemoryError: too many"):
-        scored(b=giving(fails))
-
-
-def test_running_out_of_memory_is_not_a_reward_error() -> None:
-    def fails(images: torch.Tensor) -> torch.Tensor:
-        raise torch.OutOfMemoryError("too many")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        scored(b=giving(fails))
+        scored(b=giving(too_many))
 
 
 def test_each_reward_is_loaded_once_and_digested(backbone: Backbone, clipscore: ClipScore) -> None:
@@ -186,11 +180,6 @@ def test_invalid_options_name_the_reward(
         load_reward("pickscore", backbone)
 
 
-def test_the_weighted_sum_covers_only_the_named_scores() -> None:
-    scores = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([10.0, 20.0]), "c": torch.full((2,), 99.0)}
-    assert weighted_sum(scores, {"a": 2.0, "b": -0.5}).tolist() == [-3.0, -6.0]
-
-
 def test_options_override_the_models_and_must_be_known(backbone: Backbone) -> None:
     with pytest.raises(OSError, match=r"'clipscore'.*/nowhere"):
         RewardSet.load(["clipscore"], backbone, {"clipscore": {"model": "/nowhere"}})
@@ -205,3 +194,39 @@ def test_options_override_the_models_and_must_be_known(backbone: Backbone) -> No
 @pytest.mark.parametrize(("stated", "found"), [(30.0, 30.0), (float("inf"), 86_400.0), (0, None), (None, None)])
 def test_a_reward_s_time_for_an_answer_is_bounded_and_may_be_none(stated: float | None, found: float | None) -> None:
     assert RewardSet({"a": Mock(max_latency_s=stated)}).max_latency_s("a") == found
+
+
+def needs_place(text: str, metadata: Mapping[str, Any]) -> None:
+    if metadata["place"] not in text:
+        raise ValueError(f"it lacks {metadata['place']!r}")
+
+
+@checks_prompts(needs_place)
+def function(images: Any, prompts: Any, metadata: Any) -> Any:
+    return images
+
+
+@checks_prompts(needs_place)
+class Constructed:
+    def __call__(self, images: Any, prompts: Any, metadata: Any) -> Any:
+        return images
+
+
+@pytest.mark.parametrize("reward", [function, Constructed, Constructed()], ids=["function", "class", "instance"])
+def test_text_and_metadata_are_checked(reward: Any) -> None:
+    assert prompt_fault(reward, "a house by the sea", {"place": "sea"}) is None
+    assert prompt_fault(reward, "a house", {"place": "sea"}) == "it lacks 'sea'"
+    fault = prompt_fault(reward, "a house", {})
+    assert fault.startswith("its check fails: KeyError: 'place' (test_reward_set.py:")
+    prompts = [("the sea", {"place": "sea"}), ("a house", {"place": "sea"})]
+    assert first_fault(reward, prompts) == "of prompt 'a house', it lacks 'sea'"
+    assert first_fault(reward, prompts[:1]) is None
+
+
+def test_loaded_and_built_in_rewards_are_checked() -> None:
+    loaded = RewardSet({"a": Constructed(), "b": lambda images, prompts, metadata: images})
+    assert loaded.first_fault("a", [("a house", {"place": "sea"})]) == "of prompt 'a house', it lacks 'sea'"
+    assert loaded.first_fault("b", [("a house", {})]) is None
+    assert "no text to render" in (prompt_fault(Ocr, "a sign", {}) or "")
+    assert "<|image_pad|>" in (prompt_fault(HpsV3, "a <|image_pad|>", {}) or "")
+    assert prompt_fault(HpsV3, "a fox", {}) is None

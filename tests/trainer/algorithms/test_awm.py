@@ -120,16 +120,9 @@ def test_only_the_higher_noise_levels_are_trained() -> None:
         HighNoise(0.1, initial=False).sigmas(samples, schedule)
 
 
-def test_an_update_trains_each_sample_at_its_share_of_these_levels(
-    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = (
-        "algorithm.name=awm",
-        "regenerate.steps=5",
-        "algorithm.noise_range=0.8",
-        "algorithm.initial_noise=false",
-    )
-    config = tiny_config(*settings, "algorithm.timestep_fraction=1", "optimizer.updates=1")
+def test_an_update_trains_each_sample_at_these_levels(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ("algorithm.name=awm", "regenerate.steps=5", "algorithm.noise_range=0.8", "optimizer.updates=1")
+    config = tiny_config(*settings, "algorithm.initial_noise=false", "algorithm.timestep_fraction=1")
     seen: list[ForwardBatch] = []
     compute = Awm.loss
 

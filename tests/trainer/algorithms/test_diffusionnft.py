@@ -67,8 +67,7 @@ def test_advantages_are_centred_per_group_and_scaled_over_all() -> None:
     found = group_advantages(rewards, global_std=False)
     assert np.allclose(found, [[s * d / (g + 1e-4) for s in (-1, 1)] for d, g in zip((1, 5), groups, strict=True)])
 
-
-def test_equal_rewards_give_no_advantage() -> None:
+    # Equal rewards give none.
     for global_std in (True, False):
         assert torch.equal(group_advantages(torch.full((2, 4), 0.3), global_std=global_std), torch.zeros(2, 4))
 
@@ -83,11 +82,15 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", get_args(AdvantageMode))
-def test_advantages_are_trained_by_mode(mode: AdvantageMode) -> None:
+def test_advantages_are_trained_by_mode_and_used_by_the_loss(mode: AdvantageMode) -> None:
     found = trained_advantages(torch.tensor(MODES["all"]), mode)
     assert found.tolist() == MODES[mode]
     assert found.dtype == torch.float32
     assert trained_advantages(torch.tensor([float("nan")]), mode).isnan().all()
+    values = batch((5, 8)) | {"advantages": torch.tensor(MODES["all"], dtype=torch.float64)}
+    found, _ = through_the_algorithm(values, advantage_mode=mode)
+    assert found == float(loss(values | {"advantages": torch.tensor(MODES[mode], dtype=torch.float64)}))
+    assert (found == float(loss(values))) == (mode == "all")
 
 
 def through_the_algorithm(values: dict[str, torch.Tensor], **settings: Any) -> tuple[float, dict[str, float]]:
@@ -96,14 +99,6 @@ def through_the_algorithm(values: dict[str, torch.Tensor], **settings: Any) -> t
     velocity = Velocities(values["v"], {"old": values["v_old"], "reference": values["v_ref"]})
     found = DiffusionNft(DiffusionNftSettings(**settings)).loss(batch, velocity)
     return float(found.value.detach()), {name: float(figure) for name, figure in found.figures.items()}
-
-
-@pytest.mark.parametrize("mode", get_args(AdvantageMode))
-def test_the_loss_uses_the_advantages_of_the_mode(mode: AdvantageMode) -> None:
-    values = batch((5, 8)) | {"advantages": torch.tensor(MODES["all"], dtype=torch.float64)}
-    found, _ = through_the_algorithm(values, advantage_mode=mode)
-    assert found == float(loss(values | {"advantages": torch.tensor(MODES[mode], dtype=torch.float64)}))
-    assert (found == float(loss(values))) == (mode == "all")
 
 
 def test_its_figures_are_distances_and_the_share_of_clipped_advantages() -> None:

@@ -64,14 +64,9 @@ def test_a_nan_makes_the_loss_nan(name: str) -> None:
 def test_the_best_are_paired_with_the_worst_of_their_prompt() -> None:
     advantages = torch.tensor([0.5, -1.0, 2.0, 0.0, *(3.0, 1.0, 2.0, -4.0)])
     assert best_with_worst(advantages, 4).tolist() == [[2, 1], [0, 3], [4, 7], [6, 5]]
-
-
-def test_the_middle_sample_of_an_odd_number_is_left_out() -> None:
+    # The middle sample of an odd number is left out.
     assert best_with_worst(torch.tensor([0.5, -1.0, 2.0, 0.0, 0.1]), 5).tolist() == [[2, 1], [0, 3]]
-
-
-def test_equal_samples_are_paired_in_their_order() -> None:
-    """With many equal values, an unstable sort would order them differently."""
+    # Equal samples are paired in their order; with many equal values, an unstable sort would order them differently.
     pairs = best_with_worst(torch.zeros(2 * 40), 40).tolist()
     assert pairs == [[40 * prompt + k, 40 * prompt + 39 - k] for prompt in range(2) for k in range(20)]
 

@@ -40,23 +40,14 @@ def of_the_formula() -> np.ndarray[Any, Any]:
     return np.asarray((combined - np.mean(combined)) / (np.std(combined) + 1e-4))
 
 
-def test_advantages_are_those_of_the_formula() -> None:
+def test_advantages_are_those_of_the_formula_and_equal_sums_still_teach() -> None:
     np.testing.assert_allclose(found(REWARDS).numpy(), of_the_formula(), rtol=1e-4, atol=1e-6)
-
-
-def test_scales_do_not_count_and_weights_do() -> None:
     rescaled = REWARDS | {"large": 1e-2 * REWARDS["large"] - 7}
     torch.testing.assert_close(found(rescaled), found(REWARDS), rtol=5e-3, atol=1e-3)
     only = found(REWARDS, {"small": 1.0, "large": 1e-6})
     torch.testing.assert_close(only[0], found(REWARDS | {"large": torch.zeros(3, 4)})[0], rtol=1e-3, atol=1e-4)
-
-
-def test_a_group_that_arrives_alone_has_the_same_values() -> None:
     first = aggregated(SETTINGS, SUM[:1], {name: values[:1] for name, values in REWARDS.items()}, WEIGHTS)
     assert torch.equal(first, aggregated(SETTINGS, SUM, REWARDS, WEIGHTS)[:1])
-
-
-def test_rewards_whose_sums_are_equal_still_teach() -> None:
     apart = {"small": torch.tensor([[0.0, 1, 2, 3]]), "large": torch.tensor([[6.0, 4, 2, 0]])}
     assert not advantages_of(DiffusionNft(DiffusionNftSettings()), apart["small"] + 0.5 * apart["large"]).any()
     assert found(apart, {"small": 1.0, "large": 0.5})[0, 0] < 0

@@ -63,15 +63,12 @@ def test_no_algorithm_has_an_advantage_for_equal_images(name: str, global_std: b
         assert (trained_advantages(alone, mode) == 0).all()
 
 
-def test_an_algorithm_of_another_package_does_not_see_rounding() -> None:
+def test_no_other_algorithm_sees_rounding_and_pairs_that_differ_by_it_are_tied() -> None:
     class Standardised(DiffusionDpo):
         def advantages(self, rewards: torch.Tensor) -> torch.Tensor:
             return (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-12)
 
     assert (advantages_of(Standardised(DpoSettings()), ROUNDED) == 0).all()
-
-
-def test_a_pair_that_differs_by_rounding_is_tied() -> None:
     rewards = torch.tensor([[0.9, 0.5 + 1e-7, 0.5, 0.1]])
     algorithm = DiffusionDpo(DpoSettings())
     advantages = advantages_of(algorithm, rewards)[0]
@@ -81,11 +78,14 @@ def test_a_pair_that_differs_by_rounding_is_tied() -> None:
     assert loss.figures["tied"] == 0.5
 
 
-def test_groups_that_differ_by_rounding_are_counted_as_without_spread() -> None:
+def test_only_rewards_within_the_tolerance_are_without_spread() -> None:
     scores = torch.cat([ROUNDED, torch.tensor([[0.1, 0.2, 0.1, 0.1]])])
     assert without_spread(scores).tolist() == [True, False]
     assert share_without_spread(scores) == 0.5
     assert not without_spread(scores * 1e-9)[1], "relative to the rewards' magnitude"
+    assert levelled([1.0, 1.15, 1.3, -2.0, 1.1], 0.2) == [1.0, 1.3, 1.3, -2.0, 1.3]
+    assert rounding([-4.0, 1.0]) == pytest.approx(4 * ROUNDING)
+    assert rounding([]) == 0
 
 
 @pytest.mark.parametrize("mode", get_args(SelectionMode))
@@ -94,9 +94,3 @@ def test_a_selection_does_not_depend_on_rounding(mode: SelectionMode) -> None:
     noise = torch.randn(8, generator=torch.Generator().manual_seed(1)) * 1e-7
     rounded = (torch.tensor(exact) + noise).tolist()
     assert choose(mode, rounded, 4, seed=3) == choose(mode, exact, 4, seed=3)
-
-
-def test_only_rewards_within_the_tolerance_become_equal() -> None:
-    assert levelled([1.0, 1.15, 1.3, -2.0, 1.1], 0.2) == [1.0, 1.3, 1.3, -2.0, 1.3]
-    assert rounding([-4.0, 1.0]) == pytest.approx(4 * ROUNDING)
-    assert rounding([]) == 0

@@ -7,6 +7,7 @@ from typing import Annotated
 import pytest
 import torch
 from pydantic import Field
+from real_runs import Watcher
 from solrl_core.families import Backbone
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.sde import FlowSde
@@ -17,11 +18,9 @@ from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrainingD
 from solrl_trainer.loop import train
 from solrl_trainer.policy.policy import CURRENT
 from solrl_trainer.policy.update import training_pairs
-from solrl_trainer.records.metrics_file import read_metrics
-from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError, resolve
-from training_helpers import TINY, make_policy, updater
+from training_helpers import TINY, iterations, make_policy, updater
 
 STEPS, ETA, CLIP = 3, 0.7, 0.2
 PROMPT = PromptItem(id="p", text="a red circle")
@@ -55,12 +54,9 @@ def configured(*overrides: str) -> RunConfig:
     return resolve("mini-sana/naive_scaling/clipscore", overrides=[*TINY, "optimizer.updates=1", *settings]).config
 
 
-def test_a_service_cannot_regenerate_recorded_samples() -> None:
+def test_a_service_cannot_regenerate_recorded_samples_nor_a_plan_name_a_solver_of_ones_own() -> None:
     with pytest.raises(ConfigError, match="ClippedRatio trains on every step or uses a solver of its own"):
         configured("rollout_url=http://gpu-node:8100", "regenerate.at=service")
-
-
-def test_a_plan_cannot_name_a_solver_of_ones_own() -> None:
     with pytest.raises(ConfigError, match="ClippedRatio do not take stochastic steps that a plan can name"):
         configured("regenerate.at=trainer", "explore.sampler=training", "explore.steps=4")
 
@@ -135,15 +131,7 @@ def test_an_update_uses_the_gradient_of_the_clipped_ratio(backbone: Backbone, sa
     assert any(not torch.equal(value, before[key]) for key, value in policy.tensors(CURRENT).items())
 
 
-def test_under_the_behaviour_policy_the_ratio_is_one(backbone: Backbone, samples: TrainingSamples) -> None:
-    config = configured()
-    policy, optimizer = make_policy(backbone, config)
-    found = updater(policy, backbone, optimizer, config).update(samples, 0)
-    assert found.figures["ratio"] == pytest.approx(1, abs=1e-4)
-    assert found.loss == pytest.approx(0, abs=1e-4)
-
-
-def test_a_batch_contains_the_recorded_steps_of_its_samples(samples: TrainingSamples) -> None:
+def test_a_batch_contains_the_recorded_steps_of_its_samples_and_needs_a_recording(samples: TrainingSamples) -> None:
     recording = samples.recording
     rows, steps = training_pairs(4, STEPS, 1.0, torch.Generator().manual_seed(0))
     sigmas = torch.tensor(recording.sigmas, dtype=torch.float64)
@@ -157,9 +145,6 @@ def test_a_batch_contains_the_recorded_steps_of_its_samples(samples: TrainingSam
         assert (float(part.sigma[place]), float(part.sigma_next[place])) == recording.sigmas[step : step + 2]
         assert float(part.advantages[place]) == ADVANTAGES[row]
     assert data.draw(4, (1,), torch.Generator()) is None
-
-
-def test_a_sample_without_a_recording_is_refused(samples: TrainingSamples) -> None:
     plain = TrainingSamples(samples.latents, samples.advantages, samples.conditioning, samples.prompts)
     with pytest.raises(ValueError, match="the samples have no recording"):
         RecordedTrajectory(FlowSde(ETA)).sigmas(plain, [1.0, 0.0])
@@ -168,10 +153,8 @@ def test_a_sample_without_a_recording_is_refused(samples: TrainingSamples) -> No
 def test_a_run_without_a_service_trains_on_trajectories(tmp_path: Path) -> None:
     small = ("explore.prompts=2", "explore.candidates=6", "explore.keep=4", f"explore.steps={STEPS}", "iterations=1")
     config = configured(*small, "evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=1", f"output={tmp_path}")
-    with RichReporter(1) as reporter:
-        result = train(config, reporter)
-    samples = result.samples
+    samples = train(config, Watcher()).samples
     assert samples.recording.states.shape == (STEPS + 1, 8, *samples.latents.shape[2:])
     assert torch.equal(samples.recording.states[-1], samples.latents.flatten(0, 1))
-    (line,) = (line for line in read_metrics(tmp_path / "metrics.jsonl") if line["event"] == "iteration")
+    (line,) = iterations(tmp_path)
     assert line["objective/ratio"] == pytest.approx(1, abs=1e-3)

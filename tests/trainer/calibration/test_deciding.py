@@ -28,16 +28,13 @@ def measured(*plans: Observed) -> dict[int, MeasuredPlan]:
     return {one.plan.steps: one for one in assess(plans, TRUE, KEEP, plans[-1].plan)}
 
 
-def test_a_drift_of_the_machine_does_not_widen_the_ratio_of_times() -> None:
+def test_ratios_of_times_and_losses_are_paired_over_prompts() -> None:
     found = measured(observed(2, 1.0, 1.0), observed(6, 3.0, 0.1))
     assert found[2].cost.value == pytest.approx(1 / 3, rel=0.02)
     assert found[2].cost.high - found[2].cost.low < 0.02
     assert found[2].quartiles[1] > 1.5 * found[2].quartiles[0]
     assert found[2].seconds == pytest.approx(2, rel=0.05)
     assert found[6].cost == (1, 1, 1)
-
-
-def test_the_loss_is_paired_over_prompts() -> None:
     found = measured(observed(4, 2.0, 0.3), observed(6, 3.0, 0.3))
     # Scores of the same quality: the separations agree, and the interval of their difference has 0.
     assert found[4].loss.low < 0 < found[4].loss.high
@@ -47,7 +44,7 @@ def test_the_loss_is_paired_over_prompts() -> None:
     assert worse[6].loss == (0, 0, 0)
 
 
-def test_intervals_of_many_plans_hold_at_once() -> None:
+def test_intervals_of_many_plans_hold_at_once_and_of_equal_ones_are_no_wider() -> None:
     trials, plans, prompts = 20, 30, 48
     missed_together = missed_alone = 0
     for trial in range(trials):
@@ -59,9 +56,7 @@ def test_intervals_of_many_plans_hold_at_once() -> None:
     # Together, all hold in 95 % of the trials; alone, ten intervals of 95 % all hold in 60 %.
     assert missed_together <= 3
     assert missed_alone >= 5
-
-
-def test_equal_plans_need_no_wider_intervals() -> None:
+    # Equal plans need no wider ones.
     one = np.random.default_rng(0).standard_normal((1, 48))
     equal = mean_intervals_together(np.concatenate([one, one, np.zeros_like(one)]))
     assert equal[0] == pytest.approx(equal[1])
@@ -69,7 +64,7 @@ def test_equal_plans_need_no_wider_intervals() -> None:
     assert equal[2] == (0, 0, 0)
 
 
-def test_the_cheapest_plan_whose_whole_interval_is_good_enough_is_chosen() -> None:
+def test_the_cheapest_plan_that_is_surely_good_enough_is_chosen() -> None:
     found = measured(observed(2, 1.0, 3.0), observed(3, 1.5, 0.5), observed(4, 2.0, 0.1), observed(6, 3.0, 0.1))
     plans, three = list(found.values()), found[3].separation
     assert cheapest(plans, Requirement(three.low - 0.001)) is found[3]
@@ -80,9 +75,7 @@ def test_the_cheapest_plan_whose_whole_interval_is_good_enough_is_chosen() -> No
     assert not between.missed(found[3])
     assert Requirement(three.high + 0.001).missed(found[3])
     assert cheapest(plans, Requirement(1)) is None
-
-
-def test_a_limit_on_the_loss_excludes_plans_that_separate_well() -> None:
+    # A limit on the loss excludes plans that separate well.
     found = measured(observed(3, 1.5, 0.5), observed(6, 3.0, 0.01))
     plans = list(found.values())
     assert cheapest(plans, Requirement(0.5)) is found[3]

@@ -1,7 +1,6 @@
 """Short runs of the recipes that train on recorded trajectories, resumed, and explored by a service."""
 
 import shutil
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from real_runs import Watcher
-from service_helpers import RunningService, running_service
+from service_helpers import RunningService
 from small_model import small_model
 from solrl_core.sampling.noise import initial_noise
 from solrl_trainer.loop import Result, train
@@ -28,12 +27,6 @@ TRAJECTORY = 6
 """Solver steps of a trained trajectory."""
 TRAINED = {"flowgrpo": 5, "flowgrpo_fast": 2, "dancegrpo": 5}
 """Recipe → stochastic steps."""
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[RunningService]:
-    with running_service(model=small_model()) as running:
-        yield running
 
 
 def go(recipe: str, output: Path, *settings: str, url: str | None = None, **more: Any) -> Result:
@@ -90,13 +83,13 @@ def test_the_window_moves_between_iterations(tmp_path: Path) -> None:
         ("dancegrpo_two_stage", ()),
     ],
 )
-def test_a_service_finds_the_seeds_of_recorded_trajectories(
-    recipe: str, settings: tuple[str, ...], service: RunningService, tmp_path: Path
+def test_a_service_finds_seeds(
+    recipe: str, settings: tuple[str, ...], small_service: RunningService, tmp_path: Path
 ) -> None:
     """Bit for bit as with local exploration; the regenerated trajectories begin at the explored candidates' noise."""
     local, served = tmp_path / "local", tmp_path / f"{recipe}-served"
     alone = go(recipe, local, *settings).samples
-    samples = go(recipe, served, *settings, url=service.url).samples
+    samples = go(recipe, served, *settings, url=small_service.url).samples
     for ours, theirs in zip(alone.groups, samples.groups, strict=True):
         assert ours.seeds == theirs.seeds
         assert ours.scores == theirs.scores
@@ -117,11 +110,11 @@ def test_candidates_by_the_trained_steps_score_as_their_samples(tmp_path: Path) 
         assert (measured["spearman"] > 0.999) == (sampler == "training")
 
 
-def test_an_unmerged_adapter_takes_the_trained_steps(service: RunningService, tmp_path: Path) -> None:
+def test_an_unmerged_adapter_takes_the_trained_steps(small_service: RunningService, tmp_path: Path) -> None:
     """Also at a service, also pruned. The first adapter changes nothing, so only the second tells its use."""
     settings = ("explore.precision=nvfp4", "explore.prune={after: 4, keep: 5}")
     proxies = []
-    for use, url in (("merged", None), ("unmerged", None), ("unmerged", service.url)):
+    for use, url in (("merged", None), ("unmerged", None), ("unmerged", small_service.url)):
         output = tmp_path / f"{use}-{'local' if url is None else 'served'}"
         go("flowgrpo_two_stage", output, *settings, f"explore.adapter={use}", url=url)
         proxies.append([line["proxy_mean"] for line in iterations(output)])

@@ -94,7 +94,7 @@ class TwoRanks(SingleProcess):
     size = 2
 
 
-def test_what_cannot_refill_is_refused_before_loading() -> None:
+def test_what_cannot_refill_is_refused_before_loading(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"refill is 2, but a service explores .*; expected explore\.refill=0, or"):
         resolve("mini-sana/sol_rl/clipscore", overrides=["explore.refill=2", "rollout_url=http://127.0.0.1:8100"])
     config = resolve("mini-sana/sol_rl/clipscore", overrides=["explore.refill=2", "rollout_url=null"]).config
@@ -102,9 +102,6 @@ def test_what_cannot_refill_is_refused_before_loading() -> None:
     with pytest.raises(ValueError, match=r"refill is 2, and 2 ranks .* out of step; .*shard_base=false"):
         check_ranks(config, world)
     check_ranks(config, SingleProcess())
-
-
-def test_a_refill_without_further_prompts_is_refused(tmp_path: Path) -> None:
     for split in ("train", "test"):
         (tmp_path / f"{split}.txt").write_text("a red circle\na blue square\n")
     settings = ["rollout_url=null", "explore.refill=3", f"prompts={tmp_path}"]

@@ -34,9 +34,7 @@ def service() -> Iterator[Service]:
     found.stop()
 
 
-def test_a_service_with_different_weights_is_refused_and_the_part_named(
-    service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_service_of_other_weights_is_refused(service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = shutil.copytree(catalog.WEIGHTS, folder / "changed")
     path = weights / "mini-sana" / "transformer" / "diffusion_pytorch_model.safetensors"
     tensors = load_file(path)

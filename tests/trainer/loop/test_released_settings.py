@@ -45,12 +45,9 @@ def test_every_setting_changes_the_run(whole_result: Result, folder: Path) -> No
     assert len(digests) == 5
 
 
-def test_each_epoch_takes_its_steps(whole_result: Result, folder: Path) -> None:
+def test_each_epoch_takes_its_steps_and_logs_figures(whole_result: Result, folder: Path) -> None:
     # Three prompts, four samples each at two of four timesteps, in two epochs: four steps an iteration.
     assert state(folder / "whole", 2)["optimizer/0/step"] == 8
-
-
-def test_its_lines_have_the_figures_of_the_algorithm(whole_result: Result, folder: Path) -> None:
     first, second = iterations(folder / "whole")
     for line in (first, second):
         assert 0 <= line["groups_without_spread"] <= 1

@@ -44,13 +44,12 @@ def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(whole: Run, half
     assert selected(resumed) == selected(whole)
     assert all(torch.equal(v, whole.result.after.scores[name]) for name, v in resumed.result.after.scores.items())
     assert all(torch.equal(v, whole.result.before.scores[name]) for name, v in resumed.result.before.scores.items())
-
-
-def test_a_resumed_runs_metrics_have_each_iteration_once(whole: Run, resumed: Run) -> None:
     assert iterations(resumed.config.output) == iterations(whole.config.output)
+    # Its versions are pushed to an empty store.
+    assert [(info.version, info.parent) for info in resumed.held.versions] == [(1, None), (2, 1)]
+    assert resumed.held.versions[0].digest == half.held.versions[1].digest
 
-
-def test_a_resumed_run_evaluates_its_base_once(whole: Run, resumed: Run) -> None:
+    # Its base is evaluated once.
     def once(run: Run) -> list[tuple[str, int]]:
         return [(m["event"], m["version"]) for m in run.metrics if m["event"] in ("evaluation", "fidelity")]
 
@@ -112,11 +111,6 @@ def test_exploration_moves_to_the_trainer_and_back(service: Service, folder: Pat
     assert back.held.versions[-1].version == 3
 
 
-def test_a_resumed_run_pushes_its_versions_to_an_empty_store(half: Run, resumed: Run) -> None:
-    assert [(info.version, info.parent) for info in resumed.held.versions] == [(1, None), (2, 1)]
-    assert resumed.held.versions[0].digest == half.held.versions[1].digest
-
-
 def test_a_service_that_lost_its_adapters_gets_them_again_during_a_run(whole: Run, bereft: Run) -> None:
     assert any("had lost this run's versions 0 and 1" in note for note in bereft.watcher.notes)
     assert not any("lost" in note for note in whole.watcher.notes)
@@ -136,7 +130,7 @@ def test_a_finished_run_resumed_pushes_the_same_bytes_and_trains_nothing(resumed
     assert again.held == held
 
 
-def test_a_service_of_another_run_with_the_same_name_is_not_overwritten(whole: Run, resumed: Run, folder: Path) -> None:
+def test_another_run_is_not_overwritten(whole: Run, resumed: Run, bereft: Run, service: Service, folder: Path) -> None:
     """Version 1 of run "parts" is stored; another run with that name would start at version 0."""
     held = resumed.held
     with pytest.raises(ProblemError) as raised:
@@ -146,11 +140,14 @@ def test_a_service_of_another_run_with_the_same_name_is_not_overwritten(whole: R
     with RolloutClient(resumed.config.rollout_url) as client:
         answer = client._http.get(f"/v1/runs/{resumed.config.run}/adapters")
     assert AdapterList.model_validate_json(answer.content) == held
+    # Version 0 is the same in every run of one seed: resuming in an empty folder does not delete the other.
+    with pytest.raises(ProblemError) as raised:
+        train(bereft.config.model_copy(update={"output": folder / "empty"}), Watcher(), resume=True)
+    assert raised.value.problem.kind == "run-taken"
+    assert service.adapters("bereft") == bereft.held
 
 
-def test_a_resumed_run_rewinds_versions_pushed_after_its_checkpoint(
-    service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_rewinds_later_versions(service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = go(service, output := folder / "beyond", "iterations=2", "explore.prompts=1")
     shutil.rmtree(output / "checkpoints" / "000002")
     service.running.client.put("/v1/runs/beyond/adapters/0/pin").raise_for_status()
@@ -191,12 +188,3 @@ def test_a_run_whose_checkpoint_the_service_no_longer_retains_is_resumed(folder:
             shutil.rmtree(config.output / "checkpoints" / f"{version:06d}")
         train(config, Watcher(), resume=True)
         assert forgetful.client.get("/v1/runs/forgotten/adapters").json()["head"] == 3
-
-
-def test_resuming_in_an_empty_folder_does_not_delete_another_run(service: Service, folder: Path) -> None:
-    """Version 0 is the same in every run of one seed."""
-    other = go(service, folder / "named", "iterations=1", "explore.prompts=1", "evaluate.prompts=1")
-    with pytest.raises(ProblemError) as raised:
-        train(other.config.model_copy(update={"output": folder / "empty"}), Watcher(), resume=True)
-    assert raised.value.problem.kind == "run-taken"
-    assert service.adapters("named") == other.held

@@ -92,12 +92,38 @@ def test_a_report_and_a_card_say_that_stored_images_were_trained_on(stored: Path
     assert "reinforcement-learning" not in card
 
 
-def test_commands_about_candidates_are_refused(stored: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_trained_on_and_commands_about_candidates_are_refused(stored: Path, tmp_path: Path) -> None:
     config = config_of("sft", stored / "images", tmp_path)
     with pytest.raises(ValueError, match=r"calibrate is about candidates, .*source=images generates none"):
         calibrate(config, tmp_path, prompts=1, requirement=Requirement(0.8))
     with pytest.raises(ValueError, match=r"layout is about candidates"):
         layout(config, Layout())
+    for recipe, text in (("sft", "file_name or image"), ("dpo_pairs", "chosen and rejected, or jpg_0")):
+        with pytest.raises(ValueError, match=rf"has the fields .*expected {text}"):
+            check_run(config_of(recipe, Path("shapes"), tmp_path / "run"), resume=False)
+    for row, text in (
+        ({"chosen": "red.png", "rejected": "none.png"}, r"names the image 'none.png', which is not in"),
+        ({"chosen": "red.png", "rejected": "red.png"}, r"names 'red.png' as the better and as the worse image"),
+        ({"jpg_0": "red.png", "jpg_1": "red.png", "label_0": 0.5}, r"label_0 0.5; expected 1 .* leave out ties"),
+    ):
+        (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "a wall", **row}))
+        (tmp_path / "red.png").write_bytes(b"no image")
+        with pytest.raises(ValueError, match=text):
+            stored_files(config_of("dpo_pairs", tmp_path, tmp_path / "run"))
+    (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "a wall", "image": "red.png"}))
+    config = config_of("sft", tmp_path, tmp_path / "run")
+    source = StoredImages(stored_files(config), load_backbone(small_model()), [], batch=1)
+    with pytest.raises(ValueError, match=r"red.png: expected an image"):
+        list(source.groups(prompts_of_run(config.prompt_sources, "train").all))
+    for recipe, setting, text in (
+        ("dpo_pairs", "algorithm.name=sft", "compares no samples"),
+        ("sft", "algorithm.name=dpo", "one image per prompt"),
+        ("sol_rl", "algorithm.name=sft", "compares no samples"),
+        ("flowgrpo", "explore.source=pairs", "neither the steps"),
+        ("dpo_two_stage", "explore.source=pairs", "expected regenerate.at=none"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            config_of(recipe, stored / "pairs", tmp_path / "run", setting)
 
 
 @pytest.mark.slow
@@ -125,32 +151,3 @@ def test_images_are_cropped_to_the_models_size_and_encoded(stored: Path, tmp_pat
         assert torch.allclose(backbone.decode(samples.latents)[0].mean((1, 2)), colour, atol=0.2)
         assert samples.rewards["clipscore"].isnan().all()
         assert samples.latents.is_contiguous(), "as latents of other ranks are, or sums of a loss differ"
-
-
-def test_what_cannot_be_trained_on_is_refused(stored: Path, tmp_path: Path) -> None:
-    for recipe, text in (("sft", "file_name or image"), ("dpo_pairs", "chosen and rejected, or jpg_0")):
-        with pytest.raises(ValueError, match=rf"has the fields .*expected {text}"):
-            check_run(config_of(recipe, Path("shapes"), tmp_path / "run"), resume=False)
-    for row, text in (
-        ({"chosen": "red.png", "rejected": "none.png"}, r"names the image 'none.png', which is not in"),
-        ({"chosen": "red.png", "rejected": "red.png"}, r"names 'red.png' as the better and as the worse image"),
-        ({"jpg_0": "red.png", "jpg_1": "red.png", "label_0": 0.5}, r"label_0 0.5; expected 1 .* leave out ties"),
-    ):
-        (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "a wall", **row}))
-        (tmp_path / "red.png").write_bytes(b"no image")
-        with pytest.raises(ValueError, match=text):
-            stored_files(config_of("dpo_pairs", tmp_path, tmp_path / "run"))
-    (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "a wall", "image": "red.png"}))
-    config = config_of("sft", tmp_path, tmp_path / "run")
-    source = StoredImages(stored_files(config), load_backbone(small_model()), [], batch=1)
-    with pytest.raises(ValueError, match=r"red.png: expected an image"):
-        list(source.groups(prompts_of_run(config.prompt_sources, "train").all))
-    for recipe, setting, text in (
-        ("dpo_pairs", "algorithm.name=sft", "compares no samples"),
-        ("sft", "algorithm.name=dpo", "one image per prompt"),
-        ("sol_rl", "algorithm.name=sft", "compares no samples"),
-        ("flowgrpo", "explore.source=pairs", "neither the steps"),
-        ("dpo_two_stage", "explore.source=pairs", "expected regenerate.at=none"),
-    ):
-        with pytest.raises(ConfigError, match=text):
-            config_of(recipe, stored / "pairs", tmp_path / "run", setting)

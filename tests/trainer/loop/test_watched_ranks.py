@@ -23,33 +23,25 @@ def measured(run: Run) -> dict[int, float]:
     return found
 
 
-def test_every_version_that_explores_is_measured(watched: Run) -> None:
+def test_every_version_that_explores_is_measured_and_one_note_says_what_to_do(watched: Run, service: Service) -> None:
     found = measured(watched)
     assert list(found) == [0, 1, 2]
     assert len(set(found.values())) > 1
     assert watched.result.spearman == found
-
-
-@pytest.mark.parametrize(("every", "versions"), [(0, [0]), (2, [0, 2])])
-def test_measuring_more_rarely_changes_nothing_else(
-    watched: Run, service: Service, folder: Path, every: int, versions: list[int]
-) -> None:
-    rare = go(service, folder / f"every-{every}", *WATCHED, "iterations=3", f"evaluate.fidelity_every={every}")
-    assert measured(rare) == {version: measured(watched)[version] for version in versions}
-    assert rare.adapter_digest(3) == watched.adapter_digest(3)
-
-
-def test_one_note_says_what_to_do(watched: Run) -> None:
     (note,) = [note for note in watched.watcher.notes if "evaluate.fidelity_wanted" in note]
     assert "below 1 " in note
     assert "explore.steps" in note
     assert "explore.adapter=unmerged" in note
     assert "explore.lag" not in note
-
-
-def test_the_page_gets_the_measurements(watched: Run, service: Service) -> None:
     detail = service.running.client.get(f"/v1/runs/{watched.config.run}/iterations").json()
-    assert detail["curve"]["series"]["spearman"] == pytest.approx(list(measured(watched).values()), rel=1e-4)
+    assert detail["curve"]["series"]["spearman"] == pytest.approx(list(found.values()), rel=1e-4)
+
+
+@pytest.mark.parametrize(("every", "versions"), [(0, [0]), (2, [0, 2])])
+def test_measuring_more_rarely(watched: Run, service: Service, folder: Path, every: int, versions: list[int]) -> None:
+    rare = go(service, folder / f"every-{every}", *WATCHED, "iterations=3", f"evaluate.fidelity_every={every}")
+    assert measured(rare) == {version: measured(watched)[version] for version in versions}
+    assert rare.adapter_digest(3) == watched.adapter_digest(3)
 
 
 def test_a_resumed_run_measures_no_version_again(watched: Run, service: Service, folder: Path) -> None:
@@ -70,9 +62,7 @@ def test_a_resumed_run_measures_no_version_again(watched: Run, service: Service,
     assert resumed.result.spearman == measured(watched)
 
 
-def test_a_lagging_run_is_measured_as_it_explores(
-    service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lagging_run_is_measured_as_explored(service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     roots = set()
     unpruned_groups = ServiceSource.unpruned_groups

@@ -1,10 +1,24 @@
-"""Uninterrupted runs: phases, metrics, versions, and evaluations."""
+"""Uninterrupted runs: phases, metrics, versions, evaluations, lagging exploration, and the best checkpoint."""
 
+import logging
+from pathlib import Path
+
+import pytest
 import torch
-from real_runs import Run
+from real_runs import Run, Service, go, selected
+from solrl_client.rollouts import RolloutClient
+from solrl_minis import catalog
+from solrl_trainer.evaluation.held_out import log_better_checkpoint
+from solrl_trainer.records.metrics_file import MetricsFile
+from solrl_trainer.records.run_log import RunLog
+from solrl_trainer.rollouts.exploration import seed_root
+from solrl_trainer.selection import best_worst
+from solrl_trainer.service.run_client import run_client
+from solrl_trainer.settings.presets import resolve
+from solrl_trainer.settings.prompts import prompts_of_iteration, read_prompts
 
 
-def test_a_run_goes_through_its_phases(whole: Run) -> None:
+def test_a_run_goes_through_its_phases_between_two_evaluations(whole: Run) -> None:
     each = ("explore", "regenerate", "train", "push")
     # The evaluations before and after show their progress.
     assert whole.watcher.measured.count(0) == whole.watcher.measured.count(1) == 2
@@ -16,15 +30,19 @@ def test_a_run_goes_through_its_phases(whole: Run) -> None:
         assert set(gathering) == {"explore", "regenerate"}
     assert [record.iteration for record in whole.watcher.records] == [0, 1]
     assert set(each) | {"evaluate", "total"} <= whole.result.seconds.keys()
-
-
-def test_it_says_at_its_start_who_does_what(whole: Run) -> None:
     first = whole.watcher.notes[0]
     assert first.startswith(f"loading {whole.config.model}; layout: 1 ")
     assert first.endswith(f" regenerates and trains; {whole.config.service_url} explores (lag 0)")
+    before, after = whole.result.before, whole.result.after
+    assert before.scores.keys() == after.scores.keys() == {"clipscore", "verifier", "verifier_graded", "judge"}
+    assert before.scores["clipscore"].shape == (4, 1)
+    assert len(whole.result.prompts) == len(before.images) == 4
+    assert not torch.equal(before.scores["clipscore"], after.scores["clipscore"])
+    assert list(whole.result.spearman) == [0]
+    assert -1 <= whole.result.spearman[0] <= 1
 
 
-def test_its_metrics_describe_this_run_and_no_earlier_one(whole: Run) -> None:
+def test_its_metrics_describe_this_run_and_every_version_is_pushed_to_the_service(whole: Run) -> None:
     events = [(line["event"], line["version"]) for line in whole.metrics]
     each = [(event, version) for version in (1, 2) for event in ("iteration", "push")]
     assert events == [("evaluation", 0), ("fidelity", 0), *each, ("evaluation", 2)]
@@ -37,9 +55,6 @@ def test_its_metrics_describe_this_run_and_no_earlier_one(whole: Run) -> None:
             assert line["loss"] < 99
             assert line["grad_norm"] > 0
             assert line["reward_best"] >= line["reward_worst"] - 0.05
-
-
-def test_every_version_is_pushed_to_the_service(whole: Run) -> None:
     versions = {info.version: info for info in whole.held.versions}
     assert list(versions) == [0, 1, 2]
     assert [info.parent for info in versions.values()] == [None, 0, 1]
@@ -49,11 +64,54 @@ def test_every_version_is_pushed_to_the_service(whole: Run) -> None:
         assert versions[version].digest == whole.adapter_digest(version) == logged["digest"]
 
 
-def test_the_base_is_evaluated_before_and_the_average_after(whole: Run) -> None:
-    before, after = whole.result.before, whole.result.after
-    assert before.scores.keys() == after.scores.keys() == {"clipscore", "verifier", "verifier_graded", "judge"}
-    assert before.scores["clipscore"].shape == (4, 1)
-    assert len(whole.result.prompts) == len(before.images) == 4
-    assert not torch.equal(before.scores["clipscore"], after.scores["clipscore"])
-    assert list(whole.result.spearman) == [0]
-    assert -1 <= whole.result.spearman[0] <= 1
+@pytest.fixture(scope="module")
+def lagging(service: Service, folder: Path) -> Run:
+    """A run that explores two versions behind."""
+    return go(service, folder / "lagging", "iterations=4", "explore.lag=2", "explore.prompts=1")
+
+
+def test_a_lag_is_constant_and_recorded(lagging: Run) -> None:
+    lines = [line for line in lagging.metrics if line["event"] == "iteration"]
+    assert [line["explored_version"] for line in lines] == [0, 0, 0, 1]
+    # The stale version selected the last iteration's training seeds.
+    config = lagging.config
+    prompts = prompts_of_iteration(read_prompts(catalog.prompts(), "train"), 1, config.seed, 3)
+    with RolloutClient(config.rollout_url) as client:
+        answer = run_client(config, client).candidates_of(prompts, 1, seed_root(config.seed, 3), iteration=3)
+    index = best_worst(answer.groups[0].scores, config.explore.keep)
+    assert selected(lagging)[0] == [answer.groups[0].seeds[i] for i in index]
+
+
+def test_a_resumed_lagging_run_is_the_same_after_all_is_lost(lagging: Run, service: Service, folder: Path) -> None:
+    settings = ("explore.lag=2", "explore.prompts=1")
+    part = go(service, folder / "lagging-parts", "iterations=3", *settings)
+    with RolloutClient(service.url) as client:
+        client.delete(part.config.run)
+    resumed = go(service, folder / "lagging-parts", "iterations=4", *settings, resume=True)
+    assert resumed.adapter_digest(4) == lagging.adapter_digest(4)
+    assert [info.version for info in resumed.held.versions] == [1, 2, 3, 4]
+
+
+SETTINGS = ("explore.prompts=1", "evaluate.prompts=2", "evaluate.every=1", "keep_checkpoints=1", "iterations=3")
+
+
+def test_the_best_evaluated_version_is_kept(service: Service, folder: Path) -> None:
+    run = go(service, folder / "best", *SETTINGS)
+    name = next(iter(run.config.weights))
+    found = {line["version"]: line["rewards"][name] for line in run.metrics if line["event"] == "evaluation"}
+    assert set(found) == {0, 1, 2, 3}
+    best = max((1, 2), key=found.__getitem__)
+    assert sorted(path.name for path in (run.config.output / "checkpoints").iterdir()) == [f"{best:06d}", "000003"]
+
+
+@pytest.mark.parametrize(("low", "named"), [(0.52, True), (0.49, False)])
+def test_only_a_sure_loss_is_named(low: float, named: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = resolve("mini-sana/sol_rl/clipscore", overrides=["iterations=4"], arguments={"output": tmp_path}).config
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    for version, mean, ends in ((2, 0.55, (low, 0.58)), (4, 0.5, (0.47, 0.53))):
+        interval = {end: {"clipscore": value} for end, value in zip(("low", "high"), ends, strict=True)}
+        metrics.log("evaluation", version=version, images=8, rewards={"clipscore": mean}, **interval)
+        (tmp_path / "checkpoints" / f"{version:06d}").mkdir(parents=True)
+    with caplog.at_level(logging.INFO):
+        log_better_checkpoint(config, RunLog(metrics))
+    assert ("--checkpoint 2" in caplog.text) == named

@@ -1,4 +1,4 @@
-"""Several processes train one run: any number of them gives the same weights, bit for bit."""
+"""Several processes train one run: any number of them gives the same weights, bit for bit, by any algorithm."""
 
 import json
 from pathlib import Path
@@ -29,6 +29,10 @@ def test_two_processes_and_then_three_give_the_weights_of_one_bit_for_bit(alone:
         assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert iterations(together) == iterations(alone)
     assert (together / "lora.safetensors").read_bytes() == (alone / "lora.safetensors").read_bytes()
+    # Rank 0 alone prints.
+    log = (together / "log").read_text()
+    for line in ("loading /", "continuing after 1 iterations", "writing the report"):
+        assert log.count(line) == (1 if line.startswith("continuing") else 2), log
 
 
 def test_ranks_share_two_stages_without_a_service(tmp_path: Path) -> None:
@@ -80,12 +84,6 @@ def test_each_rank_holds_its_part_of_the_base(tmp_path: Path) -> None:
         assert whole["process"] - spread["process"] > 0.3 * whole["base"]
 
 
-def test_only_rank_0_prints(together: Path) -> None:
-    log = (together / "log").read_text()
-    for line in ("loading /", "continuing after 1 iterations", "writing the report"):
-        assert log.count(line) == (1 if line.startswith("continuing") else 2), log
-
-
 def test_several_ranks_evaluate_like_one(alone: Path, together: Path, tmp_path: Path) -> None:
     words = ["evaluate", str(together), "--prompts", "3", "--seeds", "2", "--steps", "2"]
     assert run(2, words, tmp_path / "log") == 0, (tmp_path / "log").read_text()
@@ -126,3 +124,36 @@ def test_several_ranks_calibrate_like_one(tmp_path: Path) -> None:
 def test_a_rank_that_waits_as_long_as_the_patience_fails_no_other(tmp_path: Path) -> None:
     words = [*arguments(tmp_path, 1), "--set", "patience=120"]
     assert run(2, words, tmp_path / "log", with_a_slow_rank) == 0, (tmp_path / "log").read_text()
+
+
+pytestmark = pytest.mark.slow
+FIGURES = {
+    "awm": {"ratio", "clipped", "error", "old_distance", "kl"},
+    "dpo": {"accuracy", "margin", "tied", "error", "reference_error"},
+}
+
+
+@pytest.mark.parametrize("recipe", ["awm_two_stage", "dpo"])
+def test_two_ranks_and_a_resumed_run_give_the_weights_of_one_bit_for_bit(recipe: str, tmp_path: Path) -> None:
+    settings = ["optimizer.batch=3"]
+    settings += ["rollout_url=null", "explore.precision=nvfp4"] if "two_stage" in recipe else ["explore.steps=4"]
+    extra = ["--preset", f"mini-sana/{recipe}/clipscore", *(word for one in settings for word in ("--set", one))]
+    whole, shared, log = tmp_path / "whole", tmp_path / "shared", tmp_path / "log"
+    assert run(1, [*arguments(whole, 2), *extra], log) == 0, log.read_text()
+    assert run(2, [*arguments(shared, 1), *extra], log) == 0, log.read_text()
+    assert run(1, [*arguments(shared, 2), *extra], log) == 0, log.read_text()
+    assert same_weights(shared, whole, 1)
+    assert same_weights(shared, whole, 2)
+    found = iterations(whole)
+    assert found == iterations(shared)
+    algorithm = recipe.removesuffix("_two_stage")
+    figures = {key.removeprefix("objective/") for line in found for key in line if key.startswith("objective/")}
+    assert figures == FIGURES[algorithm]
+    first, second = found
+    assert first["loss"] != second["loss"]
+    if algorithm == "awm":
+        assert first["objective/ratio"] != 1
+        assert 0 < first["objective/old_distance"] < 1
+    else:
+        assert first["objective/margin"] != 0
+        assert 0 <= first["objective/accuracy"] <= 1

@@ -1,26 +1,18 @@
-"""A service regenerates the samples of several ranks: the weights of one process that regenerates them itself."""
+"""A service that regenerates the samples of several ranks, and one that loses their adapter versions."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fault_trials.processes import RankPrograms
-from rank_programs import with_noted_samples
+from rank_programs import solrl_train, with_a_forgetful_service, with_noted_samples
 from rank_runs import SETTINGS, same_weights
-from service_helpers import RunningService, running_service
-from small_model import small_model
+from service_helpers import RunningService
 from training_helpers import iterations
 
 pytestmark = pytest.mark.slow
 
 RANKS, ITERATIONS, PROMPTS = 2, 2, 4
 LAGGED = ("explore.precision=nvfp4", "explore.prune=null", "explore.lag=1", "evaluate.fidelity_prompts=0")
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[RunningService]:
-    with running_service(model=small_model()) as running:
-        yield running
 
 
 def train(size: int, service: RunningService, folder: Path, *settings: str) -> list[list[tuple[int, str]]]:
@@ -43,25 +35,42 @@ def _requests(path: Path) -> list[tuple[int, str]]:
 
 
 @pytest.fixture(scope="module")
-def alone(service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(small_service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a run of one process that regenerates on its own device."""
     folder = tmp_path_factory.mktemp("served") / "alone"
-    assert train(1, service, folder) == [[]]
+    assert train(1, small_service, folder) == [[]]
     return folder
 
 
 @pytest.mark.parametrize("share", [pytest.param(1.0, marks=pytest.mark.release), 0.5])
-def test_ranks_train_the_same_weights_on_samples_of_a_service(
-    share: float, alone: Path, service: RunningService, tmp_path: Path
-) -> None:
+def test_ranks_use_a_services_samples(share: float, alone: Path, small_service: RunningService, tmp_path: Path) -> None:
     folder = tmp_path / f"ranks-{share}"
-    asked = train(RANKS, service, folder, "regenerate.at=service", f"regenerate.share={share}")
+    asked = train(RANKS, small_service, folder, "regenerate.at=service", f"regenerate.share={share}")
     assert same_weights(folder, alone, ITERATIONS)
     assert iterations(folder) == iterations(alone)
-    lines = [line for line in service.log.read_text().splitlines() if f"/v1/runs/{folder.name}/adapters/" in line]
+    lines = [line for line in small_service.log.read_text().splitlines() if f"/v1/runs/{folder.name}/adapters/" in line]
     assert len([line for line in lines if "PUT" in line]) == ITERATIONS + 1, "rank 0 alone pushes"
     each = int(PROMPTS / RANKS * share)
     # Each rank asks for its own prompts, under the newest version although exploration lags behind it.
     for requests in asked:
         assert sorted(version for version, _ in requests) == sorted([*range(ITERATIONS)] * each)
     assert len({request for requests in asked for request in requests}) == RANKS * ITERATIONS * each
+
+
+def test_rank_0_pushes_lost_versions_again_while_another_rank_asks(
+    small_service: RunningService, tmp_path: Path
+) -> None:
+    words = ["run", "--preset", "mini-sana/sol_rl/clipscore", "--iterations", "2"]
+    settings = (*SETTINGS, "explore.precision=nvfp4", "explore.prune=null", "explore.lag=0", "patience=20")
+    words += [word for setting in settings for word in ("--set", setting)]
+    whole, bereft = tmp_path / "whole", tmp_path / "bereft"
+    words += ["--rollout-url", small_service.url]
+    own = [*words, "--run", "whole", "--output", str(whole)]
+    assert RankPrograms(1, solrl_train, (own,), tmp_path / "first").wait(600) == 0
+    own = [*words, "--run", "bereft", "--output", str(bereft)]
+    marks, log = ("bereft", str(tmp_path / "explored")), tmp_path / "log"
+    assert RankPrograms(2, with_a_forgetful_service, (own, *marks), log).wait(600) == 0, log.read_text()
+    held = small_service.client.get("/v1/runs/bereft/adapters").json()
+    assert [info["version"] for info in held["versions"]] == [0, 1, 2]
+    assert log.read_text().count("the service had lost this run's versions 0 and 1; pushed again") == 1
+    assert same_weights(whole, bereft, 2)

@@ -48,12 +48,9 @@ def test_ranks_resume_a_changed_run_only_if_that_is_allowed(alone: Path, tmp_pat
     ]
 
 
-def test_a_mistyped_command_is_refused_once(tmp_path: Path) -> None:
+def test_mistyped_commands_and_errors_of_all_ranks_are_printed_once(tmp_path: Path) -> None:
     assert run(2, ["run", "--iterationz", "2"], tmp_path / "log") == 1
     assert (tmp_path / "log").read_text().count("--iterationz") == 1
-
-
-def test_an_error_of_all_ranks_is_printed_once(tmp_path: Path) -> None:
     assert run(3, arguments(tmp_path), tmp_path / "log", with_weights_apart) == 1
     (line,) = messages(tmp_path / "log")
     assert "the adapter after iteration 0 is sha256:" in line

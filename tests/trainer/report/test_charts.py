@@ -49,15 +49,12 @@ def test_drawings_are_equal_small_and_in_the_pages_colours() -> None:
     assert tips(chart) == ["0: &lt;a&gt; 0", "10: &lt;a&gt; 5", "20: &lt;a&gt; 10"]
 
 
-def test_stacked_steps_have_each_layers_values() -> None:
+def test_one_value_is_a_dot_long_curves_are_smoothed_and_steps_stacked() -> None:
     chart = stacked_chart("x", range(1, 241), {"explore": (2, [2.0] * 240), "train": (4, [3.0] * 240)})
     assert len(tips(chart)) == 120
     assert tips(chart)[-1] == "240: explore 2.0 s, train 3.0 s"
     assert {"var(--c2)", "var(--c4)"} <= set(re.findall(r"fill: (var\(--c\d\))", chart.drawings["small"]))
     assert labels(chart)[-1] == "5"
-
-
-def test_one_value_is_a_dot_and_long_curves_are_smoothed() -> None:
     curves = [Series("a", 0, [3.0], [1.0]), Series("b", 1, list(range(1, 31)), [0.0, 1.0] * 15)]
     chart = line_chart("a chart", curves, smooth=True)
     svg = chart.drawings["small"]

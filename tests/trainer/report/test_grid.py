@@ -1,10 +1,13 @@
+"""The stored gallery of a run, and its grid of images."""
+
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
-from run_folders import PROMPTS, write_gallery
-from solrl_trainer.evaluation.gallery import load_gallery
+from run_folders import PROMPTS, sample_images, write_gallery
+from solrl_trainer.evaluation.gallery import KEPT_PROMPTS, LARGEST_SIDE, Gallery, Pair, load_gallery, save_gallery
 from solrl_trainer.report.grid import COLUMNS, GAP, HEADING, MARGIN, STRIP, corner, shown_side, write_grid
 
 
@@ -23,7 +26,7 @@ def enlarged(image, side):
     return np.asarray(picture.resize((side, side), Image.Resampling.BICUBIC)).astype(float)
 
 
-def test_every_image_is_in_its_place(tmp_path, gallery):
+def test_every_image_is_in_its_place_and_marks_are_green_for_right_and_red_for_wrong(tmp_path, gallery):
     page = pixels(write_grid(gallery, tmp_path / "grid.png", "run", "about"))
     shown = shown_side(64)
     assert shown == 192
@@ -32,6 +35,13 @@ def test_every_image_is_in_its_place(tmp_path, gallery):
         for offset, images in ((0, gallery.before), (shown + GAP, gallery.after)):
             found = page[top : top + shown, left + offset : left + offset + shown]
             assert np.abs(found - enlarged(images[index], shown)).max() <= 1
+    for index, marks in enumerate(gallery.marks[:16]):
+        left, top = corner(index, 64)
+        for after, good in enumerate(marks):
+            x = left + after * (shown + GAP)
+            strip = page[top + shown + 2 : top + shown + STRIP, x : x + shown]
+            ink = strip[strip.min(-1) < 120].mean(0)
+            assert (ink[1] > ink[0]) == good
 
 
 def test_the_grid_shows_the_first_prompts_in_order(tmp_path, gallery):
@@ -43,18 +53,6 @@ def test_the_grid_shows_the_first_prompts_in_order(tmp_path, gallery):
     left, top = corner(0, 64)
     page = pixels(write_grid(shuffled, tmp_path / "other.png", "run", "about"))
     assert np.abs(page[top : top + 192, left : left + 192] - enlarged(gallery.before[-1], 192)).max() <= 1
-
-
-def test_marks_are_green_for_right_and_red_for_wrong(tmp_path, gallery):
-    page = pixels(write_grid(gallery, tmp_path / "grid.png", "run", "about"))
-    shown = shown_side(64)
-    for index, marks in enumerate(gallery.marks[:16]):
-        left, top = corner(index, 64)
-        for after, good in enumerate(marks):
-            x = left + after * (shown + GAP)
-            strip = page[top + shown + 2 : top + shown + STRIP, x : x + shown]
-            ink = strip[strip.min(-1) < 120].mean(0)
-            assert (ink[1] > ink[0]) == good
 
 
 def test_the_heading_names_the_run_and_what_it_trained(tmp_path, gallery):
@@ -69,3 +67,43 @@ def test_the_heading_names_the_run_and_what_it_trained(tmp_path, gallery):
     long = heading("n" * 500, "m" * 500)
     assert long[:, -MARGIN:].min() == 255
     assert long[20:76, -4 * MARGIN : -MARGIN].min() < 120
+
+
+PAIRS = [Pair("a red circle", 2**53 - 1, "best", 0.31, 0.3), Pair("a red circle", 7, "worst", 0.11, 0.2)]
+
+
+def save(folder, count=3, **changes):
+    values = {
+        "prompts": [f"prompt {i}" for i in range(count)],
+        "before": sample_images(count, seed=1),
+        "after": sample_images(count, seed=2),
+        "marks": [(i == 0, True) for i in range(count)],
+        "pairs": PAIRS,
+        "explored": sample_images(2, seed=3),
+        "regenerated": sample_images(2, seed=4),
+    }
+    save_gallery(folder, Gallery(**(values | changes)))
+
+
+def test_a_saved_gallery_is_loaded_unchanged(tmp_path):
+    with pytest.raises(FileNotFoundError, match="contains no gallery"):
+        load_gallery(tmp_path)
+    save(tmp_path)
+    gallery = load_gallery(tmp_path)
+    assert gallery.prompts == ["prompt 0", "prompt 1", "prompt 2"]
+    assert gallery.marks == [(True, True), (False, True), (False, True)]
+    assert gallery.pairs == PAIRS
+    images = (gallery.before, gallery.after, gallery.explored, gallery.regenerated)
+    for seed, image in enumerate(images, start=1):
+        expected = (sample_images(len(image), seed=seed) * 255).round().to(torch.uint8)
+        assert torch.equal(image, expected)
+
+
+def test_a_large_run_keeps_the_first_prompts_and_shrinks_images(tmp_path):
+    count = KEPT_PROMPTS + 3
+    large = torch.zeros(count, 3, 16, 2 * LARGEST_SIDE)
+    save(tmp_path, count, before=large, after=large)
+    gallery = load_gallery(tmp_path)
+    assert gallery.prompts == [f"prompt {i}" for i in range(KEPT_PROMPTS)]
+    assert gallery.before.shape == (KEPT_PROMPTS, 3, 8, LARGEST_SIDE)
+    assert len(gallery.marks) == KEPT_PROMPTS

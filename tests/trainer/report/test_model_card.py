@@ -1,10 +1,21 @@
+"""The card of a model, whose code gives the image that the evaluation made."""
+
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
 import yaml
+from PIL import Image
 from run_folders import RESULT, finished_run
+from solrl_core.adapter import Adapter, encode_for_diffusers, lora_a_key, lora_b_key
+from solrl_core.families import load_backbone
+from solrl_core.lora import adapter_layout
+from solrl_core.rewards.images import as_pil
+from solrl_core.sampling.generator import Generator
 from solrl_trainer.records.folder import saved_settings
-from solrl_trainer.report.model_card import held_out, model_card
+from solrl_trainer.report.model_card import LORA, held_out, how_to_load, model_card
 from solrl_trainer.settings.presets import resolve
 
 
@@ -43,13 +54,22 @@ def test_the_card_says_whether_there_are_figures(tmp_path: Path) -> None:
     assert "base_model" not in front_of(half), "a registered name is no repository of the hub"
 
 
-def test_a_model_of_the_hub_is_the_cards_base(tmp_path: Path) -> None:
+def test_a_card_has_its_base_its_pipelines_call_and_its_layout(tmp_path: Path) -> None:
     config = resolve("flux1/sol_rl/imagereward", overrides=["revision=abc", "guidance=3.5"]).config
     card = model_card(config, 1, None, "me/flux")
     assert front_of(card)["base_model"] == "black-forest-labs/FLUX.1-dev"
     assert "from_pretrained('black-forest-labs/FLUX.1-dev', revision='abc', dtype" in card
     assert "num_inference_steps=28, guidance_scale=3.5)" in card
     assert "the model was not on the machine" in card
+    config = resolve("mini-flux/sol_rl/clipscore").config
+    assert "guidance_scale=1.0, height=64, width=64, max_sequence_length=16)" in model_card(config, 1, None, "here")
+    config = resolve("mini-sana/sol_rl/clipscore").config
+    card = model_card(config, 1, None, "here")
+    assert "complex_human_instruction=None, use_resolution_binning=False, sigmas=[1.0, 0.9, " in card
+    config = resolve("mini-sd3/sol_rl/clipscore", overrides=["lora.rank=8", "lora.alpha=12"]).config
+    card = model_card(config, 1, None, "here")
+    assert "`transformer.<module>.lora_A.weight` [rank, in]" in card
+    assert "multiplied by alpha / rank = 1.5" in card
 
 
 def test_the_card_names_no_address_or_path(tmp_path: Path) -> None:
@@ -65,16 +85,40 @@ def test_the_card_names_no_address_or_path(tmp_path: Path) -> None:
     assert (given["prompts"], given["model"], given["explore"]["candidates"]) == ("my-prompts", "my-model", 96)
 
 
-def test_a_family_says_how_its_pipeline_is_called() -> None:
-    config = resolve("mini-flux/sol_rl/clipscore").config
-    assert "guidance_scale=1.0, height=64, width=64, max_sequence_length=16)" in model_card(config, 1, None, "here")
-    config = resolve("mini-sana/sol_rl/clipscore").config
-    card = model_card(config, 1, None, "here")
-    assert "complex_human_instruction=None, use_resolution_binning=False, sigmas=[1.0, 0.9, " in card
+PROMPT, SEED, STEPS = "a red circle", 0, 4
 
 
-def test_the_card_says_the_layout_of_the_lora() -> None:
-    config = resolve("mini-sd3/sol_rl/clipscore", overrides=["lora.rank=8", "lora.alpha=12"]).config
-    card = model_card(config, 1, None, "here")
-    assert "`transformer.<module>.lora_A.weight` [rank, in]" in card
-    assert "multiplied by alpha / rank = 1.5" in card
+def pixels(image: Image.Image) -> torch.Tensor:
+    return torch.tensor(list(image.getdata())).float()
+
+
+@pytest.mark.parametrize("solver", ["euler", "dpm2"])
+@pytest.mark.parametrize("model", ["mini-sana", "mini-sd3", "mini-flux"])
+def test_the_card_s_code_makes_the_image_of_the_evaluation(model: str, solver: str, tmp_path: Path) -> None:
+    settings = [f"solver={solver}", f"evaluate.steps={STEPS}", "lora.rank=4", "lora.alpha=8"]
+    config = resolve(f"{model}/sol_rl/clipscore", overrides=settings, arguments={"output": tmp_path}).config
+    backbone = load_backbone(model, dtype=torch.float32)
+    generator, random = Generator(backbone, "bf16"), torch.Generator().manual_seed(1)
+    tensors = {}
+    for name, (out, into) in adapter_layout(backbone.transformer, backbone.lora_targets).items():
+        tensors[lora_a_key(name)] = torch.randn(4, into, generator=random) / 8
+        tensors[lora_b_key(name)] = torch.randn(out, 4, generator=random) / 32
+    adapter = Adapter(rank=config.lora.rank, alpha=config.lora.alpha, tensors=tensors)
+
+    def image(solver: str) -> torch.Tensor:
+        made = generator.generate(PROMPT, [SEED], steps=STEPS, solver=solver, guidance=config.guidance).images
+        return pixels(as_pil(made)[0])
+
+    base = image(solver)
+    generator.set_adapter(adapter)
+    (tmp_path / LORA).write_bytes(encode_for_diffusers(adapter))
+    (tmp_path / "README.md").write_text(model_card(config, 1, None, str(tmp_path)))
+    code = how_to_load(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(code.replace("torch.bfloat16", "torch.float32"), "README.md", "exec"), names)
+    theirs = pixels(names["image"])
+    # Of 255. The evaluation merges the LoRA and rounds the weights to BF16.
+    assert float((theirs - image(solver)).abs().max()) <= 6
+    other = "euler" if solver == "dpm2" else "dpm2"
+    assert float((theirs - image(other)).abs().max()) > 20
+    assert float((theirs - base).abs().max()) > 20

@@ -25,8 +25,9 @@ def words(page):
     return " ".join(re.sub(r"<[^>]*>", " ", text).split())
 
 
-def test_a_finished_run_shows_its_figures(tmp_path):
-    text = words(page_of(finished_run(tmp_path)))
+def test_a_finished_run_shows_its_figures_and_is_self_contained(tmp_path):
+    page = page_of(finished_run(tmp_path))
+    text = words(page)
     for figure in (
         "made-up finished mini-sana, sol_rl, trained on clipscore · 30 of 30 iterations",
         "clipscore trained 0.2412",
@@ -53,36 +54,22 @@ def test_a_finished_run_shows_its_figures(tmp_path):
         "learning_rate 0.001",
     ):
         assert figure in text
-
-
-def test_the_gap_of_log_probabilities_is_drawn_where_a_run_has_it(tmp_path):
-    label = "Gap of log-probabilities between rollout and training"
-    assert label not in words(page_of(finished_run(tmp_path)))
-    lines = [iteration_line(i) | {"objective/gap": {"1.0": 0.0, "0.9": 2e-4}} for i in range(3)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    page = page_of(tmp_path)
-    assert label in words(page)
-    assert "largest of a noise level 0.0002" in " ".join(page.split())
-
-
-def test_the_page_is_self_contained(tmp_path):
-    page = page_of(finished_run(tmp_path))
     links = re.findall(r"""\b(?:src|href|srcset|action|data)\s*=\s*["']?([^"'>\s#]+)""", page)
     # Before, after, and both images of two pairs.
     assert len(links) == 2 * len(PROMPTS) + 4
     assert all(link.startswith("data:image/") for link in links)
     assert "@import" not in page
     assert "url(" not in page
-
-
-def test_prompts_are_escaped(tmp_path):
-    page = page_of(finished_run(tmp_path))
+    # Prompts are escaped.
     assert "<script" not in page
     assert "&lt;script&gt;alert(&#34;red&#34;)&lt;/script&gt;" in page
     assert HOSTILE not in page
 
 
-def test_an_unfinished_run_shows_its_logs(tmp_path):
+def test_an_unfinished_run_shows_its_logs_and_none_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="contains no run"):
+        write_report(tmp_path)
+    assert not list(tmp_path.iterdir())
     write_metrics(tmp_path, 3)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"event": "iteration", "ver')
@@ -103,15 +90,6 @@ def test_any_number_of_iterations_gives_a_page(tmp_path, iterations):
     assert page.count("push 0.1 s</title>") == 2 * min(iterations, 100)
 
 
-def test_a_resumed_run_shows_each_version_once(tmp_path):
-    finished_run(tmp_path)
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        again = {"event": "evaluation", "version": 0, "rewards": {"clipscore": 0.2412, "verifier": 0.482}}
-        file.write(json.dumps(again) + "\n")
-    page = page_of(tmp_path)
-    assert page.count("<title>0: clipscore 0.2412 [0.2412, 0.2412]</title>") == 1
-
-
 def test_rank_fidelity_is_shown_along_the_run(tmp_path):
     finished_run(tmp_path)
     assert "before training. The coloured ends" in words(page_of(tmp_path))
@@ -125,12 +103,6 @@ def test_rank_fidelity_is_shown_along_the_run(tmp_path):
     along = page.partition("Along the run")[2].partition("</figure>")[0]
     assert along.count("<use ") == 2 * 3
     assert "wanted at least" in words(page)
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="contains no run"):
-        write_report(tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("at", "regenerated"), [("service", True), ("trainer", True), ("none", False)])
@@ -172,16 +144,16 @@ def test_a_sum_of_rewards_has_its_card_and_its_chart(tmp_path, prompts):
 def test_the_held_out_curve_has_the_interval_of_its_gain(tmp_path):
     finished_run(tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        if line["event"] == "evaluation":
-            line["images"] = 128
+    again = {"event": "evaluation", "version": 0, "rewards": {"clipscore": 0.2412, "verifier": 0.482}}
+    lines = [line | {"images": 128} if line["event"] == "evaluation" else line for line in [*lines, again]]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = page_of(tmp_path)
     curve = page.partition("Held-out curve")[2].partition("</section>")[0]
     assert "The band is the 95 % interval" in words(curve)
     assert curve.count("opacity: 0.1") == 2
     assert "<title>30: clipscore 0.2731 [0.2693, 0.2769]</title>" in curve
-    assert "<title>0: clipscore 0.2412 [0.2412, 0.2412]</title>" in curve
+    # A resumed run shows each version once.
+    assert curve.count("<title>0: clipscore 0.2412 [0.2412, 0.2412]</title>") == 1
     assert "128 images of the 512 above" in words(curve)
     assert page.index("Held-out curve") < page.index("Rewards during training")
 
@@ -198,13 +170,19 @@ def test_the_page_says_how_to_load_the_lora(tmp_path):
     assert "Use the LoRA" not in page_of(tmp_path)
 
 
-def test_shares_of_several_rewards_are_means_over_iterations(tmp_path):
-    folder = finished_run(tmp_path)
-    assert "Shares of the spread" not in words(page_of(folder))
+def test_shares_of_rewards_and_gaps_of_log_probabilities_are_shown_where_a_run_has_them(tmp_path):
+    folder, label = finished_run(tmp_path), "Gap of log-probabilities between rollout and training"
+    text = words(page_of(folder))
+    assert "Shares of the spread" not in text
+    assert label not in text
     lines = [
-        iteration_line(i) | {"shares": {"clipscore": 1 - share, "red": share}} for i, share in enumerate((0.02, 0.06))
+        iteration_line(i)
+        | {"shares": {"clipscore": 1 - share, "red": share}, "objective/gap": {"1.0": 0.0, "0.9": 2e-4}}
+        for i, share in enumerate((0.02, 0.06))
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    text = words(page_of(folder))
-    assert "within a prompt, means over all iterations: clipscore 96.0 %, red 4.0 %." in text
-    assert "Caution: hardly trained, because of a share below 5 %: red." in text
+    page = page_of(folder)
+    assert "within a prompt, means over all iterations: clipscore 96.0 %, red 4.0 %." in words(page)
+    assert "Caution: hardly trained, because of a share below 5 %: red." in words(page)
+    assert label in words(page)
+    assert "largest of a noise level 0.0002" in " ".join(page.split())

@@ -23,9 +23,7 @@ class Restarting(RolloutClient):
         super().rewind(run, version, head)
 
 
-def test_a_run_is_rewound_and_pushed_again_only_if_the_service_lost_its_versions(
-    service: RunningService,
-) -> None:
+def test_a_run_is_rewound_and_pushed_again_only_if_the_service_lost_its_versions(service: RunningService) -> None:
     backbone = load_backbone("mini-sana")
     layout = adapter_layout(backbone.transformer, backbone.lora_targets)
     files = [adapter_file(layout, seed) for seed in range(4)]

@@ -45,9 +45,7 @@ def iterate(balance: Balance, clock: Clock, *, explore: float, regenerate: float
     ("explore", "regenerate", "train", "served"),
     [(7.5, 7.0, 12.5, 41), (10.6, 7.0, 13.4, 34), (40.0, 7.0, 12.5, 0), (1.0, 7.0, 20.0, 47)],
 )
-def test_neither_side_waits_after_a_few_iterations(
-    clock: Clock, explore: float, regenerate: float, train: float, served: int
-) -> None:
+def test_neither_side_waits_long(clock: Clock, explore: float, regenerate: float, train: float, served: int) -> None:
     balance = Balance(48, clock=clock)
     assert balance.served == 24
     for _ in range(5):
@@ -57,10 +55,19 @@ def test_neither_side_waits_after_a_few_iterations(
         assert waits <= 2 * regenerate
 
 
-def test_the_first_iteration_compiles_and_decides_nothing(clock: Clock) -> None:
+def test_the_first_iteration_decides_nothing_and_each_tells_its_waits(clock: Clock) -> None:
     balance = Balance(8, clock=clock)
     iterate(balance, clock, explore=100.0, regenerate=1.0, train=1.0, prompts=8)
     assert balance.served == 4
+    balance = Balance(8, regenerate=1.0, clock=clock)
+    for train, waited in ((3.0, 1.0), (6.0, 0.0), (1.0, 1.0)):
+        clock.now += train
+        with balance.waiting():
+            clock.now += waited
+        assert balance.end_iteration() == waited / (train + waited)
+    # A given share is explored.
+    assert [Balance(8, explore=share, regenerate=None).explored for share in (1.0, 0.5, 0.01)] == [8, 4, 1]
+    assert Balance(1, explore="auto").explored == 1
 
 
 @pytest.mark.parametrize(("share", "served"), [(1.0, 8), (0.5, 4), (0.01, 1)])
@@ -69,15 +76,6 @@ def test_a_given_share_stays(clock: Clock, share: float, served: int) -> None:
     for _ in range(3):
         iterate(balance, clock, explore=100.0, regenerate=1.0, train=1.0, prompts=8)
     assert balance.served == served
-
-
-def test_an_iteration_tells_the_share_of_its_time_that_it_waited(clock: Clock) -> None:
-    balance = Balance(8, regenerate=1.0, clock=clock)
-    for train, waited in ((3.0, 1.0), (6.0, 0.0), (1.0, 1.0)):
-        clock.now += train
-        with balance.waiting():
-            clock.now += waited
-        assert balance.end_iteration() == waited / (train + waited)
 
 
 class Overlap:
@@ -117,9 +115,7 @@ class Overlap:
 
 @pytest.mark.parametrize("regenerate", ["auto", None])
 @pytest.mark.parametrize(("explore", "speed"), [(10.6, 1 / 3), (10.6, 0.37), (10.6, 1.0), (7.5, 0.42), (40.0, 2.0)])
-def test_a_lagging_exploration_is_divided_until_neither_side_waits(
-    clock: Clock, explore: float, speed: float, regenerate: str | None
-) -> None:
+def test_a_lagging_exploration_is_divided(clock: Clock, explore: float, speed: float, regenerate: str | None) -> None:
     """Regenerating 7 s and training 12.5 s a prompt, with a service of so many times this device's speed."""
     balance = Balance(48, explore="auto", regenerate="auto" if regenerate else None, clock=clock)
     overlap = Overlap(balance, clock, explore=explore, regenerate=7.0, speed=speed)
@@ -128,8 +124,3 @@ def test_a_lagging_exploration_is_divided_until_neither_side_waits(
     least = together if regenerate else max(together, 48 * 19.5)
     assert sum(seconds) / len(seconds) == pytest.approx(least, rel=0.04)
     assert balance.served == 0 or balance.explored == 48
-
-
-def test_a_given_share_is_explored(clock: Clock) -> None:
-    assert [Balance(8, explore=share, regenerate=None).explored for share in (1.0, 0.5, 0.01)] == [8, 4, 1]
-    assert Balance(1, explore="auto").explored == 1

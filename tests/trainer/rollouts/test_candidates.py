@@ -1,7 +1,7 @@
-"""Candidates by an exploration plan on this device: pruned as a group, in batches that fit into memory."""
+"""Candidates by an exploration plan, and images scored or evaluated: in batches that fit into memory."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -16,12 +16,15 @@ from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
 from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
 from solrl_proto.selection import best_worst
+from solrl_trainer.evaluation.evaluate import evaluate
+from solrl_trainer.ranks.communicator import SingleProcess
 from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.settings.config import RunConfig
 
 PROMPT = PromptItem(id="p", text="a red circle")
 OTHER = PromptItem(id="q", text="two blue squares")
+PROMPTS = [PromptItem(id=str(number), text=f"{number} circles", metadata={"number": number}) for number in range(3)]
 SEEDS = range(CHUNK_SIZE + 6)
 EACH, OTHERS = [PROMPT] * len(SEEDS), [OTHER] * len(SEEDS)
 PRUNED = Plan(steps=4, prune=Prune(after=2, keep=8))
@@ -47,7 +50,7 @@ def scorer(loaded: Backbone) -> SampleScorer:
     )
 
 
-def test_survivors_have_the_scores_of_the_whole_group(generator: Generator, scorer: SampleScorer) -> None:
+def test_survivors_have_the_scores_of_their_group_and_images(generator: Generator, scorer: SampleScorer) -> None:
     maker = maker_of(generator, PRUNED, scorer)
     whole, pruned = maker.scores(EACH, SEEDS, unpruned=True), maker.scores(EACH, SEEDS)
     made = ~pruned.isnan()
@@ -59,18 +62,12 @@ def test_survivors_have_the_scores_of_the_whole_group(generator: Generator, scor
     assert (group.prompt, list(group.seeds), group.samples) == (PROMPT, list(SEEDS), None)
     again = maker.scores(OTHERS, SEEDS)
     assert torch.equal(torch.tensor(other.scores).nan_to_num(9), again.nan_to_num(9))
-
-
-def test_images_are_those_that_were_scored(generator: Generator, scorer: SampleScorer) -> None:
-    maker = maker_of(generator, PRUNED, scorer)
     scores = maker.scores(EACH, SEEDS, unpruned=True)
     again = scorer.score_images(EACH[3:9], maker.images(PROMPT, SEEDS[3:9]))()
     assert torch.allclose(again, scores[3:9], atol=1e-4)
 
 
-def test_images_are_scored_in_the_decoder_precision_and_shown_as_trained(
-    generator: Generator, scorer: SampleScorer
-) -> None:
+def test_images_are_scored_as_decoded_and_shown_as_trained(generator: Generator, scorer: SampleScorer) -> None:
     maker, whole = (
         maker_of(generator, plan, scorer) for plan in (PRUNED.model_copy(update={"decoder_precision": "fp8"}), PRUNED)
     )
@@ -94,7 +91,7 @@ class Small:
     precision = "bf16"
 
     def __init__(self, generator: Generator, most: int) -> None:
-        self.generator = generator
+        self.generator, self.backbone = generator, generator.backbone
         self.most = most
         self.batches: list[int] = []
 
@@ -121,13 +118,10 @@ def test_batches_are_halved_if_memory_runs_out(generator: Generator, scorer: Sam
     with pytest.raises(torch.OutOfMemoryError):
         sampler.sample([PROMPT] * 2, [1, 2])
     assert sampler.batch.size == 1
-
-
-def test_no_batch_is_larger_than_the_setting(generator: Generator, scorer: SampleScorer) -> None:
+    # No batch is larger than the setting.
     small = Small(generator, 100)
-    maker = maker_of(small, PRUNED, scorer, AdaptiveBatchSize(size=16))
-    found = maker.scores(EACH, SEEDS)
-    assert torch.allclose(found, maker_of(generator, PRUNED, scorer).scores(EACH, SEEDS), equal_nan=True)
+    found = maker_of(small, PRUNED, scorer, AdaptiveBatchSize(size=16)).scores(EACH, SEEDS)
+    assert torch.allclose(found, expected, equal_nan=True)
     assert small.batches == [16, 16, 16]
     assert RunConfig.model_fields["batch"].default == CHUNK_SIZE  # a service's
 
@@ -140,3 +134,67 @@ def test_a_sharded_generator_does_not_try_a_smaller_batch() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         limit.run(CHUNK_SIZE, work)
     assert limit.size == CHUNK_SIZE
+
+
+class Brightness:
+    """A reward on a device with memory for only so many images. It reads text and metadata, too."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.batches: list[int] = []
+
+    def __call__(
+        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> torch.Tensor:
+        assert len(images) == len(prompts) == len(metadata)
+        self.batches.append(len(images))
+        if len(images) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        extra = [len(text) + item["number"] for text, item in zip(prompts, metadata, strict=True)]
+        return images.mean((1, 2, 3)) + torch.tensor(extra)
+
+
+def scorer_of(reward: Brightness, batch: AdaptiveBatchSize | None = None) -> Scorer:
+    return Scorer(RewardSet({"brightness": reward}), batch)
+
+
+def test_scoring_is_repeated_with_fewer_images() -> None:
+    images = torch.rand(12, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    notes: list[str] = []
+    small, large = Brightness(5), Brightness(24)
+    frugal = scorer_of(small, AdaptiveBatchSize(doing="scoring", on_exhausted=notes.append))
+    prompts = [PROMPTS[2]] * 12
+    (expected, _), (found, _) = (one.score(["brightness"], images, prompts) for one in (scorer_of(large), frugal))
+    assert torch.equal(found["brightness"], expected["brightness"])
+    assert (small.batches, large.batches) == ([12, 6, 3, 3, 3, 3], [12])
+    assert [note.partition(":")[0] for note in notes] == [
+        "memory ran out scoring 12 images at once; the limit is now 6",
+        "memory ran out scoring 6 images at once; the limit is now 3",
+    ]
+    small.batches.clear()
+    frugal.score(["brightness"], images, prompts)
+    assert small.batches == [3] * 4
+    with pytest.raises(torch.OutOfMemoryError):
+        scorer_of(Brightness(0)).score(["brightness"], images, prompts)
+
+
+def test_an_evaluation_fits_its_batches_into_memory(generator: Generator) -> None:
+    def evaluated(by: Any, reward: Brightness, **noted: Any) -> torch.Tensor:
+        sampler = Sampler(by, lambda: Plan(steps=2), batch=AdaptiveBatchSize(**noted))
+        scores = scorer_of(reward, AdaptiveBatchSize(doing="scoring", **noted))
+        return evaluate(sampler, scores, PROMPTS, SingleProcess(), seeds=2).scores["brightness"]
+
+    notes: list[str] = []
+    small, reward = Small(generator, 2), Brightness(1)
+    found = evaluated(small, reward, on_exhausted=notes.append)
+    expected = evaluated(generator, Brightness(24))
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert found.unique().numel() == found.numel()
+    assert small.batches == [24, 3, *[1] * 6]
+    assert reward.batches == [6, 3, *[1] * 6]
+    assert [note.partition(" images")[0] for note in notes] == [
+        "memory ran out generating 6",
+        "memory ran out generating 3",
+        "memory ran out scoring 6",
+        "memory ran out scoring 3",
+    ]

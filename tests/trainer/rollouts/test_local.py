@@ -55,9 +55,7 @@ def test_a_local_recipe_runs_without_a_service(recipe: str, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["sol_rl", "flowgrpo"])
-def test_groups_made_together_are_those_made_alone(
-    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_made_together_are_as_made_alone(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = (f"model={small_model()}", "explore.prompts=3", "evaluate.fidelity_prompts=3")
     config = config_of(recipe, tmp_path / "alone", *changes)
     alone = run(config)
@@ -72,9 +70,7 @@ def test_groups_made_together_are_those_made_alone(
 
 
 @pytest.mark.parametrize(("recipe", "precision"), [("naive_scaling", "bf16"), ("naive_quant", "nvfp4")])
-def test_training_uses_the_selected_candidates_themselves(
-    recipe: str, precision: str, backbone: PipelineBackbone, tmp_path: Path
-) -> None:
+def test_training_uses_the_candidates(recipe: str, precision: str, backbone: PipelineBackbone, tmp_path: Path) -> None:
     config = config_of(recipe, tmp_path)
     rewards = RewardSet.load(["clipscore"], backbone)
     prompt = read_prompts(find_prompts("shapes"), "train")[0]

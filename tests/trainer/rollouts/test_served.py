@@ -35,10 +35,10 @@ from solrl_trainer.service import service_source
 from solrl_trainer.service.regenerator import ServiceRegenerator
 from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.settings.preflight import check_run
-from solrl_trainer.settings.presets import ConfigError, resolve
+from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import read_prompts
 from training_helpers import TINY, tiny_config, unclocked
-from typed import typed
+from typed import accepted, refused
 
 Line = dict[str, Any]
 
@@ -110,13 +110,13 @@ def require_equal(one: Run, other: Run) -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Version and number of seeds of each request for samples."""
-    found: list[tuple[int, int]] = []
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, str]]:
+    """Version, number of seeds and prompt of each request for samples."""
+    found: list[tuple[int, int, str]] = []
     ask = ServiceRegenerator.samples_of
 
     def samples_of(self: ServiceRegenerator, selection: CandidateGroup, version: int, adapter: str) -> Any:
-        found.append((version, len(selection.seeds)))
+        found.append((version, len(selection.seeds), selection.prompt.id))
         return ask(self, selection, version, adapter)
 
     monkeypatch.setattr(ServiceRegenerator, "samples_of", samples_of)
@@ -130,7 +130,7 @@ def test_a_service_regenerates_the_same_samples_bit_for_bit_also_when_resumed(
     lag: int,
     here: Run,
     service: RunningService,
-    asked: list[tuple[int, int]],
+    asked: list[tuple[int, int, str]],
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / f"served-{lag}-{prompts}"
@@ -141,7 +141,10 @@ def test_a_service_regenerates_the_same_samples_bit_for_bit_also_when_resumed(
     expected = {one for one in samples if share < 1 or one[2] == "service"} | {("candidates", "clipscore", "service")}
     assert {(one["of"], one["reward"], one["by"]) for line in lines for one in line["scoring"]} == expected
     # Never under the lagged version.
-    assert sorted(asked) == [(version, 4) for version in range(3) for _ in range(prompts)]
+    assert sorted((version, seeds) for version, seeds, _ in asked) == [(i, 4) for i in range(3) for _ in range(prompts)]
+    # This device regenerates the first prompts.
+    last = {prompt.id for prompt in here.samples.prompts[-prompts:]}
+    assert {prompt for version, _, prompt in asked if version == 2} == last
     if share == 1:
         require_equal(here, go(folder, service.url, *settings, resume=True, checkpoint=2))
 
@@ -212,9 +215,7 @@ def test_a_share_of_pruned_and_stochastic_candidates_has_the_same_bits(service: 
     assert lines(0.3) == lines(1.0)
 
 
-def test_training_begins_before_the_last_samples_have_arrived(
-    service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_begins_on_arrival(service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last prompt's samples are withheld until the first prompt's gradient is there."""
     trained, added, ask = threading.Event(), list[int](), ServiceRegenerator.samples_of
     add = OneStep.add
@@ -235,27 +236,6 @@ def test_training_begins_before_the_last_samples_have_arrived(
     assert added == [0, 1, 2]
 
 
-def test_this_device_regenerates_the_first_prompts_at_their_turn(
-    service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[tuple[str, str]] = []
-    ask, make = ServiceRegenerator.samples_of, DeviceSource.regenerate
-
-    def samples_of(self: ServiceRegenerator, selection: CandidateGroup, version: int, adapter: str) -> Any:
-        events.append(("service", selection.prompt.id))
-        return ask(self, selection, version, adapter)
-
-    def regenerate(self: DeviceSource, selections: Sequence[CandidateGroup], iteration: int) -> Any:
-        events.extend(("device", selection.prompt.id) for selection in selections)
-        return make(self, selections, iteration)
-
-    monkeypatch.setattr(ServiceRegenerator, "samples_of", samples_of)
-    monkeypatch.setattr(DeviceSource, "regenerate", regenerate)
-    run = go(tmp_path, service.url, "run=first", "iterations=1", AT_SERVICE, "regenerate.share=0.4")
-    prompts = [prompt.id for prompt in run.samples.prompts]
-    assert sorted(events) == sorted([("device", prompts[0]), ("device", prompts[1]), ("service", prompts[2])])
-
-
 def test_a_resumed_run_divides_by_the_same_deviation(service: RunningService, tmp_path: Path) -> None:
     """With global_std, the first iteration waits for all samples; later ones need the rewards of the one before."""
     settings = (AT_SERVICE, "explore.lag=1", "algorithm.global_std=true")
@@ -267,9 +247,7 @@ def test_a_resumed_run_divides_by_the_same_deviation(service: RunningService, tm
     assert digests[0][1] != digests[1][1]
 
 
-def test_exploring_later_iterations_is_ahead_of_what_the_run_waits_for(
-    service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exploration_is_asked_ahead(service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, bool]] = []
     explore = RunClient.candidates_of
 
@@ -389,9 +367,7 @@ LIES: dict[str, tuple[Lie, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_lie_stops_the_run(
-    name: str, service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lies_stop_the_run(name: str, service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lie, words = LIES[name]
     monkeypatch.setattr(rollouts, "stream_lines", telling(lie, service))
     with pytest.raises(ProblemError) as raised:
@@ -404,32 +380,11 @@ def test_a_lie_stops_the_run(
     assert problem.action
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (("rollout_url=null", AT_SERVICE), "at=service needs a service that explores; expected --set rollout_url="),
-        (("regenerate.share=0.5",), "share is 0.5, but at=trainer; expected at=service"),
-        ((AT_SERVICE, "regenerate.share=0"), "regenerate.share"),
-        (("explore.share=0",), "explore.share"),
-        (
-            ("rollout_url=null", "explore.share=0.5"),
-            "share is 0.5, but no service explores; expected explore.share=1",
-        ),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        tiny_config(*settings, output=tmp_path)
-
-
-def test_a_service_must_score_the_logged_rewards_too(service: RunningService, tmp_path: Path) -> None:
+def test_rewards_that_the_service_lacks_are_refused(service: RunningService, tmp_path: Path) -> None:
     logged = "rewards={clipscore: 1, verifier_graded: 0}"
     config = tiny_config(*SMALL, logged, AT_SERVICE, output=tmp_path / "run", rollout_url=service.url)
     with pytest.raises(ProblemError, match="does not score verifier_graded"):
         check_run(config, resume=False)
-
-
-def test_a_misspelt_reward_is_said_to_be_so_and_not_to_be_served(service: RunningService, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'Juge' \(did you mean 'Judge'\?\)"):
         go(tmp_path, service.url, "rewards={solrl_minis.judge:Juge: 1}", "run=misspelt")
 
@@ -463,9 +418,7 @@ def test_a_service_without_the_precision_is_refused_before_anything_is_loaded(
     monkeypatch.setattr(loading, "load_backbone", lambda *_, **__: pytest.fail("the model was loaded"))
     words = [word for one in (*TINY, *SMALL, *settings) for word in ("--set", one)]
     words += ["--rollout-url", service.url, "--output", str(tmp_path / "run"), *["--dry-run"] * dry]
-    done = typed(main, "run", *words)
-    assert done.returncode == 2
-    message = done.stderr.splitlines()[-1]
+    message = refused(main, "run", *words).splitlines()[-1]
     assert message.startswith("solrl-train: Precision is not supported here")
     offered = f"the service at {service.url} does not generate in bf16; at {setting}; got 'bf16'; expected ['nvfp4']"
     assert offered in message
@@ -474,6 +427,5 @@ def test_a_service_without_the_precision_is_refused_before_anything_is_loaded(
 
 def test_a_service_with_the_precision_is_accepted(service: RunningService, tmp_path: Path) -> None:
     words = [word for one in (*TINY, *SMALL, AT_SERVICE) for word in ("--set", one)]
-    done = typed(main, "run", *words, "--rollout-url", service.url, "--output", str(tmp_path / "run"), "--dry-run")
-    assert done.returncode == 0, done.stderr
+    done = accepted(main, "run", *words, "--rollout-url", service.url, "--output", str(tmp_path / "run"), "--dry-run")
     assert done.stderr == ""

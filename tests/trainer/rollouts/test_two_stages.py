@@ -1,7 +1,6 @@
 """Both stages in the trainer: equal to a run with a service, bit for bit."""
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import torch
 import yaml
 from real_runs import Watcher
-from service_helpers import RunningService, running_service
+from service_helpers import RunningService
 from small_model import small_model
 from solrl_core.errors import DecoderError, MismatchError
 from solrl_core.families import load_backbone
@@ -87,19 +86,13 @@ def go(folder: Path, *settings: str, url: str | None = None) -> Run:
         return Run(folder, train(config, watcher), watcher.notes)
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[RunningService]:
-    with running_service(model=small_model()) as running:
-        yield running
-
-
 @pytest.fixture(scope="module", params=PLANS)
 def both(
-    request: pytest.FixtureRequest, service: RunningService, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, small_service: RunningService, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Run, Run]:
     """A run with a service, and the same run with local exploration."""
     settings, folder = PLANS[request.param], tmp_path_factory.mktemp(request.param)
-    served = go(folder / request.param, *settings, url=service.url)
+    served = go(folder / request.param, *settings, url=small_service.url)
     return served, go(folder / "local", *settings)
 
 
@@ -123,25 +116,14 @@ def test_a_local_run_equals_the_run_with_a_service_bit_for_bit(both: tuple[Run, 
     assert torch.equal(theirs.scores, ours.scores)
     assert theirs.exploration.score_sum == ours.exploration.score_sum
     assert theirs.exploration.score_count == ours.exploration.score_count
-
-
-def test_local_exploration_has_no_wait(both: tuple[Run, Run]) -> None:
-    served, local = both
     assert all(phases == {"explore", "wait", "regenerate", "train"} for phases in served.phases)
     assert all(phases == {"explore", "regenerate", "train"} for phases in local.phases)
-
-
-def test_the_report_shows_the_same_images(both: tuple[Run, Run]) -> None:
-    theirs, ours = (run.result.pairs for run in both)
+    # The report shows the same images; the service's are PNGs.
+    theirs, ours = served.result.pairs, local.result.pairs
     assert theirs.pairs == ours.pairs
-    # The service's images are PNGs.
     assert float((theirs.explored - ours.explored).abs().max()) <= 0.51 / 255
     assert torch.equal(theirs.regenerated, ours.regenerated)
     assert float((ours.explored - ours.regenerated).abs().max()) > 0.005
-
-
-def test_an_emulation_is_noted_and_no_service_is_needed(both: tuple[Run, Run]) -> None:
-    _, local = both
     assert any("emulates" in note for note in local.notes)
     assert not any("127.0.0.1" in note for note in local.notes)
 
@@ -165,8 +147,8 @@ def test_a_report_can_omit_the_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("at", ["service", "trainer"])
-def test_training_does_not_wait_for_the_images_of_its_report(
-    at: str, service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_no_wait_for_images(
+    at: str, small_service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source: Any = ServiceSource if at == "service" else DeviceSource
     images_of, train_step, trained = source.images_of, loop.train_step, threading.Event()
@@ -181,38 +163,28 @@ def test_training_does_not_wait_for_the_images_of_its_report(
 
     monkeypatch.setattr(source, "images_of", late)
     monkeypatch.setattr(loop, "train_step", telling)
-    run = go(tmp_path / f"late-{at}", *ONE, url=service.url if at == "service" else None)
+    run = go(tmp_path / f"late-{at}", *ONE, url=small_service.url if at == "service" else None)
     pairs = run.result.pairs
     assert len(pairs.pairs) == len(pairs.explored) == 6
 
 
-def test_a_plan_for_a_different_model_is_refused(tmp_path: Path) -> None:
+def test_plans_for_other_models_and_unsupported_fp8_are_refused(tmp_path: Path) -> None:
     bound = "explore.calibrated_for={model: 'sha256:%s', solver: euler, guidance: 1.0}" % ("0" * 64)
     with pytest.raises(MismatchError, match="calibrated for a different model than"):
         go(tmp_path, *ONE, bound)
+    with pytest.raises(ValueError, match="precision fp8: this CPU has no FP8 matrix units"):
+        go(tmp_path, *ONE, "explore.precision=fp8", "model=/nowhere")
 
 
-@pytest.fixture
-def without_autoencoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs load their model without its autoencoder."""
-
+@pytest.mark.parametrize("served", [False, True])
+def test_a_model_whose_decoder_has_no_fp8_is_refused(
+    small_service: RunningService, tmp_path: Path, served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def bare(*arguments: Any, **options: Any) -> PipelineBackbone:
         backbone = load_backbone(*arguments, **options)
         del backbone.parts["vae"]
         return backbone
 
     monkeypatch.setattr("solrl_trainer.rollouts.loading.load_backbone", bare)
-
-
-@pytest.mark.parametrize("served", [False, True])
-@pytest.mark.usefixtures("without_autoencoder")
-def test_a_model_whose_decoder_cannot_compute_in_fp8_is_refused(
-    service: RunningService, tmp_path: Path, served: bool
-) -> None:
     with pytest.raises(DecoderError, match="no convolution of the decoder can compute in FP8"):
-        go(tmp_path, *ONE, "explore.decoder_precision=fp8", url=service.url if served else None)
-
-
-def test_unsupported_fp8_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="precision fp8: this CPU has no FP8 matrix units"):
-        go(tmp_path, *ONE, "explore.precision=fp8", "model=/nowhere")
+        go(tmp_path, *ONE, "explore.decoder_precision=fp8", url=small_service.url if served else None)

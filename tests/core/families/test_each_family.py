@@ -1,0 +1,173 @@
+"""What is particular to a family: positions, padding, schedules, compiled blocks, unread tokens, and autoencoders."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope
+from diffusers.models.transformers.transformer_z_image import ZImageTransformerBlock
+from solrl_core.errors import DecoderError
+from solrl_core.families import Backbone, flux2_klein, load_backbone
+from solrl_core.families.flux import pack, position_ids, unpack
+from solrl_core.families.qwen_image import Positions
+from solrl_core.families.z_image import ZImage
+from solrl_core.families.z_image_fused import ZImageFusedBlock
+from solrl_core.precision import LayerPolicy, apply_policy
+from solrl_core.sampling.noise import initial_noise
+from tiny_models import ONE_EACH, Tiny, sized, variants
+from tiny_pipelines import PROMPTS, QWEN_TOKENS, difference
+from torch._dynamo.testing import CompileCounterWithBackend
+
+
+@variants("flux")
+def test_flux_shifts_by_size_and_packs_and_places_patches(tiny: Tiny) -> None:
+    backbone = tiny.backbone
+    rows, at = backbone.encode(PROMPTS[:1]), torch.tensor([0.5])
+    noise = initial_noise([3], backbone.latent_shape)
+    with torch.no_grad():
+        here = backbone.velocity(backbone.transformer, noise, at, rows)
+        there = backbone.velocity(backbone.transformer, noise.mT.contiguous(), at, rows)
+    assert here.shape == noise.shape
+    assert difference(here.mT, there) > 1e-3
+    latents = torch.randn(2, 4, 8, 12)
+    packed = pack(latents)
+    assert torch.equal(packed, tiny.pipeline._pack_latents(latents, *latents.shape))
+    assert torch.equal(unpack(packed, 4, 6), latents)
+    assert torch.equal(unpack(packed, 4, 6), tiny.pipeline._unpack_latents(packed, 64, 96, 8))
+    theirs = tiny.pipeline._prepare_latent_image_ids(2, 4, 6, "cpu", torch.float32)
+    assert torch.equal(position_ids(4, 6, torch.device("cpu")), theirs)
+    # The shift depends on the size if it is dynamic.
+    shifted = tiny.pipeline.scheduler.config.use_dynamic_shifting
+    assert (sized(tiny, 640, 640).backbone.sigmas(6) != tiny.backbone.sigmas(6)) == shifted
+
+
+@variants("flux2-klein")
+def test_flux2_shifts_by_steps_and_places_as_its_pipeline(tiny: Tiny) -> None:
+    """With the shift of 2 steps, the middle one of 4 steps would be the same."""
+    assert tiny.backbone.sigmas(4)[2] != pytest.approx(tiny.backbone.sigmas(2)[1], abs=1e-4)
+    cpu = torch.device("cpu")
+    image = tiny.pipeline._prepare_latent_ids(torch.zeros(1, 16, 4, 6))[0]
+    text = tiny.pipeline._prepare_text_ids(torch.zeros(1, 9, 32))[0]
+    assert torch.equal(flux2_klein.position_ids(1, 4, 6, 1, cpu), image)
+    assert torch.equal(flux2_klein.position_ids(1, 1, 1, 9, cpu), text)
+
+
+@variants("qwen-image")
+def test_padding_changes_no_velocity(tiny: Tiny) -> None:
+    backbone = tiny.backbone
+    rows, noise = backbone.encode(PROMPTS[:1]), initial_noise([3], backbone.latent_shape)
+    assert backbone.encode(PROMPTS)["mask"].sum(1).tolist() == [8, 15]
+    other = rows | {"states": torch.where(rows["mask"][..., None], rows["states"], 7.0)}
+    velocities = [backbone.velocity(backbone.transformer, noise, torch.tensor([0.5]), each) for each in (rows, other)]
+    assert difference(*velocities) <= 1e-6
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(4, 6), (5, 3)])
+def test_positions_equal_diffusers(rows: int, columns: int) -> None:
+    sizes, device = [[(1, rows, columns)]] * 2, torch.device("cpu")
+    theirs = QwenEmbedRope(10000, [4, 6, 6], scale_rope=True)(sizes, max_txt_seq_len=9, device=device)
+    ours = Positions((4, 6, 6))(sizes, max_txt_seq_len=9, device=device)
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(ours, theirs, strict=True))
+
+
+@variants("z-image")
+def test_padding_holds_nothing_and_tokens_beyond_the_limit_are_not_read(tiny: Tiny) -> None:
+    rows = tiny.backbone.encode(PROMPTS)
+    assert not rows["states"][rows["mask"] == 0].any()
+    backbone = tiny.backbone
+    # The tokenizer has a token for each letter; 6 come before the prompt: the start of the message, user and newline.
+    fits = "a" * (QWEN_TOKENS - 6)
+    assert backbone.truncated_tokens([*PROMPTS, fits, fits + "bcd"]) == [0, 0, 0, 3]
+    one, other = (backbone.encode([text])["states"] for text in (fits, fits + "bcd"))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.release
+@pytest.mark.usefixtures("fp8_in_float32")
+def test_blocks_compile_for_any_number_of_tokens() -> None:
+    """The first number of tokens has its own graph; all others share one."""
+    block = ZImageFusedBlock(ZImageTransformerBlock(0, 48, 3, 3, 1e-5, qk_norm=True, modulation=False))
+    apply_policy(block, LayerPolicy(quantize=("",)), "fp8")
+    torch._dynamo.reset()
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(block, backend=graphs, dynamic=False if ZImage.one_length else None, fullgraph=True)
+    for tokens in (32, 64, 96, 128):
+        x, angles = torch.randn(2, tokens, 48), torch.randn(2, tokens, 8, 2)
+        with torch.no_grad():
+            expected = block(x, None, angles)
+            assert difference(compiled(x, None, angles), expected) <= 1e-4 * float(expected.abs().max())
+    assert graphs.frame_count == 2
+
+
+@pytest.mark.parametrize("tiny", ONE_EACH, indirect=True)
+def test_the_decoder_gets_what_the_autoencoder_found(tiny: Tiny) -> None:
+    """`decode` undoes the normalisation of `encode_images`, whatever it is: the autoencoder decodes its own latents."""
+    backbone = tiny.backbone
+    vae = copy.copy(backbone.pipeline.vae)
+    frames = [backbone.frames] if backbone.frames > 1 else []
+    images = torch.rand(2, *frames, 3, backbone.height, backbone.width, generator=torch.Generator().manual_seed(1))
+    latents = backbone.encode_images(images)
+    assert latents.shape == (2, *backbone.latent_shape)
+    assert latents.dtype == torch.float32
+    video = images.transpose(1, 2) if frames else images
+    if any(one.ndim == 5 for one in vae.parameters()) and not frames:
+        video = images[:, :, None]
+    with torch.no_grad():
+        encoded = vae.encode((2 * video - 1).to(vae.dtype), return_dict=False)[0]
+        own = encoded if isinstance(encoded, torch.Tensor) else encoded.mode()
+        expected = vae.decode(own, return_dict=False)[0]
+        expected = expected.transpose(1, 2) if frames else expected.view(*images.shape)
+    assert torch.allclose(backbone.decode(latents), (expected.float() / 2 + 0.5).clamp(0, 1), atol=2e-2)
+
+
+@pytest.mark.parametrize("tiny", ["sana/mini"], indirect=True)
+def test_a_trained_autoencoder_gives_the_image_back(tiny: Tiny) -> None:
+    made = tiny.generator.generate(["two red circles"], [7], steps=4).images
+    again = tiny.backbone.decode(tiny.backbone.encode_images(made))
+    assert float((again - made).square().mean().log10() * -10) > 25
+
+
+OF_VIDEOS = {"qwen-image/base": "AutoencoderKLQwenImage", "wan/2.1": "AutoencoderKLWan"}
+
+
+@pytest.mark.parametrize("tiny", [name for name in ONE_EACH if name not in OF_VIDEOS], indirect=True)
+def test_a_family_decodes_in_fp8(tiny: Tiny) -> None:
+    latents = initial_noise([1, 2], tiny.backbone.latent_shape)
+    whole, found = tiny.backbone.decode(latents), tiny.backbone.decode(latents, "fp8")
+    assert found.shape == whole.shape
+    assert 0 < (found - whole).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize("tiny", OF_VIDEOS, indirect=True)
+def test_a_decoder_of_videos_is_refused(tiny: Tiny) -> None:
+    latents = initial_noise([1], tiny.backbone.latent_shape)
+    with pytest.raises(DecoderError, match=f"got '{OF_VIDEOS[tiny.name]}'; expected .an autoencoder of images"):
+        tiny.backbone.decode(latents, "fp8")
+
+
+WORDS = ("red", "blue", "circle", "square", "two", "small", "green", "cross")
+
+
+@pytest.fixture(scope="module", params=["mini-sana", "mini-sana with an instruction", "mini-sd3", "mini-flux"])
+def backbone(request: pytest.FixtureRequest) -> Backbone:
+    name, _, instructed = request.param.partition(" with ")
+    loaded = load_backbone(name)
+    if instructed:
+        loaded.options = replace(loaded.options, complex_human_instruction=["describe well", "user prompt: "])
+    return loaded
+
+
+def test_prompts_that_differ_in_unread_tokens_alone_are_one(backbone: Backbone) -> None:
+    seen = []
+    for length in range(1, 24):
+        start = " ".join(WORDS[i % len(WORDS)] for i in range(length))
+        first, second = f"{start} circle", f"{start} square"
+        one, other = backbone.encode([first]), backbone.encode([second])
+        same = all(torch.equal(one[name], other[name]) for name in one)
+        unread = backbone.truncated_tokens([first, second])
+        assert (min(unread) > 0) == same, (length, unread)
+        seen.append(unread[0])
+    assert seen[0] == 0
+    assert seen == sorted(seen)
+    assert 0 < seen[-1] < 24
