@@ -22,7 +22,6 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
     "--hide-scrollbars",
-    "--remote-debugging-pipe",
 ]
 
 
@@ -157,7 +156,16 @@ def running_browser() -> Iterator[Browser]:
     with tempfile.TemporaryDirectory(prefix="solrl-browser-", ignore_cleanup_errors=True) as profile:
         # The browser reads from descriptor 3 and writes to 4. Bash can redirect descriptors with two digits to them.
         script = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
-        command = ["bash", "-c", script, program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        command = [
+            "bash",
+            "-c",
+            script,
+            program,
+            *FLAGS,
+            "--remote-debugging-pipe",
+            f"--user-data-dir={profile}",
+            "about:blank",
+        ]
         process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL)
         os.close(theirs_in)
         os.close(theirs_out)
