@@ -107,25 +107,19 @@ def _authors(table: Mapping[str, Any]) -> dict[str, str]:
 def _pace(table: Mapping[str, Any]) -> dict[str, str]:
     own, preset = list(table["cost of an iteration"]["Sol-RL"])[:2]
     ours, compute, predicted = table["iterations"]["Sol-RL"], table["compute"], table["predicted"]
-    first, *_, late, last = ours
+    *_, late, last = ours
     less = table["iterations of BF16"][last]
     return {
         "ours": _times_text(ours[last]),
-        "ours_first": f"{_times_text(ours[first])} at {first.replace('%', ' %')}",
-        "ours_late": f"{_times_text(ours[late])} at {late.replace('%', ' %')}",
         "ours_compute": _times_text(compute[f"Sol-RL, {last}"][own]),
-        "ours_compute_preset": _times_text(compute[f"Sol-RL, {last}"][preset]),
         "bf16": _times_text(table["iterations"]["24-in-96 BF16"][last]),
-        "bf16_compute": _times_text(compute[f"24-in-96 BF16, {last}"][own]),
         "bf16_late_compute": _times_text(compute[f"24-in-96 BF16, {late}"][own]),
         "bf16_late_preset": _times_text(compute[f"24-in-96 BF16, {late}"][preset]),
-        "ours_late_compute": _times_text(compute[f"Sol-RL, {late}"][own]),
         "fraction_own": own.rpartition(", ")[2],
         "fraction_preset": preset.rpartition(", ")[2],
         "proxy_costs": _times_text({"mean": 1 / less["mean"], "low": 1 / less["high"], "high": 1 / less["low"]}),
         "predicted": f"{predicted['base']:.2f} ×",
         "predicted_along": f"{predicted['along the run']:.2f}",
-        "predicted_exact": f"{predicted['exact']:.2f} ×",
         "predicted_cost": f"{predicted['exact'] / predicted['base']:.2f} ×",
     }
 
@@ -175,18 +169,12 @@ def _text(table: Mapping[str, Any]) -> dict[str, str]:
     for key, variant in (("guided", "guidance 2"), ("fast", "rate 0.001")):
         found[f"text_{key}"] = _reached(table["variants"][f"{variant} Sol-RL"]["iterations"]["95%"])
     found["text_guided_awm"] = _reached(table["variants"]["guidance 2 AWM"]["iterations"]["95%"])
-    costs = table["cost of an iteration"]["Sol-RL"]
-    for key, clock in (("", "FLUX.1"), ("_preset", "FLUX.1, its preset")):
-        fast = table["variants"]["rate 0.001 Sol-RL"]["iterations"]["95%"]
-        scaled = {name: fast[name] / costs[clock] for name in ("mean", "low", "high")}
-        found[f"text_fast_compute{key}"] = _times_text(scaled)
+    fast, cost = table["variants"]["rate 0.001 Sol-RL"]["iterations"]["95%"], table["cost of an iteration"]["Sol-RL"]
+    found["text_fast_compute"] = _times_text({name: fast[name] / cost["FLUX.1"] for name in ("mean", "low", "high")})
     for name in ("AWM", "AWM two-stage", "FlowGRPO"):
         found[f"text_{name.lower().replace(' ', '_').replace('-', '_')}_compute"] = _reached(
             compute[f"{name}, FLUX.1"]["95%"]
         )
-    found["text_cost"] = f"{table['cost of an iteration']['Sol-RL']['FLUX.1']:.2f} ×"
-    steps = {name: one["at 95%"] for name, one in families.items()}
-    found |= {"text_awm": _tenths(steps["AWM"]), "text_solrl": _tenths(steps["Sol-RL"])}
     return found | {"text_rows": "\n".join(rows)}
 
 
@@ -200,7 +188,6 @@ def _damaged(table: Mapping[str, Any]) -> dict[str, str]:
             f"damaged_{key}_ours": _plain(ours["less naive quant"]),
             f"damaged_{key}_bf16": _plain(bf16["less Sol-RL"]),
             f"damaged_{key}_spearman": f"{ours['spearman']:.2f}",
-            f"damaged_{key}_ours_samples": _signed(ours["samples"]),
             f"damaged_{key}_small": _signed(ours["less 24-in-24 BF16"]),
             f"damaged_{key}_naive_judge": _plain(naive["judge"]),
             f"damaged_{key}_ours_judge": _plain(ours["judge"]),
@@ -228,17 +215,11 @@ def _law(table: Mapping[str, Any]) -> dict[str, str]:
         "law_three_compute": _times_text(settings["96 12 3"]["compute"][own]),
         "law_few_compute": _times_text(settings["96 4 6"]["compute"][own]),
         "law_few_of_24_compute": _times_text(settings["24 4 6"]["compute"][own]),
-        **{f"law_{side}_ratio": f"{one['ratio']:.2f}" for side, one in fits.items()},
-        **{f"law_{side}_error": f"{100 * one['error']:.0f} %" for side, one in fits.items()},
+        "law_12_error": f"{100 * fits['12']['error']:.0f} %",
         "law_slower": f"{1 / fits['4']['ratio']:.2f} ×",
         "law_two_compute": _times_text(settings["96 12 2"]["compute"][own]),
         "law_usual_compute": _times_text(settings["96 12 6"]["compute"][own]),
-        **{f"law_{side}_settings": str(one["settings"]) for side, one in fits.items()},
     }
-
-
-def _tenths(one: Mapping[str, float]) -> str:
-    return f"{one['mean']:.1f} [{one['low']:.1f}, {one['high']:.1f}]"
 
 
 def _reached(one: Mapping[str, float] | None) -> str:
@@ -291,7 +272,6 @@ def _sweeps(table: Mapping[str, Any]) -> dict[str, str]:
         "clear": WORDS[len(clear)],
         "clear_sizes": " and ".join(sorted({name.split(",")[0] for name in clear})),
         "few": _plain(apart["24 candidates, 12 a side"], -1),
-        "many_gain": f"{table['gains']['192 candidates, 12 a side']['mean']:.2f}",
         "many": _plain(apart["192 candidates, 12 a side"]),
         "old": _signed(apart["lag 4"]),
         "pruned": _signed(apart["6 steps, after 4 keep 48"]),

@@ -137,7 +137,6 @@ def _fit(both: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 def _spearman(context: Context, runs: Sequence[Experiment]) -> tuple[float, float]:
     """Rank correlation before training, and its mean along the run."""
-    found = [run.fidelity for run in context.finished(runs)]
-    return float(np.mean([lines[0]["spearman"] for lines in found])), float(
-        np.mean([line["spearman"] for lines in found for line in lines])
-    )
+    lines = [line for run in context.finished(runs) for line in run.fidelity]
+    start = [line["spearman"] for line in lines if not line["version"]]
+    return float(np.mean(start)), float(np.mean([line["spearman"] for line in lines]))

@@ -233,12 +233,7 @@ def _variant_lines(variants: Mapping[tuple[str, str], Variant]) -> list[str]:
             f"{one.begin:.3f}",
             *(interval(found) if (found := one.figures[name]) else "never" for name in ("best", "at 95%")),
             *("" if key[1] == BASELINE else str(one.pace[share]) for share in (0.5, 0.95)),
-            *(
-                f"{100 * read.mean:.0f} % [{100 * read.low:.0f}, {100 * read.high:.0f}]"
-                if (read := one.figures[engine])
-                else "not read"
-                for engine in ENGINES
-            ),
+            *(_share(one.figures[engine]) for engine in ENGINES),
         ]
         for key, one in variants.items()
     ]
@@ -326,11 +321,13 @@ def _accuracy(own: Context, runs: list[Experiment], engine: str, when: str) -> E
 
 
 def _read(own: Context, runs: list[Experiment], engine: str, when: str) -> str:
-    found = _accuracy(own, runs, engine, when)
+    return _share(_accuracy(own, runs, engine, when), limits=when == "after")
+
+
+def _share(found: Estimate | None, *, limits: bool = True) -> str:
     if found is None:
         return "not read"
-    limits = f" [{100 * found.low:.0f}, {100 * found.high:.0f}]" if when == "after" else ""
-    return f"{100 * found.mean:.0f} %{limits}"
+    return f"{100 * found.mean:.0f} %{f' [{100 * found.low:.0f}, {100 * found.high:.0f}]' if limits else ''}"
 
 
 def _json_read(own: Context, runs: list[Experiment], engine: str, when: str) -> dict[str, Any] | None:
