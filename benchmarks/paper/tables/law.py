@@ -8,7 +8,7 @@ from support.results import table
 
 from paper.experiments import Experiment
 from paper.tables.common import Context, Section, as_json, ceiling_text, gain, gain_text, rate_text
-from paper.tables.families import BASELINE, FAMILIES, OURS
+from paper.tables.families import BASELINE, BF16, FAMILIES, OURS
 from paper.tables.pace import clocks_of, log_ratios, speed_up
 from paper.theory import signal
 
@@ -37,6 +37,11 @@ SETTINGS = [
 """A group of 24 with 12 a side is trained whole, whatever its ranks."""
 BASE = Setting(24, 12, 6)
 """The setting whose samples are those of 24-in-24, though explored first."""
+CONTROLS = {
+    "8-in-8 BF16": (FAMILIES[BASELINE], {"explore.candidates": 8, "explore.keep": 8}),
+    "8-in-24 BF16": (FAMILIES[BF16], {"explore.candidates": 24, "explore.keep": 8}),
+}
+"""Recipe and changes of runs that tell a smaller batch from selection."""
 
 
 def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
@@ -44,6 +49,7 @@ def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
     found = context.after_trials([FAMILIES[BASELINE]], [(None, {})], whole=whole)
     if context.choice or whole:
         found += [one for setting in reversed(SETTINGS) for one in runs_of(context, setting)]
+        found += [one for recipe, changes in CONTROLS.values() for one in context.tuned.over_seeds(recipe, changes)]
     return found
 
 
