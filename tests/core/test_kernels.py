@@ -304,10 +304,12 @@ def test_the_attention_kernel_in_fp8(queries: int, keys: int, heads: int, size: 
     query = torch.randn(2, queries, heads, size).bfloat16()
     both = torch.randn(2, keys, 2 * heads, size).bfloat16()
     query[0, 0], both[1, :, 0] = 100, 0
-    expected = plain_fp8_attention(query.float(), *both.float().chunk(2, 2))
+    exact = F.scaled_dot_product_attention(*(x.float().transpose(1, 2) for x in (query, *both.chunk(2, 2))))
+    plain = plain_fp8_attention(query.float(), *both.float().chunk(2, 2))
     got = fp8_attention(query.cuda(), *both.cuda().chunk(2, 2))
-    # A weight's code depends on the largest logit so far, not on the largest of all.
-    assert relative(got, expected) < 0.02
+    # A weight's code depends on the largest logit so far, not on the largest of all, and FP8 units round their sums.
+    assert relative(got, plain) < 0.03
+    assert relative(got, exact.transpose(1, 2)) < 1.15 * relative(plain, exact.transpose(1, 2))
 
 
 @HOPPER
