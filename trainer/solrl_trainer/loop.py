@@ -13,7 +13,7 @@ from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 
-from solrl_trainer.algorithms.algorithm import advantages_of, advantages_of_group
+from solrl_trainer.algorithms.algorithm import advantages_of
 from solrl_trainer.algorithms.gdpo import aggregated, normalised
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.evaluation.held_out import (
@@ -325,12 +325,14 @@ def training_samples(session: Session, samples: IterationSamples, advantages: to
 def group_samples(session: Session, group: CandidateGroup) -> TrainingSamples:
     """The samples of one group with their advantages, before those of the iteration's other groups are known."""
     samples = group.trained
-    (scores,) = _aggregated(
+    scores = _aggregated(
         session, [group.prompt], samples.scores[None], {name: values[None] for name, values in samples.rewards.items()}
     )
+    # What an algorithm computes over an iteration's rewards, it computes over these and those of the iteration before.
+    known = scores if session.scores is None else torch.cat([scores, session.scores.to(scores)])
     return TrainingSamples(
         latents=samples.latents,
-        advantages=advantages_of_group(session.updater.algorithm, scores, session.scores),
+        advantages=advantages_of(session.updater.algorithm, known)[0],
         conditioning=_conditioning(session, [group.prompt]),
         prompts=torch.zeros(len(samples.scores), dtype=torch.long),
         recording=samples.recording,

@@ -15,8 +15,7 @@ from solrl_trainer.algorithms.dancegrpo import DanceGrpo, DanceGrpoSettings
 from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings
 from solrl_trainer.algorithms.grpo import clipped_objective, kl_divergence, masked_objective
 from solrl_trainer.algorithms.registry import ALGORITHMS
-from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrainingSamples, TrajectoryBatch
-from solrl_trainer.algorithms.windows import Window
+from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrainingSamples, TrajectoryBatch, Window
 from solrl_trainer.policy.update import UpdateFigures
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError, resolve

@@ -9,11 +9,12 @@ from solrl_core.rewards import RewardSet
 from solrl_core.rewards.reward import PlainDefaults
 from solrl_minis import catalog
 from solrl_proto.selection import ROUNDING, levelled, rounding
-from solrl_trainer.algorithms.algorithm import advantages_of
+from solrl_trainer.algorithms.algorithm import Velocities, advantages_of
 from solrl_trainer.algorithms.diffusionnft import AdvantageMode, trained_advantages
-from solrl_trainer.algorithms.dpo import DiffusionDpo, DpoSettings, dpo_loss
+from solrl_trainer.algorithms.dpo import DiffusionDpo, DpoSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.rounding import without_spread
+from solrl_trainer.algorithms.training_data import ForwardBatch
 from solrl_trainer.records.records import share_without_spread
 from solrl_trainer.selection import choose
 from solrl_trainer.settings.rollout_sections import SelectionMode
@@ -73,9 +74,9 @@ def test_no_other_algorithm_sees_rounding_and_pairs_that_differ_by_it_are_tied()
     algorithm = DiffusionDpo(DpoSettings())
     advantages = advantages_of(algorithm, rewards)[0]
     pairs = algorithm.units(advantages, 4).flatten()
-    v = torch.zeros(4, 1, requires_grad=True)
-    loss = dpo_loss(v, v, v.detach(), v.detach(), advantages[pairs], beta=1.0)
-    assert loss.figures["tied"] == 0.5
+    v = torch.zeros(4, 1)
+    found = algorithm.loss(ForwardBatch(v, v[:, 0], advantages[pairs], v, v), Velocities(v, {"reference": v}))
+    assert found.figures["tied"] == 0.5
 
 
 def test_only_rewards_within_the_tolerance_are_without_spread() -> None:

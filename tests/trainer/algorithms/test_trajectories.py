@@ -131,7 +131,7 @@ def test_an_update_uses_the_gradient_of_the_clipped_ratio(backbone: Backbone, sa
     assert any(not torch.equal(value, before[key]) for key, value in policy.tensors(CURRENT).items())
 
 
-def test_a_batch_contains_the_recorded_steps_of_its_samples_and_needs_a_recording(samples: TrainingSamples) -> None:
+def test_a_batch_contains_the_recorded_steps_of_its_samples(samples: TrainingSamples) -> None:
     recording = samples.recording
     rows, steps = training_pairs(4, STEPS, 1.0, torch.Generator().manual_seed(0))
     sigmas = torch.tensor(recording.sigmas, dtype=torch.float64)
@@ -145,9 +145,6 @@ def test_a_batch_contains_the_recorded_steps_of_its_samples_and_needs_a_recordin
         assert (float(part.sigma[place]), float(part.sigma_next[place])) == recording.sigmas[step : step + 2]
         assert float(part.advantages[place]) == ADVANTAGES[row]
     assert data.draw(4, (1,), torch.Generator()) is None
-    plain = TrainingSamples(samples.latents, samples.advantages, samples.conditioning, samples.prompts)
-    with pytest.raises(ValueError, match="the samples have no recording"):
-        RecordedTrajectory(FlowSde(ETA)).sigmas(plain, [1.0, 0.0])
 
 
 def test_a_run_without_a_service_trains_on_trajectories(tmp_path: Path) -> None:

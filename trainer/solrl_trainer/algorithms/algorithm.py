@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Ty
 from pydantic import Field
 
 from solrl_trainer.algorithms.rounding import centred, levelled_groups, without_spread
-from solrl_trainer.algorithms.training_data import MicroBatch, TrainingData
+from solrl_trainer.algorithms.training_data import BatchT, TrainingData
 from solrl_trainer.settings.section import Section
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ class AlgorithmSettings(Section):
 
 
 SettingsT = TypeVar("SettingsT", bound=AlgorithmSettings)
-BatchT = TypeVar("BatchT", bound=MicroBatch)
 
 
 @dataclass(frozen=True)
@@ -141,20 +140,6 @@ def group_advantages(rewards: torch.Tensor, *, global_std: bool = True) -> torch
     """
     std = rewards.std(unbiased=False) if global_std else rewards.std(1, keepdim=True, unbiased=False)
     return centred(rewards) / (std + 1e-4)
-
-
-def advantages_of_group(
-    algorithm: Algorithm[Any, Any], rewards: torch.Tensor, previous: torch.Tensor | None
-) -> torch.Tensor:
-    """Advantages [kept] of one group's rewards [kept], as `advantages_of`.
-
-    `previous` [groups, kept] are the rewards of the iteration before. What an algorithm computes over all rewards of an
-    iteration is computed over these and the group's own.
-    """
-    import torch
-
-    window = rewards[None] if previous is None else torch.cat([rewards[None], previous.to(rewards)])
-    return advantages_of(algorithm, window)[0]
 
 
 def advantages_of(algorithm: Algorithm[Any, Any], rewards: torch.Tensor) -> torch.Tensor:

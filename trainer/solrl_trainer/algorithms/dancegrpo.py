@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 from solrl_proto.rollouts import Eta, SdeKind
 
-from solrl_trainer.algorithms.algorithm import Algorithm, Loss, Velocities
-from solrl_trainer.algorithms.grpo import GrpoSettings, policy_loss
+from solrl_trainer.algorithms.grpo import Grpo, GrpoSettings
 from solrl_trainer.algorithms.rounding import centred
-from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrajectoryBatch
 
 if TYPE_CHECKING:
     import torch
@@ -30,19 +28,10 @@ class DanceGrpoSettings(GrpoSettings):
     """Level of the sampler's noise. That of cps is at most 1."""
 
 
-class DanceGrpo(Algorithm[DanceGrpoSettings, TrajectoryBatch]):
+class DanceGrpo(Grpo[DanceGrpoSettings]):
     """Clipped ratios on a random part of the stochastic steps, without a KL divergence."""
 
     Settings = DanceGrpoSettings
-
-    def __init__(self, settings: DanceGrpoSettings) -> None:
-        super().__init__(settings)
-        self.fixed = settings.behaviour
-
-    @property
-    def trains_on(self) -> RecordedTrajectory:
-        """The settings' stochastic steps, by default DanceGRPO's."""
-        return self.settings.trajectory
 
     def advantages(self, rewards: torch.Tensor) -> torch.Tensor:
         """(r − mean of the prompt's kept rewards) / (unbiased standard deviation + 1e-8), [groups, kept].
@@ -52,7 +41,3 @@ class DanceGrpo(Algorithm[DanceGrpoSettings, TrajectoryBatch]):
         exact = rewards.double()
         std = exact.std() if self.settings.global_std else exact.std(1, keepdim=True)
         return (centred(exact) / (std + 1e-8)).to(rewards.dtype)
-
-    def loss(self, batch: TrajectoryBatch, velocity: Velocities) -> Loss:
-        """Policy loss."""
-        return Loss(*policy_loss(batch, velocity, self.settings))

@@ -24,7 +24,7 @@ class DpoSettings(AlgorithmSettings):
 
 
 class DiffusionDpo(Algorithm[DpoSettings, ForwardBatch]):
-    """Diffusion-DPO, with `dpo_loss` on the pairs of `best_with_worst`, which share a timestep and noise.
+    """Diffusion-DPO, on the pairs of `best_with_worst`, which share a timestep and noise.
 
     The reference is the base model. Its error enters the loss directly, so use `optimizer.reference=bf16`.
     """
@@ -38,15 +38,33 @@ class DiffusionDpo(Algorithm[DpoSettings, ForwardBatch]):
         return best_with_worst(advantages, kept)
 
     def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
-        """Loss of a micro-batch of whole pairs, with the figures of `dpo_loss`."""
-        return dpo_loss(
-            velocity.current,
-            velocity.reference,
-            batch.x0,
-            batch.noise,
-            batch.advantages,
-            beta=self.settings.beta,
+        """−log σ(margin), with margin = β/2 · (g⁺ − g⁻), where g is what the policy gains over the reference.
+
+        The gain is the reference's mean squared error of the velocity minus the current policy's. A pair with equal
+        advantages has no better sample and no loss. The value is the mean over the pairs, with the figures `accuracy`
+        (share of pairs whose better sample gains more), `margin`, `tied` (share of pairs without a better sample,
+        which count 0 in the first two), and the mean squared errors `error` and `reference_error`.
+        """
+        import torch.nn.functional as functional
+
+        true = batch.noise.double() - batch.x0.double()
+        error, reference_error = (
+            (v.double() - true).square().flatten(1).mean(1) for v in (velocity.current, velocity.reference)
         )
+        gain = (reference_error - error).view(-1, 2)
+        margin = self.settings.beta / 2 * (gain[:, 0] - gain[:, 1])
+        better, worse = batch.advantages.view(-1, 2).unbind(1)
+        ranked = better > worse
+        value = -(functional.logsigmoid(margin) * ranked).mean()
+        margin = margin.detach()
+        figures = {
+            "accuracy": ((margin > 0) & ranked).double().mean(),
+            "margin": (margin * ranked).mean(),
+            "tied": (~ranked).double().mean(),
+            "error": error.detach().mean(),
+            "reference_error": reference_error.mean(),
+        }
+        return Loss(value, figures)
 
 
 def best_with_worst(advantages: torch.Tensor, kept: int) -> torch.Tensor:
@@ -65,51 +83,3 @@ def best_with_worst(advantages: torch.Tensor, kept: int) -> torch.Tensor:
     order = order + kept * torch.arange(len(order), device=order.device)[:, None]
     half = kept // 2
     return torch.stack([order[:, :half], order.flip(1)[:, :half]], dim=-1).flatten(0, 1)
-
-
-def dpo_loss(
-    v: torch.Tensor,
-    v_ref: torch.Tensor,
-    x0: torch.Tensor,
-    noise: torch.Tensor,
-    advantages: torch.Tensor,
-    *,
-    beta: float,
-) -> Loss:
-    """−log σ(margin), with margin = β/2 · (g⁺ − g⁻), where g is what the policy gains over the reference on a sample.
-
-    The gain is the reference's mean squared error of the velocity minus the current policy's. A pair with equal
-    advantages has no better sample and no loss.
-
-    Args:
-        v: [2·P, ...] velocity of the current policy at x_t = (1 − t)·x0 + t·noise, with gradient; better and worse
-            samples alternate.
-        v_ref: [2·P, ...] velocity of the base model there.
-        x0: [2·P, ...] clean latents.
-        noise: [2·P, ...] the noise mixed in.
-        advantages: [2·P].
-        beta: strength of the pull to the reference.
-
-    Returns:
-        The mean over the pairs, with the figures `accuracy` (share of pairs whose better sample gains more), `margin`,
-        `tied` (share of pairs without a better sample, which count 0 in the first two), and the mean squared errors
-        `error` and `reference_error`.
-    """
-    import torch.nn.functional as functional
-
-    true = noise.double() - x0.double()
-    error, reference_error = ((velocity.double() - true).square().flatten(1).mean(1) for velocity in (v, v_ref))
-    gain = (reference_error - error).view(-1, 2)
-    margin = beta / 2 * (gain[:, 0] - gain[:, 1])
-    better, worse = advantages.view(-1, 2).unbind(1)
-    ranked = better > worse
-    value = -(functional.logsigmoid(margin) * ranked).mean()
-    margin = margin.detach()
-    figures = {
-        "accuracy": ((margin > 0) & ranked).double().mean(),
-        "margin": (margin * ranked).mean(),
-        "tied": (~ranked).double().mean(),
-        "error": error.detach().mean(),
-        "reference_error": reference_error.mean(),
-    }
-    return Loss(value, figures)

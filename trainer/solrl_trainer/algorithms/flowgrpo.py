@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from solrl_trainer.algorithms.algorithm import Algorithm, FixedPolicy, Loss, Velocities
-from solrl_trainer.algorithms.grpo import GrpoSettings, kl_divergence, policy_loss
-from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrajectoryBatch
+from solrl_trainer.algorithms.algorithm import Loss, Velocities
+from solrl_trainer.algorithms.grpo import Grpo, GrpoSettings, kl_divergence
+from solrl_trainer.algorithms.training_data import TrajectoryBatch
 
 if TYPE_CHECKING:
     import torch
@@ -23,29 +23,24 @@ class FlowGrpoSettings(GrpoSettings):
     """Weight of the KL divergence from the reference: 0.01 for human preference and 0.04 for rules in the paper."""
 
 
-class FlowGrpo(Algorithm[FlowGrpoSettings, TrajectoryBatch]):
+class FlowGrpo(Grpo[FlowGrpoSettings]):
     """Clipped ratios on stochastic steps, and the KL divergence from the reference."""
 
     Settings = FlowGrpoSettings
 
     def __init__(self, settings: FlowGrpoSettings) -> None:
         super().__init__(settings)
-        reference: tuple[FixedPolicy, ...] = ("reference",) if settings.kl_weight else ()
-        self.fixed = (*settings.behaviour, *reference)
-
-    @property
-    def trains_on(self) -> RecordedTrajectory:
-        """The settings' stochastic steps, by default FlowGRPO's."""
-        return self.settings.trajectory
+        if settings.kl_weight:
+            self.fixed += ("reference",)
 
     def loss(self, batch: TrajectoryBatch, velocity: Velocities) -> Loss:
         """Policy loss, and the weighted KL divergence; figure `kl` is the divergence itself, per latent."""
-        value, figures = policy_loss(batch, velocity, self.settings)
-        if self.settings.kl_weight:
-            kl = kl_divergence(batch, velocity.current, velocity.reference)
-            figures["kl"] = kl.detach().mean()
-            value = value + self.settings.kl_weight * self.released_kl(batch, kl).mean()
-        return Loss(value, figures)
+        policy = super().loss(batch, velocity)
+        if not self.settings.kl_weight:
+            return policy
+        kl = kl_divergence(batch, velocity.current, velocity.reference)
+        value = policy.value + self.settings.kl_weight * self.released_kl(batch, kl).mean()
+        return Loss(value, {**policy.figures, "kl": kl.detach().mean()})
 
     def released_kl(self, batch: TrajectoryBatch, kl: torch.Tensor) -> torch.Tensor:
         """The divergence as FlowGRPO's code weighs it [B]: without the factor 1 / (σ − σ′), for which its weights hold.

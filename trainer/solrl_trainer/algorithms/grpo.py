@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 from solrl_proto.rollouts import Eta, SdeKind, StochasticSteps, check_eta
 
-from solrl_trainer.algorithms.algorithm import AT, AlgorithmSettings, FixedPolicy, Velocities
-from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrajectoryBatch
-from solrl_trainer.algorithms.windows import Window, WindowOrder
+from solrl_trainer.algorithms.algorithm import AT, Algorithm, AlgorithmSettings, Loss, Velocities
+from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrajectoryBatch, Window, WindowOrder
 from solrl_trainer.settings.section import Positive
 
 if TYPE_CHECKING:
@@ -64,46 +63,53 @@ class GrpoSettings(AlgorithmSettings):
             )
         return self
 
-    @property
-    def trajectory(self) -> RecordedTrajectory:
-        """Training data: the stochastic steps."""
-        window = Window(self.window, self.window_within, self.window_order, self.window_every)
-        return RecordedTrajectory(StochasticSteps(kind=self.sde, eta=self.eta), window)
+
+SettingsT = TypeVar("SettingsT", bound=GrpoSettings)
+
+
+class Grpo(Algorithm[SettingsT, TrajectoryBatch]):
+    """PPO's ratio on recorded stochastic steps, in the settings' trust region."""
+
+    def __init__(self, settings: SettingsT) -> None:
+        super().__init__(settings)
+        if settings.recompute:
+            self.fixed = ("old",)
 
     @property
-    def behaviour(self) -> tuple[FixedPolicy, ...]:
-        """The behaviour policy, if its velocities are needed."""
-        return ("old",) if self.recompute else ()
+    def trains_on(self) -> RecordedTrajectory:
+        """The settings' stochastic steps."""
+        own = self.settings
+        window = Window(own.window, own.window_within, own.window_order, own.window_every)
+        return RecordedTrajectory(StochasticSteps(kind=own.sde, eta=own.eta), window)
 
+    def loss(self, batch: TrajectoryBatch, velocity: Velocities) -> Loss:
+        """The objective over the recorded steps.
 
-def policy_loss(
-    batch: TrajectoryBatch, velocity: Velocities, settings: GrpoSettings
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The objective over the recorded steps, in the settings' trust region.
-
-    Args:
-        batch: recorded steps.
-        velocity: velocities of the current policy, and with `recompute` of the behaviour policy.
-        settings: trust region and its ranges.
-
-    Returns:
-        Scalar loss, and figures: the mean ratio, the share of steps beyond the trust region, and the approximate KL
+        Its figures: the mean ratio, the share of steps beyond the trust region, and `old_kl`, the approximate KL
         divergence from the behaviour policy, ½·mean (Δ log-probability)²; with `recompute`, also `log_prob_gap`; with
         Flow-DPPO, `old_divergence`, the exact divergence.
-    """
-    before = batch.log_prob_under(velocity.old) if settings.recompute else batch.log_prob
-    gap = log_prob_gap(batch, before) if settings.recompute else {}
-    change = batch.log_prob_under(velocity.current) - before
-    gap["old_kl"] = (change.detach() ** 2).mean() / 2
-    advantages = batch.advantages.clamp(-settings.adv_clip, settings.adv_clip)
-    if settings.trust_region == "clip":
-        value, figures = clipped_objective(change, advantages, settings.clip_range)
-    elif settings.trust_region == "guard":
-        value, figures = guarded_objective(batch, velocity, change, advantages, settings.clip_range)
-    else:
-        kl = kl_divergence(batch, velocity.current.detach(), velocity.old)
-        value, figures = masked_objective(change, advantages, kl, settings.kl_threshold)
-    return value, figures | gap
+
+        GRPO-Guard's is PPO's with a normalised ratio, each step divided by its length σ − σ′. Under the behaviour
+        policy, the change of log-probability has the mean −D, with the divergence D of the two, and a spread that is
+        large where the step's standard deviation s is small. So the ratio there is exp(s·(change + D)). Source: Wang et
+        al., arXiv 2510.22319, as in verl-project/verl-omni.
+        """
+        own = self.settings
+        before = batch.log_prob_under(velocity.old) if own.recompute else batch.log_prob
+        change = batch.log_prob_under(velocity.current) - before
+        others = {"old_kl": (change.detach() ** 2).mean() / 2, **(log_prob_gap(batch, before) if own.recompute else {})}
+        advantages = batch.advantages.clamp(-own.adv_clip, own.adv_clip)
+        if own.trust_region == "clip":
+            value, figures = clipped_objective(change, advantages, own.clip_range)
+        elif own.trust_region == "guard":
+            _, deviation = batch.gaussian_under(velocity.old)
+            normalised = (change + kl_divergence(batch, velocity.current, velocity.old)) * deviation.flatten()
+            lengths = (batch.sigma - batch.sigma_next).to(change.device, change.dtype)
+            value, figures = clipped_objective(normalised, advantages, own.clip_range, 1 / lengths)
+        else:
+            kl = kl_divergence(batch, velocity.current.detach(), velocity.old)
+            value, figures = masked_objective(change, advantages, kl, own.kl_threshold)
+        return Loss(value, figures | others)
 
 
 def kl_divergence(batch: TrajectoryBatch, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -153,23 +159,6 @@ def clipped_objective(
     ratio = ratio.detach()
     beyond = (ratio - 1).abs() > clip_range
     return value, {"ratio": ratio.mean(), "clipped": beyond.to(ratio.dtype).mean()}
-
-
-def guarded_objective(
-    batch: TrajectoryBatch, velocity: Velocities, change: torch.Tensor, advantages: torch.Tensor, clip_range: float
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """GRPO-Guard's: PPO's with a normalised ratio, each step divided by its length σ − σ′.
-
-    Under the behaviour policy, `change` has the mean −D, with the divergence D of the two, and a spread that is large
-    where the step's standard deviation s is small. So the ratio here is exp(s·(change + D)). Other arguments and
-    figures are those of `clipped_objective`.
-
-    Source: Wang et al., arXiv 2510.22319, as in verl-project/verl-omni.
-    """
-    _, deviation = batch.gaussian_under(velocity.old)
-    normalised = (change + kl_divergence(batch, velocity.current, velocity.old)) * deviation.flatten()
-    lengths = (batch.sigma - batch.sigma_next).to(change.device, change.dtype)
-    return clipped_objective(normalised, advantages, clip_range, 1 / lengths)
 
 
 def masked_objective(

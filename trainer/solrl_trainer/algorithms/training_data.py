@@ -8,17 +8,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Self, TypeVar
 
+from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import StochasticSteps
-
-from solrl_trainer.algorithms.windows import Window
 
 if TYPE_CHECKING:
     import torch
     from solrl_core.families import Conditioning
     from solrl_core.sampling.sampler import Recording
-    from solrl_core.sampling.sde import StochasticSolver
+    from solrl_core.sampling.sde import StochasticSolver, Windowed
     from solrl_core.sampling.solver_specs import SolverSpec
 
 
@@ -224,6 +223,55 @@ class ForwardProcess(TrainingData[ForwardBatch]):
         return ForwardBatch((1 - at) * x0 + at * noise, t, take(samples.advantages, rows, device), x0, noise)
 
 
+WindowOrder = Literal["random", "progressive"]
+"""random: a place drawn for each iteration. progressive: from the first step to the last, and again."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Position of the stochastic steps, by iteration; the others follow the ODE, and nothing is trained on them.
+
+    The last step, to σ = 0, is never one of them.
+
+    Attributes:
+        size: number of steps; None for all.
+        within: share of the steps, from the noisiest, in which the window lies.
+        order: see `WindowOrder`.
+        every: iterations at each place, if progressive.
+    """
+
+    size: int | None = None
+    within: float = 1.0
+    order: WindowOrder = "random"
+    every: int = 1
+
+    def first(self, steps: int, iteration: int, seed: int) -> int:
+        """Index of the window's first step, for a sampler with this number of steps.
+
+        Args:
+            steps: steps of the sampler.
+            iteration: iteration of the run.
+            seed: seed of the run, for a random place.
+        """
+        if self.size is None:
+            return 0
+        places = max(1, min(int(self.within * steps), steps - 1) - self.size + 1)
+        if self.order == "progressive":
+            return iteration // self.every % places
+        return expand_seeds(seed, f"window/{iteration}", 1)[0] % places
+
+    def around(
+        self, solver: StochasticSteps | StochasticSolver, steps: int, iteration: int, seed: int
+    ) -> StochasticSteps | Windowed:
+        """The solver whose steps in the window are those of `solver`; other arguments are those of `first`."""
+        first = self.first(steps, iteration, seed)
+        if isinstance(solver, StochasticSteps):
+            return solver.model_copy(update={"first": first, "count": self.size})
+        from solrl_core.sampling.sde import Windowed
+
+        return Windowed(solver, first, self.size)
+
+
 class RecordedTrajectory(TrainingData[TrajectoryBatch]):
     """Steps of a stochastic solver, with their log-probabilities under the behaviour policy."""
 
@@ -263,10 +311,9 @@ class RecordedTrajectory(TrainingData[TrajectoryBatch]):
         from solrl_core.sampling.solver_specs import make_solver
 
         recording = _recording(samples)
-        solver = make_solver(self._solver)
+        solver, states, log_probs = make_solver(self._solver), recording.states, recording.log_probs
         assert isinstance(solver, StochasticSolver)
-        assert recording.log_probs is not None
-        states, log_probs = recording.states, recording.log_probs
+        assert log_probs is not None
         own, of_sample = (upload(index, states.device) for index in (steps, rows))
         return TrajectoryBatch(
             x=upload(states[own, of_sample], device),
@@ -283,8 +330,7 @@ class RecordedTrajectory(TrainingData[TrajectoryBatch]):
 
 def _recording(samples: TrainingSamples) -> Recording:
     recording = samples.recording
-    if recording is None:
-        raise ValueError("the samples have no recording; expected one, since `TrainingData.recorded` is true")
+    assert recording is not None
     if recording.log_probs is None:
         raise ValueError("no step of the samples is stochastic; expected at least two steps, since the last is not")
     return recording

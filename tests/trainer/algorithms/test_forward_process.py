@@ -1,0 +1,234 @@
+"""Algorithms on the forward process: gradients, pairs, levels, figures; test_published_parity.py has their values."""
+
+import math
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from solrl_core.families import Backbone
+from solrl_trainer.algorithms.algorithm import Loss, Velocities, group_advantages
+from solrl_trainer.algorithms.awm import Awm, AwmSettings, HighNoise
+from solrl_trainer.algorithms.diffusionnft import AdvantageMode, nft_loss, trained_advantages
+from solrl_trainer.algorithms.dpo import best_with_worst
+from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.algorithms.training_data import ForwardBatch
+from training_helpers import PROMPTS, make_policy, make_samples, tiny_config, train_on
+
+ALL = ("v", "v_old", "v_ref", "x0", "noise", "t", "advantages")
+READ = {"awm": ALL, "diffusionnft": ALL, "dpo": ("v", "v_ref", "x0", "noise")}
+Values = dict[str, torch.Tensor]
+
+
+def values() -> Values:
+    """Velocities, latents and noise of six samples, float64; the first sample of each pair is better."""
+    v_old, change, other, x0, noise = torch.randn(
+        5, 6, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    return {
+        "v": v_old + 0.05 * change,
+        "v_old": v_old,
+        "v_ref": v_old + 0.1 * other,
+        "x0": x0,
+        "noise": noise,
+        "t": torch.tensor([1.0, 0.9, 0.5, 0.3, 0.2, 0.02], dtype=torch.float64),
+        "advantages": torch.tensor([1.0, -1.0, 0.3, -0.2, 0.0, -0.1], dtype=torch.float64),
+    }
+
+
+def loss(name: str, given: Values, **settings: Any) -> Loss:
+    algorithm: Any = ALGORITHMS.find(name)
+    batch = ForwardBatch(given["x0"], given["t"], given["advantages"], given["x0"], given["noise"])
+    velocity = Velocities(given["v"], {"old": given["v_old"], "reference": given["v_ref"]})
+    found: Loss = algorithm(algorithm.Settings(name=name, **settings)).loss(batch, velocity)
+    return found
+
+
+@pytest.mark.parametrize(("algorithm", "name"), [(algorithm, name) for algorithm in READ for name in READ[algorithm]])
+def test_a_nan_makes_the_loss_nan(algorithm: str, name: str) -> None:
+    given = values()
+    given[name].view(-1)[0] = float("nan")
+    assert not torch.isfinite(loss(algorithm, given).value)
+    if algorithm == "dpo":  # also of a pair that has no loss
+        assert not torch.isfinite(loss(algorithm, given | {"advantages": torch.zeros(6)}).value)
+
+
+def test_under_the_behaviour_policy_awm_is_the_policy_gradient_of_the_matching_loss() -> None:
+    """The ratio is 1, and the gradient that of advantage times matching error."""
+    given = values()
+    given["v"] = given["v_old"].clone().requires_grad_()
+    found = loss("awm", given, weighting="t", kl_weight=0.0)
+    assert float(found.value.detach()) == pytest.approx(-float(given["advantages"].mean()), abs=1e-15)
+    assert (float(found.figures["ratio"]), float(found.figures["clipped"])) == (1, 0)
+    (gradient,) = torch.autograd.grad(found.value, given["v"])
+    scale = (given["advantages"] * given["t"]).view(-1, 1, 1)
+    off = given["v_old"] - (given["noise"] - given["x0"])
+    assert torch.allclose(gradient, scale * 2 * off / 6 / 6, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize(("advantage", "nearer", "pulls"), [(1, True, False), (1, False, True), (-1, False, False)])
+def test_beyond_awms_clip_a_policy_is_not_moved_further(advantage: int, nearer: bool, pulls: bool) -> None:
+    given = values()
+    true = given["noise"] - given["x0"]
+    given["v"] = (given["v_old"] + (0.2 if nearer else -0.2) * (true - given["v_old"])).requires_grad_()
+    given["advantages"] = torch.full((6,), float(advantage), dtype=torch.float64)
+    found = loss("awm", given, weighting="uniform", ratio_clip=0.01, old_kl_weight=0.0, kl_weight=0.0)
+    assert float(found.figures["clipped"]) == 1
+    (gradient,) = torch.autograd.grad(found.value, given["v"])
+    assert bool(gradient.abs().max() > 1e-6) == pulls
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "t", "t_squared", "huber", "ghuber"])
+def test_a_perfect_prediction_has_a_finite_gradient(weighting: str) -> None:
+    given = values()
+    given["v"] = (given["noise"] - given["x0"]).requires_grad_()
+    (gradient,) = torch.autograd.grad(loss("awm", given, weighting=weighting).value, given["v"])
+    assert bool(gradient.isfinite().all())
+
+
+def test_awms_advantages_are_clipped_and_scaled_and_its_reference_only_computed_for_its_penalty() -> None:
+    assert Awm(AwmSettings()).fixed == ("reference", "old")
+    assert Awm(AwmSettings(kl_weight=0)).fixed == ("old",)
+    assert "kl" not in loss("awm", values(), kl_weight=0).figures
+    rewards = torch.tensor([[1.0, 3.0], [10.0, 20.0]], dtype=torch.float64)
+    plain = group_advantages(rewards)
+    assert torch.allclose(Awm(AwmSettings()).advantages(rewards), plain / 5, rtol=1e-12)
+    found = Awm(AwmSettings(adv_clip=0.5, adv_max=2)).advantages(rewards)
+    assert torch.allclose(found, 4 * plain.clamp(-0.5, 0.5))
+    assert found.abs().max() == 2
+    assert plain.abs().min() < 0.5
+    local = Awm(AwmSettings(adv_clip=0.5, global_std=False)).advantages(rewards)
+    assert torch.allclose(local, torch.tensor([[-1.0, 1.0]] * 2, dtype=torch.float64))
+
+
+def test_awm_trains_only_the_higher_noise_levels() -> None:
+    """As the authors' code selects them: int(0.9 · 14) = 12 of 14 levels."""
+    schedule: list[float] = [1 - i / 14 for i in range(15)]
+    samples: Any = None  # not looked at
+    assert HighNoise(0.9, initial=True).sigmas(samples, schedule) == schedule[:13]
+    assert HighNoise(0.9, initial=False).sigmas(samples, schedule) == schedule[1:13]
+    assert HighNoise(1.0, initial=True).sigmas(samples, schedule) == schedule
+    assert HighNoise(0.01, initial=True).sigmas(samples, schedule) == schedule[:2]
+    with pytest.raises(ValueError, match=r"noise_range=0\.1 selects one of 14"):
+        HighNoise(0.1, initial=False).sigmas(samples, schedule)
+
+
+def test_an_update_of_awm_trains_each_sample_at_these_levels(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("algorithm.name=awm", "regenerate.steps=5", "algorithm.noise_range=0.8", "optimizer.updates=1")
+    config = tiny_config(*settings, "algorithm.initial_noise=false", "algorithm.timestep_fraction=1")
+    seen: list[ForwardBatch] = []
+    compute = Awm.loss
+
+    def watched(algorithm: Awm, batch: ForwardBatch, velocity: Velocities) -> Loss:
+        seen.append(batch)
+        return compute(algorithm, batch, velocity)
+
+    monkeypatch.setattr(Awm, "loss", watched)
+    policy, optimizer = make_policy(backbone, config)
+    figures = train_on(make_samples(backbone), policy, backbone, optimizer, config, 0).figures
+    trained = [round(float(t), 5) for batch in seen for t in batch.t]
+    levels = [round(float(sigma), 5) for sigma in backbone.sigmas(5)[1:4]]
+    assert sorted(trained) == sorted(levels * 4)
+    assert figures["ratio"] == pytest.approx(1, abs=1e-6)
+    assert figures["old_distance"] == pytest.approx(0, abs=1e-9)
+    assert figures["error"] > 0.1
+
+
+def test_advantages_are_centred_per_group_and_scaled_over_all() -> None:
+    rewards = torch.tensor([[1.0, 3.0], [10.0, 20.0]], dtype=torch.float64)
+    every, groups = np.std([1, 3, 10, 20]), [np.std([1, 3]), np.std([10, 20])]
+    found = group_advantages(rewards)
+    assert np.allclose(found, [[-1 / (every + 1e-4), 1 / (every + 1e-4)], [-5 / (every + 1e-4), 5 / (every + 1e-4)]])
+    found = group_advantages(rewards, global_std=False)
+    assert np.allclose(found, [[s * d / (g + 1e-4) for s in (-1, 1)] for d, g in zip((1, 5), groups, strict=True)])
+    # Equal rewards give none.
+    for global_std in (True, False):
+        assert torch.equal(group_advantages(torch.full((2, 4), 0.3), global_std=global_std), torch.zeros(2, 4))
+
+
+MODES = {
+    "all": [-7.0, -0.5, 0.0, 0.25, 6.0, 5.1],
+    "positive_only": [0.0, 0.0, 0.0, 0.25, 6.0, 5.1],
+    "negative_only": [-7.0, -0.5, 0.0, 0.0, 0.0, 0.0],
+    "one_only": [0.0, 0.0, 0.0, 1.0, 1.0, 1.0],
+    "binary": [-1.0, -1.0, 0.0, 1.0, 1.0, 1.0],
+}
+
+
+@pytest.mark.parametrize("mode", get_args(AdvantageMode))
+def test_diffusionnft_trains_advantages_by_mode(mode: AdvantageMode) -> None:
+    found = trained_advantages(torch.tensor(MODES["all"]), mode)
+    assert torch.equal(found, torch.tensor(MODES[mode]))
+    assert trained_advantages(torch.tensor([float("nan")]), mode).isnan().all()
+    given = values() | {"advantages": torch.tensor(MODES["all"], dtype=torch.float64)}
+    trained = given | {"advantages": torch.tensor(MODES[mode], dtype=torch.float64)}
+    found = loss("diffusionnft", given, advantage_mode=mode)
+    assert float(found.value) == float(nft_loss(**trained, beta=1.0, adv_clip=5.0, kl_weight=1e-4))
+    assert float(found.figures["clipped"]) == 3 / 6
+    assert (float(found.value) == float(loss("diffusionnft", given).value)) == (mode == "all")
+
+
+def test_diffusionnfts_figures_are_distances_and_at_the_old_policy_no_advantage_has_no_gradient() -> None:
+    given = values()
+    figures = loss("diffusionnft", given).figures
+    assert float(figures["old_distance"]) == pytest.approx(float((given["v"] - given["v_old"]).square().mean()))
+    assert float(figures["kl"]) == pytest.approx(float((given["v"] - given["v_ref"]).square().mean()))
+    assert float(figures["old_distance"]) != pytest.approx(float(figures["kl"]))
+    assert loss("diffusionnft", given, kl_weight=0).figures.keys() == {"old_distance", "clipped"}
+    v = given["v_old"].clone().requires_grad_(True)
+    found = loss("diffusionnft", given | {"v": v, "advantages": torch.zeros(6, dtype=torch.float64)}, kl_weight=0)
+    (gradient,) = torch.autograd.grad(found.value, v)
+    assert float(gradient.abs().max()) < 1e-15
+
+
+@pytest.mark.parametrize("beta", [20.0, 2000.0])
+def test_at_the_reference_dpos_loss_is_log_2_and_its_gradient_linear_in_beta(beta: float) -> None:
+    given = values()
+    given["v"] = given["v_ref"].clone().requires_grad_()
+    true = given["noise"] - given["x0"]
+    sign = torch.tensor([1.0, -1.0] * 3, dtype=torch.float64).view(-1, 1, 1)
+    found = loss("dpo", given, beta=beta)
+    assert float(found.value.detach()) == pytest.approx(math.log(2), rel=1e-12)
+    assert float(found.figures["accuracy"]) == 0
+    assert float(found.figures["error"]) == float(found.figures["reference_error"])
+    (gradient,) = torch.autograd.grad(found.value, given["v"])
+    expected = sign * (given["v_ref"] - true) * 2 / 6 * beta / 4 / 3
+    assert torch.allclose(gradient, expected, rtol=1e-12, atol=1e-15)
+
+
+def test_a_pair_with_equal_advantages_has_no_loss() -> None:
+    given = values()
+    untied = loss("dpo", {name: value[2:] for name, value in given.items()}, beta=20)
+    given["advantages"][:2] = 0.25
+    given["v"].requires_grad_()
+    found = loss("dpo", given, beta=20)
+    assert float(found.value.detach()) == pytest.approx(float(untied.value) * 2 / 3)
+    for figure in ("margin", "accuracy"):
+        assert float(found.figures[figure]) == pytest.approx(float(untied.figures[figure]) * 2 / 3)
+    assert float(found.figures["tied"]) == pytest.approx(1 / 3)
+    (gradient,) = torch.autograd.grad(found.value, given["v"])
+    assert float(gradient[:2].abs().max()) == 0
+    assert float(gradient[2:].abs().min()) > 0
+
+
+def test_the_best_are_paired_with_the_worst_of_their_prompt() -> None:
+    advantages = torch.tensor([0.5, -1.0, 2.0, 0.0, *(3.0, 1.0, 2.0, -4.0)])
+    assert best_with_worst(advantages, 4).tolist() == [[2, 1], [0, 3], [4, 7], [6, 5]]
+    # The middle sample of an odd number is left out.
+    assert best_with_worst(torch.tensor([0.5, -1.0, 2.0, 0.0, 0.1]), 5).tolist() == [[2, 1], [0, 3]]
+    # Equal samples are paired in their order; with many equal values, an unstable sort would order them differently.
+    pairs = best_with_worst(torch.zeros(2 * 40), 40).tolist()
+    assert pairs == [[40 * prompt + k, 40 * prompt + 39 - k] for prompt in range(2) for k in range(20)]
+
+
+def test_updates_of_dpo_make_the_policy_prefer_the_better_samples(backbone: Backbone) -> None:
+    settings = ("algorithm.name=dpo", "algorithm.beta=100", "algorithm.timestep_fraction=1", "explore.keep=4")
+    config = tiny_config(*settings, "optimizer.updates=4", "optimizer.learning_rate=3e-4")
+    policy, optimizer = make_policy(backbone, config)
+    samples = make_samples(backbone, [0.1, -2.0, 3.0, -0.5], PROMPTS[:1])
+    *_, last = (train_on(samples, policy, backbone, optimizer, config, i) for i in range(8))
+    assert last.figures["margin"] > 0
+    assert last.figures["accuracy"] > 0.5
+    assert last.loss < math.log(2)
