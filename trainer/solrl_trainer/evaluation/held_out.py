@@ -20,7 +20,7 @@ from solrl_trainer.evaluation.gallery import LARGEST_SIDE
 from solrl_trainer.ranks.communicator import gather_rows, gather_values, share
 from solrl_trainer.records.checkpoints import best_kept
 from solrl_trainer.records.evaluations import Evaluation, small_images
-from solrl_trainer.records.output_files import write_file
+from solrl_trainer.records.output_files import replace_file
 from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.rollouts.exploration import seed_root
@@ -239,18 +239,15 @@ def save_evaluation(path: Path, evaluation: Evaluation, settings: Mapping[str, A
         settings: all settings that it depends on, as JSON values.
     """
     tensors = {f"{_SCORES}{name}": values.contiguous() for name, values in evaluation.scores.items()}
-    partial = path.with_suffix(".partial")
-    write_file(
-        partial, save(tensors | {_IMAGES: small_images(evaluation.images, LARGEST_SIDE)}, {_SETTINGS: _text(settings)})
-    )
-    partial.rename(path)
+    tensors[_IMAGES] = small_images(evaluation.images, LARGEST_SIDE)
+    replace_file(path, save(tensors, {_SETTINGS: json.dumps(settings)}))
 
 
 def load_evaluation(path: Path, settings: Mapping[str, Any]) -> Evaluation | None:
     """Read an evaluation, with images float32 in [0, 1]; None if there is none with exactly these settings."""
     try:
         with safe_open(path, "pt") as file:
-            if (file.metadata() or {}).get(_SETTINGS) != _text(settings):
+            if (file.metadata() or {}).get(_SETTINGS) != json.dumps(settings):
                 return None
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
     except (OSError, SafetensorError):
@@ -258,7 +255,3 @@ def load_evaluation(path: Path, settings: Mapping[str, Any]) -> Evaluation | Non
     scores = {name.removeprefix(_SCORES): values for name, values in tensors.items() if name.startswith(_SCORES)}
     order = [name for name in settings["rewards"] if name in scores]
     return Evaluation(scores={name: scores[name] for name in order}, images=tensors[_IMAGES].float() / 255)
-
-
-def _text(settings: Mapping[str, Any]) -> str:
-    return json.dumps(settings)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from solrl_trainer.records.output_files import write_file, writing
+from solrl_trainer.records.output_files import replace_file, writing
 
 
 class MetricsFile:
@@ -31,10 +31,7 @@ class MetricsFile:
             kept = [line for line in lines if line["version"] <= version and line["event"] != "result"]
             # An attempt that left no checkpoint noted its changes at this version.
             kept = [line for line in kept if (line["event"], line["version"]) != ("change", version)]
-            # Write to a temporary name first, so that a run killed here loses no earlier line.
-            partial = self._path.with_name(f"{self._path.name}.partial")
-            write_file(partial, "".join(json.dumps(line) + "\n" for line in kept))
-            partial.replace(self._path)
+            replace_file(self._path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def lines(self, event: str | None = None) -> list[dict[str, Any]]:
         """All lines, or those of one kind."""

@@ -17,6 +17,13 @@ def write_file(path: Path, content: str | bytes) -> None:
             path.write_bytes(content)
 
 
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Write a whole file under another name first, so that a process killed here loses nothing of the file before."""
+    partial = path.with_name(f"{path.name}.partial")
+    write_file(partial, content)
+    partial.replace(path)
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """A block that writes a file.

@@ -5,7 +5,6 @@ It needs only these files, so it can be rendered again later, on another machine
 
 import base64
 import io
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from solrl_core.image_files import tiled, webp
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery
 from solrl_trainer.records import figures
 from solrl_trainer.records.metrics_file import own_time
-from solrl_trainer.records.output_files import write_file
+from solrl_trainer.records.output_files import replace_file
 from solrl_trainer.records.reward_shares import SMALL, shares_text
 from solrl_trainer.report import rendering, style
 from solrl_trainer.report.model_card import how_to_load
@@ -54,9 +53,7 @@ def write_page(template: str, content: dict[str, Any], path: Path) -> Path:
         "label": figures.reward_label,
         "setting": setting_text,
     }
-    unfinished = path.with_name(f"{path.name}.part")
-    write_file(unfinished, environment.get_template(template).render(content, colours=style.COLOURS))
-    os.replace(unfinished, path)
+    replace_file(path, environment.get_template(template).render(content, colours=style.COLOURS))
     return path
 
 

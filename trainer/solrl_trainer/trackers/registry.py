@@ -18,10 +18,10 @@ TRACKERS: Registry[type[Tracker]] = Registry(
     "tracker",
     "solrl.trackers",
     {
-        "swanlab": "solrl_trainer.trackers.swanlab:SwanLab",
+        "swanlab": "solrl_trainer.trackers.hosted:SwanLab",
         "tensorboard": "solrl_trainer.trackers.tensorboard:TensorBoard",
-        "trackio": "solrl_trainer.trackers.trackio:Trackio",
-        "wandb": "solrl_trainer.trackers.wandb:Wandb",
+        "trackio": "solrl_trainer.trackers.hosted:Trackio",
+        "wandb": "solrl_trainer.trackers.hosted:Wandb",
     },
     wrong=_wrong,
 )

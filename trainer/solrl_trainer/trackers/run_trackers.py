@@ -16,7 +16,7 @@ from solrl_proto.identifiers import Message
 from solrl_proto.text_files import read_json
 
 from solrl_trainer.records.evaluations import small_images
-from solrl_trainer.records.output_files import write_file
+from solrl_trainer.records.output_files import replace_file
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.trackers.registry import TRACKERS
 from solrl_trainer.trackers.tracker import TrackedRun, Tracker
@@ -79,27 +79,24 @@ class Trackers:
 
     def _opened(self, name: str, version: int, told: Sequence[tuple[int, dict[str, float]]]) -> Tracker:
         kind, kept = TRACKERS.find(name), self._kept.get(name)
-        goes_on = kept is not None and (kind.repairs or (kind.reopens() and kept.is_within(version)))
-        key = kept.key if kept is not None and goes_on else _new_key()
-        tracker = kind(TrackedRun(self._config.run, key, self._config.output, self._config.model_dump(mode="json")))
-        self._keep(name, Kept(key=key))
-        if goes_on and kind.repairs:
-            tracker.repair(version, told)
-        else:
-            if kept is not None and not goes_on:
-                logger.warning(
-                    f"tracker {name}: a new run there gets all figures, since the former one cannot be continued"
-                )
-            for one, found in told[kept.lines if kept is not None and goes_on else 0 :]:
-                tracker.figures(one, found)
+        goes_on = kept is not None and kind.reopens() and kept.is_within(version)
+        if kept is not None and not goes_on:
+            logger.warning(
+                f"tracker {name}: a new run there gets all figures, since the former one cannot be continued"
+            )
+        if kept is None or not goes_on:
+            kept = Kept(key=_new_key(), lines=0)
+        tracker = kind(
+            TrackedRun(self._config.run, kept.key, self._config.output, self._config.model_dump(mode="json"))
+        )
+        self._keep(name, Kept(key=kept.key))
+        for one, found in told[kept.lines :]:
+            tracker.figures(one, found)
         return tracker
 
     def _keep(self, name: str, kept: Kept) -> None:
         self._kept[name] = kept
-        # Write to a temporary name first, so that a run killed here loses no key.
-        partial = self._path.with_name(f"{self._path.name}.partial")
-        write_file(partial, json.dumps({name: one.model_dump() for name, one in self._kept.items()}))
-        partial.replace(self._path)
+        replace_file(self._path, json.dumps({name: one.model_dump() for name, one in self._kept.items()}))
 
     def line(self, line: Mapping[str, Any]) -> None:
         """A line of metrics.jsonl was written."""
@@ -130,13 +127,9 @@ class Trackers:
             self._keep(name, self._kept[name].model_copy(update={"lines": self._lines, "version": self._version}))
 
     def _each(self, act: Callable[[Tracker], None]) -> None:
-        for name in list(self._open):
-            self._try(name, act)
-
-    def _try(self, name: str, act: Callable[[Tracker], None]) -> None:
-        if name in self._open:
+        for name, tracker in list(self._open.items()):
             try:
-                act(self._open[name])
+                act(tracker)
             except _FAILURES as error:
                 del self._open[name]
                 logger.warning(failed(name, error))

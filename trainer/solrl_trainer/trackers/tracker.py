@@ -1,7 +1,7 @@
 """The base of all trackers, and what one is told about its run."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,11 +36,9 @@ class Tracker(ABC):
 
     Attributes:
         package: package that the tracker imports; None if none can be missing.
-        repairs: whether the run of a folder always goes on, after `repair`.
     """
 
     package: ClassVar[str | None] = None
-    repairs: ClassVar[bool] = False
 
     @classmethod
     def reopens(cls) -> bool:
@@ -49,10 +47,6 @@ class Tracker(ABC):
 
     @abstractmethod
     def __init__(self, run: TrackedRun) -> None: ...
-
-    def repair(self, version: int, told: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-        """Hold each version's figures in `told` once, and none beyond `version`; called only if it `repairs`."""
-        raise NotImplementedError
 
     @abstractmethod
     def figures(self, version: int, figures: Mapping[str, float]) -> None:
