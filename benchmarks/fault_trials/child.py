@@ -70,10 +70,10 @@ def serve(argv: Sequence[str], event_log: str, environment: Mapping[str, str]) -
 
     log, submit, put_back = EventLog(Path(event_log)), Scheduler.submit, WorkerHandle.put_back
 
-    def watched_submit(self: Scheduler, chunks: list[Chunk], *, reserved: bool = False) -> None:
+    def watched_submit(self: Scheduler, chunks: list[Chunk], *, first: bool = False) -> None:
         for chunk in chunks:
             log.add("queued", run=chunk.job.run, prompt=chunk.prompt.id)
-        submit(self, chunks, reserved=reserved)
+        submit(self, chunks, first=first)
 
     def watched_put_back(self: WorkerHandle, begun: Sequence[Chunk]) -> None:
         for chunk in begun:

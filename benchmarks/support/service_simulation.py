@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
+from typing import Any, cast
 
 from solrl_rollout.engine.queue.fair_queue import FairQueue, Quantum
 from solrl_trainer.layouts.rates import Stages
@@ -43,7 +44,6 @@ class Work:
     tenant: str = "tenant"
     job: str = ""
     candidates: int = 1
-    reserved: int = 0
 
     @property
     def cost(self) -> int:
@@ -75,7 +75,7 @@ class Service:
 
     def __init__(self, clock: Clock, workers: int) -> None:
         self._clock = clock
-        self._queue: FairQueue[Work] = FairQueue(10**9, turn=_TURN)
+        self._queue = FairQueue(10**9, turn=_TURN)
         self._turns = [Quantum(keeps_run=workers > 1) for _ in range(workers)]
         self._merged: list[tuple[int, int] | None] = [None] * workers
         self._free = set(range(workers))
@@ -84,12 +84,12 @@ class Service:
 
     def put(self, work: Sequence[Work]) -> None:
         """Queue chunks."""
-        self._queue.put(work)
+        self._queue.put(cast(Any, work))
         for worker in sorted(self._free):
             self._begin(worker)
 
     def _begin(self, worker: int) -> None:
-        work = self._queue.take(self._turns[worker])
+        work: Any = self._queue.take(self._turns[worker])
         if work is None:
             self._free.add(worker)
             return

@@ -1,6 +1,5 @@
 """Errors of the engine. Those that reach a client are problems."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from solrl_proto.problems import ProblemError, ProblemKind
@@ -32,21 +31,6 @@ class EngineDeadError(ProblemError):
             "the last engine thread ended; this process generates no more candidates",
             action="restart the service; its log says why the thread ended",
         )
-
-
-@dataclass(eq=False)
-class QueueFullError(Exception):
-    """Candidates do not fit into the queue, and none was added.
-
-    Attributes:
-        waiting: candidates that wait or for which capacity is reserved, of `tenant` or of all.
-        limit: the most that may.
-        tenant: the tenant whose limit is reached; None for the limit of all.
-    """
-
-    waiting: int
-    limit: int
-    tenant: str | None
 
 
 def chunk_error(

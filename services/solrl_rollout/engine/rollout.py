@@ -91,7 +91,7 @@ class RolloutHandle:
         if self._request.plan.prune is not None:
             # In a thread, since it copies whole latents.
             places, survivors = await asyncio.to_thread(group.survivors, self._request.plan.prune.keep)
-            self._engine.scheduler.submit(survivors, reserved=True)
+            self._engine.scheduler.submit(survivors, first=True)
             group = group.after_pruning(places, await self._scored(survivors))
         # In a thread, since it compresses images.
         answer = await asyncio.to_thread(group.answer)

@@ -98,7 +98,6 @@ class Chunk:
         start: latents to continue from; None for the seeds' noise.
         until: number of steps that the candidates have completed at the end; None for all, if their latents are not
             needed afterwards.
-        reserved: the most candidates that may continue afterwards, in separate chunks.
         result: resolved with the scored chunk, or with the error that ended it.
         queued_at: by `time.monotonic`.
         losses: number of workers that died while they made it.
@@ -109,7 +108,6 @@ class Chunk:
     seeds: Sequence[int]
     start: Trajectory | None = None
     until: int | None = None
-    reserved: int = 0
     result: "Future[ScoredChunk]" = field(default_factory=Future)
     queued_at: float = field(default_factory=time.monotonic)
     losses: int = 0
@@ -229,15 +227,8 @@ def last_step(request: RolloutRequest) -> int | None:
 
 def cut_into_chunks(request: RolloutRequest, job: Job) -> list[list[Chunk]]:
     """The request's chunks, a list for each prompt; only up to the pruning step if the plan prunes."""
-    prune = job.plan.prune
-
-    def chunk(prompt: PromptItem, seeds: Sequence[int], start: int) -> Chunk:
-        part = seeds[start : start + CHUNK_SIZE]
-        if prune is None:
-            return Chunk(job, prompt, part, until=last_step(request))
-        return Chunk(job, prompt, part, until=prune.after, reserved=min(max(prune.keep - start, 0), len(part)))
-
+    until = last_step(request) if job.plan.prune is None else job.plan.prune.after
     return [
-        [chunk(prompt, seeds, start) for start in range(0, len(seeds), CHUNK_SIZE)]
+        [Chunk(job, prompt, seeds[i : i + CHUNK_SIZE], until=until) for i in range(0, len(seeds), CHUNK_SIZE)]
         for prompt, seeds in request.groups()
     ]

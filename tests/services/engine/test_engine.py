@@ -56,9 +56,8 @@ def test_turns_depend_on_the_measured_seconds_of_a_kind_of_work(monkeypatch: pyt
         order.append(request.precision)
         now[0] += 8.0 if request.precision == "nvfp4" else 1.0
 
-    monkeypatch.setattr("solrl_rollout.engine.model_runner.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("solrl_core.sampling.device_events.time", SimpleNamespace(monotonic=lambda: now[0]))
     with running_engine(FakeBackend(on_step=step), gate.opened) as engine:
-        engine.scheduler.clock = lambda: now[0]
         slow, fast = job("slow", precision="nvfp4"), job("fast")
         for of in (slow, fast, slow, fast):  # the first chunk of each kind is not measured
             scored(engine, chunk(of))
@@ -73,17 +72,6 @@ def test_turns_depend_on_the_measured_seconds_of_a_kind_of_work(monkeypatch: pyt
             one.result.result(600)
     served = order[1:41]
     assert 32 <= served.count("bf16") <= 36
-
-
-def test_a_cancelled_job_frees_the_capacity_of_its_survivors(gate: Gate) -> None:
-    with running_engine(FakeBackend(on_step=gate), gate.opened, queue_limit=24) as engine:
-        pruned, other = job(steps=2), job()
-        engine.scheduler.submit([chunk(pruned, "held", count=24, until=1, reserved=24)])
-        assert gate.reached.wait(600)
-        with pytest.raises(ProblemError):
-            engine.scheduler.submit([chunk(other, count=1)])
-        engine.cancel(pruned)
-        engine.scheduler.submit([chunk(other, count=24)])
 
 
 def test_closing_cancels_unfinished_work_and_ends_the_backend(gate: Gate) -> None:

@@ -1,6 +1,5 @@
 """Runs take turns by cost; the queue is bounded; removed work leaves no trace."""
 
-import contextlib
 import itertools
 import random
 import weakref
@@ -9,9 +8,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import pytest
-from solrl_rollout.engine.errors import QueueFullError
 from solrl_rollout.engine.queue.costs import StepCosts
-from solrl_rollout.engine.queue.fair_queue import AHEAD_ITEMS, FairQueue, Quantum
+from solrl_rollout.engine.queue.fair_queue import AHEAD_CHUNKS, FairQueue, Quantum, QueueFullError
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +19,6 @@ class Item:
     steps: int = 1
     job: str = ""
     tenant: str = "t"
-    reserved: int = 0
     ahead: bool = False
 
     @property
@@ -29,13 +26,13 @@ class Item:
         return self.candidates * self.steps
 
 
-def queue_of(*items: Item, limit: int = 1000, turn: int = 1, tenant_limit: int | None = None) -> FairQueue[Item]:
-    queue: FairQueue[Item] = FairQueue(limit, turn=turn, tenant_limit=tenant_limit)
+def queue_of(*items: Item, limit: int = 1000, turn: int = 1, tenant_limit: int | None = None) -> FairQueue:
+    queue: FairQueue = FairQueue(limit, turn=turn, tenant_limit=tenant_limit)
     queue.put(items)
     return queue
 
 
-def taken(queue: FairQueue[Item], count: int | None = None) -> list[object]:
+def taken(queue: FairQueue, count: int | None = None) -> list[object]:
     runs: list[object] = []
     while (count is None or len(runs) < count) and (item := queue.take()) is not None:
         runs.append(item.run)
@@ -51,21 +48,21 @@ def test_within_a_run_items_that_are_waited_for_go_before_those_ahead() -> None:
 
 
 def test_survivors_and_lost_items_return_to_the_front_of_their_kind() -> None:
-    first, second = (Item("a", 2, job=f"ahead {i}", reserved=1, ahead=True) for i in range(2))
-    queue = queue_of(first, second, sample := Item("a"))
+    first, second = (Item("a", 2, job=f"ahead {i}", ahead=True) for i in range(2))
+    queue = queue_of(first, second, sample := Item("a"), limit=5)
     assert queue.take() is sample
     assert queue.take() is first
-    queue.put([waited := Item("a")])
-    queue.put([survivor := Item("a", 1, job=first.job, ahead=True)], reserved=True)
+    queue.put([waited := Item("a", 3)])
+    queue.put([survivor := Item("a", 1, job=first.job, ahead=True)], first=True)  # beyond the limit
     queue.put_back(sample)
     assert [queue.take() for _ in range(4)] == [sample, waited, survivor, second]
 
 
 def test_a_run_that_waits_goes_before_runs_that_work_ahead_within_a_fair_share() -> None:
-    """It may get ahead by `AHEAD_ITEMS`; then turns are fair again, so the lead stays what it is."""
+    """It may get ahead by `AHEAD_CHUNKS`; then turns are fair again, so the lead stays what it is."""
     queue = queue_of(*[Item("ahead", ahead=True) for _ in range(400)], *[Item("waits") for _ in range(400)])
-    first = taken(queue, AHEAD_ITEMS)
-    assert first.count("waits") >= AHEAD_ITEMS - 1
+    first = taken(queue, AHEAD_CHUNKS)
+    assert first.count("waits") >= AHEAD_CHUNKS - 1
     later = Counter(taken(queue, 200))
     assert abs(later["waits"] - later["ahead"]) <= 2
 
@@ -81,7 +78,7 @@ def test_turns_depend_on_the_measured_time_of_a_step() -> None:
     for kind, seconds in (("small", 99.0), ("large", 99.0), ("small", 0.02), ("large", 0.06)):
         costs.record(kind, seconds)  # the first measurement of each kind is ignored
     assert [costs.weight(kind) for kind in ("small", "large", "new")] == [1.0, pytest.approx(3.0), 1.0]
-    queue: FairQueue[Item] = FairQueue(1000, weight=lambda item: costs.weight(item.run))
+    queue: FairQueue = FairQueue(1000, weight=lambda item: costs.weight(item.run))
     queue.put([*[Item("large", 8)] * 20, *[Item("small", 8)] * 20])
     served = taken(queue, 20)
     assert (served.count("large"), served.count("small")) == (5, 15)
@@ -113,78 +110,21 @@ def test_a_new_flow_has_no_credit_for_its_absence_and_one_that_returns_keeps_its
     assert taken(queue, 90) == ["patient"] * 90
 
 
-def test_requests_without_an_adapter_share_one_turn() -> None:
-    queue = queue_of(*[Item(None, job=str(i)) for i in range(10)], *[Item("a")] * 10)
-    served = taken(queue, 10)
-    assert served.count("a") == 5
-
-
-def refused(queue: FairQueue[Item], *items: Item) -> tuple[int, int, str | None]:
+def refused(queue: FairQueue, *items: Item) -> tuple[int, int, str | None]:
     """What is waiting, the limit and its tenant, as the queue's refusal of these items says."""
     with pytest.raises(QueueFullError) as full:
         queue.put(items)
     return full.value.waiting, full.value.limit, full.value.tenant
 
 
-def test_a_request_beyond_the_limit_is_refused_as_a_whole() -> None:
-    queue = queue_of(Item("a", 6), limit=10)
-    assert refused(queue, Item("b", 2), Item("b", 3)) == (6, 10, None)
-    assert taken(queue) == ["a"]
+def test_items_beyond_the_limit_of_all_or_of_their_tenant_are_refused_as_a_whole() -> None:
+    queue = queue_of(Item("a", 6), limit=16, tenant_limit=10)
+    assert refused(queue, Item("b", 2), Item("b", 3)) == (6, 10, "t")
+    queue.put([Item("c", 5, tenant="other")])
+    assert refused(queue, Item("c", 2, tenant="other"), Item("b", 4)) == (11, 16, None)
+    assert taken(queue) == ["a", "c"]
     queue.put([Item("b", 5), Item("b", 5)])
-    assert queue.candidates == 10
-
-
-def test_a_tenant_has_a_separate_limit() -> None:
-    queue = queue_of(Item("a", 6), limit=100, tenant_limit=10)
-    assert refused(queue, Item("b", 5)) == (6, 10, "t")
-    queue.put([Item("c", 10, tenant="other")])
-    queue.take()
-    queue.take()
-    queue.put([Item("b", 10)])
-    assert queue.candidates == 10
-
-
-def test_survivors_have_reserved_capacity_and_go_first() -> None:
-    queue = queue_of(Item("a", 4, reserved=2), Item("a", 2, reserved=1), limit=6)
-    queue.take()
-    assert refused(queue, Item("b", 3)) == (4, 6, None)
-    queue.put([Item("a", 2, job="other")])
-    queue.take()
-    again = [Item("a", 2), Item("a", 1)]
-    queue.put(again, reserved=True)
-    assert queue.candidates == 5
-    assert [queue.take(), queue.take()] == again
-    queue.put([Item("b", 4)])
-    assert queue.candidates == queue.limit
-
-
-def test_reserved_capacity_counts_for_its_tenant_until_the_job_ends() -> None:
-    queue = queue_of(Item("a", 6, reserved=6, job="pruned"), limit=100, tenant_limit=6)
-    queue.take()
-    queue.put([Item("b", 6, tenant="other")])
-    assert refused(queue, Item("a", 1)) == (6, 6, "t")
-    queue.require_capacity({"third": 6})
-    with pytest.raises(QueueFullError):
-        queue.require_capacity({"t": 1})
-    queue.release("t", "pruned")
-    queue.require_capacity({"t": 6})
-    queue.put([Item("a", 6)])
-
-
-def test_no_order_of_pruned_work_exceeds_the_limit() -> None:
-    queue, draw = queue_of(limit=50), random.Random(1)
-    running: list[Item] = []
-    for job in map(str, range(2000)):
-        with contextlib.suppress(QueueFullError):
-            count = draw.randint(1, 20)
-            queue.put([Item("a", count, job=job, reserved=draw.randint(0, count))])
-        if draw.random() < 0.9 and (item := queue.take()) is not None and item.reserved:
-            running.append(item)
-        if running and draw.random() < 0.3:
-            ended = running.pop(draw.randrange(len(running)))
-            queue.put([Item("a", ended.reserved, job=ended.job)], reserved=True)
-        assert queue.candidates <= queue.limit
-    assert running
+    assert queue.by_tenant == {"t": 10}
 
 
 def test_a_turn_has_several_consecutive_items() -> None:
@@ -210,7 +150,7 @@ def test_removing_a_job_removes_all_its_items_and_no_others() -> None:
     keep, gone = Item("a", job="keep"), Item("a", 5, job="gone")
     queue = queue_of(gone, keep, Item("b", 7, job="gone"), gone, limit=20)
     assert len(queue.remove(lambda item: item.job == "gone")) == 3
-    assert (queue.candidates, queue.cost) == (1, 1)
+    assert (queue.by_tenant, queue.cost) == ({"t": 1}, 1)
     assert queue.take() is keep
     assert not queue
 
@@ -229,7 +169,7 @@ def test_a_queue_forgets_runs_without_debt() -> None:
     assert len(runs) < 5
 
 
-def chunks_until_done(queue: FairQueue[Item], victim: list[Item], fresh: Callable[[int], Item], in_flight: int) -> int:
+def chunks_until_done(queue: FairQueue, victim: list[Item], fresh: Callable[[int], Item], in_flight: int) -> int:
     """Chunks served until the victim's are, while `in_flight` requests of other runs, each with a new name, wait."""
     names = itertools.count()
     queue.put([fresh(next(names)) for _ in range(in_flight)])
@@ -254,7 +194,7 @@ def chunks_until_done(queue: FairQueue[Item], victim: list[Item], fresh: Callabl
 def test_a_new_run_name_for_every_request_starves_neither_other_tenants_nor_other_runs(
     in_flight: int, patient: str, most: int
 ) -> None:
-    queue: FairQueue[Item] = FairQueue(10**6, turn=4)
+    queue: FairQueue = FairQueue(10**6, turn=4)
     victim = [Item("steady", 24, 6, tenant=patient) for _ in range(20)]
     assert chunks_until_done(queue, victim, lambda n: Item(f"run-{n}", 24, 6), in_flight) <= most
 
@@ -310,20 +250,16 @@ def test_several_servers_change_runs_less_often_if_they_keep_them(runs: int) -> 
 
 
 def test_an_item_that_is_put_back_is_next_and_its_run_pays_once() -> None:
-    queue = queue_of(*(Item(run, job=f"{run}{i}", reserved=1) for i in range(3) for run in "ab"), turn=1)
+    queue = queue_of(*(Item(run, job=f"{run}{i}") for i in range(3) for run in "ab"), turn=1)
     first = queue.take()
     assert first is not None
-    before = queue.candidates, queue.by_tenant.copy(), queue.cost
+    before = queue.by_tenant.copy(), queue.cost
     again = queue.take()
     assert again is not None
     queue.put_back(again)
-    assert (queue.candidates, queue.by_tenant, queue.cost) == before
+    assert (queue.by_tenant, queue.cost) == before
     assert queue.take() is again
     assert taken(queue) == ["b", "a", "a", "b"]  # a tie: the run served last is next
-    with contextlib.suppress(QueueFullError):
-        queue.require_capacity({"t": 1000 - 6})
-    with pytest.raises(QueueFullError):
-        queue.require_capacity({"t": 1000 - 5})
 
 
 @pytest.mark.parametrize("tenant", ["t", "other"])
@@ -351,7 +287,7 @@ def test_a_run_that_must_wait_lets_others_pass_loses_nothing_and_pays_nothing() 
     assert first.run == "slow"
     passed = [queue.take(turn, lambda item: item.run == "slow") for _ in range(4)]
     assert [item and (item.tenant, item.run) for item in passed] == [("u", "b"), ("t", "a"), ("t", "a"), None]
-    assert queue.candidates == 2
+    assert queue.by_tenant == {"t": 1, "u": 1}
     assert taken(queue) == ["slow", "slow"]
     queue = queue_of(*(Item(run) for run in "aaaabbbb"))
     assert queue.take() is not None  # of a
@@ -382,4 +318,4 @@ def test_every_item_is_taken_however_often_it_was_passed_over() -> None:
             assert item.run in able
             found.append(item)
     assert sorted(map(id, found)) == sorted(map(id, items))
-    assert (queue.candidates, queue.cost) == (0, 0)
+    assert (queue.by_tenant, queue.cost) == ({}, 0)

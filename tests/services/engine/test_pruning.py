@@ -10,9 +10,8 @@ from solrl_core.fingerprint import model_digest
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.fitting import SCHEDULES, fit, make_examples
 from solrl_core.sampling.generator import Generator
-from solrl_proto.rollouts import FittedSolver, RolloutAnswer, RolloutRequest
+from solrl_proto.rollouts import FittedSolver, RolloutAnswer
 from solrl_proto.selection import best_worst
-from solrl_rollout.engine.work import Job, cut_into_chunks
 
 COUNT, STEPS, AFTER, KEEP = 26, 4, 2, 10
 TEXT = "a red circle and a blue square"
@@ -90,14 +89,3 @@ def test_only_survivors_have_images(service: RunningService) -> None:
     assert group.images is not None
     assert group.pruned is not None
     assert [image is None for image in group.images] == list(group.pruned)
-
-
-@pytest.mark.parametrize("keep", [2, 24, 1000])
-def test_capacity_is_reserved_for_the_survivors(keep: int) -> None:
-    body = rollout_request(prompts=["a", "b"], count=COUNT, steps=STEPS)
-    body["plan"]["prune"] = {"after": AFTER, "keep": keep}
-    request = RolloutRequest.model_validate(body)
-    job = Job("t", "a", "mini-sana", None, "bf16", request.plan, ("clipscore",), images=False)
-    for chunks in cut_into_chunks(request, job):
-        assert sum(chunk.reserved for chunk in chunks) == min(keep, COUNT)
-        assert all(chunk.reserved <= chunk.candidates for chunk in chunks)

@@ -1,15 +1,19 @@
 """Chunks whose rewards servers compute: others are made meanwhile, up to a bound; each gets its own scores."""
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from time import sleep
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from fake_backend import REWARD, SHAPE, Events, FakeBackend, Observed, engine_of, running_engine, settle
 from reward_servers import NAME, Misbehaving, RewardProcess, serving, until
+from solrl_client import background
 from solrl_core.rewards.images import as_bytes, as_floats, as_uint8
 from solrl_core.sampling.noise import initial_noise
 from solrl_engine.backend import GenerationRequest
@@ -346,6 +350,27 @@ def test_a_fault_of_the_device_beside_a_server_ends_the_worker(
         with pytest.raises(ProblemError):
             one.result.result(600)
         until(lambda: engine.scheduler.dead)
+
+
+def test_a_waiting_chunk_that_several_threads_cancel_fails_once() -> None:
+    worker = LocalWorker(RolloutSettings(device="cpu"), RolloutMetrics(), FakeBackend().load)
+    waits, failed, asked = chunk("a", Path()), list[Chunk](), threading.Event()
+    worker._queue = SimpleNamespace(fail=lambda one, error: failed.append(one))  # type: ignore[assignment]
+
+    async def ask_servers(*_: Any) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    scorer: Any = SimpleNamespace(ask_servers=ask_servers)
+    task = background.start(worker._ask_servers(scorer, waits, None))  # type: ignore[arg-type]
+    assert asked.wait(600)
+    threads = [threading.Thread(target=worker.cancel, args=(waits.job,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    task.result(600)
+    for thread in threads:
+        thread.join()
+    assert failed == [waits]
 
 
 @pytest.mark.parametrize("away", [False, pytest.param(True, marks=pytest.mark.release)])

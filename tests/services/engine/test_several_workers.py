@@ -228,42 +228,20 @@ def test_another_run_waits_for_the_running_chunk_alone_when_a_worker_dies() -> N
             assert torch.equal(scores(part), EXPECTED)
 
 
-@pytest.mark.parametrize(
-    ("serving", "begun", "reward", "asked", "last_end", "seconds"),
-    [
-        (1, 96.0, 0.0, 0.0, 0.0, 20),
-        (2, 96.0, 0.0, 0.0, 0.0, 10),
-        (4, 96.0, 0.0, 0.0, 0.0, 5),
-        # It took the worker 4 s and a server 50 s, in which the worker finished others, the last at 99.5.
-        (1, 40.0, 51.0, 50.0, 99.5, 20),
-    ],
-)
+@pytest.mark.parametrize(("serving", "seconds"), [(1, 20), (2, 10), (4, 5)])
+@pytest.mark.parametrize(("generate", "reward", "asked"), [(4.0, 1.0, 0.0), (1.0, 4.0, 0.0), (3.0, 54.0, 50.0)])
 def test_retry_after_counts_the_workers_that_serve_and_no_time_at_reward_servers(
-    serving: int, begun: float, reward: float, asked: float, last_end: float, seconds: int
+    serving: int, seconds: int, generate: float, reward: float, asked: float
 ) -> None:
-    dispatch = Scheduler(RolloutSettings(rewards=(REWARD,), queue_limit=20), RolloutMetrics(), lambda: 100.0)
-    dispatch.serving = serving
-    generate = 4.0 - (reward - asked)  # 4 seconds for 4 candidates
-    scored = ScoredChunk({}, None, None, 0, begun, False, 0.0, generate, reward, asked)
-    ended = dispatch.record("fake:0", chunk(job()), scored, last_end)
-    assert not asked or ended == last_end
-    dispatch.submit([chunk(job(), count=20)], reserved=False)
+    """The worker takes 4 seconds for 4 candidates."""
+    scheduler = Scheduler(RolloutSettings(rewards=(REWARD,), queue_limit=20), RolloutMetrics())
+    scheduler.serving = serving
+    scored = ScoredChunk({}, None, None, 0, 0.0, False, 9.0, generate, reward, asked)
+    scheduler.record("fake:0", chunk(job()), scored)
+    scheduler.submit([chunk(job(), count=20)])
     with pytest.raises(ProblemError) as refused:
-        dispatch.submit([chunk(job())], reserved=False)
+        scheduler.submit([chunk(job())])
     assert refused.value.retry_after == seconds
-
-
-def test_capacity_is_reserved_once_for_survivors_of_pruning_when_a_worker_dies() -> None:
-    with workers_on(MortalBackend(times=1), queue_limit=6) as one:
-        pruned = chunk(job(steps=2), "fatal", until=1, reserved=2)
-        one.engine.scheduler.submit([pruned])
-        halfway = pruned.result.result(600).trajectory
-        assert halfway is not None
-        one.engine.scheduler.submit([chunk(job(), count=4)])  # fits with two survivors
-        survivors = chunk(pruned.job, count=2, start=halfway.rows([0, 1]))
-        one.engine.scheduler.submit([survivors], reserved=True)
-        assert len(scores(survivors)) == 2
-        assert pruned.losses == 1
 
 
 def test_workers_with_different_models_do_not_start() -> None:

@@ -4,58 +4,38 @@ Not thread-safe: its owner holds a lock.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
 from solrl_http.fair_share import FairShare
 
-from solrl_rollout.engine.errors import QueueFullError
+from solrl_rollout.engine.work import Chunk
 
 Run = Hashable
 
 NEW_FLOWS_IN_A_ROW = 4
 """New runs of a tenant that are served in a row before one of its older runs."""
-AHEAD_ITEMS = 64
-"""Items by which a run that waits for its next one may get ahead of the tenant's runs that only work ahead: the
+AHEAD_CHUNKS = 64
+"""Chunks by which a run that waits for its next one may get ahead of the tenant's runs that only work ahead: the
 samples of an iteration of 48 prompts, and some more."""
 
-
-class QueueItem(Protocol):
-    """The properties of an item that the queue needs."""
-
-    @property
-    def run(self) -> Run:
-        """The run in whose turn it is served."""
-
-    @property
-    def tenant(self) -> str:
-        """The tenant whose quota it counts against."""
-
-    @property
-    def job(self) -> Hashable:
-        """The job it is part of."""
-
-    @property
-    def ahead(self) -> bool:
-        """Whether nobody waits for it yet."""
-
-    @property
-    def candidates(self) -> int:
-        """The number that counts against the limits."""
-
-    @property
-    def reserved(self) -> int:
-        """The most candidates that return to the queue after it has run; capacity is reserved for them."""
-
-    @property
-    def cost(self) -> int:
-        """Candidates × steps, which count against its run."""
+Waiting = dict[str, dict[Run, deque[Chunk]]]
+"""Chunks by tenant and run."""
 
 
-Item = TypeVar("Item", bound=QueueItem)
-Waiting = dict[str, dict[Run, deque[Item]]]
-"""Items by tenant and run."""
+@dataclass(eq=False)
+class QueueFullError(Exception):
+    """Candidates do not fit into the queue, and none was added.
+
+    Attributes:
+        waiting: waiting candidates, of `tenant` or of all.
+        limit: the most that may wait.
+        tenant: the tenant whose limit is reached; None for the limit of all.
+    """
+
+    waiting: int
+    limit: int
+    tenant: str | None
 
 
 @dataclass
@@ -66,7 +46,7 @@ class Quantum:
         keeps_run: its run gets another turn while it is less than a turn ahead of the least served one. With several
             servers, each then keeps an adapter for longer, and all runs are still served.
         tenant, run: the run that it served last.
-        taken: number of items in the current turn.
+        taken: number of chunks in the current turn.
     """
 
     keeps_run: bool = False
@@ -75,21 +55,21 @@ class Quantum:
     taken: int = 0
 
 
-class FairQueue(Generic[Item]):
-    """Items by tenant and run. Next is the tenant with the least cost so far, and its run with the least.
+class FairQueue:
+    """Chunks by tenant and run. Next is the tenant with the least cost so far, and its run with the least.
 
-    A server takes up to `turn` items of a run in a row, because changing the run means merging another adapter. Several
-    servers share the costs, and each has turns of its own. A new flow does not wait for the end of a turn. A tenant
-    with debt is not new, whatever its runs are named. A new run overtakes only other runs of its tenant, and
+    A server takes up to `turn` chunks of a run in a row, because changing the run means merging another adapter.
+    Several servers share the costs, and each has turns of its own. A new flow does not wait for the end of a turn. A
+    tenant with debt is not new, whatever its runs are named. A new run overtakes only other runs of its tenant, and
     only `NEW_FLOWS_IN_A_ROW` runs do so in a row.
 
-    Items that somebody waits for go before those that are `ahead`: within a run always, and among the runs of a tenant
-    as long as that gives none a lead of more than `AHEAD_ITEMS` items.
+    Chunks that somebody waits for go before those that are `ahead`: within a run always, and among the runs of a tenant
+    as long as that gives none a lead of more than `AHEAD_CHUNKS` chunks.
 
     Attributes:
         limit, tenant_limit: the most candidates that may wait, of all tenants and of one.
-        candidates: number of waiting candidates; `by_tenant`: of each tenant.
-        cost: cost of the waiting items.
+        by_tenant: number of waiting candidates of each tenant.
+        cost: cost of the waiting chunks.
     """
 
     def __init__(
@@ -98,45 +78,38 @@ class FairQueue(Generic[Item]):
         *,
         tenant_limit: int | None = None,
         turn: int = 1,
-        weight: Callable[[Item], float] = lambda item: 1.0,
+        weight: Callable[[Chunk], float] = lambda chunk: 1.0,
     ) -> None:
-        """`weight`: factor of an item's cost, evaluated when it is taken."""
+        """`weight`: factor of a chunk's cost, evaluated when it is taken."""
         self.limit = limit
         self.tenant_limit = tenant_limit or limit
-        self.candidates = 0
         self.cost = 0
         self.by_tenant: Counter[str] = Counter()
-        self._reserved: Counter[tuple[str, Hashable]] = Counter()
         self._turn = turn
         self._weight = weight
-        self._waiting: Waiting[Item] = {}
+        self._waiting: Waiting = {}
         self._tenants: FairShare[str] = FairShare()
         self._runs: dict[str, FairShare[Run]] = {}
         self._only_turn = Quantum()
         self._new_flows_served = 0
 
-    def put(self, items: Sequence[Item], *, reserved: bool = False) -> None:
-        """Add all items, or none.
+    def put(self, chunks: Sequence[Chunk], *, first: bool = False) -> None:
+        """Add all chunks, or none.
 
         Args:
-            items: in the order in which they are to run.
-            reserved: they return to capacity reserved for them, ahead of the run's other items.
+            chunks: in the order in which they are to run.
+            first: they continue chunks that were taken: they go before the run's others, also beyond the limits.
 
         Raises:
             QueueFullError: they do not all fit.
         """
-        if not reserved:
+        if not first:
             requested = Counter[str]()
-            for item in items:
-                requested[item.tenant] += item.candidates
+            for chunk in chunks:
+                requested[chunk.tenant] += chunk.candidates
             self.require_capacity(requested)
-        for item in items:
-            self._arrive(item)
-            self._count(item, 1)
-        for item in reversed(items) if reserved else items:
-            self._enqueue(item, first=reserved)
-            if reserved:
-                self._reserve(item, -item.candidates)
+        for chunk in reversed(chunks) if first else chunks:
+            self._add(chunk, first=first)
 
     def require_capacity(self, requested: Mapping[str, int]) -> None:
         """Check that this many more candidates of each tenant fit now.
@@ -144,24 +117,21 @@ class FairQueue(Generic[Item]):
         Raises:
             QueueFullError: they do not all fit.
         """
-        taken = self.candidates + self._reserved.total()
-        if taken + sum(requested.values()) > self.limit:
-            raise QueueFullError(taken, self.limit, None)
+        if self.by_tenant.total() + sum(requested.values()) > self.limit:
+            raise QueueFullError(self.by_tenant.total(), self.limit, None)
         for tenant, candidates in requested.items():
-            reserved = sum(count for (owner, _), count in self._reserved.items() if owner == tenant)
-            taken = self.by_tenant[tenant] + reserved
-            if taken + candidates > self.tenant_limit:
-                raise QueueFullError(taken, self.tenant_limit, tenant)
+            if self.by_tenant[tenant] + candidates > self.tenant_limit:
+                raise QueueFullError(self.by_tenant[tenant], self.tenant_limit, tenant)
 
-    def take(self, turn: Quantum | None = None, held: Callable[[Item], bool] | None = None) -> Item | None:
-        """Remove and return the next item of a server.
+    def take(self, turn: Quantum | None = None, held: Callable[[Chunk], bool] | None = None) -> Chunk | None:
+        """Remove and return the next chunk of a server.
 
         Args:
             turn: the server's turn; None if it is the only one.
-            held: whether a run must wait whose next item this is; None if none must.
+            held: whether a run must wait whose next chunk this is; None if none must.
 
         Returns:
-            The item; None when no run has one that may be taken.
+            The chunk; None when no run has one that may be taken.
         """
         turn = turn or self._only_turn
         waiting = self._waiting if held is None else self._without(held)
@@ -170,64 +140,52 @@ class FairQueue(Generic[Item]):
         tenant, run = chosen = self._next_run(turn, waiting)
         turn.taken = turn.taken + 1 if chosen == (turn.tenant, turn.run) and turn.taken < self._turn else 1
         turn.tenant, turn.run = chosen
-        item = self._waiting[tenant][run].popleft()
+        chunk = self._waiting[tenant][run].popleft()
         self._drop_empty(tenant)
-        self._count(item, -1)
-        self._reserve(item, item.reserved)
-        cost = item.cost * self._weight(item)
+        self._count(chunk, -1)
+        cost = chunk.cost * self._weight(chunk)
         self._runs[tenant].serve(run, cost, self._waiting.get(tenant, {}).keys())
         self._tenants.serve(tenant, cost, self._waiting.keys())
         self._runs = {name: share for name, share in self._runs.items() if name in self._tenants}
-        return item
+        return chunk
 
-    def charge(self, item: Item, cost: float) -> None:
-        """Add a cost that was unknown when the item was taken, e.g. of merging its adapter."""
-        self._tenants.charge(item.tenant, cost)
-        if item.tenant in self._runs:
-            self._runs[item.tenant].charge(item.run, cost)
+    def charge(self, chunk: Chunk, cost: float) -> None:
+        """Add a cost that was unknown when the chunk was taken, e.g. of merging its adapter."""
+        self._tenants.charge(chunk.tenant, cost)
+        if chunk.tenant in self._runs:
+            self._runs[chunk.tenant].charge(chunk.run, cost)
 
-    def put_back(self, item: Item) -> None:
-        """Return an item that was taken and will not be finished; it is the next of its run, which pays nothing."""
-        self._arrive(item)
-        self._enqueue(item, first=True)
-        self._count(item, 1)
-        self._reserve(item, -item.reserved)
-        self.charge(item, -item.cost * self._weight(item))
+    def put_back(self, chunk: Chunk) -> None:
+        """Return a chunk that was taken and will not be finished; it is the next of its run, which pays nothing."""
+        self._add(chunk, first=True)
+        self.charge(chunk, -chunk.cost * self._weight(chunk))
 
-    def remove(self, unwanted: Callable[[Item], bool]) -> list[Item]:
-        """Remove and return the unwanted items."""
-        removed = [item for item in self._items() if unwanted(item)]
-        if removed:
-            for runs in self._waiting.values():
-                for run, items in runs.items():
-                    runs[run] = deque(item for item in items if not unwanted(item))
-            for tenant in list(self._waiting):
-                self._drop_empty(tenant)
-            for item in removed:
-                self._count(item, -1)
+    def remove(self, unwanted: Callable[[Chunk], bool]) -> list[Chunk]:
+        """Remove and return the unwanted chunks."""
+        removed = [chunk for tenant in self._waiting for chunk in self.of_tenant(tenant) if unwanted(chunk)]
+        for runs in self._waiting.values():
+            for run, chunks in runs.items():
+                runs[run] = deque(chunk for chunk in chunks if not unwanted(chunk))
+        for tenant in list(self._waiting):
+            self._drop_empty(tenant)
+        for chunk in removed:
+            self._count(chunk, -1)
         return removed
 
-    def release(self, tenant: str, job: Hashable) -> None:
-        """Give up the capacity reserved for a job."""
-        self._reserved.pop((tenant, job), None)
+    def heads(self) -> list[Chunk]:
+        """The next chunk of each run."""
+        return [chunks[0] for runs in self._waiting.values() for chunks in runs.values()]
 
-    def heads(self) -> list[Item]:
-        """The next item of each run."""
-        return [items[0] for runs in self._waiting.values() for items in runs.values()]
-
-    def of_tenant(self, tenant: str) -> list[Item]:
-        """A tenant's items, each run's in order."""
-        return [item for items in self._waiting.get(tenant, {}).values() for item in items]
+    def of_tenant(self, tenant: str) -> list[Chunk]:
+        """A tenant's chunks, each run's in order."""
+        return [chunk for chunks in self._waiting.get(tenant, {}).values() for chunk in chunks]
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def _items(self) -> Iterator[Item]:
-        return (item for runs in self._waiting.values() for items in runs.values() for item in items)
-
-    def _arrive(self, item: Item) -> None:
-        """Register the item's tenant and run as waiting, unless they already are."""
-        tenant, run = item.tenant, item.run
+    def _add(self, chunk: Chunk, *, first: bool) -> None:
+        """Add a chunk to its run's, the first or last of those that are ahead like it or are not."""
+        tenant, run = chunk.tenant, chunk.run
         if tenant not in self._waiting:
             self._tenants.arrive(tenant, self._waiting.keys())
             self._waiting[tenant] = {}
@@ -235,25 +193,23 @@ class FairQueue(Generic[Item]):
         if run not in runs:
             self._runs.setdefault(tenant, FairShare()).arrive(run, runs.keys())
             runs[run] = deque()
-
-    def _enqueue(self, item: Item, *, first: bool) -> None:
-        """Add an item to its run's, the first or last of those that are ahead like it or are not."""
-        items = self._waiting[item.tenant][item.run]
-        waited = next((place for place, other in enumerate(items) if other.ahead), len(items))
-        if item.ahead:
-            items.insert(waited if first else len(items), item)
+        chunks = runs[run]
+        waited = next((place for place, other in enumerate(chunks) if other.ahead), len(chunks))
+        if chunk.ahead:
+            chunks.insert(waited if first else len(chunks), chunk)
         else:
-            items.insert(0 if first else waited, item)
+            chunks.insert(0 if first else waited, chunk)
+        self._count(chunk, 1)
 
-    def _without(self, held: Callable[[Item], bool]) -> Waiting[Item]:
-        """The waiting items of runs that need not wait."""
+    def _without(self, held: Callable[[Chunk], bool]) -> Waiting:
+        """The waiting chunks of runs that need not wait."""
         ready = {
-            tenant: {run: items for run, items in runs.items() if not held(items[0])}
+            tenant: {run: chunks for run, chunks in runs.items() if not held(chunks[0])}
             for tenant, runs in self._waiting.items()
         }
         return {tenant: runs for tenant, runs in ready.items() if runs}
 
-    def _next_run(self, turn: Quantum, waiting: Waiting[Item]) -> tuple[str, Run]:
+    def _next_run(self, turn: Quantum, waiting: Waiting) -> tuple[str, Run]:
         tenant = self._tenants.new_flow(self._waiting.keys(), waiting.keys())
         if tenant is None:
             if turn.run in waiting.get(turn.tenant, {}) and turn.taken < self._turn:
@@ -263,7 +219,7 @@ class FairQueue(Generic[Item]):
         self._tenants.admit(tenant)
         return tenant, self._next_of(tenant, turn, waiting[tenant])
 
-    def _next_of(self, tenant: str, turn: Quantum, runs: dict[Run, deque[Item]]) -> Run:
+    def _next_of(self, tenant: str, turn: Quantum, runs: dict[Run, deque[Chunk]]) -> Run:
         """A new run of the tenant, unless enough came first; otherwise the rest of a turn, or its least served run."""
         share = self._runs[tenant]
         runs = self._waited(share, runs)
@@ -281,36 +237,30 @@ class FairQueue(Generic[Item]):
         share.admit(chosen)
         return chosen
 
-    def _waited(self, share: FairShare[Run], runs: dict[Run, deque[Item]]) -> dict[Run, deque[Item]]:
-        """The runs of a tenant that wait for their next item, unless there are none or they are too far ahead."""
-        waited = {run: items for run, items in runs.items() if not items[0].ahead}
+    def _waited(self, share: FairShare[Run], runs: dict[Run, deque[Chunk]]) -> dict[Run, deque[Chunk]]:
+        """The runs of a tenant that wait for their next chunk, unless there are none or they are too far ahead."""
+        waited = {run: chunks for run, chunks in runs.items() if not chunks[0].ahead}
         if not waited or len(waited) == len(runs):
             return runs
-        most = max(items[0].cost * self._weight(items[0]) for items in waited.values())
-        return waited if share.lead(waited, runs) < AHEAD_ITEMS * most else runs
+        most = max(chunks[0].cost * self._weight(chunks[0]) for chunks in waited.values())
+        return waited if share.lead(waited, runs) < AHEAD_CHUNKS * most else runs
 
     def _lead(self, turn: Quantum) -> float:
         """The cost by which a server's run may be ahead of the least served one and get another turn."""
-        items = self._waiting.get(turn.tenant, {}).get(turn.run)
-        if not turn.keeps_run or not items:
+        chunks = self._waiting.get(turn.tenant, {}).get(turn.run)
+        if not turn.keeps_run or not chunks:
             return 0.0
-        return (self._turn - 1) * items[0].cost * self._weight(items[0])
+        return (self._turn - 1) * chunks[0].cost * self._weight(chunks[0])
 
     def _drop_empty(self, tenant: str) -> None:
         runs = self._waiting[tenant]
-        for run in [run for run, items in runs.items() if not items]:
+        for run in [run for run, chunks in runs.items() if not chunks]:
             del runs[run]
         if not runs:
             del self._waiting[tenant]
 
-    def _reserve(self, item: Item, candidates: int) -> None:
-        self._reserved[item.tenant, item.job] += candidates
-        if not self._reserved[item.tenant, item.job]:
-            del self._reserved[item.tenant, item.job]
-
-    def _count(self, item: Item, sign: int) -> None:
-        self.candidates += sign * item.candidates
-        self.by_tenant[item.tenant] += sign * item.candidates
-        if not self.by_tenant[item.tenant]:
-            del self.by_tenant[item.tenant]
-        self.cost += sign * item.cost
+    def _count(self, chunk: Chunk, sign: int) -> None:
+        self.by_tenant[chunk.tenant] += sign * chunk.candidates
+        if not self.by_tenant[chunk.tenant]:
+            del self.by_tenant[chunk.tenant]
+        self.cost += sign * chunk.cost

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 from solrl_proto.problems import ProblemError, ProblemKind
 
-from solrl_rollout.engine.errors import EngineDeadError, QueueFullError, chunk_error
+from solrl_rollout.engine.errors import EngineDeadError, chunk_error
 from solrl_rollout.engine.queue.costs import StepCosts
-from solrl_rollout.engine.queue.fair_queue import FairQueue, Quantum
+from solrl_rollout.engine.queue.fair_queue import FairQueue, Quantum, QueueFullError
 from solrl_rollout.engine.work import Chunk, Job, ScoredChunk
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import QueueState, RolloutMetrics
@@ -29,7 +29,6 @@ class Scheduler:
     """Thread-safe, except for what says that its caller holds `changed`.
 
     Attributes:
-        clock: gives the time in seconds, as time.monotonic.
         changed: the lock of all waiting work; notified when there is work, or none will come any more.
         serving: number of workers that serve.
         closing: no more chunks are given out.
@@ -38,10 +37,7 @@ class Scheduler:
         throughput: of the last minute.
     """
 
-    def __init__(
-        self, settings: RolloutSettings, metrics: RolloutMetrics, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.clock = clock
+    def __init__(self, settings: RolloutSettings, metrics: RolloutMetrics) -> None:
         self.changed = threading.Condition()
         self.serving = 0
         self.closing = False
@@ -51,7 +47,7 @@ class Scheduler:
         self._metrics = metrics
         self._at_servers = settings.scoring_in_flight
         self._costs = StepCosts()
-        self._queue: FairQueue[Chunk] = FairQueue(
+        self._queue = FairQueue(
             settings.queue_limit,
             tenant_limit=settings.tenant_queue_limit,
             turn=_TURN,
@@ -60,12 +56,12 @@ class Scheduler:
         self._seconds_per_cost = 0.0
         metrics.watch_queue(self._state)
 
-    def submit(self, chunks: list[Chunk], *, reserved: bool = False) -> None:
+    def submit(self, chunks: list[Chunk], *, first: bool = False) -> None:
         """Queue chunks.
 
         Args:
             chunks: in the order in which they are to run.
-            reserved: they are survivors of pruning, for which the queue has reserved capacity.
+            first: they are survivors of pruning, which go before their run's others, also beyond the limits.
 
         Raises:
             ProblemError: 429 `queue-full`, 503 `engine-dead`.
@@ -73,7 +69,7 @@ class Scheduler:
         with self.changed:
             self.require_alive()
             with self._refuse_when_full(sum(chunk.candidates for chunk in chunks)):
-                self._queue.put(chunks, reserved=reserved)
+                self._queue.put(chunks, first=first)
             self.changed.notify_all()
 
     def require_alive(self) -> None:
@@ -136,7 +132,6 @@ class Scheduler:
         with self.changed:
             job.cancelled.set()
             removed = self._queue.remove(lambda chunk: chunk.job is job)
-            self._queue.release(job.tenant, job)
         for chunk in removed:
             if not chunk.result.cancel():  # it was put back
                 chunk.result.set_exception(EngineDeadError())
@@ -151,25 +146,12 @@ class Scheduler:
         with self.changed:
             return self._queue.of_tenant(tenant)
 
-    def record(self, worker: str, chunk: Chunk, scored: ScoredChunk, last_end: float) -> float:
-        """Account for a finished chunk in the queue's shares, the status page and metrics.
-
-        Args:
-            worker: name of its worker.
-            chunk: the chunk.
-            scored: its result.
-            last_end: when its worker finished the chunk before, other than those that reward servers scored.
-
-        Returns:
-            `last_end` for the next chunk.
-        """
-        now, job = self.clock(), chunk.job
-        if scored.asked:  # the worker made others meanwhile, whose time is not this chunk's
-            whole, end = scored.switch + scored.generate + scored.reward - scored.asked, last_end
-        else:  # excludes the time of overlap with the worker's previous chunk
-            whole, end = now - max(scored.started_at, last_end), now
+    def record(self, worker: str, chunk: Chunk, scored: ScoredChunk) -> None:
+        """Account for a chunk that a worker has finished in the queue's shares, the status page and metrics."""
+        job = chunk.job
+        # The longer of the two, since the worker generates the next chunk while it scores this one, or a server does.
         # Merging the adapter is billed to its run, rather than to all work of this kind.
-        seconds = max(0.0, whole - scored.switch) / chunk.cost
+        seconds = max(scored.generate, scored.reward - scored.asked) / chunk.cost
         with self.changed:
             self.finished += 1
             self._costs.record(chunk.kind, seconds)
@@ -181,7 +163,7 @@ class Scheduler:
                 candidates=chunk.candidates,
                 steps=chunk.steps,
                 started_at=scored.started_at,
-                ended_at=now,
+                ended_at=time.monotonic(),
                 generate=scored.generate,
                 switched=scored.switched,
             )
@@ -199,7 +181,6 @@ class Scheduler:
             reward=scored.reward,
         )
         self._metrics.worker_finished_chunk(worker)
-        return end
 
     @contextmanager
     def _refuse_when_full(self, requested: int | None) -> Iterator[None]:
@@ -208,10 +189,8 @@ class Scheduler:
             yield
         except QueueFullError as full:
             seconds = self._queue.cost * self._seconds_per_cost / max(1, self.serving)
-            free, whose = (
-                full.limit - full.waiting,
-                "there are" if full.tenant is None else f"tenant {full.tenant!r} has",
-            )
+            free = max(0, full.limit - full.waiting)
+            whose = "there are" if full.tenant is None else f"tenant {full.tenant!r} has"
             raise ProblemError(
                 ProblemKind.QUEUE_FULL,
                 f"{whose} {full.waiting} candidates waiting already and the limit is {full.limit}",
@@ -225,5 +204,5 @@ class Scheduler:
     def _state(self) -> QueueState:
         with self.changed:
             oldest = min((chunk.queued_at for chunk in self._queue.heads()), default=None)
-            age = 0.0 if oldest is None else self.clock() - oldest
+            age = 0.0 if oldest is None else time.monotonic() - oldest
             return QueueState(dict(self._queue.by_tenant), age)

@@ -1,6 +1,5 @@
 """The engine's side of one worker: gives it chunks in its turns and takes their results."""
 
-import threading
 from collections.abc import Sequence
 
 from solrl_proto.problems import ProblemError
@@ -39,9 +38,6 @@ class WorkerHandle(ChunkQueue):
         self.chunks: list[Chunk] = []
         self._scheduler = scheduler
         self._turn = Quantum(keeps_run=keeps_run)
-        self._finishing = threading.Lock()
-        """Held while a chunk is accounted for: several threads finish chunks."""
-        self._last_end = 0.0
         self._finished = 0
         self._finished_by_all = 0
         """By all workers, at its last death."""
@@ -68,16 +64,17 @@ class WorkerHandle(ChunkQueue):
 
     def finish(self, chunk: Chunk, scored: ScoredChunk) -> None:
         """Resolve a chunk with its result."""
-        with self._finishing:
-            self._last_end = self._scheduler.record(self.worker.name, chunk, scored, self._last_end)
-            self._drop(chunk)
+        self._scheduler.record(self.worker.name, chunk, scored)
+        with self._scheduler.changed:
+            self.chunks.remove(chunk)
             self.deaths = 0
             self._finished += 1
         chunk.result.set_result(scored)
 
     def fail(self, chunk: Chunk, error: ProblemError) -> None:
         """Resolve a chunk with an error."""
-        self._drop(chunk)
+        with self._scheduler.changed:
+            self.chunks.remove(chunk)
         chunk.result.set_exception(error)
 
     def died(self) -> None:
@@ -103,7 +100,3 @@ class WorkerHandle(ChunkQueue):
         served = next((one.remote_rewards for one in self.hosted if one.info.name == job.model), frozenset())
         own = any(name in served and name not in job.external_rewards for name in job.rewards)
         return job.run_servers | {BUILTIN_SERVERS} if own else job.run_servers
-
-    def _drop(self, chunk: Chunk) -> None:
-        with self._scheduler.changed:
-            self.chunks.remove(chunk)
