@@ -199,6 +199,7 @@ def _damaged(table: Mapping[str, Any]) -> dict[str, str]:
 def _law(table: Mapping[str, Any]) -> dict[str, str]:
     settings, fits = table["settings"], table["fits"]
     own, preset = settings["96 12 6"]["compute"]
+    alone, ranked, ours = (one["70%"][own] for one in table["controls"].values())
     rows = [
         f"| {size} | {2 * int(side)} | {steps} | {one['spearman'][1]:.2f} | {_reached(one['iterations']['90%'])} | "
         f"{_reached(one['compute'][own])} | {_reached(one['compute'][preset])} |"
@@ -215,6 +216,9 @@ def _law(table: Mapping[str, Any]) -> dict[str, str]:
         "law_three_compute": _times_text(settings["96 12 3"]["compute"][own]),
         "law_few_compute": _times_text(settings["96 4 6"]["compute"][own]),
         "law_few_of_24_compute": _times_text(settings["24 4 6"]["compute"][own]),
+        "law_alone_compute": _times_text(alone),
+        "law_ranked_compute": _times_text(ranked),
+        "law_ours_compute": _times_text(ours),
         "law_12_error": f"{100 * fits['12']['error']:.0f} %",
         "law_slower": f"{1 / fits['4']['ratio']:.2f} ×",
         "law_two_compute": _times_text(settings["96 12 2"]["compute"][own]),

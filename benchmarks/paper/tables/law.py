@@ -1,7 +1,7 @@
 """Table 12: what ranks and the size of a group buy, against a Gaussian model. Fewer steps make the ranks worse."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from support.results import table
@@ -9,7 +9,7 @@ from support.results import table
 from paper.experiments import Experiment
 from paper.tables.common import Context, Section, as_json, ceiling_text, gain, gain_text, rate_text
 from paper.tables.families import BASELINE, BF16, FAMILIES, OURS
-from paper.tables.pace import clocks_of, log_ratios, speed_up
+from paper.tables.pace import Clock, clocks_of, log_ratios, speed_up
 from paper.theory import signal
 
 TITLE = "12. What ranks buy"
@@ -17,6 +17,8 @@ SHARES = (0.5, 0.7, 0.9)
 """Targets of the speed-up, as shares of the baseline's final gain."""
 FITTED = 0.7
 """Target at which the prediction is judged."""
+JUDGED = (FITTED, SHARES[-1])
+"""Targets of the controls."""
 
 
 class Setting(NamedTuple):
@@ -96,6 +98,7 @@ def section(context: Context) -> Section | None:
         if measured := pace[FITTED].ratio:
             both.setdefault(setting.side, []).append((measured.mean, predicted))
     fits = {side: _fit(found) for side, found in both.items()}
+    controls, compute = _controls(context, baseline, clocks)
     lines = [
         *rate_text(context),
         f"{OURS} on {reward}, {context.programme.iterations} iterations. Fewer steps of exploring make its ranks worse",
@@ -114,7 +117,18 @@ def section(context: Context) -> Section | None:
             rows,
         ),
         "",
-        "Compute counts passes as in table 2. A group of 8 samples is also a smaller batch; 8-in-8 was not run.",
+        "Compute counts passes as in table 2.",
+        "",
+        "A group of 8 samples is also a smaller batch. Alone (8-in-8), and with ranks in BF16 at all steps (8-in-24):",
+        "",
+        *table(
+            [
+                *("samples", "gain, sd"),
+                *(f"× iterations, {share:.0%}" for share in JUDGED),
+                *(f"× compute, {share:.0%}, {name}" for share in JUDGED for name in clocks),
+            ],
+            controls,
+        ),
         "",
         f"Measured over predicted × iterations at {FITTED:.0%}: geometric mean over the settings, and the mean",
         "error that is left.",
@@ -127,7 +141,27 @@ def section(context: Context) -> Section | None:
             ],
         ),
     ]
-    return Section(TITLE, lines, {"settings": data, "fits": fits})
+    return Section(TITLE, lines, {"settings": data, "controls": compute, "fits": fits})
+
+
+def _controls(
+    context: Context, baseline: Sequence[Experiment], clocks: Mapping[str, Clock]
+) -> tuple[list[list[str]], dict[str, Any]]:
+    """Rows and figures of the controls, and of Sol-RL with as many candidates and samples."""
+    reward = context.programme.reward
+    named = {name: context.tuned.over_seeds(recipe, changes) for name, (recipe, changes) in CONTROLS.items()}
+    named[f"{OURS}, 8 of 24"] = runs_of(context, Setting(24, 4, 6))
+    rows, data = [], {}
+    for name, runs in named.items():
+        costs = {clock: price(runs[0].config) / price(baseline[0].config) for clock, price in clocks.items()}
+        paces = {share: speed_up(log_ratios(context, runs, baseline, reward, share)) for share in JUDGED}
+        compute = [str(pace.over(cost)) for pace in paces.values() for cost in costs.values()]
+        rows.append([name, gain_text(context, runs, reward), *map(str, paces.values()), *compute])
+        data[name] = {
+            f"{share:.0%}": {clock: as_json(pace.over(cost).ratio) for clock, cost in costs.items()}
+            for share, pace in paces.items()
+        }
+    return rows, data
 
 
 def _fit(both: Sequence[tuple[float, float]]) -> dict[str, float]:
