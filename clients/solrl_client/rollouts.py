@@ -11,11 +11,7 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 from solrl_proto.adapters import (
     ADAPTER_MEDIA_TYPE,
-    AFTER_PARAMETER,
     DIGEST_HEADER,
-    HEAD_PARAMETER,
-    MODEL_PARAMETER,
-    PARENT_PARAMETER,
     AdapterFile,
     AdapterInfo,
     AdapterList,
@@ -231,7 +227,7 @@ class RolloutClient:
             AdapterInfo,
             "PUT",
             f"/v1/runs/{run}/adapters/{version}",
-            params={MODEL_PARAMETER: model} | ({} if parent is None else {PARENT_PARAMETER: parent}),
+            params={"model": model} | ({} if parent is None else {"parent": parent}),
             content=body,
             headers={DIGEST_HEADER: f"sha-256=:{digest}:", "Content-Type": ADAPTER_MEDIA_TYPE},
         )
@@ -275,9 +271,7 @@ class RolloutClient:
 
     def rewind(self, run: str, version: int, head: int) -> None:
         """Make a stored version the run's head again, instead of `head`, and delete all versions after it."""
-        self._ask(
-            "DELETE", f"/v1/runs/{run}/adapters", read_answer, params={AFTER_PARAMETER: version, HEAD_PARAMETER: head}
-        )
+        self._ask("DELETE", f"/v1/runs/{run}/adapters", read_answer, params={"after": version, "head": head})
 
     def delete(self, run: str) -> None:
         """Delete all versions of a run; succeeds if there are none."""

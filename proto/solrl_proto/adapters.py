@@ -8,10 +8,6 @@ from pydantic import Field
 
 from solrl_proto.identifiers import Digest, Message, ModelName, RunName, Version
 
-PARENT_PARAMETER = "parent"
-MODEL_PARAMETER = "model"
-AFTER_PARAMETER = "after"
-HEAD_PARAMETER = "head"
 DIGEST_HEADER = "Content-Digest"
 """RFC 9530: `sha-256=:<base64>:` over the body."""
 

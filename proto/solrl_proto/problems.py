@@ -85,7 +85,6 @@ class ProblemKind(StrEnum):
     HEAD_CONFLICT = "head-conflict", 409, "Run has another head"
     HEAD_TOO_LARGE = "head-too-large", 431, "Request head is too large"
     HOST_NOT_LOCAL = "host-not-local", 403, "Host is not this machine"
-    HTTP_ERROR = "http-error", 500, "HTTP error"
     INTERNAL = "internal", 500, "Internal error"
     INVALID_REQUEST = "invalid-request", 422, "Request is not valid"
     METHOD_NOT_ALLOWED = "method-not-allowed", 405, "Method Not Allowed"

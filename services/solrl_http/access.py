@@ -5,6 +5,7 @@ Only a request's head is checked, before any of the body is read.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 from solrl_proto.problems import ProblemError, ProblemKind
@@ -13,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Connection
 
 from solrl_http.limits.hosts import require_own_site
-from solrl_http.problem_responses import Refusal, respond, respond_to
+from solrl_http.problem_responses import Refusal, respond_to
 from solrl_http.tokens import Scope, Token, TokenFileError, TokenStore
 
 LOCAL_TENANT = "local"
@@ -34,24 +35,22 @@ _REALM = 'Bearer realm="solrl"'
 
 
 @dataclass(frozen=True)
-class Declaration:
-    """The access that a route requires, and whether its requests wait in the service's queue."""
-
-    need: Need
-    queues_work: bool = False
-
-
-@dataclass(frozen=True)
 class Rule:
-    """A route, by method and path template, with its declaration.
+    """A route, by method and path template, with what it requires.
 
-    `media_types` are allowed for its body; a route without any has no body, and never reads one.
+    Attributes:
+        media_types: allowed for its body; a route without any has no body, and never reads one.
+        need: the access.
+        queues_work: whether its requests wait in the service's queue.
+        largest_body: name of the setting that limits its body.
     """
 
     method: str
     path: str
-    declaration: Declaration
-    media_types: tuple[str, ...] = ()
+    media_types: tuple[str, ...]
+    need: Need
+    queues_work: bool
+    largest_body: str
 
 
 @dataclass(frozen=True)
@@ -67,11 +66,14 @@ class Caller:
     """Id of the token in the request; None on a service without tokens."""
 
 
-def access(need: Need, *, queues_work: bool = False) -> Callable[[Endpoint], Endpoint]:
-    """Declare a route's access; goes below the route's own decorator."""
+def access(
+    need: Need, *, queues_work: bool = False, largest_body: str = "max_body_bytes"
+) -> Callable[[Endpoint], Endpoint]:
+    """Declare what a route requires, see `Rule`; goes below the route's own decorator."""
 
     def declare(endpoint: Endpoint) -> Endpoint:
-        setattr(endpoint, _DECLARATION, Declaration(need, queues_work))
+        declared = partial(Rule, need=need, queues_work=queues_work, largest_body=largest_body)
+        setattr(endpoint, _DECLARATION, declared)
         return endpoint
 
     return declare
@@ -86,12 +88,12 @@ def access_rules(routes: Iterable[BaseRoute]) -> list[Rule]:
     rules = []
     for route in routes:
         path, endpoint = getattr(route, "path", str(route)), getattr(route, "endpoint", None)
-        declaration = getattr(endpoint, _DECLARATION, None)
-        if declaration is None:
+        declared = getattr(endpoint, _DECLARATION, None)
+        if declared is None:
             raise RuntimeError(f"route {path} declares no access; add @access(...) below its decorator")
         # Starlette adds HEAD to its own routes; no route here answers it.
         methods = sorted(set(getattr(route, "methods", None) or ()) - {"HEAD"})
-        rules += [Rule(method, path, declaration, _media_types(route)) for method in methods]
+        rules += [declared(method, path, _media_types(route)) for method in methods]
     return rules
 
 
@@ -134,9 +136,7 @@ class AccessControl:
             return
         try:
             self._check(scope)
-        except Refusal as refusal:
-            await respond(refusal.problem, refusal.headers)(scope, receive, send)
-        except ProblemError as error:
+        except (Refusal, ProblemError) as error:
             await respond_to(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -146,13 +146,13 @@ class AccessControl:
         require_own_site(scope, self._hosts)
         matching = {rule.method: rule for rule, pattern in self._rules if pattern.match(scope["path"])}
         rule = scope["state"]["rule"] = matching.get(scope["method"])
-        caller = self._caller(scope, rule.declaration.need if rule else "token")
+        caller = self._caller(scope, rule.need if rule else "token")
         if rule is None:
             raise _no_route(scope, matching)
         _require_media_type(scope, rule.media_types)
-        if rule.declaration.need != "open":
+        if rule.need != "open":
             scope["state"]["caller"] = caller
-        if rule.declaration.queues_work:
+        if rule.queues_work:
             queue: Queue = scope["app"].state.service
             queue.require_capacity(caller.tenant)
 
@@ -168,7 +168,12 @@ class AccessControl:
         try:
             token = self._keyring.find(secret.strip())
         except TokenFileError:
-            raise _tokens_unreadable() from None
+            raise Refusal(
+                ProblemKind.TOKENS_UNREADABLE,
+                "the service's token file cannot be used",
+                headers={"Retry-After": "10"},
+                action="ask the operator to repair it; the service's log says what is wrong",
+            ) from None
         if token is None:
             raise _unauthenticated("the token is unknown", ', error="invalid_token"')
         if token.expired:
@@ -190,22 +195,22 @@ def require_small_head(scope: Connection) -> None:
     size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
     if size > MAX_HEAD_BYTES:
         raise Refusal(
-            ProblemKind.HEAD_TOO_LARGE.problem(
-                "the path and the headers have more bytes than the service accepts",
-                where="header",
-                got=f"{size} bytes",
-                expected=f"at most {MAX_HEAD_BYTES} bytes",
-                action="send fewer or shorter headers",
-            )
+            ProblemKind.HEAD_TOO_LARGE,
+            "the path and the headers have more bytes than the service accepts",
+            where="header",
+            got=f"{size} bytes",
+            expected=f"at most {MAX_HEAD_BYTES} bytes",
+            action="send fewer or shorter headers",
         )
     if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
-        problem = ProblemKind.BAD_REQUEST.problem(
+        raise Refusal(
+            ProblemKind.BAD_REQUEST,
             "the request has both Content-Length and Transfer-Encoding",
+            headers={"Connection": "close"},
             where="header.Content-Length",
             expected="one of them",
             action="send one of them",
         )
-        raise Refusal(problem, {"Connection": "close"})
 
 
 def _require_media_type(scope: Connection, expected: Sequence[str]) -> None:
@@ -213,46 +218,39 @@ def _require_media_type(scope: Connection, expected: Sequence[str]) -> None:
     sent = [value.decode("latin-1") for name, value in scope["headers"] if name == b"content-type"]
     if expected and (len(sent) != 1 or sent[0].partition(";")[0].strip().lower() not in expected):
         raise Refusal(
-            ProblemKind.UNSUPPORTED_MEDIA_TYPE.problem(
-                "the Content-Type is missing, or is not one that this route accepts",
-                where="header.Content-Type",
-                expected=" or ".join(expected),
-                action="send the Content-Type header with the body's type",
-            )
+            ProblemKind.UNSUPPORTED_MEDIA_TYPE,
+            "the Content-Type is missing, or is not one that this route accepts",
+            where="header.Content-Type",
+            expected=" or ".join(expected),
+            action="send the Content-Type header with the body's type",
         )
 
 
 def _unauthenticated(fault: str, error: str = "") -> Refusal:
-    problem = ProblemKind.UNAUTHENTICATED.problem(
+    return Refusal(
+        ProblemKind.UNAUTHENTICATED,
         fault,
+        headers={"WWW-Authenticate": _REALM + error},
         where="header.Authorization",
         expected="Authorization: Bearer <token>",
         action="ask the operator of this service for a token (`solrl-rollout token create`)",
     )
-    return Refusal(problem, {"WWW-Authenticate": _REALM + error})
 
 
 def _forbidden(token: Token, need: str) -> Refusal:
-    problem = ProblemKind.FORBIDDEN.problem(
+    return Refusal(
+        ProblemKind.FORBIDDEN,
         f"the token {token.id} lacks the scope {need!r}",
+        headers={"WWW-Authenticate": f'{_REALM}, error="insufficient_scope", scope="{need}"'},
         where="header.Authorization",
         got=list(token.scopes),
         expected=need,
         action=f"use a token created with `--scopes {need}`",
     )
-    return Refusal(problem, {"WWW-Authenticate": f'{_REALM}, error="insufficient_scope", scope="{need}"'})
-
-
-def _tokens_unreadable() -> Refusal:
-    problem = ProblemKind.TOKENS_UNREADABLE.problem(
-        "the service's token file cannot be used",
-        action="ask the operator to repair it; the service's log says what is wrong",
-    )
-    return Refusal(problem, {"Retry-After": "10"})
 
 
 def _no_route(scope: Connection, methods: Iterable[str]) -> Refusal:
     allowed = ", ".join(sorted(methods))
     kind = ProblemKind.METHOD_NOT_ALLOWED if allowed else ProblemKind.NOT_FOUND
     detail = f"{scope['method'][:20]} {scope['path'][:200]}: {kind.title}"
-    return Refusal(kind.problem(detail, action="/docs lists the routes"), {"Allow": allowed} if allowed else None)
+    return Refusal(kind, detail, headers={"Allow": allowed} if allowed else None, action="/docs lists the routes")

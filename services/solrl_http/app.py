@@ -1,6 +1,7 @@
 """The application around a service's routes: access, limits, log, problem documents and contract, alike for all."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any
@@ -10,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 from solrl_proto.problems import Problem
 from starlette.routing import Route
-from starlette.types import ASGIApp, Lifespan
+from starlette.types import ASGIApp
 
 from solrl_http import problem_responses
 from solrl_http.access import AccessControl, Rule, access, access_rules
@@ -19,6 +20,7 @@ from solrl_http.request_log import RequestLog
 from solrl_http.request_metrics import RequestMetrics
 from solrl_http.routes import docs, metrics
 from solrl_http.routes.common import refuse_unknown_parameters
+from solrl_http.serving import ServiceState
 from solrl_http.settings import HttpSettings
 from solrl_http.tokens import TokenStore
 
@@ -43,7 +45,7 @@ def make_app(
     routes: Iterable[ModuleType],
     settings: HttpSettings,
     service_metrics: RequestMetrics,
-    lifespan: Lifespan[Any],
+    running: Callable[[], AbstractAsyncContextManager[ServiceState]],
     *,
     documented: Mapping[str, Any] | None = None,
 ) -> FastAPI:
@@ -54,12 +56,21 @@ def make_app(
         routes: modules with a `router`; all endpoints declare their access. `/docs` and `/metrics` are added.
         settings: address, access and limits.
         service_metrics: become `app.state.metrics`.
-        lifespan: sets `app.state.service`, a `solrl_http.serving.ServiceState` that can `require_capacity`.
+        running: the service, which becomes `app.state.service` and can `require_capacity`, while the application runs;
+            raises errors that prevent it from starting.
         documented: types of the contract that no route's signature names, by schema name.
 
     Raises:
         TokenFileError: the settings name a token file that cannot be used.
     """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with running() as service:
+            app.state.service = service
+            yield
+            service.draining = True
+
     app = _Application(
         title=title,
         version=version("solrl"),
@@ -86,9 +97,7 @@ def make_app(
 def _add_middleware(app: FastAPI, rules: list[Rule], settings: HttpSettings) -> None:
     # The middleware added last sees a request first.
     app.state.inflight = InflightBytes(settings.max_inflight_bytes, settings.tenant_inflight_bytes)
-    app.add_middleware(
-        Bodies, limit=settings.max_body_bytes, budget=app.state.inflight, slow=settings.slow_client_timeout
-    )
+    app.add_middleware(Bodies, settings=settings, budget=app.state.inflight)
     keyring = TokenStore(settings.token_file) if settings.token_file else None
     # A service can also be reached at the address that it listens on.
     hosts = None if keyring else {host.lower() for host in (*settings.allowed_hosts, settings.host)}
@@ -106,7 +115,7 @@ def _describe(app: FastAPI, rules: list[Rule], documented: Mapping[str, Any]) ->
             schemas |= {**schema.pop("$defs"), **schemas, name: schema}
         described["components"]["securitySchemes"] = {"bearer": _BEARER}
         for rule in rules:
-            need, methods = rule.declaration.need, described["paths"].get(rule.path)
+            need, methods = rule.need, described["paths"].get(rule.path)
             if methods is not None and need != "open":
                 # The list names the roles, which OpenAPI 3.1 allows for a bearer token.
                 methods[rule.method.lower()]["security"] = [{"bearer": [] if need == "token" else [need]}]

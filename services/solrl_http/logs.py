@@ -18,11 +18,9 @@ _process: dict[str, Any] = {}
 """Fields of all records of this process."""
 
 
-def begin_request(request_id: str) -> dict[str, Any]:
-    """Begin a request: all records logged for it from now on contain its id. Returns the fields of these records."""
-    fields = {"request_id": request_id}
-    _request.set(fields)
-    return fields
+def begin_request(request_id: str) -> None:
+    """Begin a request: all records logged for it from now on contain its id."""
+    _request.set({"request_id": request_id})
 
 
 def add_fields(**fields: Any) -> None:

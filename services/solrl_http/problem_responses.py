@@ -13,13 +13,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from solrl_http import logs
+
 _CLIENT_LEFT = 499
-_KINDS = {
-    400: ProblemKind.BAD_REQUEST,
-    404: ProblemKind.NOT_FOUND,
-    405: ProblemKind.METHOD_NOT_ALLOWED,
-    413: ProblemKind.BODY_TOO_LARGE,
-}
 
 
 def internal_error() -> Problem:
@@ -33,22 +29,12 @@ def internal_error() -> Problem:
 class Refusal(HTTPException):
     """A problem with headers. While FastAPI reads a body, it replaces any exception that is no HTTPException."""
 
-    def __init__(self, problem: Problem, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(problem.status, headers=headers)
-        self.problem = problem
-
-
-def body_too_large(got: int | str, limit: int, setting: str) -> Refusal:
-    """The 413."""
-    return Refusal(
-        ProblemKind.BODY_TOO_LARGE.problem(
-            "the body is larger than the service accepts",
-            where="body",
-            got=got,
-            expected=f"at most {limit} bytes",
-            action=f"send less at a time, or raise {setting} of the service",
-        )
-    )
+    def __init__(
+        self, kind: ProblemKind, detail: str, *, headers: Mapping[str, str] | None = None, **fields: Any
+    ) -> None:
+        """The arguments of `ProblemKind.problem`, and headers of the response."""
+        self.problem = kind.problem(detail, **fields)
+        super().__init__(self.problem.status, headers=headers)
 
 
 def install(app: FastAPI) -> None:
@@ -64,8 +50,11 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
-        problem = error.problem if isinstance(error, Refusal) else _of_http(request, error)
-        return respond(problem, error.headers)
+        if isinstance(error, Refusal):
+            return respond_to(error)
+        # FastAPI's own, of a body that it cannot parse: access control answers for paths and methods.
+        detail = f"{request.method} {request.url.path[:SHOWN]}: {error.detail}"
+        return respond(ProblemKind.BAD_REQUEST.problem(detail, status=error.status_code, action="see /docs"))
 
     @app.exception_handler(ClientDisconnect)
     async def _left(_: Request, __: ClientDisconnect) -> Response:
@@ -77,14 +66,16 @@ def install(app: FastAPI) -> None:
         return respond(internal_error())
 
 
-def respond_to(error: ProblemError) -> Response:
+def respond_to(error: ProblemError | Refusal) -> Response:
     """The response to an error: its problem document, with Retry-After if it is temporary."""
-    headers = None if error.retry_after is None else {"Retry-After": f"{error.retry_after:.0f}"}
-    return respond(error.problem, headers)
+    if isinstance(error, Refusal):
+        return respond(error.problem, error.headers)
+    return respond(error.problem, None if error.retry_after is None else {"Retry-After": f"{error.retry_after:.0f}"})
 
 
 def respond(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
-    """The response with a problem document."""
+    """The response with a problem document, whose kind the request's line in the log names."""
+    logs.add_fields(problem=problem.kind, detail=problem.detail[:500])
     document = {k: v for k, v in plain(problem.model_dump()).items() if v is not None}
     # ASCII, because an invalid value may contain a lone surrogate, which UTF-8 cannot encode.
     body = json.dumps(document, ensure_ascii=True, allow_nan=False)
@@ -104,13 +95,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(v) for v in value[:32]]
     return str(value)[:SHOWN]
-
-
-def _of_http(request: Request, error: HTTPException) -> Problem:
-    status = error.status_code
-    action = "/docs lists the routes" if status in (404, 405) else "see /docs"
-    kind = _KINDS.get(status, ProblemKind.HTTP_ERROR)
-    return kind.problem(f"{request.method} {request.url.path[:SHOWN]}: {error.detail}", status=status, action=action)
 
 
 def draining(

@@ -1,14 +1,12 @@
 """The request log: an id for each request; a log line and a metric for each answer."""
 
 import asyncio
-import json
 import logging
 import re
 import secrets
 import time
 
 from solrl_proto.identifiers import NAME_PATTERN
-from solrl_proto.problems import PROBLEM_MEDIA_TYPE
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from solrl_http import logs
@@ -40,19 +38,16 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
-        fields = logs.begin_request(request_id)
+        logs.begin_request(request_id)
         scope.setdefault("state", {})["request_id"] = request_id
-        status, is_problem, started_at = 0, False, time.perf_counter()
+        status, started_at = 0, time.perf_counter()
 
         async def observed(message: Message) -> None:
-            nonlocal status, is_problem
+            nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = [*message.get("headers", ()), (REQUEST_ID_HEADER.lower().encode(), request_id.encode())]
-                is_problem = (b"content-type", PROBLEM_MEDIA_TYPE.encode()) in headers
                 message = {**message, "headers": headers}
-            elif is_problem:
-                fields.update(_problem(message.get("body", b"")))
             await send(message)
 
         with self._metrics.in_progress():
@@ -91,11 +86,3 @@ def _request_id(scope: Scope) -> str:
     wanted = REQUEST_ID_HEADER.lower().encode()
     given = next((value.decode("latin-1") for name, value in scope["headers"] if name == wanted), "")
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-
-
-def _problem(body: bytes) -> dict[str, str]:
-    try:
-        document = json.loads(body)
-        return {"problem": document["type"].rpartition(":")[2], "detail": document["detail"][:500]}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}

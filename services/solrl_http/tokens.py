@@ -31,8 +31,6 @@ logger = logging.getLogger(__name__)
 Scope = Literal["rollout", "push", "score", "admin"]
 _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
-
-_UNSEEN = (-1,)  # the signature of no file
 _MOUNTED = "mounted alone, so a change of the file does not arrive; mount its folder instead"
 
 
@@ -152,7 +150,7 @@ def parse_lifetime(text: str) -> timedelta | None:
 
 
 class TokenStore:
-    """Tokens of a file, which is read again whenever it has changed."""
+    """Tokens of a file, which is read for each of them: a change counts at once."""
 
     def __init__(self, path: Path) -> None:
         """Read the file.
@@ -160,13 +158,9 @@ class TokenStore:
         Raises:
             TokenFileError: the file is missing or invalid.
         """
+        read_tokens(path)
         self._path = path
-        self._seen = _signature(path)
-        self._tokens: tuple[Token, ...] | None = read_tokens(path)
         self._fault: str | None = None
-
-    def __len__(self) -> int:
-        return len(self._tokens or ())
 
     def find(self, secret: str) -> Token | None:
         """Look up a token, expired or not; None if it is unknown.
@@ -174,32 +168,19 @@ class TokenStore:
         Raises:
             TokenFileError: the file has become invalid, so no token can be checked.
         """
-        self._refresh()
-        if self._tokens is None:
-            raise TokenFileError(f"token file {self._path} is missing or invalid")
-        digest, found = _digest(secret), None
-        for token in self._tokens:  # compare with all, so that the time does not reveal the position of a match
-            if hmac.compare_digest(token.sha256, digest):
-                found = token
-        return found
-
-    def _refresh(self) -> None:
-        # Taken before reading: if the file changes meanwhile, it is read again next time.
-        signature = _signature(self._path)
-        if signature == self._seen:
-            return
         try:
-            self._tokens = read_tokens(self._path)
+            tokens = read_tokens(self._path)
         except TokenFileError as error:
-            self._tokens = None
-            # An error of the system, such as too many open files, may pass without another change of the file.
-            self._seen = _UNSEEN if isinstance(error.__cause__, OSError) else signature
             if str(error) != self._fault:
                 logger.error("all tokens are refused until this is repaired: %s", error)
             self._fault = str(error)
-        else:
-            self._seen, self._fault = signature, None
-            logger.info("token file %s was read again: %d tokens", self._path, len(self._tokens))
+            raise
+        self._fault = None
+        digest, found = _digest(secret), None
+        for token in tokens:  # compare with all, so that the time does not reveal the position of a match
+            if hmac.compare_digest(token.sha256, digest):
+                found = token
+        return found
 
 
 def _digest(secret: str) -> str:
@@ -215,14 +196,6 @@ def _read_regular(path: Path) -> bytes:
         if not os.stat(path).st_nlink:  # not of `handle`, whose file may have been replaced just now
             raise OSError(f"it was replaced, and is {_MOUNTED}, and restart the service")
         return file.read()
-
-
-def _signature(path: Path) -> tuple[int, ...] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 @contextlib.contextmanager

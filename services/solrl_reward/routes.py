@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from solrl_http.access import access
-from solrl_http.routes.common import PROBLEMS, CallerDep, while_connected
+from solrl_http.routes.common import PROBLEMS, CallerDep, running_service, while_connected
 from solrl_proto.scores import SCORES_MEDIA_TYPE, PromptCheck, PromptVerdict, RewardList, ScoreAnswer
 
 from solrl_reward.service import RewardService
@@ -20,12 +20,7 @@ _BODY: dict[str, Any] = {
 }
 
 
-async def _service(request: Request) -> RewardService:
-    service: RewardService = request.app.state.service
-    return service
-
-
-ServiceDep = Annotated[RewardService, Depends(_service)]
+ServiceDep = Annotated[RewardService, Depends(running_service)]
 
 
 @router.get("/health/live", tags=["health"])

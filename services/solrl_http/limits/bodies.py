@@ -7,32 +7,14 @@ from dataclasses import dataclass
 
 from solrl_proto.json_size import MAX_PARSED_BYTES, parsed_bytes
 from solrl_proto.problems import ProblemKind
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from solrl_http.problem_responses import Refusal, body_too_large
+from solrl_http.problem_responses import Refusal
+from solrl_http.settings import HttpSettings
 
 RATE = 16 * 1024
 """Bytes of a body that a client must send per second, on average over every `slow_client_timeout` seconds."""
 RETRY_AFTER_S = 5
-
-
-async def read_body(request: Request, limit: int, refuse: Callable[[str], Exception]) -> bytes:
-    """Read a raw body of at most `limit` bytes; raise `refuse(size)` as soon as it is known to be larger.
-
-    Raises:
-        ClientDisconnect: the connection ended before the body did.
-    """
-    length = _declared(request.scope)
-    if length > limit:
-        raise refuse(f"{length} bytes")
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise refuse(f"{size} bytes and more")
-        parts.append(part)
-    return b"".join(parts)
 
 
 class InflightBytes:
@@ -88,15 +70,13 @@ class Bodies:
     A body counts towards the budget from before its first byte is read until its request is answered: with its
     Content-Length or, without one, with the bytes received so far. Routes get `request.state.hold`, which counts other
     bytes until the request is answered, or raises the 503. JSON that would take more than `MAX_PARSED_BYTES` is refused
-    before it is parsed. A route of PUT collects its body by itself, up to a limit of its own.
+    before it is parsed.
     """
 
-    def __init__(self, app: ASGIApp, limit: int, budget: InflightBytes, slow: float) -> None:
-        """`limit`: bytes of a body; `slow`: seconds over which a body must average `RATE`."""
+    def __init__(self, app: ASGIApp, settings: HttpSettings, budget: InflightBytes) -> None:
         self._app = app
-        self._limit = limit
+        self._settings = settings
         self._budget = budget
-        self._slow = slow
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with a `receive` that raises the refusals, so that the application answers them."""
@@ -106,110 +86,106 @@ class Bodies:
         caller = scope["state"].get("caller")
         tenant = caller.tenant if caller is not None else None
         held = 0
+        complete = False
 
         def hold(size: int) -> None:
             nonlocal held
             self._budget.take(tenant, size)
             held += size
 
+        async def collected() -> Message:
+            nonlocal complete
+            if complete:
+                return await receive()
+            message = await self._collect(scope, receive, hold)
+            complete = True
+            return message
+
         scope["state"]["hold"] = hold
-        limited = _Limited(receive, _declared(scope), hold, self._slow)
-        body = limited.receive if scope["method"] == "PUT" else self._collected(scope, limited)
         try:
-            await self._app(scope, body, send)
+            await self._app(scope, collected, send)
         finally:
             self._budget.give_back(tenant, held)
 
-    def _collected(self, scope: Scope, limited: "_Limited") -> Receive:
-        async def receive() -> Message:
-            if limited.complete:
-                return await limited.receive()
-            body = await read_body(
-                Request(scope, limited.receive),
-                self._limit,
-                lambda got: body_too_large(got, self._limit, "max_body_bytes"),
-            )
-            if b"application/json" in dict(scope["headers"]).get(b"content-type", b"").lower():
-                _require_small_json(body)
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        return receive
-
-
-class _Limited:
-    """A body that counts as it arrives, and that must arrive in time."""
-
-    def __init__(self, receive: Receive, declared: int, hold: Callable[[int], None], slow: float) -> None:
-        self.complete = False
-        self._receive = receive
-        self._declared = declared
-        self._hold = hold
-        self._received = self._held = 0
-        self._slow = slow
-        self._pace: Pace | None = None
-
-    async def receive(self) -> Message:
-        """The next part."""
-        if self.complete:
-            return await self._receive()
-        self._hold_up_to(self._declared)
-        loop = asyncio.get_running_loop()
-        pace = self._pace = self._pace or Pace(self._slow, loop.time() + self._slow)
-        try:
-            async with asyncio.timeout_at(pace.due):
-                message = await self._receive()
-        except TimeoutError:
-            raise _too_slow(self._received) from None
-        size = len(message.get("body", b""))
-        self._received += size
-        pace.add(size, loop.time())
-        self.complete = not message.get("more_body", False)
-        self._hold_up_to(self._received)
-        return message
-
-    def _hold_up_to(self, size: int) -> None:
-        if size > self._held:
-            self._hold(size - self._held)
-            self._held = size
-
-
-def _declared(scope: Scope) -> int:
-    """The Content-Length, 0 without one."""
-    length = dict(scope["headers"]).get(b"content-length", b"").decode("latin-1")
-    return int(length) if length.isdecimal() else 0
+    async def _collect(self, scope: Scope, receive: Receive, hold: Callable[[int], None]) -> Message:
+        """The whole body as one message, or the disconnection before its end."""
+        headers, setting = dict(scope["headers"]), scope["state"]["rule"].largest_body
+        limit: int = getattr(self._settings, setting)
+        length = headers.get(b"content-length", b"").decode("latin-1")
+        counted = int(length) if length.isdecimal() else 0
+        if counted > limit:
+            raise _body_too_large(f"{counted} bytes", limit, setting)
+        hold(counted)
+        loop, slow = asyncio.get_running_loop(), self._settings.slow_client_timeout
+        pace = Pace(slow, loop.time() + slow)
+        parts: list[bytes] = []
+        size, more = 0, True
+        while more:
+            try:
+                async with asyncio.timeout_at(pace.due):
+                    message = await receive()
+            except TimeoutError:
+                raise _too_slow(size) from None
+            if message["type"] == "http.disconnect":
+                return message
+            part, more = message.get("body", b""), message.get("more_body", False)
+            pace.add(len(part), loop.time())
+            size += len(part)
+            if size > limit:
+                raise _body_too_large(f"{size} bytes and more", limit, setting)
+            if size > counted:
+                hold(size - counted)
+                counted = size
+            parts.append(part)
+        body = b"".join(parts)
+        if b"application/json" in headers.get(b"content-type", b"").lower():
+            _require_small_json(body)
+        return {"type": "http.request", "body": body, "more_body": False}
 
 
 def _require_small_json(body: bytes) -> None:
     size = parsed_bytes(body)
     if size > MAX_PARSED_BYTES:
         raise Refusal(
-            ProblemKind.BODY_TOO_LARGE.problem(
-                "the body has more lists, objects and numbers than the service accepts",
-                where="body",
-                got=f"about {size} bytes once it is parsed",
-                expected=f"at most {MAX_PARSED_BYTES} bytes",
-                action="send fewer prompts at a time, with less metadata",
-            )
+            ProblemKind.BODY_TOO_LARGE,
+            "the body has more lists, objects and numbers than the service accepts",
+            where="body",
+            got=f"about {size} bytes once it is parsed",
+            expected=f"at most {MAX_PARSED_BYTES} bytes",
+            action="send fewer prompts at a time, with less metadata",
         )
 
 
+def _body_too_large(got: str, limit: int, setting: str) -> Refusal:
+    return Refusal(
+        ProblemKind.BODY_TOO_LARGE,
+        "the body is larger than the service accepts",
+        where="body",
+        got=got,
+        expected=f"at most {limit} bytes",
+        action=f"send less at a time, or raise {setting} of the service",
+    )
+
+
 def _too_many_bytes(whose: str, held: int, size: int, limit: int) -> Refusal:
-    problem = ProblemKind.TOO_MANY_BYTES.problem(
+    return Refusal(
+        ProblemKind.TOO_MANY_BYTES,
         f"bodies and latents of {whose} have {held} bytes now, and {size} more would exceed the limit",
+        headers={"Retry-After": str(RETRY_AFTER_S)},
         where="body",
         got=size,
         expected=f"at most {limit - held} bytes now",
         action="send the same request again later, or raise max_inflight_bytes of the service",
     )
-    return Refusal(problem, {"Retry-After": str(RETRY_AFTER_S)})
 
 
 def _too_slow(received: int) -> Refusal:
-    problem = ProblemKind.REQUEST_TIMEOUT.problem(
+    return Refusal(
+        ProblemKind.REQUEST_TIMEOUT,
         "the request's body was not complete in time",
+        headers={"Connection": "close"},
         where="body",
         got=f"{received} bytes",
         expected=f"{RATE} bytes per second, on average over the service's slow_client_timeout",
         action="send the request again over a faster connection, or raise slow_client_timeout of the service",
     )
-    return Refusal(problem, {"Connection": "close"})

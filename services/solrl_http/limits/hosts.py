@@ -4,7 +4,7 @@ import ipaddress
 import re
 from collections.abc import Collection
 
-from solrl_proto.problems import Problem, ProblemKind
+from solrl_proto.problems import ProblemKind
 from starlette.types import Scope
 
 from solrl_http.problem_responses import Refusal
@@ -40,9 +40,24 @@ def require_own_site(scope: Scope, allowed: Collection[str] | None) -> None:
     )
     # HTTP/1.0 clients may omit Host; browsers do not.
     if allowed is not None and not all(_is_known(host, allowed) for host in hosts):
-        raise Refusal(_foreign_host(hosts[0]))
+        raise Refusal(
+            ProblemKind.HOST_NOT_LOCAL,
+            "this service has no tokens, and answers only requests to its known host names",
+            where="header.Host",
+            got=hosts[0][:200],
+            expected="a loopback name or address, or an allowed host",
+            action="add it to --allowed-hosts (SOLRL_ALLOWED_HOSTS), or start the service with --token-file",
+        )
     if origins and not (len(origins) == len(hosts) == 1 and _is_own(origins[0], hosts[0])):
-        raise Refusal(_foreign_origin(origins[0]))
+        raise Refusal(
+            ProblemKind.FOREIGN_ORIGIN,
+            "a page of another site sent this request",
+            where="header.Origin",
+            got=origins[0][:200],
+            expected="the service's own origin, or no Origin header",
+            action="send the request from a program instead; a proxy in front of the service must forward Host "
+            "unchanged",
+        )
 
 
 def _is_known(host: str, allowed: Collection[str]) -> bool:
@@ -55,23 +70,3 @@ def _is_own(origin: str, host: str) -> bool:
     port = _DEFAULT_PORTS.get(scheme)
     # TLS ends at a proxy, so the scheme may differ from the service's own.
     return bool(separator) and port is not None and site.removesuffix(port) == host.lower().removesuffix(port)
-
-
-def _foreign_host(host: str) -> Problem:
-    return ProblemKind.HOST_NOT_LOCAL.problem(
-        "this service has no tokens, and answers only requests to its known host names",
-        where="header.Host",
-        got=host[:200],
-        expected="a loopback name or address, or an allowed host",
-        action="add it to --allowed-hosts (SOLRL_ALLOWED_HOSTS), or start the service with --token-file",
-    )
-
-
-def _foreign_origin(origin: str) -> Problem:
-    return ProblemKind.FOREIGN_ORIGIN.problem(
-        "a page of another site sent this request",
-        where="header.Origin",
-        got=origin[:200],
-        expected="the service's own origin, or no Origin header",
-        action="send the request from a program instead; a proxy in front of the service must forward Host unchanged",
-    )

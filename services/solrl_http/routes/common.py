@@ -5,10 +5,13 @@ little time while the service computes.
 """
 
 import asyncio
-from collections.abc import Coroutine
+import base64
+import gzip
+import hashlib
+from collections.abc import Coroutine, Mapping
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from solrl_proto.problems import PROBLEM_MEDIA_TYPE, ProblemError, ProblemKind
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
@@ -21,6 +24,14 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
     }
 }
+UNCACHED = {"Cache-Control": "no-cache", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
+_COMPRESS_FROM = 1024
+"""Bytes."""
+
+
+async def running_service(request: Request) -> Any:
+    """The service."""
+    return request.app.state.service
 
 
 async def _caller(request: Request) -> Caller:
@@ -49,8 +60,37 @@ async def refuse_unknown_parameters(request: Request) -> None:
 CallerDep = Annotated[Caller, Depends(_caller)]
 
 
-def accepts_gzip(request: Request) -> bool:
-    """Whether the client accepts gzip, by Accept-Encoding of RFC 9110."""
+def compressed(request: Request, body: bytes, media_type: str, headers: Mapping[str, str]) -> Response:
+    """A response of text, which is compressed if it is long and the client accepts it."""
+    headers = {"Vary": "Accept-Encoding", **headers}
+    if len(body) >= _COMPRESS_FROM and _accepts_gzip(request):
+        body, headers["Content-Encoding"] = gzip.compress(body, 5, mtime=0), "gzip"
+    return Response(body, media_type=media_type, headers=headers)
+
+
+def document_headers(script: str, style: str, images: str, *more: str) -> dict[str, str]:
+    """Headers of an HTML document that loads nothing else, by the sources of its scripts, styles and images."""
+    policy = [
+        "default-src 'none'",
+        f"script-src {script}",
+        f"style-src {style}",
+        f"img-src {images}",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        *more,
+    ]
+    return {"Content-Security-Policy": "; ".join(policy), **UNCACHED}
+
+
+def source_hash(text: str) -> str:
+    """A script or style within a document, as a source."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _accepts_gzip(request: Request) -> bool:
+    """By Accept-Encoding of RFC 9110."""
     for one in request.headers.get("accept-encoding", "").split(","):
         coding, _, parameters = one.partition(";")
         if coding.strip().lower() == "gzip":

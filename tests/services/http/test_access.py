@@ -79,7 +79,7 @@ def test_the_service_does_not_start_with_a_route_without_declared_access() -> No
         return name
 
     (rule,) = access_rules(router.routes)
-    assert (rule.method, rule.path, rule.declaration.need) == ("GET", "/v1/known/{name}", "push")
+    assert (rule.method, rule.path, rule.need) == ("GET", "/v1/known/{name}", "push")
 
     @router.get("/v1/surprise")
     async def surprise() -> str:

@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from security_helpers import raw
 from service_helpers import MODEL, RunningService, read_response, running_service
 from solrl_http.limits.bodies import RATE, Bodies, InflightBytes, Pace
 from solrl_http.problem_responses import Refusal
+from solrl_http.settings import HttpSettings
 from starlette.types import Message, Receive, Scope, Send
 
 MIB = 2**20
@@ -145,21 +147,22 @@ def test_a_tenant_may_use_half_of_the_budget() -> None:
 @pytest.mark.parametrize("declared", [None, 30])
 async def test_a_body_counts_until_its_request_is_answered(declared: int | None) -> None:
     budget = InflightBytes(limit=100, tenant_limit=100)
-    seen = []
+    seen: list[int] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        for _ in range(3):
-            await receive()
-            seen.append(budget.held)
+        assert (await receive())["body"] == b"x" * 30
+        seen.append(budget.held)
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": b"x" * 10, "more_body": True}
+        seen.append(budget.held)
+        return {"type": "http.request", "body": b"x" * 10, "more_body": len(seen) < 3}
 
     async def send(message: Message) -> None:
         raise AssertionError(message)
 
     headers = [(b"content-length", str(declared).encode())] if declared else []
-    scope = {"type": "http", "method": "PUT", "headers": headers, "state": {}}
-    await Bodies(app, limit=1, budget=budget, slow=600)(scope, receive, send)
-    assert seen == ([30, 30, 30] if declared else [10, 20, 30])
+    rule = SimpleNamespace(largest_body="max_body_bytes")
+    scope = {"type": "http", "method": "PUT", "headers": headers, "state": {"rule": rule}}
+    await Bodies(app, HttpSettings(), budget)(scope, receive, send)
+    assert seen == ([30, 30, 30, 30] if declared else [0, 10, 20, 30])
     assert budget.held == 0

@@ -5,18 +5,12 @@ import binascii
 import re
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 from solrl_http.access import access
-from solrl_http.limits.bodies import read_body
-from solrl_http.problem_responses import body_too_large
 from solrl_http.routes.common import PROBLEMS, CallerDep
 from solrl_proto.adapters import (
     ADAPTER_MEDIA_TYPE,
-    AFTER_PARAMETER,
     DIGEST_HEADER,
-    HEAD_PARAMETER,
-    MODEL_PARAMETER,
-    PARENT_PARAMETER,
     AdapterInfo,
     AdapterList,
     RunList,
@@ -53,7 +47,7 @@ async def delete_run(service: ServiceDep, caller: CallerDep, run: RunName) -> No
     openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
     responses={200: {"model": AdapterInfo, "description": "Stored already, with the same content"}},
 )
-@access("push")
+@access("push", largest_body="max_adapter_bytes")
 async def put_adapter(
     request: Request,
     response: Response,
@@ -61,16 +55,15 @@ async def put_adapter(
     caller: CallerDep,
     run: RunName,
     version: Version,
-    model: Annotated[ModelName, Query(alias=MODEL_PARAMETER)],
+    model: ModelName,
     digest: Annotated[str, Header(alias=DIGEST_HEADER, description="RFC 9530: `sha-256=:<base64>:`")],
-    parent: Annotated[Version | None, Query(alias=PARENT_PARAMETER)] = None,
+    parent: Version | None = None,
 ) -> AdapterInfo:
     """Store an adapter version (safetensors, PEFT keys, float32) and make it the run's head."""
     service.require_accepting()
     hosted = service.find_model(model)
     announced = _parse_digest(digest)
-    limit = service.settings.max_adapter_bytes
-    body = await read_body(request, limit, lambda got: body_too_large(got, limit, "max_adapter_bytes"))
+    body = await request.body()
     info, new = await service.adapters.push(caller.tenant, run, version, parent, announced, body, hosted)
     if new:
         service.metrics.adapter_pushed(caller.tenant, run, version, info.size)
@@ -91,8 +84,8 @@ async def rewind_run(
     service: ServiceDep,
     caller: CallerDep,
     run: RunName,
-    after: Annotated[Version, Query(alias=AFTER_PARAMETER)],
-    head: Annotated[Version, Query(alias=HEAD_PARAMETER)],
+    after: Version,
+    head: Version,
 ) -> None:
     """Delete the versions after `after` up to `head`, pinned or not. Work already accepted under them is finished."""
     await service.store.rewind(caller.tenant, run, after, head)

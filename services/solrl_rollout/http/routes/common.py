@@ -1,19 +1,10 @@
-"""The dependency that all routes share: the running service.
-
-It is a coroutine although it awaits nothing: FastAPI would run a plain function in a thread, which gets little time
-while the engine computes.
-"""
+"""The dependency that all routes share."""
 
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends
+from solrl_http.routes.common import running_service
 
 from solrl_rollout.service import Service
 
-
-async def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
-
-
-ServiceDep = Annotated[Service, Depends(_service)]
+ServiceDep = Annotated[Service, Depends(running_service)]

@@ -1,4 +1,4 @@
-"""Rollouts: prompts and group size in, seeds and proxy rewards out."""
+"""The hosted models, and rollouts: prompts and group size in, seeds and proxy rewards out."""
 
 import asyncio
 
@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 from solrl_http.access import access
 from solrl_http.problem_responses import draining, internal_error
 from solrl_http.routes.common import PROBLEMS, CallerDep, while_connected
+from solrl_proto.models import ModelList
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import (
     STREAM_MEDIA_TYPE,
@@ -21,11 +22,23 @@ from starlette.types import Receive, Scope, Send
 from solrl_rollout.engine.rollout import RolloutHandle
 from solrl_rollout.http.routes.common import ServiceDep
 
-router = APIRouter(prefix="/v1", tags=["rollouts"], responses=PROBLEMS)
+router = APIRouter(prefix="/v1", responses=PROBLEMS)
+
+
+@router.get("/models", tags=["models"])
+@access("token")
+async def list_models(service: ServiceDep) -> ModelList:
+    """The hosted models, digests of all parts that generate or score images, and the noise contract."""
+    return ModelList(
+        noise=service.noise,
+        models=tuple(model.info for model in service.hosted.values()),
+        reward_hosts=service.settings.reward_hosts,
+    )
 
 
 @router.post(
     "/rollouts",
+    tags=["rollouts"],
     response_model=RolloutAnswer,
     responses={
         200: {
