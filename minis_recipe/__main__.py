@@ -7,14 +7,11 @@ FOLDER/training/<miniature>/<stage>.json.
 
 import argparse
 import json
-import math
 import time
 from pathlib import Path
 
 import torch
-from solrl_proto.text_files import read_json
 
-from minis_recipe.loop import Speed
 from minis_recipe.miniatures import MINIATURES
 from minis_recipe.stages import Setup
 
@@ -35,17 +32,9 @@ def main() -> None:
     parser.add_argument("--stage", nargs="+", choices=stages, default=stages)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on steps and pool sizes; below 1 for a trial")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="time limit of each stage")
-    parser.add_argument("--resume", action="store_true", help="continue training what is in FOLDER")
-    parser.add_argument("--wrong-captions", type=float, help="share of wrong captions, overriding the table's")
-    parser.add_argument("--eager", action="store_true", help="train without torch.compile and CUDA graphs")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="default: on a GPU unless --eager")
-    parser.add_argument("--float32", action="store_true", help="train backbones in float32 instead of bfloat16")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    fast = args.device == "cuda" and not args.eager
-    speed = Speed(fast if args.compile is None else args.compile, fast, not args.float32)
-    setup = Setup(args.out, args.device, args.scale, args.seconds, speed, args.resume, args.wrong_captions)
+    setup = Setup(args.out, args.device, args.scale)
     for name, miniature in MINIATURES.items():
         for stage, run in miniature.stages.items():
             if name not in args.only or stage not in args.stage:
@@ -58,8 +47,7 @@ def main() -> None:
             folder = args.out / "training" / name
             folder.mkdir(parents=True, exist_ok=True)
             log = folder / f"{stage}.json"
-            runs = read_json(log)["runs"] if args.resume and log.is_file() else []
-            runs.append({**figures, "losses": thin(losses)})
+            runs = [{**figures, "losses": thin(losses)}]
             log.write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,7 +1,6 @@
 """Miniature autoencoders: SANA's DC-AE (64 px to 8×8×8) and the KL autoencoder of SD3 and FLUX.1 (to 16×16×4)."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,29 +89,19 @@ def mixed(model: Any, device: str) -> torch.autocast:
     return torch.autocast(device, torch.bfloat16, device == "cuda" and not isinstance(model, AutoencoderKLWan))
 
 
-def train(
-    model: Any,
-    budget: Budget,
-    device: str,
-    seed: int = 0,
-    source: Callable[..., World] = Source,
-    checkpoint: Path | None = None,
-) -> list[float]:
+def train(model: Any, budget: Budget, device: str, source: Callable[..., World] = Source) -> list[float]:
     """Train on rendered scenes, in place, then set scale and shift so that latents have unit variance.
-
-    `checkpoint` is that of `fit`.
 
     Returns:
         The loss at each step.
     """
-    torch.manual_seed(seed)
-    world = source(seed)
+    torch.manual_seed(0)
+    world = source(0)
     model.to(device).train()
     pool = world.images(world.draw(budget.pool), device)
 
     def loss() -> tuple[torch.Tensor, torch.Tensor]:
-        images = pool[torch.randint(len(pool), (budget.batch,), device=device)]
-        images = _given(images)
+        images = _given(pool[torch.randint(len(pool), (budget.batch,), device=device)])
         with mixed(model, device):
             latents, prior = _noisy_latents(model, images)
             restored = model.decode(latents).sample
@@ -120,7 +109,7 @@ def train(
         value = error.square().mean() + 0.1 * error.abs().mean() + prior
         return value, value
 
-    losses = fit("autoencoder", list(model.parameters()), loss, budget, RATES, checkpoint=checkpoint)
+    losses = fit("autoencoder", list(model.parameters()), loss, budget, RATES)
     model.eval()
     with torch.no_grad():
         if pool.ndim == 5:
@@ -149,9 +138,9 @@ def _noisy_latents(model: Any, images: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 @torch.no_grad()
-def psnr(model: Any, device: str, count: int = 512, seed: int = 1, source: Callable[..., World] = Source) -> float:
+def psnr(model: Any, device: str, count: int = 512, source: Callable[..., World] = Source) -> float:
     """Peak signal-to-noise ratio of the reconstruction of held-out scenes, in dB."""
-    world = source(seed, held_out=True)
+    world = source(1, held_out=True)
     images = world.images(world.draw(count), device)
     parts = [from_latents(model, to_latents(model, part)).clamp(0, 1) for part in torch.split(images, 64)]
     return float(-10 * torch.log10(F.mse_loss(torch.cat(parts), images)))

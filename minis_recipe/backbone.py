@@ -1,7 +1,5 @@
 """Training of a miniature backbone of any family: flow matching, then preparation for NVFP4."""
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +9,7 @@ from solrl_core.families.backbone import stack
 from minis_recipe import rounding
 from minis_recipe.autoencoder import mixed, to_latents
 from minis_recipe.family import Family, text_encoders, wrap
-from minis_recipe.files import save_weights
-from minis_recipe.loop import EAGER, Budget, Rates, Speed, fit
+from minis_recipe.loop import Budget, Rates, fit
 from minis_recipe.quantization import quantizable
 
 NO_CAPTIONS = 0.05
@@ -87,18 +84,10 @@ def _times(family: Family, count: int, device: str) -> torch.Tensor:
     return t
 
 
-def train(
-    family: Family,
-    pipeline: Any,
-    budget: Budget,
-    wrong_captions: float,
-    device: str,
-    speed: Speed = EAGER,
-    seed: int = 0,
-    snapshots: Path | None = None,
-    checkpoint: Path | None = None,
-) -> list[float]:
+def train(family: Family, pipeline: Any, budget: Budget, wrong_captions: float, device: str) -> list[float]:
     """Train the text encoders and the transformer in place, by flow matching.
+
+    On a GPU the transformer is compiled, and one that trains alone is recorded as a CUDA graph.
 
     Args:
         family: family of the pipeline.
@@ -106,28 +95,24 @@ def train(
         budget: steps, batch size and size of the training set.
         wrong_captions: share of captions with one attribute wrong, left for reinforcement learning to correct.
         device: device to train on.
-        speed: what may make it faster; only a transformer that trains alone is recorded as a CUDA graph.
-        seed: random seed.
-        snapshots: folder for averaged weights of what is trained, during the training.
-        checkpoint: folder of the training's state, see `fit`.
 
     Returns:
         The loss at each step. The final weights are averaged over the training.
     """
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     pipeline.to(device)
     frozen = family.frozen_text
     trained = [pipeline.transformer] if frozen else [*text_encoders(pipeline), pipeline.transformer]
     for part in trained:
         part.train()
-    if speed.compiled:
+    if device == "cuda":
         pipeline.transformer.compile()
     _float32_norms(pipeline.transformer)
     backbone = wrap(family, pipeline)
-    pool = _Pool(family, pipeline, budget.pool, wrong_captions, device, seed + 1, frozen)
+    pool = _Pool(family, pipeline, budget.pool, wrong_captions, device, 1, frozen)
 
     def loss() -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.autocast(device, torch.bfloat16, speed.mixed and device == "cuda", cache_enabled=False):
+        with _half_precision(device):
             clean, conditioning = pool.draw(budget.batch)
             noise = torch.randn_like(clean)
             t = _times(family, len(clean), device)
@@ -136,41 +121,24 @@ def train(
         value = (velocity - (noise - clean)).square().mean()
         return value, value
 
-    def save(percentage: int, averaged: Sequence[torch.Tensor]) -> None:
-        mean = {parameter.data_ptr(): value for parameter, value in zip(parameters, averaged, strict=True)}
-        for name, part in pipeline.components.items() if snapshots is not None else ():
-            if any(part is one for one in trained):
-                weights = {key: mean.get(value.data_ptr(), value) for key, value in part.state_dict().items()}
-                save_weights(weights, snapshots / name / f"{percentage}.safetensors")
-
-    parameters = [p for part in trained for p in part.parameters()]
-    losses = fit("backbone", parameters, loss, budget, RATES, speed.graphed and frozen, save, checkpoint)
+    losses = fit("backbone", [p for part in trained for p in part.parameters()], loss, budget, RATES, graphed=frozen)
     for part in trained:
         part.eval()
     return losses
 
 
-def train_aware(
-    family: Family,
-    pipeline: Any,
-    budget: Budget,
-    wrong_captions: float,
-    device: str,
-    speed: Speed = EAGER,
-    seed: int = 1,
-) -> list[float]:
+def train_aware(family: Family, pipeline: Any, budget: Budget, wrong_captions: float, device: str) -> list[float]:
     """Fine-tune the transformer in place for NVFP4 (see `quantization`).
 
     Returns:
         Mean squared error of the quantised velocity, relative to the velocity's mean square, at each step.
     """
-    torch.manual_seed(seed)
+    torch.manual_seed(1)
     pipeline.to(device)
     transformer = pipeline.transformer.train().requires_grad_(True)
     _float32_norms(transformer)
-    _float32_norms(pipeline.transformer)
     backbone = wrap(family, pipeline)
-    pool = _Pool(family, pipeline, budget.pool, wrong_captions, device, seed + 1, frozen=True)
+    pool = _Pool(family, pipeline, budget.pool, wrong_captions, device, 2, frozen=True)
     with quantizable(transformer, backbone.policy) as switch:
 
         def loss() -> tuple[torch.Tensor, torch.Tensor]:
@@ -182,7 +150,7 @@ def train_aware(
             noisy = _noisy(clean, noise, t)
             velocities = []
             for switch.on in (False, True):
-                with torch.autocast(device, torch.bfloat16, speed.mixed and device == "cuda", cache_enabled=False):
+                with _half_precision(device):
                     velocities.append(backbone.velocity(transformer, noisy, t, conditioning))
             plain, quantized = velocities
             target = noise - clean
@@ -190,18 +158,22 @@ def train_aware(
             value = (plain - target).square().mean() + 0.3 * (quantized - target).square().mean() + 8 * distance
             return value, distance / plain.square().mean()
 
-        distances = fit("aware", list(transformer.parameters()), loss, budget, AWARE_RATES, speed.graphed)
+        distances = fit("aware", list(transformer.parameters()), loss, budget, AWARE_RATES, graphed=True)
     transformer.eval()
     return distances
 
 
+def _half_precision(device: str) -> torch.autocast:
+    return torch.autocast(device, torch.bfloat16, device == "cuda", cache_enabled=False)
+
+
 @torch.no_grad()
-def round_weights(family: Family, pipeline: Any, images: int, seed: int = 3) -> None:
+def round_weights(family: Family, pipeline: Any, images: int) -> None:
     """Round the weights of the layers quantised at NVFP4 to its grid, in place, on the CPU (see `rounding`)."""
-    torch.manual_seed(seed)
+    torch.manual_seed(3)
     pipeline.to("cpu")
     backbone = wrap(family, pipeline)
-    clean, conditioning = _Pool(family, pipeline, images, 0.0, "cpu", seed, frozen=True).draw(images)
+    clean, conditioning = _Pool(family, pipeline, images, 0.0, "cpu", 3, frozen=True).draw(images)
     t = torch.linspace(1, 0.05, images)
     noisy = _noisy(clean, torch.randn_like(clean), t)
     names = backbone.policy.select(pipeline.transformer)

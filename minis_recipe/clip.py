@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from solrl_core.rewards.images import OPENAI_MEAN, OPENAI_STD, Normalize, as_uint8
 from solrl_minis.scenes import SIDE
 from solrl_minis.verifier import DetectedObject, find_objects
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPProcessor, CLIPTokenizer
@@ -28,7 +29,8 @@ HARD_NEGATIVES = 4
 GROUPS = 8
 """Rendered images per generated group in a batch. A group has 4 images: half as many generated as rendered ones."""
 RATES = Rates(1.5e-3, weight_decay=0.02, betas=(0.9, 0.98))
-MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+normalize = Normalize()
+"""CLIP's mean and standard deviation, of images [N, 3, H, W] in [0, 1]."""
 
 
 def build(tokenizer: CLIPTokenizer) -> CLIPModel:
@@ -54,15 +56,12 @@ def build(tokenizer: CLIPTokenizer) -> CLIPModel:
 def processor(tokenizer: CLIPTokenizer) -> CLIPProcessor:
     """Processor of the miniature CLIP: 64 px, CLIP's mean and standard deviation."""
     images = CLIPImageProcessorPil(
-        size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}, image_mean=MEAN, image_std=STD
+        size={"shortest_edge": SIDE},
+        crop_size={"height": SIDE, "width": SIDE},
+        image_mean=OPENAI_MEAN,
+        image_std=OPENAI_STD,
     )
     return CLIPProcessor(image_processor=images, tokenizer=tokenizer)
-
-
-def normalize(images: torch.Tensor) -> torch.Tensor:
-    """Normalise images [N, 3, H, W] in [0, 1] with CLIP's mean and standard deviation."""
-    mean, std = (torch.tensor(v, device=images.device)[:, None, None] for v in (MEAN, STD))
-    return (images - mean) / std
 
 
 def tokens(tokenizer: Any, texts: list[str]) -> dict[str, torch.Tensor]:
@@ -108,7 +107,7 @@ def generate(source: Source, folders: Sequence[Path], each: int, device: str) ->
         drawn = source.draw(each)
         combinations += drawn
         captions = [source.caption(c) for c in drawn]
-        images.append(preference.in_bytes(preference.generate(captions, source, folder, device)))
+        images.append(as_uint8(preference.generate(captions, source, folder, device)))
     pixels = torch.cat(images)
     detections = preference.in_processes(_detect, pixels.flatten(0, 1))
     return GeneratedGroups(combinations, pixels, meaning_of_detections(detections))

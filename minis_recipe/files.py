@@ -1,13 +1,11 @@
 """Loading and saving of pipelines and parts in a recipe's output folder."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import torch
-from safetensors.torch import save_file
 from solrl_proto.text_files import read_json
 
 from minis_recipe.family import Family
@@ -29,12 +27,6 @@ def save_part(model: Any, folder: Path) -> None:
     """Save a model in BF16, without `_name_or_path` in its configuration."""
     model.to(torch.bfloat16).save_pretrained(folder)
     forget_origin(folder)
-
-
-def save_weights(weights: Mapping[str, torch.Tensor], file: Path) -> None:
-    """Save weights in BF16."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.detach().to("cpu", torch.bfloat16) for name, value in weights.items()}, file)
 
 
 def save_pipeline(pipeline: Any, family: Family, folder: Path) -> None:

@@ -43,8 +43,8 @@ MINIATURES: dict[str, Miniature] = {
     "mini-wan": MiniBackbone(
         WAN,
         wrong_captions=0.1,
-        autoencoder=Budget(steps=4000, batch=64, pool=8192, seconds=260),
-        backbone=Budget(steps=20_000, batch=256, pool=60_000, seconds=630),
+        autoencoder=Budget(steps=4000, batch=64, pool=8192),
+        backbone=Budget(steps=13_000, batch=256, pool=60_000),
     ),
     "mini-clip": MiniClip(Budget(steps=6000, batch=512, pool=80_000), generated=4000),
     "mini-pickscore": MiniReward(PICKSCORE, Budget(steps=1500, batch=128, pool=18_000)),

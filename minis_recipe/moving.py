@@ -14,7 +14,7 @@ from solrl_minis.scenes import SIDE
 from solrl_minis.world import COLOURS, SHAPES
 from solrl_proto.text_files import read_lines
 
-from minis_recipe.data import AnySource
+from minis_recipe.data import ListedWorld
 from minis_recipe.scenes import MARGIN, MAX_OBJECTS, Scenes, render
 from minis_recipe.world import is_held_out
 
@@ -104,17 +104,13 @@ def held_out(count: int | None = None) -> list[dict[str, Any]]:
     return [json.loads(line) for line in read_lines(moving() / "test_metadata.jsonl")[:count]]
 
 
-class MovingSource(AnySource[Movement]):
+class MovingSource(ListedWorld):
     """Movements, as clips."""
 
-    kinds = KINDS
-
-    def _split(self, held_out: bool) -> dict[str, list[Movement]]:
+    def __init__(self, seed: int, held_out: bool = False) -> None:
         movements = [movement for movement in all_movements() if movement.held_out == held_out]
-        return {kind: [one for one in movements if one.kind == kind] for kind in KINDS}
-
-    def _differing(self, content: Movement) -> list[Movement]:
-        return differing_in_one(content)
+        kinds = {kind: [one for one in movements if one.kind == kind] for kind in KINDS}
+        super().__init__(seed, held_out, kinds, differing_in_one)
 
     def images(self, contents: Sequence[Movement], device: str) -> torch.Tensor:
         """Render one clip per movement, [N, 9, 3, 64, 64] in [0, 1]."""

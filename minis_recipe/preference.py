@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from solrl_core.rewards import Reward
+from solrl_core.rewards.images import as_uint8
 from solrl_minis.verifier import verify_batch
 from solrl_proto.text_files import read_json
 
@@ -89,9 +90,9 @@ def join(parts: Sequence[Groups]) -> Groups:
 
 
 def backbones(out: Path) -> list[Path]:
-    """Folders of the pipelines in `out` that have the preference rewards."""
-    found = (path for path in out.glob("*/solrl.json") if "pickscore" in read_json(path)["rewards"])
-    return sorted(path.parent for path in found)
+    """Folders of the pipelines in `out` that have the preference rewards and make images, not clips."""
+    settings = {file.parent: read_json(file) for file in out.glob("*/solrl.json")}
+    return sorted(path for path, own in settings.items() if "pickscore" in own["rewards"] and "frames" not in own)
 
 
 def train(
@@ -177,15 +178,10 @@ def _degrade(images: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
 
 
 def _graded(prompts: list[str], metadata: list[dict[str, Any]], images: torch.Tensor, degraded: torch.Tensor) -> Groups:
-    pixels = in_bytes(images)
+    pixels = as_uint8(images)
     wanted = [item for item in metadata for _ in range(SIZE)]
     grades = in_processes(_grades, pixels.flatten(0, 1), wanted)
     return Groups(prompts, metadata, pixels, torch.tensor(grades).view(-1, SIZE), degraded)
-
-
-def in_bytes(images: torch.Tensor) -> torch.Tensor:
-    """Convert images in [0, 1] to uint8."""
-    return (images * 255).round().clamp(0, 255).to(torch.uint8)
 
 
 def _grades(images: torch.Tensor, metadata: Sequence[dict[str, Any]]) -> list[float]:

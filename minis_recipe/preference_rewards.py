@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from solrl_core.rewards.blip import ImageRewardModel
+from solrl_core.rewards.convert import open_clip_name
 from transformers import AutoTokenizer, BlipConfig, CLIPConfig, CLIPModel, CLIPTokenizer
 
 from minis_recipe.clip import normalize, processor
@@ -88,37 +89,16 @@ def _ends_last(tokenizer: Any) -> Any:
 
 def open_clip_state(model: CLIPModel) -> dict[str, torch.Tensor]:
     """Weights of a CLIPModel in BF16, with open_clip's names and shapes."""
-    state = {}
-    source = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in model.state_dict().items()}
-    layers = (("vision_model", "visual.transformer"), ("text_model", "transformer"))
-    for ours, theirs in layers:
-        count = sum(name.startswith(f"{ours}.encoder.layers.") and name.endswith("layer_norm1.bias") for name in source)
-        for index in range(count):
-            old, new = f"{ours}.encoder.layers.{index}", f"{theirs}.resblocks.{index}"
-            for kind in ("weight", "bias"):
-                parts = [source[f"{old}.self_attn.{part}_proj.{kind}"] for part in "qkv"]
-                state[f"{new}.attn.in_proj_{kind}"] = torch.cat(parts)
-                for part, name in (
-                    ("self_attn.out_proj", "attn.out_proj"),
-                    ("layer_norm1", "ln_1"),
-                    ("layer_norm2", "ln_2"),
-                    ("mlp.fc1", "mlp.c_fc"),
-                    ("mlp.fc2", "mlp.c_proj"),
-                ):
-                    state[f"{new}.{name}.{kind}"] = source[f"{old}.{part}.{kind}"]
-    for kind in ("weight", "bias"):
-        state[f"visual.ln_pre.{kind}"] = source[f"vision_model.pre_layrnorm.{kind}"]
-        state[f"visual.ln_post.{kind}"] = source[f"vision_model.post_layernorm.{kind}"]
-        state[f"ln_final.{kind}"] = source[f"text_model.final_layer_norm.{kind}"]
-    state["visual.class_embedding"] = source["vision_model.embeddings.class_embedding"]
-    state["visual.conv1.weight"] = source["vision_model.embeddings.patch_embedding.weight"]
-    state["visual.positional_embedding"] = source["vision_model.embeddings.position_embedding.weight"]
-    state["token_embedding.weight"] = source["text_model.embeddings.token_embedding.weight"]
-    state["positional_embedding"] = source["text_model.embeddings.position_embedding.weight"]
-    state["visual.proj"] = source["visual_projection.weight"].T.contiguous()
-    state["text_projection"] = source["text_projection.weight"].T.contiguous()
-    state["logit_scale"] = source["logit_scale"]
-    return state
+    state: dict[str, torch.Tensor] = {}
+    thirds: dict[str, dict[Any, torch.Tensor]] = {}
+    for name, tensor in model.state_dict().items():
+        theirs, take = open_clip_name(name)
+        weight = tensor.detach().to("cpu", torch.bfloat16)
+        if take in (0, 1, 2):
+            thirds.setdefault(theirs, {})[take] = weight
+        else:
+            state[theirs] = weight.T.contiguous() if take == "transposed" else weight
+    return state | {name: torch.cat([parts[0], parts[1], parts[2]]) for name, parts in thirds.items()}
 
 
 def _save_hpsv2(model: CLIPModel, tokenizer: Any, folder: Path) -> None:

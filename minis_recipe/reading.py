@@ -1,14 +1,9 @@
 """Words read in generated images: by the nearest glyphs while a model trains, by two OCR engines afterwards.
 
-`python -m minis_recipe.reading sample MODEL FILE` generates images of held-out words, with the model's weights and with
-each of its snapshots. `python -m minis_recipe.reading read FILE` reads them with RapidOCR, the engine of the reward
-`ocr`, and with Tesseract, which no reward uses. `python -m minis_recipe.reading groups MODEL` says how much better the
-best of many candidates are. An image is right if its text is the word, in any case.
+RapidOCR is the engine of the reward `ocr`; no reward uses Tesseract. An image is right if its text is the word, in any
+case.
 """
 
-import argparse
-import copy
-import json
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -19,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image, ImageOps
-from safetensors.torch import load_file
 from solrl_core.families import Backbone
 from solrl_core.rewards.images import as_bytes
 from solrl_core.rewards.ocr import Ocr, closeness
@@ -100,71 +94,24 @@ def exact(found: Sequence[str], wanted: Sequence[str]) -> npt.NDArray[np.bool_]:
     return np.array([one.casefold().split() == [other.casefold()] for one, other in zip(found, wanted, strict=True)])
 
 
-def sample(model: Path, file: Path, device: str) -> None:
-    """Generate images of held-out words with a model and its snapshots; print figures, write uint8 [N, 32, 64, 3]."""
-    backbone = measure.load(model, device)
-    snapshots = sorted((model.parent / "snapshots" / model.name).glob("*.safetensors"))
-    weights = {path.stem: load_file(path) for path in snapshots}
-    written: dict[str, Any] = {}
-    for name, state in {**weights, "100": copy.deepcopy(backbone.transformer.state_dict())}.items():
-        backbone.transformer.load_state_dict(state)
-        for guidance in (3.0, 1.0):
-            figures, images = accuracy(backbone, guidance=guidance)
-            print(f"{name} %", json.dumps({"guidance": guidance, **figures}), flush=True)
-        written[name] = as_bytes(images).numpy()
-    np.savez_compressed(file, **written)
-
-
 def right(images: torch.Tensor, words: Sequence[Word]) -> dict[str, npt.NDArray[np.bool_]]:
     """Engine → whether it reads each word in its image [N, 3, 32, 64]."""
     pixels, texts = as_bytes(images).numpy(), [word.text for word in words]
     return {"rapidocr": exact(by_rapidocr(pixels), texts), "tesseract": exact(by_tesseract(pixels), texts)}
 
 
-def read(file: Path) -> None:
-    """Print the share of images in which each engine reads the word."""
-    words = [word for word in sample_words(True, PROMPTS, seed=0) for _ in range(measure.SEEDS)]
-    for name, pixels in np.load(file).items():
-        images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-        print(name, {engine: float(hits.mean()) for engine, hits in right(images, words).items()}, flush=True)
-
-
-def groups(model: Path, device: str, prompts: int, guidance: float) -> dict[str, float]:
+def groups(backbone: Backbone, prompts: int) -> dict[str, float]:
     """Exact matches and rewards of RapidOCR: mean, and mean of the best 12 of 24 and of 96 candidates per prompt."""
-    backbone, words = measure.load(model, device), sample_words(True, prompts, seed=0)
     rows = []
-    for word in words:
+    for word in sample_words(True, prompts, seed=0):
         texts, seeds = [word.prompt] * measure.CANDIDATES, expand_seeds(0, word.prompt, measure.CANDIDATES)
-        images = as_bytes(measure.sample(backbone, texts, seeds, measure.STEPS, guidance=guidance)).numpy()
-        found = by_rapidocr(images)
+        found = by_rapidocr(as_bytes(measure.sample(backbone, texts, seeds, measure.STEPS)).numpy())
         rows.append([exact(found, [word.text] * len(found)), [closeness(one, word.text) for one in found]])
     scores = np.array(rows, float)  # [prompts, 2, candidates]
-    figures = {"exact": scores[:, 0].mean(), "reward": scores[:, 1].mean()}
-    for count in (24, measure.CANDIDATES):
-        best = np.sort(scores[:, :, :count])[:, :, -KEPT:]
-        for index, name in enumerate(("exact", "reward")):
-            figures[f"{name}_best_of_{count}"] = best[:, index].mean()
-            figures[f"{name}_top_of_{count}"] = best[:, index, -1].mean()
-    return {name: float(value) for name, value in figures.items()}
-
-
-def main() -> None:
-    """Run one of the three commands."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("sample", "read", "groups"))
-    parser.add_argument("path", type=Path, help="folder of a model, or for `read` a file")
-    parser.add_argument("file", type=Path, nargs="?", help="file that `sample` writes, .npz")
-    parser.add_argument("--prompts", type=int, default=32)
-    parser.add_argument("--guidance", type=float, default=1.0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    args = parser.parse_args()
-    if args.command == "sample":
-        sample(args.path, args.file, args.device)
-    elif args.command == "read":
-        read(args.path)
-    else:
-        print(json.dumps(groups(args.path, args.device, args.prompts, args.guidance)))
-
-
-if __name__ == "__main__":
-    main()
+    figures = {}
+    for index, name in enumerate(("exact", "reward")):
+        figures[name] = float(scores[:, index].mean())
+        for count in (24, measure.CANDIDATES):
+            best = np.sort(scores[:, index, :count])[:, -KEPT:]
+            figures[f"{name}_best_of_{count}"] = float(best.mean())
+    return figures

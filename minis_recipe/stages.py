@@ -1,10 +1,8 @@
 """Training stages of the miniatures. Each stage reads the files of the one before and returns its figures."""
 
-import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +14,7 @@ from minis_recipe import autoencoder, backbone, clip, detection, measure, prefer
 from minis_recipe.data import Source
 from minis_recipe.family import Family
 from minis_recipe.files import load_autoencoder, load_pipeline, save_part, save_pipeline
-from minis_recipe.loop import EAGER, Budget, Speed
+from minis_recipe.loop import Budget
 from minis_recipe.preference_rewards import PreferenceReward
 from minis_recipe.tokenizers import clip_tokenizer
 
@@ -29,19 +27,11 @@ class Setup:
         out: output folder, with one folder per miniature.
         device: device of all stages.
         scale: factor on steps and pools, and below 1/20 also on batch sizes; below 1 for a trial.
-        seconds: time limit of each training.
-        speed: what makes the training of backbones faster.
-        resume: continue from what is in `out`.
-        wrong_captions: share of wrong captions, overriding the table's.
     """
 
     out: Path
     device: str
     scale: float = 1.0
-    seconds: float = math.inf
-    speed: Speed = EAGER
-    resume: bool = False
-    wrong_captions: float | None = None
 
     def scaled(self, budget: Budget) -> Budget:
         """Scale a budget for this run, down to a minimum that takes a CPU a few seconds."""
@@ -50,12 +40,7 @@ class Setup:
             steps=max(12, int(budget.steps * self.scale)),
             batch=max(4, int(budget.batch * min(1.0, 20 * self.scale))),
             pool=max(24, int(budget.pool * self.scale)),
-            seconds=min(budget.seconds, self.seconds),
         )
-
-    def checkpoint(self, name: str, stage: str) -> Path:
-        """Folder of the state of a training that did not end, from which the next call goes on."""
-        return self.out / "checkpoints" / name / stage
 
     def count(self, count: int) -> int:
         """Scale a number of samples to measure."""
@@ -111,14 +96,8 @@ class MiniBackbone:
         if self.parts_from is not None:
             shutil.copytree(setup.out / self.parts_from / "vae", setup.out / name / "vae", dirs_exist_ok=True)
             return {"from": self.parts_from, "losses": []}
-        model = load_autoencoder(setup.out / name, setup.device) if setup.resume else self.family.build_autoencoder()
-        losses = autoencoder.train(
-            model,
-            setup.scaled(self.autoencoder),
-            setup.device,
-            source=self.family.source,
-            checkpoint=setup.checkpoint(name, "autoencoder"),
-        )
+        model = self.family.build_autoencoder()
+        losses = autoencoder.train(model, setup.scaled(self.autoencoder), setup.device, self.family.source)
         save_part(model, setup.out / name / "vae")
         return {
             "psnr_db": autoencoder.psnr(model.float(), setup.device, setup.count(512), source=self.family.source),
@@ -127,20 +106,12 @@ class MiniBackbone:
 
     def train_backbone(self, setup: Setup, name: str) -> dict[str, Any]:
         """Stage 2: train text encoders and transformer by flow matching."""
-        if setup.resume:
-            pipeline = load_pipeline(setup.out / name)
-        else:
-            model = load_autoencoder(setup.out / name, setup.device)
-            torch.manual_seed(0)  # text encoders may stay as they are drawn
-            pipeline = self.family.build(model)
-            if self.family.adopt is not None and self.parts_from is not None:
-                self.family.adopt(pipeline, load_pipeline(setup.out / self.parts_from))
-        train = partial(
-            backbone.train,
-            snapshots=setup.out / "snapshots" / name,
-            checkpoint=setup.checkpoint(name, "backbone"),
-        )
-        return self._train(train, pipeline, setup, name, self.backbone, self.wrong_captions)
+        model = load_autoencoder(setup.out / name, setup.device)
+        torch.manual_seed(0)  # text encoders may stay as they are drawn
+        pipeline = self.family.build(model)
+        if self.family.adopt is not None and self.parts_from is not None:
+            self.family.adopt(pipeline, load_pipeline(setup.out / self.parts_from))
+        return self._train(backbone.train, pipeline, setup, name, self.backbone, self.wrong_captions)
 
     def train_aware(self, setup: Setup, name: str) -> dict[str, Any]:
         """Stage 3 of SANA: quantisation-aware fine-tuning of the transformer."""
@@ -159,8 +130,7 @@ class MiniBackbone:
     def _train(
         self, train: Callable[..., list[float]], pipeline: Any, setup: Setup, name: str, budget: Budget, wrong: float
     ) -> dict[str, Any]:
-        wrong = wrong if setup.wrong_captions is None else setup.wrong_captions
-        losses = train(self.family, pipeline, setup.scaled(budget), wrong, setup.device, setup.speed)
+        losses = train(self.family, pipeline, setup.scaled(budget), wrong, setup.device)
         save_pipeline(pipeline, self.family, setup.out / name)
         figures, _ = self.family.accuracy(measure.load(setup.out / name, setup.device), setup.count(128))
         return {**figures, "wrong_captions": wrong, "steps": len(losses), "losses": losses}
@@ -244,11 +214,7 @@ class MiniReward:
         if self.kind.standardize is not None:
             self.kind.standardize(model, preference.scores(score, tokens, groups, setup.device))
         self.kind.save(model, tokenizer, setup.out / name)
-        return {**self.agreement(setup), "steps": len(losses), "losses": losses}
-
-    def agreement(self, setup: Setup) -> dict[str, float]:
-        """Agreement with the verifier on held-out pairs, rendered and generated."""
-        return held_out_agreement(setup, self.kind.reward)
+        return {**held_out_agreement(setup, self.kind.reward), "steps": len(losses), "losses": losses}
 
 
 @dataclass(frozen=True)

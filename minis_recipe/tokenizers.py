@@ -46,13 +46,8 @@ def gemma_tokenizer() -> GemmaTokenizer:
     return GemmaTokenizer(vocab=model["vocab"], merges=[tuple(m) for m in model["merges"]], model_max_length=16)
 
 
-def clip_tokenizer(tokens: int = CLIP_TOKENS, ends_last: bool = False) -> CLIPTokenizer:
-    """Build a CLIPTokenizer with the same kind of vocabulary.
-
-    Args:
-        tokens: maximum length of a text.
-        ends_last: whether the start and end tokens come last in the vocabulary, as in open_clip.
-    """
+def clip_tokenizer(tokens: int = CLIP_TOKENS) -> CLIPTokenizer:
+    """Build a CLIPTokenizer with the same kind of vocabulary, for texts of so many tokens."""
     start, end = "<|startoftext|>", "<|endoftext|>"
     trained = Tokenizer(models.BPE(unk_token=end, end_of_word_suffix="</w>"))
     trained.pre_tokenizer = pre_tokenizers.Sequence(
@@ -72,8 +67,6 @@ def clip_tokenizer(tokens: int = CLIP_TOKENS, ends_last: bool = False) -> CLIPTo
     vocabulary = model["vocab"]
     for character in _printable():
         vocabulary.setdefault(character + "</w>", len(vocabulary))
-    if ends_last:
-        vocabulary = {token: (index - 2) % len(vocabulary) for token, index in vocabulary.items()}
     merges = [tuple(m) for m in model["merges"]]
     return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=tokens)
 

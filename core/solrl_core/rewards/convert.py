@@ -100,7 +100,7 @@ def open_clip_model(path: str, vision_heads: int, text_heads: int, dtype: torch.
             "pad_token_id": 0,
         },
     )
-    return source.load(CLIPModel, config, _open_clip_name, dtype)
+    return source.load(CLIPModel, config, open_clip_name, dtype)
 
 
 def image_reward_model(path: str, med_config: str, vision_heads: int, dtype: torch.dtype) -> Any:
@@ -241,7 +241,8 @@ def _renamed(name: str, rules: tuple[tuple[str, str], ...]) -> str:
     return name
 
 
-def _open_clip_name(name: str) -> tuple[str, Take]:
+def open_clip_name(name: str) -> tuple[str, Take]:
+    """The tensor of an open_clip checkpoint that has a weight of a CLIPModel, and the part of it that the weight is."""
     part = re.search(r"self_attn\.([qkv])_proj\.(weight|bias)$", name)
     if part:
         stem = _renamed(name[: part.start()], _OPEN_CLIP)
