@@ -1,9 +1,9 @@
 """docs/python.md: its code runs on a real service; the examples regenerate a service's candidates and train."""
 
-import ast
 import asyncio
 import base64
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -105,35 +105,22 @@ def test_exploring_takes_ten_lines_and_tells_its_progress(
     assert names["answer"].groups == tuple(names["groups"])
 
 
-def test_the_flow_factory_like_loop_regenerates_the_service_s_candidates(
-    client: RolloutClient, latents: torch.Tensor
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_loop_in_another_trainers_manner_regenerates_the_service_s_candidates_and_trains(
+    name: str, client: RolloutClient, latents: torch.Tensor
 ) -> None:
-    example = imported("flow_factory_like")
-    trainer = example.Trainer(
-        str(catalog.mini_sd3()),
-        client,
-        "mini-sd3",
-        PROMPTS,
-        group=4,
-        keep=2,
-        steps=STEPS,
-        run="flow",
-    )
-    same(latents, [sample.latents for sample in trainer.inference(TEXT, SEEDS)])
-    trainer.start(1)
-    trained(client, "flow")
-
-
-def test_the_verl_omni_like_loop_regenerates_the_service_s_candidates(
-    client: RolloutClient, latents: torch.Tensor
-) -> None:
-    example = imported("verl_omni_like")
-    hosted = client.model("mini-sd3")
-    trainer = example.Trainer(str(catalog.mini_sd3()), client, hosted, candidates=4, n=2, steps=STEPS, run="verl")
-    rows = {"raw_prompt": np.array([TEXT] * len(SEEDS), dtype=object), "seed": np.array(SEEDS)}
-    same(latents, [output["latents"] for output in asyncio.run(trainer.generate_sequences(rows))])
-    trainer.fit([PROMPTS])
-    trained(client, "verl")
+    example, run = imported(name), name.replace("_", "-")
+    lora = imported("sd3_lora").Sd3Lora(str(catalog.mini_sd3()), client, "mini-sd3", run)
+    if name == "flow_factory_like":
+        trainer = example.Trainer(lora, PROMPTS, group=4, keep=2, steps=STEPS)
+        same(latents, [sample.latents for sample in trainer.inference(TEXT, SEEDS)])
+        trainer.start(1)
+    else:
+        trainer = example.Trainer(lora, candidates=4, n=2, steps=STEPS)
+        rows = {"raw_prompt": np.array([TEXT] * len(SEEDS), dtype=object), "seed": np.array(SEEDS)}
+        same(latents, [output["latents"] for output in asyncio.run(trainer.generate_sequences(rows))])
+        trainer.fit([PROMPTS])
+    trained(client, run)
 
 
 def same(latents: torch.Tensor, regenerated: Sequence[torch.Tensor]) -> None:
@@ -155,8 +142,7 @@ def trained(client: RolloutClient, run: str) -> None:
 def test_an_example_runs_twice_and_refuses_a_run_that_exists_in_one_line(
     name: str, service: RunningService, client: RolloutClient
 ) -> None:
-    rounds = "--epochs" if name == "flow_factory_like" else "--steps"
-    words = [sys.executable, f"{name}.py", "--model", str(catalog.mini_sd3()), "--url", service.url, rounds, "0"]
+    words = [sys.executable, f"{name}.py", "--model", str(catalog.mini_sd3()), "--url", service.url, "--rounds", "0"]
     before = {run.run for run in client.runs().runs}
     for _ in range(2):
         subprocess.run(words, cwd=ROOT / "examples", check=True, timeout=600)
@@ -170,9 +156,7 @@ def test_an_example_runs_twice_and_refuses_a_run_that_exists_in_one_line(
 
 
 def test_the_method_in_one_file_trains_and_pushes(client: RolloutClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
-        minimal = importlib.import_module("sol_rl_minimal")
+    minimal = imported("sol_rl_minimal")
     sizes = {"CANDIDATES": 6, "EXPLORING_STEPS": 1, "KEEP": 4, "STEPS": 2, "TRAINED_STEPS": 1, "PROMPTS": PROMPTS}
     for name, value in sizes.items():
         monkeypatch.setattr(minimal, name, value)
@@ -199,10 +183,7 @@ def test_every_family_s_pipeline_starts_from_the_seeds_noise(model: str, side: i
     assert "prepare_latents" not in vars(pipeline)
 
 
-@pytest.mark.parametrize("name", [*EXAMPLES, "sol_rl_minimal"])
-def test_an_example_needs_of_solrl_only_its_client(name: str) -> None:
-    tree = ast.parse((ROOT / f"examples/{name}.py").read_text())
-    modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    ours = {module.partition(".")[0] for module in modules if module.startswith("solrl")}
-    assert ours == {"solrl_client", "solrl_proto"}
+def test_the_examples_need_of_solrl_only_its_client() -> None:
+    for path in (ROOT / "examples").glob("*.py"):
+        found = re.findall(r"^(?:from|import) (solrl_\w+)", path.read_text(), re.MULTILINE)
+        assert set(found) <= {"solrl_client", "solrl_proto"}, path
