@@ -14,7 +14,7 @@ from solrl_core.families.backbone import stack
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import initial_noise, step_noise
 from solrl_core.sampling.sampler import Recorder, Trajectory, advance, solve, unshifted_sigmas
-from solrl_core.sampling.sde import Cps, DanceSde, FlowSde, StochasticSolver, Windowed
+from solrl_core.sampling.sde import Cps, DanceSde, FlowSde, StochasticSolver
 from solrl_core.sampling.solver_specs import SOLVERS, make_solver
 from solrl_core.sampling.solvers import Euler, Solver
 from solrl_proto.rollouts import SdeKind, StochasticSteps
@@ -90,7 +90,7 @@ def test_log_probabilities_take_levels_and_their_gradient_raises_them() -> None:
     assert bool((after > before).all())
 
 
-@pytest.mark.parametrize("solver", [FlowSde(0.3), DanceSde(0.5), Windowed(DanceSde(0.8), 100, 200)])
+@pytest.mark.parametrize("solver", [FlowSde(0.3), DanceSde(0.5), DanceSde(0.8).windowed(100, 200)])
 def test_stochastic_steps_keep_the_marginals_of_the_ode(solver: StochasticSolver) -> None:
     # Clean latents of one Gaussian with mean m and deviation s: at σ the deviation is √((1 − σ)²·s² + σ²).
     m, s, count, sigmas = 0.4, 0.5, 40_000, unshifted_sigmas(400)
@@ -125,7 +125,7 @@ def test_noise_is_drawn_for_noisy_steps_alone_which_need_it() -> None:
         drawn.append(index)
         return NOISE
 
-    start = Trajectory(X, Windowed(FlowSde(ETA), 1, 2))
+    start = Trajectory(X, FlowSde(ETA).windowed(1, 2))
     advance(lambda x, sigma: V, start, SIGMAS, noise=draw)
     assert drawn == [1, 2]
     with pytest.raises(ValueError, match="got no noise"):
@@ -175,7 +175,7 @@ def test_a_stochastic_candidate_does_not_depend_on_its_batch(generator: Generato
 
 @pytest.mark.parametrize("inner", [DanceSde(ETA), Cps(ETA)])
 def test_outside_its_window_a_solver_takes_eulers_steps(inner: StochasticSolver) -> None:
-    solver, inner, euler, x = Windowed(inner, 1, 2), inner.copy(), Euler(), X
+    solver, inner, euler, x = inner.windowed(1, 2), inner.copy(), Euler(), X
     for index, (sigma, then) in enumerate(pairwise(SIGMAS)):
         noisy = solver.noisy(index, then)
         assert noisy == (index in (1, 2))
@@ -201,8 +201,8 @@ def test_named_steps_are_those_of_a_window(kind: SdeKind, inner: StochasticSolve
 
     named = make_solver(StochasticSteps(kind=kind, eta=ETA, first=1, count=2))
     whole = run(named, 4)
-    assert torch.equal(whole.x, run(Windowed(inner, 1, 2), 4).x)
-    assert not torch.equal(whole.x, run(Windowed(inner, 0, 2), 4).x)
+    assert torch.equal(whole.x, run(inner.windowed(1, 2), 4).x)
+    assert not torch.equal(whole.x, run(inner.windowed(0, 2), 4).x)
     # A new solver continues in the same window: that depends on the trajectory alone.
     for index in range(1, 4):
         halfway = run(named, index)
@@ -211,7 +211,7 @@ def test_named_steps_are_those_of_a_window(kind: SdeKind, inner: StochasticSolve
 
 @pytest.mark.parametrize(("first", "size", "stochastic"), [(0, None, [0, 1, 2]), (2, 5, [2]), (0, 1, [0]), (3, 1, [])])
 def test_the_last_step_is_never_stochastic(first: int, size: int | None, stochastic: list[int]) -> None:
-    solver, recorder = Windowed(FlowSde(ETA), first, size), Recorder(Trajectory(X, Euler()))
+    solver, recorder = FlowSde(ETA).windowed(first, size), Recorder(Trajectory(X, Euler()))
     found = []
     for index, (sigma, then) in enumerate(pairwise(SIGMAS)):
         x, log_prob = solver.step(X, sigma, then, V, NOISE if solver.noisy(index, then) else None)
@@ -228,7 +228,7 @@ def test_the_last_step_is_never_stochastic(first: int, size: int | None, stochas
 def test_a_recording_holds_the_steps_of_the_window(generator: Generator) -> None:
     backbone = generator.backbone
     sigmas = tuple(backbone.sigmas(5))
-    made = generator.generate(TEXTS, SEEDS, steps=5, solver=Windowed(FlowSde(ETA), 1, 2), record=True, decode=False)
+    made = generator.generate(TEXTS, SEEDS, steps=5, solver=FlowSde(ETA).windowed(1, 2), record=True, decode=False)
     recording = made.recording
     assert recording.sigmas == sigmas[1:4]
     assert recording.states.shape == (3, 3, *backbone.latent_shape)
@@ -238,7 +238,7 @@ def test_a_recording_holds_the_steps_of_the_window(generator: Generator) -> None
     after = Trajectory(recording.states[-1], Euler(), 3)
     rest = generator.generate(TEXTS, SEEDS, steps=5, start=after, decode=False)
     assert torch.allclose(rest.latents, made.latents, atol=1e-4)
-    half = generator.generate(TEXTS, SEEDS, steps=5, solver=Windowed(FlowSde(ETA), 1, 2), until=2, decode=False)
+    half = generator.generate(TEXTS, SEEDS, steps=5, solver=FlowSde(ETA).windowed(1, 2), until=2, decode=False)
     whole = generator.generate(TEXTS, SEEDS, steps=5, start=half.trajectory, decode=False)
     assert torch.allclose(whole.latents, made.latents, atol=1e-4)
 

@@ -12,33 +12,55 @@ noise. A window restricts the noise to some of the steps.
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from typing import Self
 
 import torch
 from solrl_proto.rollouts import SdeKind
+from torch import Tensor
 
 from solrl_core.sampling.solvers import Solver
 
 
 class StochasticSolver(Solver):
-    """Steps with noise, each of which is drawn from a Gaussian."""
+    """Steps with noise, each of which is drawn from a Gaussian.
+
+    Attributes:
+        window: index of the first step with noise, and the number of them, None for all until the last. Without a
+            window, all steps have noise.
+    """
+
+    window: tuple[int, int | None] | None = None
+
+    def windowed(self, first: int = 0, size: int | None = None) -> Self:
+        """The same with noise in a window of steps, and Euler's steps outside.
+
+        The step to σ = 0 is then always Euler's: its Gaussian would be so narrow that no algorithm trains on it, and
+        its noise would stay in the image.
+
+        Source: Li et al., arXiv 2507.21802 (MixGRPO); FlowGRPO-Fast has the same steps.
+        """
+        solver = self.copy()
+        solver.window = (first, size)
+        return solver
 
     def noisy(self, index: int, sigma_next: float) -> bool:
-        """True: every step needs noise, unless a window restricts it."""
-        return True
+        """Whether the step is in the window."""
+        if self.window is None:
+            return True
+        first, size = self.window
+        return sigma_next > 0 and first <= index and (size is None or index < first + size)
 
     @abstractmethod
-    def coefficients(
-        self, sigma: torch.Tensor, sigma_next: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def coefficients(self, sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Factors of x and velocity in the mean of x', and its standard deviation; float64 of the levels' shape."""
 
-    def log_density(self, value: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
+    def log_density(self, value: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
         """Log-probability [B] of a step to `value` [B, ...], a mean over all other axes."""
         return gaussian_log_prob(value, mean, deviation)
 
     def gaussian(
-        self, x: torch.Tensor, sigma: float | torch.Tensor, sigma_next: float | torch.Tensor, velocity: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, x: Tensor, sigma: float | Tensor, sigma_next: float | Tensor, velocity: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Mean [B, ...] and standard deviation, which broadcasts to it, of x'; arguments are those of `log_prob`."""
         # Coefficients are computed in float64, then cast to the type of x.
         now, then = (_column(level, x) for level in (sigma, sigma_next))
@@ -46,16 +68,17 @@ class StochasticSolver(Solver):
         return of_x.to(x.dtype) * x + of_velocity.to(x.dtype) * velocity, deviation.to(x.dtype)
 
     def step(
-        self,
-        x: torch.Tensor,
-        sigma: float,
-        sigma_next: float,
-        velocity: torch.Tensor,
-        noise: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Draw x' from the step's Gaussian; `noise` is needed. The log-probability is `log_prob`'s, bit for bit."""
+        self, x: Tensor, sigma: float, sigma_next: float, velocity: Tensor, noise: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Draw x' from the step's Gaussian, whose log-probability is `log_prob`'s, bit for bit; Euler's without noise.
+
+        Raises:
+            ValueError: there is neither noise nor a window outside of which the step may be.
+        """
         if noise is None:
-            raise ValueError("got no noise for a step of a stochastic solver; expected a standard normal tensor like x")
+            if self.window is None:
+                raise ValueError("got no noise for a stochastic step; expected a standard normal tensor like x")
+            return self._straight(x, sigma, sigma_next, velocity), None
         mean, deviation = self.gaussian(x, sigma, sigma_next, velocity)
         x_next = mean + deviation * noise
         self.history, self.sigma = (x - sigma * velocity if sigma_next > 0 else x_next,), sigma
@@ -63,12 +86,12 @@ class StochasticSolver(Solver):
 
     def log_prob(
         self,
-        x: torch.Tensor,
-        sigma: float | torch.Tensor,
-        sigma_next: float | torch.Tensor,
-        velocity: torch.Tensor,
-        x_next: torch.Tensor,
-    ) -> torch.Tensor:
+        x: Tensor,
+        sigma: float | Tensor,
+        sigma_next: float | Tensor,
+        velocity: Tensor,
+        x_next: Tensor,
+    ) -> Tensor:
         """Log-probability [B], a mean over all other axes, of a step from x to `x_next` under a policy's velocity.
 
         Args:
@@ -87,12 +110,10 @@ class ScaledSde(StochasticSolver):
         self._eta = eta
 
     @abstractmethod
-    def squared_diffusion(self, sigma: torch.Tensor, sigma_next: torch.Tensor) -> torch.Tensor:
+    def squared_diffusion(self, sigma: Tensor, sigma_next: Tensor) -> Tensor:
         """s² of steps between these noise levels, float64 of their shape."""
 
-    def coefficients(
-        self, sigma: torch.Tensor, sigma_next: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def coefficients(self, sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Those of the step above."""
         dt = sigma_next - sigma
         variance = self.squared_diffusion(sigma, sigma_next)
@@ -107,7 +128,7 @@ class FlowSde(ScaledSde):
     Source: Liu et al., arXiv 2505.05470.
     """
 
-    def squared_diffusion(self, sigma: torch.Tensor, sigma_next: torch.Tensor) -> torch.Tensor:
+    def squared_diffusion(self, sigma: Tensor, sigma_next: Tensor) -> Tensor:
         """η²·σ / (1 − σ)."""
         return self._eta**2 * sigma / (1 - torch.where(sigma == 1, sigma_next, sigma))
 
@@ -118,7 +139,7 @@ class DanceSde(ScaledSde):
     Source: Xue et al., arXiv 2505.07818.
     """
 
-    def squared_diffusion(self, sigma: torch.Tensor, sigma_next: torch.Tensor) -> torch.Tensor:
+    def squared_diffusion(self, sigma: Tensor, sigma_next: Tensor) -> Tensor:
         """η²."""
         return torch.full_like(sigma, self._eta**2)
 
@@ -137,15 +158,13 @@ class Cps(StochasticSolver):
         super().__init__()
         self._angle = eta * math.pi / 2
 
-    def coefficients(
-        self, sigma: torch.Tensor, sigma_next: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def coefficients(self, sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Those of the step above."""
         kept = sigma_next * math.cos(self._angle)
         of_clean = 1 - sigma_next
         return of_clean + kept, kept * (1 - sigma) - of_clean * sigma, sigma_next * math.sin(self._angle)
 
-    def log_density(self, value: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
+    def log_density(self, value: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
         """−(x' − μ)²."""
         return -((value - mean) ** 2).flatten(1).mean(1)
 
@@ -154,65 +173,13 @@ SDES: Mapping[SdeKind, Callable[[float], StochasticSolver]] = {"flow": FlowSde, 
 """Level η → solver, of those that stochastic steps can name."""
 
 
-class Windowed(StochasticSolver):
-    """A stochastic solver's steps within a window, Euler's outside.
-
-    The step to σ = 0 is always Euler's: its Gaussian would be so narrow that no algorithm trains on it, and its noise
-    would stay in the image.
-
-    Source: Li et al., arXiv 2507.21802 (MixGRPO); FlowGRPO-Fast has the same steps.
-    """
-
-    def __init__(self, inner: StochasticSolver, first: int = 0, size: int | None = None) -> None:
-        """Set up a window.
-
-        Args:
-            inner: solver of the steps in the window.
-            first: index of the window's first step.
-            size: number of steps in the window; None for all until the last.
-        """
-        super().__init__()
-        self._inner = inner
-        self._first = first
-        self._size = size
-
-    def noisy(self, index: int, sigma_next: float) -> bool:
-        """Whether the step is in the window."""
-        place = index - self._first
-        return sigma_next > 0 and place >= 0 and (self._size is None or place < self._size)
-
-    def coefficients(
-        self, sigma: torch.Tensor, sigma_next: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Those of the steps in the window."""
-        return self._inner.coefficients(sigma, sigma_next)
-
-    def log_density(self, value: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
-        """That of the steps in the window."""
-        return self._inner.log_density(value, mean, deviation)
-
-    def step(
-        self,
-        x: torch.Tensor,
-        sigma: float,
-        sigma_next: float,
-        velocity: torch.Tensor,
-        noise: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Draw x' with noise; without it, outside the window, take Euler's step, which has no log-probability."""
-        if noise is not None:
-            return super().step(x, sigma, sigma_next, velocity, noise)
-        self.history, self.sigma = (x - sigma * velocity,), sigma
-        return x + (sigma_next - sigma) * velocity, None
-
-
-def gaussian_log_prob(value: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
+def gaussian_log_prob(value: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
     """Log-probability density [B] of values [B, ...], a mean over all other axes."""
     density = -((value - mean) ** 2) / (2 * deviation**2) - deviation.log() - math.log(2 * math.pi) / 2
     return density.flatten(1).mean(1)
 
 
-def _column(level: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _column(level: float | Tensor, like: Tensor) -> Tensor:
     """A noise level in float64, shaped so that it multiplies the rows of `like`."""
     column = torch.as_tensor(level, dtype=torch.float64)
     # A single level stays on the CPU, where a scalar needs no copy to the device.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from solrl_proto.rollouts import FittedSolver, StochasticSteps
 
-from solrl_core.sampling.sde import SDES, Windowed
+from solrl_core.sampling.sde import SDES
 from solrl_core.sampling.solvers import Dpm2, Euler, Fitted, Solver
 
 SOLVERS: Mapping[str, Callable[[], Solver]] = {"euler": Euler, "dpm2": Dpm2}
@@ -25,7 +25,7 @@ def make_solver(spec: SolverSpec) -> Solver:
     if isinstance(spec, FittedSolver):
         return Fitted(spec)
     if isinstance(spec, StochasticSteps):
-        return Windowed(SDES[spec.kind](spec.eta), spec.first, spec.count)
+        return SDES[spec.kind](spec.eta).windowed(spec.first, spec.count)
     if spec not in SOLVERS:
         raise ValueError(f"got solver {spec!r}; expected one of {sorted(SOLVERS)}")
     return SOLVERS[spec]()

@@ -12,6 +12,7 @@ from typing import Self
 
 import torch
 from solrl_proto.rollouts import FittedSolver
+from torch import Tensor
 
 from solrl_core.sampling.device_events import upload
 
@@ -25,18 +26,13 @@ class Solver(ABC):
     """
 
     def __init__(self) -> None:
-        self.history: tuple[torch.Tensor, ...] = ()
+        self.history: tuple[Tensor, ...] = ()
         self.sigma: float | None = None
 
     @abstractmethod
     def step(
-        self,
-        x: torch.Tensor,
-        sigma: float,
-        sigma_next: float,
-        velocity: torch.Tensor,
-        noise: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, x: Tensor, sigma: float, sigma_next: float, velocity: Tensor, noise: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Go from one noise level to the next.
 
         Args:
@@ -50,7 +46,7 @@ class Solver(ABC):
         """
 
     @property
-    def clean(self) -> torch.Tensor | None:
+    def clean(self) -> Tensor | None:
         """Clean latents as predicted after the last step; at σ = 0 the latents themselves. None before any step."""
         return self.history[-1] if self.history else None
 
@@ -80,7 +76,12 @@ class Solver(ABC):
         joined.history = tuple(map(torch.cat, zip(self.history, *(other.history for other in others), strict=True)))
         return joined
 
-    def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+    def _straight(self, x: Tensor, sigma: float, sigma_next: float, velocity: Tensor) -> Tensor:
+        """Take Euler's step."""
+        self.history, self.sigma = (x - sigma * velocity,), sigma
+        return x + (sigma_next - sigma) * velocity
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
         mapped = self.copy()
         mapped.history = tuple(map(change, self.history))
         return mapped
@@ -90,16 +91,10 @@ class Euler(Solver):
     """Euler's method on dx/dσ."""
 
     def step(
-        self,
-        x: torch.Tensor,
-        sigma: float,
-        sigma_next: float,
-        velocity: torch.Tensor,
-        noise: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, None]:
+        self, x: Tensor, sigma: float, sigma_next: float, velocity: Tensor, noise: Tensor | None = None
+    ) -> tuple[Tensor, None]:
         """x' = x + (σ' − σ)·v."""
-        self.history, self.sigma = (x - sigma * velocity,), sigma
-        return x + (sigma_next - sigma) * velocity, None
+        return self._straight(x, sigma, sigma_next, velocity), None
 
 
 class Dpm2(Solver):
@@ -114,13 +109,8 @@ class Dpm2(Solver):
     """
 
     def step(
-        self,
-        x: torch.Tensor,
-        sigma: float,
-        sigma_next: float,
-        velocity: torch.Tensor,
-        noise: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, None]:
+        self, x: Tensor, sigma: float, sigma_next: float, velocity: Tensor, noise: Tensor | None = None
+    ) -> tuple[Tensor, None]:
         """x' = (σ'/σ)·x + (1 − σ'/σ)·(extrapolated x̂0)."""
         clean = towards = x - sigma * velocity
         if self.sigma is not None and sigma_next > 0:
@@ -139,7 +129,7 @@ class Fitted(Solver):
         self._weights = weights
 
     @property
-    def predictions(self) -> tuple[torch.Tensor, ...]:
+    def predictions(self) -> tuple[Tensor, ...]:
         """Clean latents as the model predicted them in each step so far."""
         return self.history[:-1]
 
@@ -148,13 +138,8 @@ class Fitted(Solver):
         return [*self._weights.sigmas, 0.0]
 
     def step(
-        self,
-        x: torch.Tensor,
-        sigma: float,
-        sigma_next: float,
-        velocity: torch.Tensor,
-        noise: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, None]:
+        self, x: Tensor, sigma: float, sigma_next: float, velocity: Tensor, noise: Tensor | None = None
+    ) -> tuple[Tensor, None]:
         """Weigh the latents and all predictions so far."""
         index = len(self.predictions)
         predictions = (*self.predictions, x - sigma * velocity)
@@ -165,7 +150,7 @@ class Fitted(Solver):
         return weigh(steps[index], parts) if index < len(steps) else clean, None
 
 
-def weigh(weights: Sequence[float], parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def weigh(weights: Sequence[float], parts: Sequence[Tensor]) -> Tensor:
     """The weighted sum of equally shaped tensors."""
     total = weights[0] * parts[0]
     for weight, part in zip(weights[1:], parts[1:], strict=True):

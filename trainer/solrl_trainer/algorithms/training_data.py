@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from solrl_core.families import Conditioning
     from solrl_core.sampling.sampler import Recording
-    from solrl_core.sampling.sde import StochasticSolver, Windowed
+    from solrl_core.sampling.sde import StochasticSolver
     from solrl_core.sampling.solver_specs import SolverSpec
 
 
@@ -262,14 +262,12 @@ class Window:
 
     def around(
         self, solver: StochasticSteps | StochasticSolver, steps: int, iteration: int, seed: int
-    ) -> StochasticSteps | Windowed:
+    ) -> StochasticSteps | StochasticSolver:
         """The solver whose steps in the window are those of `solver`; other arguments are those of `first`."""
         first = self.first(steps, iteration, seed)
         if isinstance(solver, StochasticSteps):
             return solver.model_copy(update={"first": first, "count": self.size})
-        from solrl_core.sampling.sde import Windowed
-
-        return Windowed(solver, first, self.size)
+        return solver.windowed(first, self.size)
 
 
 class RecordedTrajectory(TrainingData[TrajectoryBatch]):
