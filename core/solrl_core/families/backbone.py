@@ -38,8 +38,6 @@ class Backbone(ABC):
         frames: of a sample: 1 for an image, more for a clip.
         frame_step: frames of a clip for each further one of its latents [C, T, ...]; 0 for a family of images.
         lora_targets: regular expression that matches the whole dotted name of each module that LoRA adapts.
-        text_layers: regular expression that matches the whole dotted name of each layer of the transformer that sees
-            only the prompt; by default none.
         policy: layers to quantise at nvfp4.
         fp8_policy: layers to quantise at fp8.
         kept: precision → patterns of layers that this model needs in BF16 beside its family's, see `layer_list`.
@@ -60,7 +58,6 @@ class Backbone(ABC):
     frames: int = 1
     frame_step: int = 0
     lora_targets: str
-    text_layers: str | None = None
     policy: LayerPolicy
     fp8_policy: LayerPolicy
     kept: Mapping[str, tuple[str, ...]] = MappingProxyType({})

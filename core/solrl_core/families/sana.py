@@ -38,7 +38,6 @@ class Sana(PipelineBackbone):
     max_sequence_length = 300
     own_schedule = False
     lora_targets = r"transformer_blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)"
-    text_layers = r"caption_(projection|norm)|transformer_blocks\.\d+\.attn2\.(to_k|to_v|norm_k)"
     # As in the paper, only the cross-attention keys and values (one larger fused layer in the authors' naming) and
     # the feed-forward are quantised. Everything outside the blocks stays in BF16.
     quantize = (r"^transformer_blocks\.",)

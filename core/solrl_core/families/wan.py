@@ -28,7 +28,6 @@ class Wan(PipelineBackbone):
     frame_step = 4
     # Flow-GRPO's.
     lora_targets = r"blocks\.\d+\.attn[12]\.(to_[qkv]|to_out\.0)"
-    text_layers = r"condition_embedder\.text_embedder|blocks\.\d+\.attn2\.(to_k|to_v|norm_k)"
     quantize = (r"^blocks\.",)
     keep = ()
     fp8_policy = LayerPolicy(quantize=quantize)

@@ -26,7 +26,6 @@ from solrl_core.sampling.min_rows import pad_to_min_rows
 from solrl_core.sampling.noise import initial_noise, step_noise
 from solrl_core.sampling.sampler import Recorder, Recording, Trajectory, advance
 from solrl_core.sampling.solver_specs import SolverSpec, make_solver
-from solrl_core.sampling.text_projection_cache import TextProjectionCache
 
 _DECODED_PIXELS = 12 * 512 * 512
 """Pixels decoded per batch: an autoencoder's activations are many times larger than its images."""
@@ -97,13 +96,10 @@ class Generator:
             apply_policy(self.transformer, backbone.policy_at(precision), precision, backbone.device)
         self.layout = {name: (module.out_features, module.in_features) for name, module in clean.items()}
         self._merger = Merger(clean, self.transformer)
-        self._text: TextProjectionCache | None = None
         if backbone.device.type == "cuda":
             backbone.compile(self.transformer)
         elif backbone.device.type == "cpu":
             pad_to_min_rows(self.transformer)
-            if backbone.text_layers is not None:
-                self._text = TextProjectionCache(self.transformer, backbone.text_layers)
 
     def merge_through(
         self, read: Callable[[str], torch.Tensor], write: Callable[[nn.Module, torch.Tensor], None]
@@ -118,8 +114,6 @@ class Generator:
             ValueError: an adapted weight overflows.
         """
         self._merger.merge(adapter, unmerged=use == "unmerged")
-        if self._text is not None:
-            self._text.forget()
 
     def generate(
         self,
