@@ -43,11 +43,10 @@ from solrl_trainer.session import Session, connect
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import PromptSet
-from step_time import TOKENS
 from support.random_weights import materialize
 from support.results import Results, Row, device_name, options, table
-from support.true_size import MINIATURES, random_hps, skeleton
-from training_phase import NAMES, PRESETS, RECOMPUTED, PeftPolicy, beside, random_row, with_settings
+from support.true_size import MINIATURES, random_hps, random_text, skeleton
+from training_phase import NAMES, PRESETS, RECOMPUTED, PeftPolicy, beside, with_settings
 
 ROLL_OUTS = ("naive", "sol_rl", "sol_rl, 4 fitted steps")
 """Recipes, and names of their rows: the samples of one prompt per GPU."""
@@ -226,7 +225,7 @@ def load(model: str, device: str, further: Sequence[str] = ()) -> Bench:
         with Meta():
             row = bare.encode(["a"], config.guidance)
         backbone = materialize(bare, device)
-        encoded = {name: random_row(value, TOKENS[model], device) for name, value in row.items()}
+        encoded = random_text(row, model, torch.device(device))
         # The miniatures' tokenizers give fewer tokens than the real ones.
         backbone.encode = lambda *_: {name: value.clone() for name, value in encoded.items()}  # type: ignore[method-assign]
     rewards = RewardSet({"hpsv2": random_hps(device)})

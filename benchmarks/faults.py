@@ -35,24 +35,10 @@ _NOTES = """
 
 def rows() -> dict[str, Row]:
     """All rows, cheap ones first."""
-    from fault_trials import (
-        corrupted,
-        rank_killed,
-        ray_worker_killed,
-        redis_killed,
-        redis_restarted,
-        service_killed,
-        streamed_killed,
-        trainer_killed,
-        two_fronts,
-        worker_killed,
-    )
+    from fault_trials import corrupted, explorations, redis_lost, trainings, two_fronts
 
-    modules = (
-        *(two_fronts, redis_killed, redis_restarted, corrupted, service_killed),
-        *(worker_killed, ray_worker_killed, trainer_killed, streamed_killed, rank_killed),
-    )
-    return {module.ROW.name: module.ROW for module in modules}
+    every = (two_fronts.ROW, *redis_lost.ROWS, corrupted.ROW, *explorations.ROWS, *trainings.ROWS)
+    return {row.name: row for row in every}
 
 
 def main() -> int:

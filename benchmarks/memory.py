@@ -1,14 +1,14 @@
 """Planned and measured memory at the real models' shapes: `python benchmarks/memory.py`, on a CUDA GPU.
 
 Plans each model from its configurations, then builds it on the GPU with random weights, serves one batch at each
-precision, and compares the peak of allocated memory. Writes benchmarks/results/memory.{json,md}, where rows of other
-models and precisions stay.
+precision, and compares the peak of allocated memory. Each model runs in a separate process. Writes
+benchmarks/results/memory.{json,md}, where rows of other models and precisions stay.
 """
 
+import argparse
 import gc
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from solrl_core.memory_plan import plan_memory
 from solrl_core.precision import supported_precisions
 from solrl_core.sampling.generator import Generator
 from support.random_weights import materialize
-from support.results import Results, device_name, options, shown_size, table
+from support.results import Row, device_name, measure_models, shown_size, table
 from support.true_size import size_of, skeleton
 
 MODELS = {
@@ -40,19 +40,17 @@ HEAD = ("model", "size", "batch", "precision", "planned, GiB", "measured, GiB", 
 
 def main() -> None:
     """Measure all models, print the table and write it."""
-    parser = options(__doc__, device="cuda")
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--tiers", nargs="+", help="precisions; by default all that the GPU supports")
-    args = parser.parse_args()
-    if not args.render and args.device != "cpu" and not torch.cuda.is_available():
-        sys.exit("found no CUDA GPU; expected one: `solrl-rollout memory` plans without a GPU")
-    results = Results("memory", args.out, page)
-    if not args.render and results.found.get("device") != (device := device_name(args.device)):
-        results.found = {"device": device, "rows": []}
-    for family in () if args.render else args.models:
-        for row in measure(family, args.tiers or supported_precisions(torch.device(args.device)), args.device):
-            results.add(row, "model", "precision")
-    results.show()
+    tiers = "precisions; by default all that the GPU supports"
+    measure_models(
+        "memory",
+        __doc__,
+        list(MODELS),
+        measure,
+        page,
+        "model",
+        "precision",
+        further=lambda parser: parser.add_argument("--tiers", nargs="+", help=tiers),
+    )
 
 
 def page(found: Mapping[str, Any]) -> str:
@@ -61,19 +59,19 @@ def page(found: Mapping[str, Any]) -> str:
     lines = [
         "# Planned and measured memory",
         "",
-        f"By `python benchmarks/memory.py` on one {found['device']}: random weights at true size, one batch served."
-        " Planned is",
-        "computed from configurations alone; measured is the peak of allocated tensors; reserved is the memory that",
-        "CUDA's allocator held at that time.",
+        f"By `python benchmarks/memory.py` on one {rows[0]['device']}: random weights at true size, one batch served.",
+        "Planned is computed from configurations alone; measured is the peak of allocated tensors; reserved is the",
+        "memory that CUDA's allocator held at that time.",
         "",
         *table(HEAD, ((r["model"], shown_size(r["size"]), r["batch"], r["precision"], *sizes(r)) for r in rows)),
     ]
     return "\n".join(lines) + "\n"
 
 
-def measure(family: str, tiers: Sequence[str], device: str) -> Iterator[dict[str, Any]]:
+def measure(family: str, args: argparse.Namespace) -> Iterator[Row]:
     """Measure one model; yields a row per precision."""
-    batch = MODELS[family]
+    batch, device = MODELS[family], args.device
+    tiers = args.tiers or supported_precisions(torch.device(device))
     with tempfile.TemporaryDirectory() as folder:
         plans = {tier: plan_memory(skeleton(family, Path(folder), device), [tier], batch) for tier in tiers}
         backbone = materialize(skeleton(family, Path(folder), device), device)
@@ -85,8 +83,9 @@ def measure(family: str, tiers: Sequence[str], device: str) -> Iterator[dict[str
             generator = Generator(backbone, tier)
             generator.generate("a " * 600, range(batch), steps=2)  # as many tokens as the model reads
             measured, reserved = peaks(device)
-            row = {
+            yield {
                 "model": family,
+                "device": device_name(device),
                 "size": size_of(backbone),
                 "batch": batch,
                 "precision": tier,
@@ -95,7 +94,6 @@ def measure(family: str, tiers: Sequence[str], device: str) -> Iterator[dict[str
                 "measured": measured / 2**30,
                 "reserved": reserved / 2**30,
             }
-            yield row
             del generator
 
 

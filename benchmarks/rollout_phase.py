@@ -3,12 +3,11 @@
 All parts have true size and random weights, on which time does not depend: transformer, text encoders, autoencoder, and
 HPSv2 with its CLIP ViT-H/14. Candidates are generated as in the service: 24 at a time, scored while the next 24 are
 generated. The baseline generates every candidate as it is trained, in BF16 with diffusers' own modules, compiled.
-Each model runs in its own process. Each part is written as soon as it is measured; parts that do not run keep their
-last result, but a phase replaces all plans of an earlier one. Writes benchmarks/results/rollout_phase.{json,md}.
+Each model runs in its own process. Parts that do not run keep their last result, but a phase replaces all plans of an
+earlier one. Writes benchmarks/results/rollout_phase.{json,md}.
 """
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_core.sampling.generator import Generator
 from solrl_proto.rollouts import Plan, Prune
-from support.own_process import ProcessEndedError, rows_of
+from support.own_process import rows_of
 from support.random_weights import materialize
 from support.results import Results, Row, device_name, options, shown_size, table
 from support.rollout_path import Explorer, shares
@@ -73,26 +72,10 @@ REGENERATE, BASELINE = "regenerate", "baseline"
 FP8 = ", decoded in FP8"
 
 
-class Goals(NamedTuple):
-    """Wanted speed-up with six steps and with a cheaper plan, the paper's, and the share outside the transformer."""
-
-    unpruned: float
-    cheaper: float
-    paper: float | None = None
-    outside: float | None = None
-
-
-GOALS = {
-    "flux": Goals(1.68, 2.1, 2.33, 0.06),
-    "sd3": Goals(1.55, 1.95, 2.41, 0.09),
-    "sana": Goals(1.4, 1.6, 1.41, 0.35),
-    "wan": Goals(1.6, 2.2),
-}
-PHASE = (
-    *("model", "exploring", "explore, s", "regenerate, s", "baseline, s", "speed-up", "goal"),
-    "paper, with FP4 units",
-)
-SHARE = ("model", "of", "whole, s", *(f"{part}, s" for part in SPENT), "outside transformer", "goal")
+PAPER = {"flux": 2.33, "sd3": 2.41, "sana": 1.41}
+"""Speed-ups of the paper, with FP4 units."""
+PHASE = ("model", "exploring", "explore, s", "regenerate, s", "baseline, s", "speed-up", "paper, with FP4 units")
+SHARE = ("model", "of", "whole, s", *(f"{part}, s" for part in SPENT), "outside transformer")
 
 
 def main() -> None:
@@ -101,48 +84,24 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(NAMES), choices=list(NAMES))
     further = "beside the phase: further plans of it, and shares of its time"
     parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS, help=further)
-    parser.add_argument(
-        "--rounds", type=int, default=2, help="rounds of exploring and regenerating; the baseline runs once"
-    )
-    parser.add_argument("--limit", type=float, default=500, help="time limit per model in seconds")
+    rounds = "rounds of exploring and regenerating; the baseline runs once"
+    parser.add_argument("--rounds", type=int, default=2, help=rounds)
     args = parser.parse_args()
     results = Results("rollout_phase", args.out, page)
     models = results.found.setdefault("models", {})
-
-    def note(of: dict[str, Any], part: str, values: Any) -> None:
-        of[part] = values
-        results.write()
-
-    with empty_caches():
-        for model in () if args.render else args.models:
-            own = models.setdefault(model, {})
-            try:
-                for row in rows_of(measure, model, args, device=args.device, limit=args.limit):
-                    print(row, file=sys.stderr, flush=True)
-                    own.pop("failed", None)
-                    if row["part"] == "setting" and own.get("setting") != row["values"]:
-                        own.clear()  # the rest was measured with another setting
-                    note(own, row["part"], row["values"])
-            except ProcessEndedError as error:
-                note(own, "failed", str(error))
+    for model in () if args.render else args.models:
+        own = models.setdefault(model, {})
+        for parts in rows_of(measure, model, args, device=args.device):
+            print(parts, file=sys.stderr, flush=True)
+            if "setting" in parts and own.get("setting") != parts["setting"]:
+                own.clear()  # the rest was measured with another setting
+            own |= parts
+            results.write()
     results.show()
 
 
-@contextmanager
-def empty_caches() -> Iterator[None]:
-    """Within it, compiled code has caches that are empty at first."""
-    with tempfile.TemporaryDirectory() as folder:
-        own = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
-        with patch.dict(os.environ, own):
-            yield
-
-
 def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
-    """Yield each part of a model, some of them again with more values."""
-
-    def row(part: str, values: dict[str, Any]) -> Row:
-        return {"model": model, "part": part, "values": values}
-
+    """Yield parts of a model by name, some of them again with more values."""
     on_gpu, sizes = args.device != "cpu", SIZES[model]
     with tempfile.TemporaryDirectory() as folder:
         backbone = materialize(skeleton(model, Path(folder), args.device), args.device)
@@ -150,7 +109,7 @@ def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
     cheap = Explorer(Generator(backbone, "fp8" if on_gpu else "nvfp4"), rewards, sizes.batch)
     setting = {"device": device_name(args.device), "reward": REWARD_DTYPE, "size": size_of(backbone)}
     setting |= {"precision": cheap.generator.precision, "baseline": "diffusers' modules"}
-    yield row("setting", setting)
+    yield {"setting": setting}
     plans, full = explored(sizes, args.parts, backbone.frames), plan_of(sizes, steps=sizes.regenerate_steps)
     once = plan_of(sizes, steps=1)
     cheap.explore("warm-up", range(sizes.batch + 1), once)  # compiles both batch sizes
@@ -173,16 +132,14 @@ def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
         for name, plan in plans.items()
     }
     for times in phase(works, {BASELINE: generate_all}, args.rounds):
-        values = {name: {"s": statistics.median(each), "times": each} for name, each in times.items()}
-        yield row("phase", values)
+        yield {"phase": {name: {"s": statistics.median(each), "times": each} for name, each in times.items()}}
     if "share" in args.parts:
         found: dict[str, Any] = {}
         whole = f"{sizes.explore_steps} steps"
         for name in (whole, whole + FP8):
             if name in plans:
-                spent = shares(cheap, sizes.candidates, plans[name], times[name])
-                yield row("share", found := found | {name: spent})
-        yield row("regenerate", shares(true, sizes.kept, full, times[REGENERATE]))
+                found |= {name: shares(cheap, sizes.candidates, plans[name], times[name])}
+        yield {"share": found, "regenerate": shares(true, sizes.kept, full, times[REGENERATE])}
 
 
 @contextmanager
@@ -242,7 +199,7 @@ def phase(
 def page(result: Mapping[str, Any]) -> str:
     """Markdown tables of the measured parts."""
     models = {name: result["models"][name] for name in NAMES if name in result["models"]}
-    devices = {one["setting"]["device"] for one in models.values() if "setting" in one}
+    devices = {one["setting"]["device"] for one in models.values()}
     lines = [
         "# Rollout phase",
         "",
@@ -255,7 +212,7 @@ def page(result: Mapping[str, Any]) -> str:
         "",
         "A phase explores 96 candidates and regenerates 24 of them in BF16 at 10 steps. The baseline generates all 96",
         "in BF16 at 10 steps, and is measured once. Of clips there are 8 and 2, at 20 steps, and a plan may explore",
-        "their first frames alone. Of several rounds, times are medians. Goal: what the project wants to reach.",
+        "their first frames alone. Of several rounds, times are medians.",
         "Decoded in FP8: the decoder's convolutions compute in FP8, for images that are only scored.",
         "Pruned to N after k: after k steps, only the N most extreme candidates continue.",
         "",
@@ -276,50 +233,30 @@ def page(result: Mapping[str, Any]) -> str:
 
 def _phase(name: str, one: Mapping[str, Any]) -> Iterator[Sequence[str]]:
     """Cells of each exploration plan."""
-    times, goals = one.get("phase", {}), GOALS[name]
-    if "failed" in one:
-        yield (NAMES[name], one["failed"])
-    if {REGENERATE, BASELINE} - times.keys():
-        return
-    regenerate, whole = times[REGENERATE]["s"], times[BASELINE]["s"]
-    for plan, explore in times.items():
-        if plan in (REGENERATE, BASELINE):
-            continue
-        speed_up = whole / (explore["s"] + regenerate)
-        unpruned = f"{SIZES[name].explore_steps} steps"
-        wanted = goals.unpruned if plan.removesuffix(FP8) == unpruned else goals.cheaper
-        title, figures = (
-            f"{NAMES[name]} {shown_size(one['setting']['size'])}",
-            (explore["s"], regenerate, whole, speed_up),
-        )
-        yield (
-            title,
-            plan,
-            *(f"{figure:.2f}" for figure in figures),
-            f"≥ {wanted:g}",
-            f"{goals.paper or '' if plan == unpruned else ''}",
-        )
+    seconds = {plan: each["s"] for plan, each in one["phase"].items()}
+    regenerate, whole = seconds.pop(REGENERATE), seconds.pop(BASELINE)
+    for plan, explore in seconds.items():
+        figures = explore, regenerate, whole, whole / (explore + regenerate)
+        paper = PAPER.get(name, "") if plan == f"{SIZES[name].explore_steps} steps" else ""
+        title = f"{NAMES[name]} {shown_size(one['setting']['size'])}"
+        yield title, plan, *(f"{figure:.2f}" for figure in figures), str(paper)
 
 
 def _setting(name: str, one: Mapping[str, Any]) -> str:
-    setting = one["setting"]
-    rounds = len(one["phase"][REGENERATE]["times"]) if REGENERATE in one.get("phase", {}) else 0
-    precision, reward = setting["precision"].upper(), setting["reward"]
+    setting, rounds = one["setting"], len(one["phase"][REGENERATE]["times"])
     timed = "once" if rounds == 1 else f"in {rounds} rounds"
     return (
-        f"- {NAMES[name]}: explored in {precision}, scored in {reward}, timed {timed}. "
-        f"The baseline has {setting['baseline']}, compiled. {one.get('note', '')}"
-    ).rstrip()
+        f"- {NAMES[name]}: explored in {setting['precision'].upper()}, scored in {setting['reward']}, timed {timed}. "
+        f"The baseline has {setting['baseline']}, compiled."
+    )
 
 
 def _share(name: str, one: Mapping[str, Any]) -> Iterator[Sequence[str]]:
-    outside = GOALS[name].outside
-    goal = "" if outside is None else f"≤ {outside:.0%}"
-    found = [(NAMES[name], plan, share, goal) for plan, share in one.get("share", {}).items()]
-    found += [("", "regenerate", one["regenerate"], "")] if "regenerate" in one else []
-    for model, plan, share, wanted in found:
+    found = [(NAMES[name], plan, share) for plan, share in one.get("share", {}).items()]
+    found += [("", "regenerate", one["regenerate"])] if "regenerate" in one else []
+    for model, plan, share in found:
         parts = (f"{share['parts'][part]:.3f}" for part in SPENT)
-        yield (model, plan, f"{share['served_s']:.2f}", *parts, f"{share['outside']['served']:.1%}", wanted)
+        yield model, plan, f"{share['served_s']:.2f}", *parts, f"{share['outside']['served']:.1%}"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ trains one iteration with random weights and a reward of HPSv2's size, and compa
 model runs in a separate process; models that did not run keep their rows. Writes run_memory.{json,md}.
 """
 
+import argparse
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +21,8 @@ from solrl_trainer.memory.run_memory import plan_run
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
-from support.own_process import rows_of
 from support.random_weights import materialize
-from support.results import Results, Row, device_name, options, table
+from support.results import Row, device_name, measure_models, table
 from support.true_size import random_hps, skeleton
 
 PRESETS = {
@@ -41,23 +41,25 @@ HEAD = ("model", "micro-batch", "recomputed blocks", "planned, GiB", "measured, 
 
 def main() -> None:
     """Measure each model in a separate process; print the table and write it."""
-    parser = options(__doc__, device="cuda")
-    parser.add_argument("--models", nargs="+", default=list(PRESETS), choices=list(PRESETS))
-    parser.add_argument("--set", nargs="*", default=[], help="further settings of all runs, key=value")
-    args = parser.parse_args()
-    results = Results("run_memory", args.out, page)
-    for model in () if args.render else args.models:
-        for row in rows_of(measure, model, args.device, args.set, device=args.device):
-            results.add(row, "model")
-    results.show()
+    further = "further settings of all runs, key=value"
+    measure_models(
+        "run_memory",
+        __doc__,
+        list(PRESETS),
+        measure,
+        page,
+        "model",
+        further=lambda parser: parser.add_argument("--set", nargs="*", default=[], help=further),
+    )
 
 
-def measure(family: str, device: str, further: Sequence[str]) -> Iterator[Row]:
+def measure(family: str, args: argparse.Namespace) -> Iterator[Row]:
     """Plan a run, and train one iteration; yields the only row."""
+    device = args.device
     with tempfile.TemporaryDirectory() as folder:
         config = resolve(
             f"{PRESETS[family]}/sol_rl/hpsv2",
-            overrides=[*SETTINGS, f"device={device}", *further],
+            overrides=[*SETTINGS, f"device={device}", *args.set],
             arguments={"output": Path(folder, "run"), "run": "memory"},
         ).config
         gpu = torch.cuda.get_device_properties(device).total_memory if device != "cpu" else 80 * 10**9

@@ -83,7 +83,6 @@ def simulated(parts: Stages, prompts: int, serving: int, runs: int, speed: float
         parts,
         prompts=prompts,
         serving=serving,
-        training=1,
         runs=runs,
         share=planned.share,
         explored=planned.explored,

@@ -1,8 +1,8 @@
 """Time of a forward pass by precision, at the real models' shapes: `python benchmarks/step_time.py`, on a GPU.
 
-Each model runs in its own process, which builds the transformer with random weights at each precision, compiles it for
-both batch sizes, and then measures all precisions interleaved, so that all run at the same clocks. Rows are written as
-they are measured. Writes benchmarks/results/step_time.{json,md}.
+Each model runs in its own process, which builds the transformer with random weights at each precision, compiles it, and
+then measures all precisions interleaved, so that all run at the same clocks. Writes
+benchmarks/results/step_time.{json,md}.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,43 +21,20 @@ import torch
 from solrl_core.families.backbone import Backbone
 from solrl_core.families.skeleton import Meta
 from solrl_core.precision import apply_policy
-from solrl_core.sampling.batches import gpu_batch_sizes
 from solrl_core.sampling.device_events import record_event
-from support.own_process import ProcessEndedError, rows_of
 from support.random_weights import randomize
-from support.results import Results, Row, device_name, options, shown_size, table
-from support.true_size import size_of, skeleton
+from support.results import Row, device_name, measure_models, shown_size, table
+from support.true_size import random_text, size_of, skeleton
 
 Run = Callable[[], Any]
 
 BASELINE = "diffusers bf16 compiled"
 TIERS = (BASELINE, "bf16", "fp8")
 ALL_TIERS = (*TIERS, "nvfp4 emulated")
-SERVED = ("bf16", "fp8")
-"""Precisions measured at a quarter of the batch, too."""
 BATCH = {
     **{"flux": 24, "sd3": 8, "sana": 24, "sd3-medium": 24, "z-image": 24, "qwen-image": 24, "flux2-klein": 24},
     **{"wan": 4, "wan-81": 2, "wan-14b": 2},
 }
-TOKENS = {
-    **{"flux": 128, "sd3": 205, "sana": 300, "sd3-medium": 205, "z-image": 64},
-    **{"qwen-image": 256, "flux2-klein": 512, "wan": 512, "wan-81": 512, "wan-14b": 512},
-}
-"""Text tokens of the real models; the miniatures' tokenizers give fewer."""
-ORDER = {name: at for at, name in enumerate((BASELINE, "bf16", "fp8"))}
-GOALS: dict[str, tuple[int | None, float, float | None]] = {
-    "flux": (675, 1.6, 1.8),
-    "sd3": (478, 1.4, 1.6),
-    "sana": (155, 1.25, 1.4),
-    "sd3-medium": (None, 1.3, None),
-    "z-image": (None, 1.3, None),
-    "qwen-image": (None, 1.3, None),
-    "flux2-klein": (None, 1.3, None),
-    "wan": (None, 1.3, None),
-    "wan-81": (None, 1.3, None),
-    "wan-14b": (None, 1.3, None),
-}
-"""Model → (reference time of the baseline in ms, required speed-up of FP8, goal for the speed-up of FP8)."""
 NAMES = {
     **{"flux": "FLUX.1", "sd3": "SD3.5-L", "sana": "SANA 1.6B", "sd3-medium": "SD3.5-M", "z-image": "Z-Image"},
     **{"qwen-image": "Qwen-Image", "flux2-klein": "FLUX.2 [klein] 4B"},
@@ -79,65 +56,38 @@ KERNELS = 25
 
 def main() -> None:
     """Measure each model in its own process; write and print the tables."""
-    parser = options(__doc__, device="cuda")
-    parser.add_argument("--models", nargs="+", default=list(BATCH), choices=list(BATCH))
-    parser.add_argument("--tiers", nargs="+", default=TIERS, choices=ALL_TIERS)
-    parser.add_argument("--limit", type=float, default=110, help="time limit per model in seconds")
-    args = parser.parse_args()
-    results = Results("step_time", args.out, page)
-    for model in [] if args.render else args.models:
-        # All rows of a model come from one run.
-        results.keep(lambda row, model=model: row["model"] != model)  # type: ignore[misc]
-        for row in measured(model, args):
-            results.add(row, "model", "tier")
-    results.show()
+    measure_models(
+        "step_time",
+        __doc__,
+        list(BATCH),
+        measure,
+        page,
+        further=lambda parser: parser.add_argument("--tiers", nargs="+", default=TIERS, choices=ALL_TIERS),
+    )
 
 
-def measured(model: str, args: argparse.Namespace) -> Iterator[Row]:
-    """Yield the rows of a model's process; a failed row if the process fails."""
-    with tempfile.TemporaryDirectory() as caches:
-        # Empty caches, so that compile times are real.
-        kept = {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"}
-        own = {"device": args.device, "limit": args.limit, "environment": kept}
-        try:
-            yield from rows_of(measure, model, args.tiers, args.device, **own)
-        except ProcessEndedError as error:
-            yield {"model": model, "tier": "all", "failed": str(error)}
-
-
-def measure(model: str, tiers: list[str], device: str) -> Iterator[Row]:
-    """Yield the row of each precision, once after compiling and again after measuring."""
-    name = device_name(device)
-    ready: list[tuple[Row, Run, Run | None]] = []
+def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
+    """Yield the row of each precision, after all are compiled."""
+    device, batch = args.device, BATCH[model]
+    ready: list[tuple[Row, Run]] = []
     with tempfile.TemporaryDirectory() as folder:
         backbone = skeleton(model, Path(folder), device)
         with Meta():
             text = backbone.encode(["a"])
         backbone.device = torch.device(device)
-        whole, quarter = gpu_batch_sizes(BATCH[model])
-        for tier in tiers:
-            row: Row = {"model": model, "tier": tier, "device": name, "size": size_of(backbone), "batch": whole}
-            try:
-                transformer = build(backbone, tier, device)
-                stack = partial(Backbone.stack, backbone) if tier == BASELINE else backbone.stack
-                run = step(backbone, transformer, text, whole, model, stack)
-                row["compile_s"], out = timed(run, device)
-                row["finite"] = bool(out.isfinite().all())
-                smaller = step(backbone, transformer, text, quarter, model, stack) if tier in SERVED else None
-                if smaller is not None:
-                    row["compile_quarter_s"], _ = timed(smaller, device)
-                ready.append((row, run, smaller))
-            except Exception as error:
-                row["failed"] = f"{type(error).__name__}: {error}"[:400]
-            yield row
+        for tier in args.tiers:
+            transformer = build(backbone, tier, device)
+            stack = partial(Backbone.stack, backbone) if tier == BASELINE else backbone.stack
+            run = step(backbone, transformer, text, batch, model, stack)
+            seconds, out = timed(run, device)
+            row = {"model": model, "tier": tier, "device": device_name(device), "size": size_of(backbone)}
+            row |= {"batch": batch, "compile_s": seconds, "finite": bool(out.isfinite().all())}
+            ready.append((row, run))
             gc.collect()
-        times = in_turns([run for _, run, _ in ready], device)
-        for (row, run, smaller), each in zip(ready, times, strict=True):
+        times = in_turns([run for _, run in ready], device)
+        for (row, run), each in zip(ready, times, strict=True):
             row["ms"], row["times_ms"] = 1000 * statistics.median(each), [round(1000 * one, 2) for one in each]
-            row["launch_ms"] = 1000 * launch(run, device)
             row["kernels"] = kernels(run) if device != "cpu" else {}
-            if smaller is not None:
-                row["quarter_ms"] = 1000 * statistics.median(in_turns([smaller], device)[0])
             yield row
 
 
@@ -156,19 +106,7 @@ def step(
     backbone: Any, transformer: Any, text: dict[str, Any], batch: int, model: str, stack: Callable[..., dict[str, Any]]
 ) -> Run:
     """One forward pass over `batch` candidates of one prompt, with random latents and text, joined by `stack`."""
-
-    def like(row: Any) -> Any:
-        tokens = [TOKENS[model]] if name_has_tokens(row) and backbone.device.type != "cpu" else row.shape[1:2]
-        shape = (1, *tokens, *row.shape[2:])
-        if not row.is_floating_point():
-            return torch.ones(shape, dtype=row.dtype, device=backbone.device)
-        return torch.randn(shape, dtype=row.dtype, device=backbone.device)
-
-    def name_has_tokens(row: Any) -> bool:
-        return row.ndim == 3 or not row.is_floating_point()  # states and mask, but not pooled embeddings
-
-    one_prompt = {name: like(row) for name, row in text.items()}
-    conditioning = stack([one_prompt] * batch)
+    conditioning = stack([random_text(text, model, backbone.device)] * batch)
     latents = torch.randn(batch, *backbone.latent_shape, device=backbone.device)
     sigma = torch.full((batch,), 0.7, device=backbone.device)
     run = partial(backbone.velocity, transformer, latents, sigma, conditioning)
@@ -202,16 +140,6 @@ def in_turns(runs: list[Run], device: str) -> list[list[float]]:
     return times
 
 
-def launch(run: Run, device: str) -> float:
-    """Seconds of CPU time to launch a pass."""
-    timed(run, device)
-    began = time.perf_counter()
-    run()
-    asked = time.perf_counter() - began
-    timed(run, device)
-    return asked
-
-
 def kernels(run: Run) -> dict[str, float]:
     """Milliseconds of a pass by name of its slowest kernels, and "the rest"."""
     from torch.profiler import ProfilerActivity, profile
@@ -239,47 +167,38 @@ def spent(row: Row) -> dict[str, float]:
 
 def page(found: Mapping[str, Any]) -> str:
     """Markdown tables of all rows."""
-    rows = sorted(found["rows"], key=lambda row: (list(GOALS).index(row["model"]), ORDER.get(row["tier"], len(ORDER))))
-    good = [row for row in rows if "ms" in row]
-    devices = ", ".join(dict.fromkeys(row["device"] for row in good)) or "nothing"
-    base = {row["model"]: row["ms"] for row in good if row["tier"] == BASELINE}
-    head = ("model", "precision", "ms", "speed-up", "required", "goal", "quarter batch, ms", "compile, s", "launch, ms")
+    order = list(BATCH), list(ALL_TIERS)
+    rows = sorted(found["rows"], key=lambda row: (order[0].index(row["model"]), order[1].index(row["tier"])))
+    devices = ", ".join(dict.fromkeys(row["device"] for row in rows))
+    base = {row["model"]: row["ms"] for row in rows if row["tier"] == BASELINE}
     kinds = [name for name, _ in CATEGORIES]
-    where = ((_shape(row), row["tier"], *(f"{ms:.1f}" for ms in spent(row).values())) for row in good)
     lines = [
         "# Forward pass by precision",
         "",
         f"By `python benchmarks/step_time.py` on one {devices}: transformers at true size with random weights; time",
         "does not depend on the weights. Medians of 5 by CUDA events; the precisions of a model are interleaved in one",
         f"process. Speed-ups are relative to {BASELINE}: diffusers' own blocks, each compiled, without fusion.",
-        "Compile: time of the first pass at the full batch, then at a quarter of it; empty where another process had",
-        "compiled. Launch: CPU time per pass.",
+        "Compile: time of the first pass; empty where another process had compiled.",
         "",
-        *table(head, (_cells(row, base) for row in rows)),
+        *table(("model", "precision", "ms", "speed-up", "compile, s"), (_cells(row, base) for row in rows)),
         "",
         "Milliseconds of a pass by kind of kernel, classified by the kernels' names:",
         "",
-        *table(("model", "precision", *kinds), where),
+        *table(
+            ("model", "precision", *kinds),
+            ((_shape(row), row["tier"], *(f"{ms:.1f}" for ms in spent(row).values())) for row in rows),
+        ),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _cells(row: Row, base: Mapping[str, float]) -> Sequence[str]:
+def _cells(row: Row, base: Mapping[str, float]) -> Iterator[str]:
     """Cells of a row; `base` has the baseline's milliseconds by model."""
-    tier = row["tier"]
-    if "ms" not in row:
-        why = row.get("failed", "ended after compiling").replace("|", "/").replace("\n", " ")
-        return (NAMES[row["model"]], tier, f"not measured: {why}", *[""] * 6)
-    most, reach, aim = GOALS[row["model"]]
-    ratio = f"{base[row['model']] / row['ms']:.2f}" if row["model"] in base else ""
-    goals = (f"{reach}", f"{aim or ''}") if tier == "fp8" else ("", "")
-    if tier == BASELINE and most is not None:
-        goals = (f"≤ {1.05 * most:.0f} ms", f"≤ {most} ms")
-    quarter = f"{row['quarter_ms']:.1f}" if "quarter_ms" in row else ""
-    compiling = " + ".join(f"{row[key]:.1f}" for key in ("compile_s", "compile_quarter_s") if key in row)
-    shape = f"{_shape(row)}, batch {row['batch']}"
-    finite = "" if row["finite"] else " (not finite)"
-    return (shape, tier + finite, f"{row['ms']:.1f}", ratio, *goals, quarter, compiling, f"{row['launch_ms']:.1f}")
+    yield f"{_shape(row)}, batch {row['batch']}"
+    yield row["tier"] + ("" if row["finite"] else " (not finite)")
+    yield f"{row['ms']:.1f}"
+    yield f"{base[row['model']] / row['ms']:.2f}" if row["model"] in base else ""
+    yield f"{row['compile_s']:.1f}" if "compile_s" in row else ""
 
 
 def _shape(row: Row) -> str:

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,7 +26,7 @@ from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_proto.rollouts import Plan, PromptItem
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.engine.engine import Engine
-from solrl_rollout.engine.work import Chunk, Job, ScoredChunk
+from solrl_rollout.engine.work import Chunk, Job
 from solrl_rollout.engine.workers import Worker, process_workers
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.settings import RolloutSettings
@@ -36,33 +35,17 @@ from support.results import Results, device_name, options, table
 from support.true_size import written
 
 MODEL, STEPS = "mini-sana", 6
+LOCAL, PROCESS = "one in the service's process", "one process"
 HEAD = (
     *("workers on", "model", "in the service's process", "one process", "several"),
-    *("several / one", "wanted", "met", "one / in the service's", "wanted", "met"),
+    *("several / one", "one / in the service's"),
 )
-LOCAL, PROCESS = "one in the service's process", "one process"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Hardware of the workers, and the least ratios wanted on it.
-
-    Attributes:
-        title: its row of the table; formatted with the result.
-        several: of several processes to one process.
-        process: of one process to a worker in the service's process; None if no ratio is wanted.
-    """
-
-    title: str
-    several: float
-    process: float | None = None
-
-
-SETTINGS = {
-    "gpus": Setting("{device}, one for each worker", 1.9, 0.99),
-    "own-cores": Setting("{cores} CPU cores, {threads} threads for each worker", 1.8),
-    "shared-cores": Setting("{cores} CPU cores, {threads} threads in all", 0.95),
+TITLES = {
+    "gpus": "{device}, one for each worker",
+    "own-cores": "{cores} CPU cores, {threads} threads for each worker",
+    "shared-cores": "{cores} CPU cores, {threads} threads in all",
 }
+"""Hardware of the workers → its row of the table, formatted with the result."""
 
 
 def main() -> None:
@@ -159,21 +142,17 @@ def running(workers: Sequence[Worker], settings: RolloutSettings) -> Iterator[En
 
 
 def measure(engine: Engine, settings: RolloutSettings, count: int) -> float:
-    """Candidates per second of this many chunks."""
-    start = time.perf_counter()
-    made(engine, settings, count)
-    return count * CHUNK_SIZE / (time.perf_counter() - start)
-
-
-def made(engine: Engine, settings: RolloutSettings, count: int) -> list[ScoredChunk]:
-    """This many equal chunks, with seeds of their own."""
+    """Candidates per second of this many equal chunks, with seeds of their own."""
     plan = Plan(steps=STEPS, precision=settings.precision)
     name, rewards = settings.models[0].name, settings.reward_names
     job = Job("local", None, name, None, settings.precision, plan, rewards, images=False)  # type: ignore[arg-type]
     prompt = PromptItem(id="speed", text="a red circle and a blue square")
     chunks = [Chunk(job, prompt, range(i * CHUNK_SIZE, (i + 1) * CHUNK_SIZE)) for i in range(count)]
+    start = time.perf_counter()
     engine.scheduler.submit(chunks)
-    return [chunk.result.result() for chunk in chunks]
+    for chunk in chunks:
+        chunk.result.result()
+    return count * CHUNK_SIZE / (time.perf_counter() - start)
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -189,21 +168,18 @@ def page(found: Mapping[str, Mapping[str, Any]]) -> str:
         "By `python benchmarks/workers.py`: candidates per second of one worker in the service's process, of one",
         "worker process, and of several. Medians; ratios are medians of each round's ratio.",
         "",
-        *table(HEAD, (_cells(SETTINGS[name], found[name]) for name in SETTINGS if name in found)),
+        *table(HEAD, (_cells(name, found[name]) for name in TITLES if name in found)),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _cells(setting: Setting, result: Mapping[str, Any]) -> Sequence[str]:
+def _cells(name: str, result: Mapping[str, Any]) -> Sequence[str]:
     rates = result["candidates_per_second"]
-    cells = [setting.title.format(**result), f"{result['model']}, {result['precision']}, {result['steps']} steps"]
-    cells += [f"{statistics.median(of_one):.2f}" for of_one in rates.values()]
-    cells[-1] += f" ({list(rates)[-1]})"
+    medians = [f"{statistics.median(of_one):.2f}" for of_one in rates.values()]
+    medians[-1] += f" ({list(rates)[-1]})"
     process, several = result["ratios"].values()
-    for found, wanted in ((several, setting.several), (process, setting.process)):
-        goal = ["–", "–"] if wanted is None else [f"≥ {wanted}", "yes" if found >= wanted else "no"]
-        cells += [f"{found:.3f}", *goal]
-    return cells
+    model = f"{result['model']}, {result['precision']}, {result['steps']} steps"
+    return TITLES[name].format(**result), model, *medians, f"{several:.3f}", f"{process:.3f}"
 
 
 if __name__ == "__main__":

@@ -129,8 +129,11 @@ def watch_chunks(log: EventLog) -> None:
     replace(ChunkScorer, "score_here", watched_score)
 
 
-def train(argv: Sequence[str], event_log: str, kill_point: KillPoint | None) -> None:
-    """`solrl-train run`; notes what each iteration trains on, and the random numbers and optimiser it begins with."""
+def train(argv: Sequence[str], event_log: str, kill_point: KillPoint | None, victim: int) -> None:
+    """`solrl-train run`; notes what each iteration trains on, and the random numbers and optimiser it begins with.
+
+    `kill_point` kills this process if it is rank `victim`.
+    """
     from solrl_trainer.commands.cli import main
     from solrl_trainer.policy import update
     from solrl_trainer.policy.update import Updater
@@ -160,7 +163,7 @@ def train(argv: Sequence[str], event_log: str, kill_point: KillPoint | None) -> 
     replace(RunLog, "samples_ready", watched_samples)
     replace(Updater, "update", watched_update)
     replace(update, "training_pairs", watched_pairs)
-    if kill_point is not None:
+    if kill_point is not None and rank == str(victim):
         kill_point.plant()
     sys.argv = ["solrl-train", *argv]
     main()

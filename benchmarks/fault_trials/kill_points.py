@@ -11,8 +11,13 @@ from unittest.mock import patch
 
 PHASES = ("explore", "regenerate", "train", "push")
 """Phases in which the process dies at a random moment."""
-FILES = {"state.safetensors": "state", "adapter.safetensors": "adapter", "config.json": "config"}
-POINTS = (*PHASES, "line", *FILES.values(), "rename", "saved", "pushed")
+FILES = {
+    "state": ("write_bytes", "state.safetensors"),
+    "adapter": ("write_bytes", "adapter.safetensors"),
+    "config": ("write_text", "config.json"),
+}
+"""Point → method of Path that writes the file, and its name."""
+POINTS = (*PHASES, "line", *FILES, "rename", "saved", "pushed")
 """All points. Besides the phases: half a metrics line or half a checkpoint file written; before and after the renaming
 of the checkpoint; and after the service has stored the version, before the trainer receives the answer."""
 ENDS = ("evaluate", "rewind", "report")
@@ -43,97 +48,72 @@ class KillPoint:
 
     def plant(self) -> None:
         """Patch this process so that it dies at the point."""
-        if self.point in (*PHASES, "evaluate"):
-            self._in_phase()
-        elif self.point in ("line", "rewind"):
-            self._in_metrics()
-        elif self.point == "pushed":
-            self._after_push()
-        elif self.point == "report":
-            from solrl_trainer.commands import run
-
-            replace(run, "write_report", die)
-        else:
-            self._in_checkpoint()
-
-    def _in_phase(self) -> None:
+        from solrl_client.rollouts import RolloutClient
+        from solrl_trainer.commands import run
+        from solrl_trainer.records import checkpoints
+        from solrl_trainer.records.metrics_file import MetricsFile
         from solrl_trainer.records.run_log import RunLog
 
-        show = RunLog._show
-
-        def watched(log: RunLog, iteration: int, name: str) -> None:
-            show(log, iteration, name)
-            if (iteration, name) == (self.iteration, self.point):
-                timer = threading.Timer(self.delay, die)
-                timer.daemon = True
-                timer.start()
-
-        replace(RunLog, "_show", watched)
-
-    def _in_metrics(self) -> None:
-        from solrl_trainer.records.metrics_file import MetricsFile
-
-        log = MetricsFile.log
-
-        def half(metrics: MetricsFile, event: str, **values: Any) -> None:
-            log(metrics, event, **values)
-            if event == "iteration" and values["iteration"] == self.iteration:
-                size = metrics._path.stat().st_size
-                os.truncate(metrics._path, size - 40)
-                die()
-
-        if self.point == "line":
-            replace(MetricsFile, "log", half)
+        if self.point in (*PHASES, "evaluate"):
+            begun = (self.iteration, self.point)
+            _after(RunLog, "_show", lambda log, iteration, name: (iteration, name) == begun, self._later)
+        elif self.point == "line":
+            _after(MetricsFile, "log", self._is_mine, _cut_line)
+        elif self.point == "rewind":
+            _half("write_text", "metrics.jsonl.partial")
+        elif self.point == "pushed":
+            _after(RolloutClient, "push", lambda client, run, version, *_: version == self.iteration + 1, die)
+        elif self.point == "report":
+            replace(run, "write_report", die)
         else:
-            _break_text("metrics.jsonl.partial")
+            save = checkpoints.save
 
-    def _after_push(self) -> None:
-        from solrl_client.rollouts import RolloutClient
+            def doomed(folder: Path, version: int, *rest: Any) -> Path:
+                last = version >= self.iteration + 1  # or the next version that is saved
+                if last and self.point in FILES:
+                    _half(*FILES[self.point])
+                elif last and self.point == "rename":
+                    replace(Path, "rename", die)
+                saved = save(folder, version, *rest)
+                return die() if last else saved
 
-        push = RolloutClient.push
+            replace(checkpoints, "save", doomed)
 
-        def last(client: RolloutClient, run: str, version: int, *rest: Any) -> Any:
-            info = push(client, run, version, *rest)
-            return die() if version == self.iteration + 1 else info
+    def _later(self, *_: object) -> None:
+        timer = threading.Timer(self.delay, die)
+        timer.daemon = True
+        timer.start()
 
-        replace(RolloutClient, "push", last)
-
-    def _in_checkpoint(self) -> None:
-        from solrl_trainer.records import checkpoints
-
-        save = checkpoints.save
-
-        def doomed(folder: Path, version: int, *rest: Any) -> Path:
-            if version >= self.iteration + 1:  # or the next version that is saved
-                self._break_files()
-            saved = save(folder, version, *rest)
-            return die() if version >= self.iteration + 1 else saved
-
-        replace(checkpoints, "save", doomed)
-
-    def _break_files(self) -> None:
-        write = Path.write_bytes
-
-        def half(path: Path, data: bytes) -> int:
-            if FILES.get(path.name) == self.point:
-                write(path, data[: len(data) // 2])
-                die()
-            return write(path, data)
-
-        replace(Path, "write_bytes", half)
-        if self.point == "config":
-            _break_text("config.json")
-        if self.point == "rename":
-            replace(Path, "rename", die)
+    def _is_mine(self, metrics: Any, event: str, **values: Any) -> bool:
+        return event == "iteration" and values["iteration"] == self.iteration
 
 
-def _break_text(name: str) -> None:
-    write = Path.write_text
+def _cut_line(metrics: Any, *_: object, **__: object) -> None:
+    os.truncate(metrics._path, metrics._path.stat().st_size - 40)
+    die()
 
-    def half(path: Path, data: str, *rest: Any, **options: Any) -> int:
+
+def _after(owner: Any, name: str, when: Callable[..., bool], act: Callable[..., None]) -> None:
+    """Have `act` called with the arguments after each call of a method for which `when` is so."""
+    call = getattr(owner, name)
+
+    def watched(*args: Any, **named: Any) -> Any:
+        made = call(*args, **named)
+        if when(*args, **named):
+            act(*args, **named)
+        return made
+
+    replace(owner, name, watched)
+
+
+def _half(method: str, name: str) -> None:
+    """Die when half of a file of this name is written by a method of Path."""
+    write = getattr(Path, method)
+
+    def half(path: Path, data: Any, *rest: Any, **options: Any) -> int:
         if path.name == name:
             write(path, data[: len(data) // 2], *rest, **options)
             die()
-        return write(path, data, *rest, **options)
+        return int(write(path, data, *rest, **options))
 
-    replace(Path, "write_text", half)
+    replace(Path, method, half)

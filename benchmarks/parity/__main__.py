@@ -11,13 +11,14 @@ import importlib
 import json
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from parity.published import Published
+from parity.published import Published, of_cases
 
 LIMIT = 1e-5
 ROOT = Path(__file__).parents[2]
@@ -33,8 +34,8 @@ def main() -> int:
     arguments = parser.parse_args()
     algorithm = importlib.import_module(f"parity.{arguments.name}")
     published = Published(arguments.clone)
-    theirs = algorithm.theirs(published)
-    differences = relative_differences(algorithm.ours(), theirs)
+    theirs = of_cases(algorithm.CASES, partial(algorithm.theirs, published))
+    differences = relative_differences(of_cases(algorithm.CASES, algorithm.ours), theirs)
     row = {
         "repository": algorithm.REPOSITORY,
         "commit": published.commit,

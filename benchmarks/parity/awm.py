@@ -4,7 +4,7 @@ The authors' training step, from the forward passes to the loss, runs on fixed v
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from solrl_trainer.algorithms.algorithm import FixedPolicy, Velocities
 from solrl_trainer.algorithms.awm import Awm, AwmSettings
 from solrl_trainer.algorithms.training_data import ForwardBatch
 
-from parity.published import Published, normals, values_of
+from parity.published import Published, Values, normals, values_of
 
 REPOSITORY = "https://github.com/scxue/advantage_weighted_matching"
 _SCRIPT = ("advantage_weighted_matching/scripts/train_sd3_awm.py",)
@@ -37,35 +37,21 @@ _THEIR_NAMES = {"uniform": "Uniform", "elbo": "ELBO", "t_squared": "t**2"}
 _FIGURES = {"kl": "kl_loss", "old_distance": "ema_kl_loss", "clipped": "clipfrac"}
 
 
-def ours() -> dict[str, torch.Tensor]:
+def ours(case: Mapping[str, Any]) -> Values:
     """Values of this project."""
-    values: dict[str, torch.Tensor] = {}
-    for case, settings in CASES.items():
-        given = fixed_inputs()
-        algorithm = Awm(AwmSettings(**settings))
-        advantages = algorithm.advantages(given["rewards"]).flatten().repeat(_TIMES)
-        v = given["v"].requires_grad_()
-        batch = ForwardBatch(given["x_t"], given["t"], advantages, given["x0"], given["noise"])
-        fixed: dict[FixedPolicy, torch.Tensor] = {"old": given["v_old"], "reference": given["v_ref"]}
-        loss = algorithm.loss(batch, Velocities(v, fixed))
-        values |= values_of(case, loss.value, v, {name: torch.as_tensor(loss.figures[name]) for name in _FIGURES})
-    return values
-
-
-def theirs(published: Published) -> dict[str, torch.Tensor]:
-    """Values of the authors' code."""
-    values: dict[str, torch.Tensor] = {}
-    for case, settings in CASES.items():
-        loss, v, info = _their_step(published, AwmSettings(**settings))
-        values |= values_of(case, loss, v, {ours: info[theirs][0] for ours, theirs in _FIGURES.items()})
-    return values
-
-
-def _their_step(
-    published: Published, own: AwmSettings
-) -> tuple[torch.Tensor, torch.Tensor, dict[str, list[torch.Tensor]]]:
-    """Loss, current velocity and figures of a training step."""
     given = fixed_inputs()
+    algorithm = Awm(AwmSettings(**case))
+    advantages = algorithm.advantages(given["rewards"]).flatten().repeat(_TIMES)
+    v = given["v"].requires_grad_()
+    batch = ForwardBatch(given["x_t"], given["t"], advantages, given["x0"], given["noise"])
+    fixed: dict[FixedPolicy, torch.Tensor] = {"old": given["v_old"], "reference": given["v_ref"]}
+    loss = algorithm.loss(batch, Velocities(v, fixed))
+    return values_of(loss.value, v, {name: loss.figures[name] for name in _FIGURES})
+
+
+def theirs(published: Published, case: Mapping[str, Any]) -> Values:
+    """Values of the authors' training step."""
+    given, own = fixed_inputs(), AwmSettings(**case)
     names: dict[str, Any] = {"torch": torch, "np": np, "autocast": nullcontext, "i": 0}
     names["accelerator"] = SimpleNamespace(is_main_process=False, backward=lambda loss: None)
     names |= published.definitions(_SCRIPT, ["compute_log_prob_awm"], names)
@@ -91,7 +77,7 @@ def _their_step(
     names |= dict.fromkeys(("pipeline", "embeds", "pooled_embeds"))
     names |= {"transformer": transformer, "sample": sample, "config": config, "info": info}
     names = published.run_statements(_SCRIPT, "timesteps", "accelerator.backward(loss)", names)
-    return names["loss"], given["v"], info
+    return values_of(names["loss"], given["v"], {ours: info[theirs][0] for ours, theirs in _FIGURES.items()})
 
 
 class _Transformer:

@@ -1,6 +1,7 @@
 """DanceGRPO's log-probabilities, advantages, loss and its gradient, against XueZeyue/DanceGRPO."""
 
 import math
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ from solrl_trainer.algorithms.algorithm import Velocities
 from solrl_trainer.algorithms.dancegrpo import DanceGrpo, DanceGrpoSettings
 from solrl_trainer.algorithms.training_data import TrajectoryBatch
 
-from parity.published import Published, normals, values_of
+from parity.published import Published, Values, normals, values_of
 
 REPOSITORY = "https://github.com/XueZeyue/DanceGRPO"
 _SCRIPT = ("fastvideo/train_grpo_flux.py",)
@@ -24,46 +25,40 @@ CASES: dict[str, dict[str, Any]] = {
 """Settings of each comparison."""
 
 
-def ours() -> dict[str, torch.Tensor]:
+def ours(case: Mapping[str, Any]) -> Values:
     """Values of this project."""
-    values: dict[str, torch.Tensor] = {}
-    for case, chosen in CASES.items():
-        given, settings = fixed_inputs(), DanceGrpoSettings(recompute=False, **chosen)
-        algorithm, solver, levels = DanceGrpo(settings), DanceSde(settings.eta), given["sigmas"].double()
-        sigma, sigma_next = levels[list(_STEPS)], levels[[step + 1 for step in _STEPS]]
-        x, x_next, v = given["x"], given["x_next"], given["v"].requires_grad_()
-        old = solver.log_prob(x, sigma, sigma_next, given["v_old"], x_next)
-        batch = TrajectoryBatch(x, sigma.float(), given["advantages"], x_next, sigma, sigma_next, old, solver)
-        loss = algorithm.loss(batch, Velocities(v, {}))
-        others = {"log probability": old, "advantages": algorithm.advantages(given["rewards"])}
-        values |= values_of(case, loss.value, v, others | {"ratio": torch.as_tensor(loss.figures["ratio"])})
-    return values
+    given, settings = fixed_inputs(), DanceGrpoSettings(recompute=False, **case)
+    algorithm, solver, levels = DanceGrpo(settings), DanceSde(settings.eta), given["sigmas"].double()
+    sigma, sigma_next = levels[list(_STEPS)], levels[[step + 1 for step in _STEPS]]
+    x, x_next, v = given["x"], given["x_next"], given["v"].requires_grad_()
+    old = solver.log_prob(x, sigma, sigma_next, given["v_old"], x_next)
+    batch = TrajectoryBatch(x, sigma.float(), given["advantages"], x_next, sigma, sigma_next, old, solver)
+    loss = algorithm.loss(batch, Velocities(v, {}))
+    others = {"log probability": old, "advantages": algorithm.advantages(given["rewards"])}
+    return values_of(loss.value, v, others | {"ratio": loss.figures["ratio"]})
 
 
-def theirs(published: Published) -> dict[str, torch.Tensor]:
+def theirs(published: Published, case: Mapping[str, Any]) -> Values:
     """Values of the public code."""
     step = published.definitions(_SCRIPT, ["flux_step"], {"torch": torch, "math": math})["flux_step"]
-    values: dict[str, torch.Tensor] = {}
-    for case, chosen in CASES.items():
-        given, settings = fixed_inputs(), DanceGrpoSettings(**chosen)
-        v = given["v"].requires_grad_()
-        old, new = (_their_log_prob(step, velocity, given, settings.eta) for velocity in (given["v_old"], v))
-        names: dict[str, Any] = {
-            "torch": torch,
-            "args": SimpleNamespace(num_generations=given["rewards"].shape[1], gradient_accumulation_steps=1),
-            "samples": {"rewards": given["rewards"].flatten()},
-            "sample": {"advantages": given["advantages"], "log_probs": old[:, None]},
-            "new_log_probs": new,
-            "clip_range": settings.clip_range,
-            "adv_clip_max": settings.adv_clip,
-            "train_timesteps": 1,
-            "_": 0,
-        }
-        advantages = published.run_statements(_SCRIPT, "n", "samples['advantages']", names)["advantages"]
-        names = published.run_statements(_SCRIPT, "advantages", "loss", names)
-        others = {"log probability": old, "advantages": advantages, "ratio": names["ratio"].mean()}
-        values |= values_of(case, names["loss"], v, others)
-    return values
+    given, settings = fixed_inputs(), DanceGrpoSettings(**case)
+    v = given["v"].requires_grad_()
+    old, new = (_their_log_prob(step, velocity, given, settings.eta) for velocity in (given["v_old"], v))
+    names: dict[str, Any] = {
+        "torch": torch,
+        "args": SimpleNamespace(num_generations=given["rewards"].shape[1], gradient_accumulation_steps=1),
+        "samples": {"rewards": given["rewards"].flatten()},
+        "sample": {"advantages": given["advantages"], "log_probs": old[:, None]},
+        "new_log_probs": new,
+        "clip_range": settings.clip_range,
+        "adv_clip_max": settings.adv_clip,
+        "train_timesteps": 1,
+        "_": 0,
+    }
+    advantages = published.run_statements(_SCRIPT, "n", "samples['advantages']", names)["advantages"]
+    names = published.run_statements(_SCRIPT, "advantages", "loss", names)
+    others = {"log probability": old, "advantages": advantages, "ratio": names["ratio"].mean()}
+    return values_of(names["loss"], v, others)
 
 
 def _their_log_prob(step: Any, velocity: torch.Tensor, given: dict[str, torch.Tensor], eta: float) -> torch.Tensor:

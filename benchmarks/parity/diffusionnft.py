@@ -3,7 +3,7 @@
 The release multiplies float32 predictions by float64 advantages; ours are float32 throughout, as in training.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import product
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -17,7 +17,7 @@ from solrl_trainer.policy.policy import average_decay, old_decay
 from solrl_trainer.records.records import share_without_spread
 from solrl_trainer.settings.config import PolicySettings
 
-from parity.published import Published, normals, values_of
+from parity.published import Published, Values, normals, values_of
 
 REPOSITORY = "https://github.com/NVlabs/DiffusionNFT"
 _LOSS = ("scripts/train_nft_sd3.py", "train_scripts/sol_rl/train_sana.py")
@@ -26,6 +26,11 @@ _TRACKER = ("flow_grpo/stat_tracking.py", "diffusion/post_training/stat_tracking
 _AVERAGE = ("flow_grpo/ema.py", "diffusion/post_training/ema.py")
 
 BETAS_CLIPS_WEIGHTS = ((1.0, 5.0, 1e-4), (0.1, 5.0, 1e-4), (2.0, 0.5, 1.0))
+CASES: dict[str, Any] = {
+    **{f"{case[0]}, beta {case[1][0]:g}": case for case in product(get_args(AdvantageMode), BETAS_CLIPS_WEIGHTS)},
+    "": None,
+}
+"""Advantage mode, and (beta, clip, KL weight); None for what is no loss."""
 DECAYS = {
     0: PolicySettings(decay_max=0),
     1: PolicySettings(),
@@ -35,75 +40,72 @@ DECAYS = {
 COUNTS = (1, 2, 10, 74, 75, 76, 100, 208, 209, 499, 500, 501, 2000)
 
 
-def ours() -> dict[str, torch.Tensor]:
+def ours(case: Any) -> Values:
     """Values of this project."""
-    values: dict[str, torch.Tensor] = {}
+    if case is None:
+        return _our_others()
+    mode, (beta, clip, weight) = case
     inputs = fixed_inputs()
-    for mode, (beta, clip, weight) in cases():
-        settings = DiffusionNftSettings(beta=beta, adv_clip=clip, kl_weight=weight, advantage_mode=mode)
-        v = inputs["v"].clone().requires_grad_(True)
-        batch = ForwardBatch(inputs["x_t"], inputs["t"], inputs["advantages"], inputs["x0"], inputs["noise"])
-        fixed = {"old": inputs["v_old"], "reference": inputs["v_ref"]}
-        loss = DiffusionNft(settings).loss(batch, Velocities(v, fixed))  # type: ignore[arg-type]
-        others = {"kl": loss.figures["kl"], "old distance": loss.figures["old_distance"]}
-        others = {name: torch.as_tensor(value) for name, value in others.items()}
-        values |= values_of(f"{mode}, beta {beta:g}", loss.value, v, others)
+    settings = DiffusionNftSettings(beta=beta, adv_clip=clip, kl_weight=weight, advantage_mode=mode)
+    v = inputs["v"].requires_grad_()
+    batch = ForwardBatch(inputs["x_t"], inputs["t"], inputs["advantages"], inputs["x0"], inputs["noise"])
+    fixed = {"old": inputs["v_old"], "reference": inputs["v_ref"]}
+    loss = DiffusionNft(settings).loss(batch, Velocities(v, fixed))  # type: ignore[arg-type]
+    return values_of(loss.value, v, {"kl": loss.figures["kl"], "old distance": loss.figures["old_distance"]})
+
+
+def _our_others() -> Values:
     rewards = fixed_rewards()
+    values: dict[str, torch.Tensor] = {"groups without spread": torch.tensor(share_without_spread(rewards))}
     for global_std in (True, False):
         values[f"advantages, global_std={global_std}"] = group_advantages(rewards, global_std=global_std)
-    values["groups without spread"] = torch.tensor(share_without_spread(rewards))
     for kind, settings in DECAYS.items():
         values[f"decay type {kind}"] = torch.tensor([old_decay(count, settings) for count in COUNTS])
-    values["decay of the average"] = torch.tensor([average_decay(count, 0.9) for count in COUNTS])
-    return values
+    return values | {"decay of the average": torch.tensor([average_decay(count, 0.9) for count in COUNTS])}
 
 
-def theirs(published: Published) -> dict[str, torch.Tensor]:
+def theirs(published: Published, case: Any) -> Values:
     """Values of the public code."""
-    values: dict[str, torch.Tensor] = {}
+    if case is None:
+        return _their_others(published)
+    mode, (beta, clip, weight) = case
     inputs = fixed_inputs()
-    for mode, (beta, clip, weight) in cases():
-        train = SimpleNamespace(adv_clip_max=clip, adv_mode=mode, beta=weight)
-        samples = {"advantages": inputs["advantages"].double()[:, None]}
-        v, t = inputs["v"].clone().requires_grad_(True), inputs["t"].view(-1, 1, 1, 1)
-        names = {
-            "torch": torch,
-            "config": SimpleNamespace(beta=beta, train=train),
-            "j_idx": 0,
-            "x0": inputs["x0"],
-            "xt": inputs["x_t"],
-            "forward_prediction": v,
-            "old_prediction": inputs["v_old"],
-            "ref_forward_prediction": inputs["v_ref"],
-            # The two repositories name these differently.
-            **dict.fromkeys(("train_sample_batch", "train_batch"), samples),
-            **dict.fromkeys(("t_expanded", "sigma_expanded"), t),
-        }
-        found = published.run_statements(_LOSS, "loss_terms", "loss_terms['total_loss']", names)
-        terms = found["loss_terms"]
-        others = {"kl": terms["kl_div"], "old distance": terms["old_deviate"]}
-        values |= values_of(f"{mode}, beta {beta:g}", found["loss"], v, others)
+    train = SimpleNamespace(adv_clip_max=clip, adv_mode=mode, beta=weight)
+    samples = {"advantages": inputs["advantages"].double()[:, None]}
+    v, t = inputs["v"].requires_grad_(), inputs["t"].view(-1, 1, 1, 1)
+    names = {
+        "torch": torch,
+        "config": SimpleNamespace(beta=beta, train=train),
+        "j_idx": 0,
+        "x0": inputs["x0"],
+        "xt": inputs["x_t"],
+        "forward_prediction": v,
+        "old_prediction": inputs["v_old"],
+        "ref_forward_prediction": inputs["v_ref"],
+        # The two repositories name these differently.
+        **dict.fromkeys(("train_sample_batch", "train_batch"), samples),
+        **dict.fromkeys(("t_expanded", "sigma_expanded"), t),
+    }
+    found = published.run_statements(_LOSS, "loss_terms", "loss_terms['total_loss']", names)
+    terms = found["loss_terms"]
+    return values_of(found["loss"], v, {"kl": terms["kl_div"], "old distance": terms["old_deviate"]})
+
+
+def _their_others(published: Published) -> Values:
     rewards = fixed_rewards()
     prompts = [f"prompt {group}" for group in range(len(rewards)) for _ in rewards[group]]
+    functions = published.definitions(_FUNCTIONS, ["return_decay", "calculate_zero_std_ratio"], {"np": np})
+    ratio, _ = functions["calculate_zero_std_ratio"](prompts, {"avg": rewards.flatten().numpy()[:, None]})
+    values: dict[str, torch.Tensor] = {"groups without spread": torch.tensor(ratio)}
     tracker = published.definitions(_TRACKER, ["PerPromptStatTracker"], {"np": np})["PerPromptStatTracker"]
     for global_std in (True, False):
         found = tracker(global_std).update(prompts, rewards.flatten().numpy())
-        values[f"advantages, global_std={global_std}"] = torch.from_numpy(found).view(rewards.shape)
-    names = ["return_decay", "calculate_zero_std_ratio"]
-    functions = published.definitions(_FUNCTIONS, names, {"np": np})
-    ratio, _ = functions["calculate_zero_std_ratio"](prompts, {"avg": rewards.flatten().numpy()[:, None]})
-    values["groups without spread"] = torch.tensor(ratio)
+        values[f"advantages, global_std={global_std}"] = torch.from_numpy(found)
     for kind in DECAYS:
         values[f"decay type {kind}"] = torch.tensor([functions["return_decay"](count, kind) for count in COUNTS])
     given: dict[str, Any] = {"torch": torch, "Iterable": Iterable}
     average = published.definitions(_AVERAGE, ["EMAModuleWrapper"], given)["EMAModuleWrapper"]([], decay=0.9)
-    values["decay of the average"] = torch.tensor([average.get_current_decay(count) for count in COUNTS])
-    return values
-
-
-def cases() -> Iterator[tuple[AdvantageMode, tuple[float, float, float]]]:
-    """Every advantage mode with (beta, clip, KL weight)."""
-    yield from product(get_args(AdvantageMode), BETAS_CLIPS_WEIGHTS)
+    return values | {"decay of the average": torch.tensor([average.get_current_decay(count) for count in COUNTS])}
 
 
 def fixed_inputs() -> dict[str, torch.Tensor]:

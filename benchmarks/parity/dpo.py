@@ -8,12 +8,12 @@ from solrl_trainer.algorithms.algorithm import Velocities
 from solrl_trainer.algorithms.dpo import DiffusionDpo, DpoSettings
 from solrl_trainer.algorithms.training_data import ForwardBatch
 
-from parity.published import Published, normals, values_of
+from parity.published import Published, Values, normals, values_of
 
 REPOSITORY = "https://github.com/SalesforceAIResearch/DiffusionDPO"
 _SCRIPT = ("train.py",)
 _PAIRS = 6
-BETAS = (2.0, 2000.0, 5000.0)
+CASES = {f"beta {beta:g}": beta for beta in (2.0, 2000.0, 5000.0)}
 _FIGURES = {
     "accuracy": "implicit_acc",
     "margin": "inside_term",
@@ -22,41 +22,33 @@ _FIGURES = {
 }
 
 
-def ours() -> dict[str, torch.Tensor]:
+def ours(beta: float) -> Values:
     """Values of this project."""
-    values: dict[str, torch.Tensor] = {}
-    for beta in BETAS:
-        given = fixed_inputs()
-        v, x0, noise = given["v"].requires_grad_(), given["x0"], given["noise"]
-        t = torch.full((2 * _PAIRS,), 0.5, dtype=torch.float64)
-        batch = ForwardBatch((x0 + noise) / 2, t, torch.tensor([1.0, -1.0]).repeat(_PAIRS), x0, noise)
-        loss = DiffusionDpo(DpoSettings(beta=beta)).loss(batch, Velocities(v, {"reference": given["v_ref"]}))
-        figures = {name: torch.as_tensor(loss.figures[name]) for name in _FIGURES}
-        values |= values_of(f"beta {beta:g}", loss.value, v, figures)
-    return values
+    given = fixed_inputs()
+    v, x0, noise = given["v"].requires_grad_(), given["x0"], given["noise"]
+    t = torch.full((2 * _PAIRS,), 0.5, dtype=torch.float64)
+    batch = ForwardBatch((x0 + noise) / 2, t, torch.tensor([1.0, -1.0]).repeat(_PAIRS), x0, noise)
+    loss = DiffusionDpo(DpoSettings(beta=beta)).loss(batch, Velocities(v, {"reference": given["v_ref"]}))
+    return values_of(loss.value, v, {name: loss.figures[name] for name in _FIGURES})
 
 
-def theirs(published: Published) -> dict[str, torch.Tensor]:
+def theirs(published: Published, beta: float) -> Values:
     """Values of the authors' code, in which all better samples precede all worse ones."""
     halves = torch.arange(2 * _PAIRS).view(-1, 2).T.flatten()
-    values: dict[str, torch.Tensor] = {}
-    for beta in BETAS:
-        given = fixed_inputs()
-        v, reference = given["v"].requires_grad_(), SimpleNamespace(sample=given["v_ref"][halves])
-        names: dict[str, Any] = {
-            "torch": torch,
-            "F": torch.nn.functional,
-            "args": SimpleNamespace(beta_dpo=beta),
-            "model_pred": v[halves],
-            "target": (given["noise"] - given["x0"])[halves],
-            "ref_unet": lambda reference=reference, **arguments: reference,
-            "model_batch_args": (),
-            "added_cond_kwargs": None,
-        }
-        names = published.run_statements(_SCRIPT, "model_losses", "loss", names)
-        figures = {ours: names[theirs].mean() for ours, theirs in _FIGURES.items()}
-        values |= values_of(f"beta {beta:g}", names["loss"], v, figures)
-    return values
+    given = fixed_inputs()
+    v, reference = given["v"].requires_grad_(), SimpleNamespace(sample=given["v_ref"][halves])
+    names: dict[str, Any] = {
+        "torch": torch,
+        "F": torch.nn.functional,
+        "args": SimpleNamespace(beta_dpo=beta),
+        "model_pred": v[halves],
+        "target": (given["noise"] - given["x0"])[halves],
+        "ref_unet": lambda **arguments: reference,
+        "model_batch_args": (),
+        "added_cond_kwargs": None,
+    }
+    names = published.run_statements(_SCRIPT, "model_losses", "loss", names)
+    return values_of(names["loss"], v, {ours: names[theirs].mean() for ours, theirs in _FIGURES.items()})
 
 
 def fixed_inputs() -> dict[str, torch.Tensor]:

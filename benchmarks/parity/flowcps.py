@@ -1,11 +1,9 @@
 """Coefficients-preserving steps with log-probabilities, and FlowGRPO's loss on them, against IamCreateAI/FlowCPS."""
 
+from functools import partial
 from typing import Any
 
-import torch
-
 from parity import flowgrpo
-from parity.published import Published
 
 REPOSITORY = "https://github.com/IamCreateAI/FlowCPS"
 _LOSS = ("scripts/train_flux_kontext.py",)
@@ -17,11 +15,5 @@ CASES: dict[str, dict[str, Any]] = {
 """Settings of each comparison."""
 
 
-def ours() -> dict[str, torch.Tensor]:
-    """Values of this project."""
-    return flowgrpo.ours(CASES)
-
-
-def theirs(published: Published) -> dict[str, torch.Tensor]:
-    """Values of the public code."""
-    return flowgrpo.theirs(published, CASES, _LOSS)
+ours = flowgrpo.ours
+theirs = partial(flowgrpo.theirs, loss=_LOSS)

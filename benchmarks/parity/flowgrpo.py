@@ -8,13 +8,13 @@ from typing import Any, Optional, Union
 import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from solrl_core.sampling.sde import SDES, StochasticSolver
-from solrl_trainer.algorithms.algorithm import FixedPolicy, Velocities
+from solrl_core.sampling.sde import SDES, FlowSde, StochasticSolver
+from solrl_trainer.algorithms.algorithm import Velocities
 from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings
 from solrl_trainer.algorithms.grpo import kl_divergence
 from solrl_trainer.algorithms.training_data import TrajectoryBatch
 
-from parity.published import Published, normals, values_of
+from parity.published import Published, Values, normals, values_of
 
 REPOSITORY = "https://github.com/yifan123/flow_grpo"
 _STEP = ("flow_grpo/diffusers_patch/sd3_sde_with_logprob.py",)
@@ -30,56 +30,53 @@ CASES: dict[str, dict[str, Any]] = {
 """Settings of each comparison."""
 
 
-def ours(cases: Mapping[str, Any] = CASES) -> dict[str, torch.Tensor]:
+def ours(case: Mapping[str, Any]) -> Values:
     """Values of this project."""
-    values: dict[str, torch.Tensor] = {}
-    for case, chosen in cases.items():
-        given, settings = fixed_inputs(), FlowGrpoSettings(recompute=False, **chosen)
-        algorithm = FlowGrpo(settings)
-        v, batch = given["v"].requires_grad_(), fixed_steps(given, SDES[settings.sde](settings.eta))
-        mean, _ = batch.gaussian_under(given["v_old"])
-        fixed: dict[FixedPolicy, torch.Tensor] = {"reference": given["v_ref"]}
-        loss = algorithm.loss(batch, Velocities(v, fixed))
-        ratio = torch.as_tensor(loss.figures["ratio"])
-        kl = algorithm.released_kl(batch, kl_divergence(batch, v, given["v_ref"])).mean()
-        others = {"mean": mean, "log probability": batch.log_prob}
-        others |= {"advantages": algorithm.advantages(given["rewards"])}
-        values |= values_of(case, loss.value, v, others | {"ratio": ratio, "kl": kl})
-    return values
+    given, settings = fixed_inputs(), FlowGrpoSettings(recompute=False, **case)
+    algorithm = FlowGrpo(settings)
+    v, batch = given["v"].requires_grad_(), fixed_steps(given, SDES[settings.sde](settings.eta))
+    mean, _ = batch.gaussian_under(given["v_old"])
+    loss = algorithm.loss(batch, Velocities(v, {"reference": given["v_ref"]}))
+    kl = algorithm.released_kl(batch, kl_divergence(batch, v, given["v_ref"])).mean()
+    others = {"mean": mean, "log probability": batch.log_prob, "advantages": algorithm.advantages(given["rewards"])}
+    return values_of(loss.value, v, others | {"ratio": loss.figures["ratio"], "kl": kl})
 
 
-def theirs(
-    published: Published, cases: Mapping[str, Any] = CASES, loss: Sequence[str] = _LOSS
-) -> dict[str, torch.Tensor]:
+def ours_within(settings: FlowGrpoSettings, figures: Sequence[str], sign: int = 1) -> Values:
+    """Values of this project with a trust region around the behaviour policy; advantages have this sign."""
+    given = fixed_inputs()
+    given["advantages"] *= sign
+    v = given["v"].requires_grad_()
+    loss = FlowGrpo(settings).loss(fixed_steps(given, FlowSde(0.7)), Velocities(v, {"old": given["v_old"]}))
+    return values_of(loss.value, v, {name: loss.figures[name] for name in figures})
+
+
+def theirs(published: Published, case: Mapping[str, Any], loss: Sequence[str] = _LOSS) -> Values:
     """Values of the public code, whose training script is `loss`."""
     names = {"torch": torch, "math": math, "Optional": Optional, "Union": Union}
     names |= {"FlowMatchEulerDiscreteScheduler": FlowMatchEulerDiscreteScheduler}
     sde_step = published.definitions(_STEP, ["sde_step_with_logprob"], names)["sde_step_with_logprob"]
     tracker = published.definitions(_TRACKER, ["PerPromptStatTracker"], {"np": np})["PerPromptStatTracker"]
-    values: dict[str, torch.Tensor] = {}
-    for case, chosen in cases.items():
-        given, settings = fixed_inputs(), FlowGrpoSettings(**chosen)
-        step, v = _bound(sde_step, given, settings.eta), given["v"].requires_grad_()
-        _, old, mean, _ = step(given["v_old"])
-        _, log_prob, new_mean, deviation = step(v)
-        train = SimpleNamespace(adv_clip_max=settings.adv_clip, clip_range=settings.clip_range, beta=settings.kl_weight)
-        names = {
-            "torch": torch,
-            "config": SimpleNamespace(train=train),
-            "j": 0,
-            "sample": {"advantages": given["advantages"][:, None], "log_probs": old[:, None]},
-            "log_prob": log_prob,
-            "prev_sample_mean": new_mean,
-            "prev_sample_mean_ref": step(given["v_ref"])[2],
-            "std_dev_t": deviation,
-        }
-        names = published.run_statements(loss, "advantages", "policy_loss", names)
-        names = published.run_statements(loss, "kl_loss", "loss", names)
-        advantages = tracker(settings.global_std).update(["a", "a", "b", "b"], given["rewards"].flatten().numpy())
-        others = {"mean": mean, "log probability": old, "advantages": torch.as_tensor(advantages)}
-        others |= {"ratio": names["ratio"].mean(), "kl": names["kl_loss"]}
-        values |= values_of(case, names["loss"], v, others)
-    return values
+    given, settings = fixed_inputs(), FlowGrpoSettings(**case)
+    step, v = _bound(sde_step, given, settings.eta), given["v"].requires_grad_()
+    _, old, mean, _ = step(given["v_old"])
+    _, log_prob, new_mean, deviation = step(v)
+    train = SimpleNamespace(adv_clip_max=settings.adv_clip, clip_range=settings.clip_range, beta=settings.kl_weight)
+    names = {
+        "torch": torch,
+        "config": SimpleNamespace(train=train),
+        "j": 0,
+        "sample": {"advantages": given["advantages"][:, None], "log_probs": old[:, None]},
+        "log_prob": log_prob,
+        "prev_sample_mean": new_mean,
+        "prev_sample_mean_ref": step(given["v_ref"])[2],
+        "std_dev_t": deviation,
+    }
+    names = published.run_statements(loss, "advantages", "policy_loss", names)
+    names = published.run_statements(loss, "kl_loss", "loss", names)
+    advantages = tracker(settings.global_std).update(["a", "a", "b", "b"], given["rewards"].flatten().numpy())
+    others = {"mean": mean, "log probability": old, "advantages": torch.as_tensor(advantages)}
+    return values_of(names["loss"], v, others | {"ratio": names["ratio"].mean(), "kl": names["kl_loss"]})
 
 
 def _bound(step: Any, given: dict[str, torch.Tensor], eta: float) -> Callable[[torch.Tensor], Any]:

@@ -2,7 +2,7 @@
 
 import ast
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,13 +80,22 @@ def normals(*shape: int) -> torch.Tensor:
     return torch.from_numpy(np.random.RandomState(0).standard_normal(shape))
 
 
-def values_of(
-    case: str, loss: torch.Tensor, v: torch.Tensor, others: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+Values = Mapping[str, torch.Tensor | float]
+
+
+def values_of(loss: torch.Tensor, v: torch.Tensor, others: Values) -> Values:
     """The values that are compared: a loss, its gradient with respect to `v`, and others."""
     (gradient,) = torch.autograd.grad(loss, v)
-    values = {"loss": loss, "gradient": gradient, **others}
-    return {f"{name}, {case}": value.detach().flatten() for name, value in values.items()}
+    return {"loss": loss, "gradient": gradient, **others}
+
+
+def of_cases(cases: Mapping[str, Any], values: Callable[[Any], Values]) -> dict[str, torch.Tensor]:
+    """Values of all cases, under names with theirs; those of the case "" under their own."""
+    return {
+        f"{name}, {case}" if case else name: torch.as_tensor(value).detach().flatten()
+        for case, settings in cases.items()
+        for name, value in values(settings).items()
+    }
 
 
 def _target(node: ast.stmt) -> str | None:

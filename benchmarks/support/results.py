@@ -4,13 +4,14 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-Row = dict[str, Any]
+from support.own_process import Row, rows_of
+
 Page = Callable[[Any], str]
 """Markdown page of the content of the JSON file."""
 
@@ -65,6 +66,39 @@ def options(description: str | None, device: str | None = None) -> argparse.Argu
     if device is not None:
         parser.add_argument("--device", default=device, help="on a cpu, the miniatures try the benchmark out")
     return parser
+
+
+def measure_models(
+    name: str,
+    description: str | None,
+    models: Sequence[str],
+    measure: Callable[[str, argparse.Namespace], Iterator[Row]],
+    page: Page,
+    *same: str,
+    further: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
+) -> None:
+    """The command line of a benchmark that measures models, each in its own process; writes and prints the page.
+
+    Args:
+        name: of the files of results.
+        description: of the benchmark, for `--help`.
+        models: those that it knows.
+        measure: yields a model's rows.
+        page: of all rows.
+        same: fields that tell rows apart. Without them, all of a model's rows come from one call.
+        further: adds options.
+    """
+    parser = options(description, device="cuda")
+    parser.add_argument("--models", nargs="+", default=list(models), choices=list(models))
+    further(parser)
+    args = parser.parse_args()
+    results = Results(name, args.out, page)
+    for model in () if args.render else args.models:
+        if not same:
+            results.keep(lambda row, model=model: row["model"] != model)  # type: ignore[misc]
+        for row in rows_of(measure, model, args, device=args.device):
+            results.add(row, *same)
+    results.show()
 
 
 def command(name: str, parser: argparse.ArgumentParser, settings: Mapping[str, Any]) -> str:

@@ -1,6 +1,8 @@
 """Folders of configurations with the real models' shapes, taken from their published config.json files.
 
-Tokenizers come from the miniatures, or have no merges; they only have to produce as many tokens as the model takes.
+Values that are defaults of diffusers or transformers are not repeated; the transformers of SANA, Qwen-Image and Wan's
+14B, and Gemma 2 2B, have no others. Tokenizers come from the miniatures, or have no merges; they only have to produce
+as many tokens as the model takes.
 """
 
 import json
@@ -38,134 +40,51 @@ WIDE_VAE = {
     "block_out_channels": [128, 256, 512, 512],
     "down_block_types": ["DownEncoderBlock2D"] * 4,
     "up_block_types": ["UpDecoderBlock2D"] * 4,
-    "layers_per_block": 2,
-    "latent_channels": 16,
-    "sample_size": 1024,
-    "use_quant_conv": False,
-    "use_post_quant_conv": False,
+    **{"layers_per_block": 2, "latent_channels": 16, "sample_size": 1024},
+    **{"use_quant_conv": False, "use_post_quant_conv": False},
 }
-CLIP_L = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+CLIP_L = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
 CLIP_G = {
-    "hidden_size": 1280,
-    "intermediate_size": 5120,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 20,
-    "projection_dim": 1280,
-    "hidden_act": "gelu",
+    **{"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 20},
+    **{"projection_dim": 1280, "hidden_act": "gelu"},
 }
 T5_XXL = {
-    "d_model": 4096,
-    "d_ff": 10240,
-    "d_kv": 64,
-    "num_layers": 24,
-    "num_heads": 64,
-    "feed_forward_proj": "gated-gelu",
+    **{"d_model": 4096, "d_ff": 10240, "num_layers": 24, "num_heads": 64, "feed_forward_proj": "gated-gelu"},
     "tie_word_embeddings": False,
 }
 UMT5_XXL = T5_XXL | {"vocab_size": 256384}
-GEMMA_2_2B = {
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "vocab_size": 256000,
-}
 QWEN_3_4B = {
-    "hidden_size": 2560,
-    "intermediate_size": 9728,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "rope_theta": 1000000,
-    "tie_word_embeddings": True,
+    **{"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_key_value_heads": 8},
+    **{"max_position_embeddings": 40960, "rope_theta": 1000000, "tie_word_embeddings": True},
 }
 DC_AE_F32C32 = {
-    "in_channels": 3,
-    "latent_channels": 32,
-    "attention_head_dim": 32,
     "encoder_block_types": ["ResBlock"] * 3 + ["EfficientViTBlock"] * 3,
     "decoder_block_types": ["ResBlock"] * 3 + ["EfficientViTBlock"] * 3,
-    "encoder_block_out_channels": [128, 256, 512, 512, 1024, 1024],
-    "decoder_block_out_channels": [128, 256, 512, 512, 1024, 1024],
-    "encoder_layers_per_block": [2, 2, 2, 3, 3, 3],
-    "decoder_layers_per_block": [3, 3, 3, 3, 3, 3],
     "encoder_qkv_multiscales": [[], [], [], [5], [5], [5]],
     "decoder_qkv_multiscales": [[], [], [], [5], [5], [5]],
     "upsample_block_type": "interpolate",
     "downsample_block_type": "Conv",
-    "decoder_norm_types": "rms_norm",
-    "decoder_act_fns": "silu",
     "scaling_factor": 0.41407,
 }
-FLUX = {
-    "in_channels": 64,
-    "num_layers": 19,
-    "num_single_layers": 38,
-    "attention_head_dim": 128,
-    "num_attention_heads": 24,
-    "joint_attention_dim": 4096,
-    "pooled_projection_dim": 768,
-    "guidance_embeds": True,
-}
 SD35_LARGE = {
-    "sample_size": 128,
-    "num_layers": 38,
-    "attention_head_dim": 64,
-    "num_attention_heads": 38,
-    "joint_attention_dim": 4096,
-    "caption_projection_dim": 2432,
-    "pooled_projection_dim": 2048,
-    "pos_embed_max_size": 192,
-    "qk_norm": "rms_norm",
+    **{"num_layers": 38, "num_attention_heads": 38, "caption_projection_dim": 2432, "pooled_projection_dim": 2048},
+    **{"pos_embed_max_size": 192, "qk_norm": "rms_norm"},
 }
 SD35_MEDIUM = {
-    "sample_size": 128,
-    "num_layers": 24,
-    "attention_head_dim": 64,
-    "num_attention_heads": 24,
-    "joint_attention_dim": 4096,
-    "caption_projection_dim": 1536,
-    "pooled_projection_dim": 2048,
-    "pos_embed_max_size": 384,
-    "dual_attention_layers": list(range(13)),
-    "qk_norm": "rms_norm",
-}
-Z_IMAGE = {
-    "in_channels": 16,
-    "dim": 3840,
-    "n_layers": 30,
-    "n_refiner_layers": 2,
-    "n_heads": 30,
-    "n_kv_heads": 30,
-    "cap_feat_dim": 2560,
-    "axes_dims": [32, 48, 48],
-    "axes_lens": [1536, 512, 512],
+    **{"num_layers": 24, "num_attention_heads": 24, "caption_projection_dim": 1536, "pooled_projection_dim": 2048},
+    **{"pos_embed_max_size": 384, "qk_norm": "rms_norm", "dual_attention_layers": list(range(13))},
 }
 WAN_1_3B = {"num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30}
-SANA_1600M: dict[str, Any] = {}
-"""Defaults of diffusers."""
 QWEN_2_5_VL_7B = {
     "text_config": {
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "vocab_size": 152064,
+        **{"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28},
+        **{"num_key_value_heads": 4, "vocab_size": 152064},
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
     },
     "vision_config": {"hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 3584},
 }
 FLUX2_KLEIN_4B = {
-    "num_layers": 5,
-    "num_single_layers": 20,
-    "num_attention_heads": 24,
-    "joint_attention_dim": 3 * 2560,
+    **{"num_layers": 5, "num_single_layers": 20, "num_attention_heads": 24, "joint_attention_dim": 3 * 2560},
     "guidance_embeds": False,
 }
 
@@ -179,7 +98,6 @@ SD35: Parts = {
     "text_encoder_3": (T5Config, T5_XXL),
 }
 WAN: Parts = {
-    # Defaults of diffusers: the 14B's transformer.
     "transformer": (WanTransformer3DModel, {}),
     "vae": (AutoencoderKLWan, {}),
     "text_encoder": (UMT5Config, UMT5_XXL),
@@ -189,7 +107,7 @@ MODELS: dict[str, Parts] = {
     "wan-81": WAN | {"transformer": (WanTransformer3DModel, WAN_1_3B)},
     "wan-14b": WAN,
     "flux": {
-        "transformer": (FluxTransformer2DModel, FLUX),
+        "transformer": (FluxTransformer2DModel, {"guidance_embeds": True}),
         "vae": (AutoencoderKL, WIDE_VAE | {"scaling_factor": 0.3611, "shift_factor": 0.1159}),
         "text_encoder": (CLIPTextConfig, CLIP_L),
         "text_encoder_2": (T5Config, T5_XXL),
@@ -197,23 +115,22 @@ MODELS: dict[str, Parts] = {
     "sd3": SD35 | {"transformer": (SD3Transformer2DModel, SD35_LARGE)},
     "sd3-medium": SD35 | {"transformer": (SD3Transformer2DModel, SD35_MEDIUM)},
     "qwen-image": {
-        # Defaults of diffusers.
         "transformer": (QwenImageTransformer2DModel, {}),
         "vae": (AutoencoderKLQwenImage, {}),
         "text_encoder": (Qwen2_5_VLConfig, QWEN_2_5_VL_7B),
     },
     "flux2-klein": {
         "transformer": (Flux2Transformer2DModel, FLUX2_KLEIN_4B),
-        "vae": (AutoencoderKLFlux2, {"up_block_types": ["UpDecoderBlock2D"] * 4}),
+        "vae": (AutoencoderKLFlux2, {}),
         "text_encoder": (Qwen3Config, QWEN_3_4B),
     },
     "sana": {
-        "transformer": (SanaTransformer2DModel, SANA_1600M),
+        "transformer": (SanaTransformer2DModel, {}),
         "vae": (AutoencoderDC, DC_AE_F32C32),
-        "text_encoder": (Gemma2Config, GEMMA_2_2B),
+        "text_encoder": (Gemma2Config, {}),
     },
     "z-image": {
-        "transformer": (ZImageTransformer2DModel, Z_IMAGE),
+        "transformer": (ZImageTransformer2DModel, {"axes_lens": [1536, 512, 512]}),
         "vae": (AutoencoderKL, WIDE_VAE | {"scaling_factor": 0.3611, "shift_factor": 0.1159}),
         "text_encoder": (Qwen3Config, QWEN_3_4B),
     },

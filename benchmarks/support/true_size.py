@@ -5,7 +5,7 @@ On a CPU they have the miniatures' sizes, to try the benchmarks out.
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,11 @@ VIT_H: dict[str, Sizes] = {
     "vision": {"hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16, "intermediate_size": 5120},
     "text": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
 }
+TOKENS = {
+    **{"flux": 128, "sd3": 205, "sana": 300, "sd3-medium": 205, "z-image": 64},
+    **{"qwen-image": 256, "flux2-klein": 512, "wan": 512, "wan-81": 512, "wan-14b": 512},
+}
+"""Text tokens of the real models; the miniatures' tokenizers give fewer."""
 TINY_CLIP = ImageSize(32, 32, 9)
 TINY: dict[str, Sizes] = {
     part: {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
@@ -56,6 +61,23 @@ def skeleton(model: str, folder: Path, device: str) -> PipelineBackbone:
 def size_of(backbone: PipelineBackbone) -> int | str:
     """Width of square images in pixels; size of other samples, such as "832×480×33", which has frames."""
     return backbone.width if backbone.width == backbone.height and backbone.frames == 1 else size_text(backbone)
+
+
+def random_text(text: Mapping[str, Tensor], model: str, device: torch.device) -> dict[str, Tensor]:
+    """Random encodings of a prompt, like these of any device, and none of them masked.
+
+    They have as many tokens as the real model's; on a CPU, as many as these.
+    """
+
+    def like(row: Tensor) -> Tensor:
+        has_tokens = row.ndim == 3 or not row.is_floating_point()  # states and mask, but not pooled embeddings
+        tokens = [TOKENS[model]] if has_tokens and device.type != "cpu" else row.shape[1:2]
+        shape = (1, *tokens, *row.shape[2:])
+        if not row.is_floating_point():
+            return torch.ones(shape, dtype=row.dtype, device=device)
+        return torch.randn(shape, dtype=row.dtype, device=device)
+
+    return {name: like(row) for name, row in text.items()}
 
 
 def stand_in(model: str, folder: Path) -> Path | None:

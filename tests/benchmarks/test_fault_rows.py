@@ -4,26 +4,17 @@ Killed workers and ranks have tests of their own: test_worker_processes.py, test
 """
 
 import pytest
-from fault_trials import (
-    corrupted,
-    redis_killed,
-    redis_restarted,
-    service_killed,
-    streamed_killed,
-    trainer_killed,
-    two_fronts,
-)
-from fault_trials.findings import Findings, Row
+from fault_trials.findings import Findings
+from faults import rows
 
-MODULES = (redis_killed, redis_restarted, corrupted, service_killed, trainer_killed)
-LONG = (two_fronts, streamed_killed)
-ROWS = [module.ROW for module in MODULES] + [pytest.param(one.ROW, marks=pytest.mark.release) for one in LONG]
+NAMES = ("redis-killed", "redis-restarted", "corrupted", "service-killed", "trainer-killed")
+LONG = ("two-fronts", "streamed-killed")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_the_guarantee_of_each_row_holds(row: Row) -> None:
-    findings = Findings()
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(one, marks=pytest.mark.release) for one in LONG)])
+def test_the_guarantee_of_each_row_holds(name: str) -> None:
+    row, findings = rows()[name], Findings()
     row.run(row.short, findings)
     assert findings.broken == []
     assert findings.trials >= row.short
