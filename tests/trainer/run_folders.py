@@ -76,11 +76,7 @@ def iteration_record(iteration: int) -> IterationRecord:
         shares={"clipscore": 1.0},
         digest=f"sha256:{iteration:064x}",
         update=UpdateFigures(loss=0.11 - 0.001 * iteration, grad_norm=0.4, grad_norm_max=0.9, figures={}),
-        explored_seconds=4.2,
-        waited_seconds=3.5,
-        regenerated_seconds=1.4,
-        trained_seconds=5.0,
-        pushed_seconds=0.1,
+        seconds={"explore": 4.2, "wait": 3.5, "regenerate": 1.4, "train": 5.0, "push": 0.1},
         scoring=SCORING,
     )
 

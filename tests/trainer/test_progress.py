@@ -67,7 +67,7 @@ def test_lines_are_plain_without_a_terminal() -> None:
     assert " ".join(lines[3].split()) == "1/3 4.2 s 3.5 s 1.4 s 5.0 s 0.1 s 0.2350 0.2720 0.1920 0.1100"
     assert len(lines) == 7
     out = io.StringIO()
-    drive(RichReporter(30, start=28, file=out), 30, start=28)
+    drive(RichReporter(30, file=out), 30, start=28)
     assert "29/30" in out.getvalue()
     assert "30/30" in out.getvalue()
 
@@ -240,7 +240,7 @@ def test_a_run_shows_its_progress(clock: list[float]) -> None:
 
 def test_a_live_line_fits_80_columns_has_the_candidates_of_its_phase_and_forgets_a_phase() -> None:
     def show(terminal: TextIO) -> None:
-        with RichReporter(40, start=38, file=terminal) as reporter:
+        with RichReporter(40, file=terminal) as reporter:
             reporter.phase(38, "explore")
             reporter.counted(38, "explored", 4608, 4608)
             reporter.phase(38, "regenerate")

@@ -18,8 +18,8 @@ from solrl_trainer.records.shown_log import TRAINER_LOG, shown_log
 from solrl_trainer.rollouts.device_source import RewardClock
 
 
-def test_the_line_of_an_iteration_with_and_without_a_service() -> None:
-    record = replace(iteration_record(4), update=UpdateFigures(0.5, 1.0, 2.0, {"ratio": 1.25}), pushed_seconds=None)
+def test_the_line_of_an_iteration() -> None:
+    record = replace(iteration_record(4), update=UpdateFigures(0.5, 1.0, 2.0, {"ratio": 1.25}))
     assert record.line() == {
         "iteration": 4,
         "version": 5,
@@ -37,7 +37,7 @@ def test_the_line_of_an_iteration_with_and_without_a_service() -> None:
         "grad_norm": 1.0,
         "grad_norm_max": 2.0,
         "objective/ratio": 1.25,
-        "seconds": {"explore": 4.2, "wait": 3.5, "regenerate": 1.4, "train": 5.0},
+        "seconds": {"explore": 4.2, "wait": 3.5, "regenerate": 1.4, "train": 5.0, "push": 0.1},
         "scoring": [
             {
                 "of": "candidates",
@@ -50,8 +50,6 @@ def test_the_line_of_an_iteration_with_and_without_a_service() -> None:
             {"of": "samples", "by": "trainer", "reward": "verifier", "seconds": 0.0},
         ],
     }
-    record = replace(iteration_record(0), waited_seconds=None, regenerated_seconds=None)
-    assert record.seconds == {"explore": 4.2, "train": 5.0, "push": 0.1}
 
 
 def test_the_report_of_an_iteration_and_its_spread() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from solrl_core.model_options import ModelOptions
 from solrl_trainer.commands.cli import main
-from solrl_trainer.records.checkpoints import Origin
+from solrl_trainer.records.checkpoints import Checkpoint
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.resuming import check, check_names, parts_before_loading, parts_when_loaded
 from training_helpers import TINY, tiny_config
@@ -23,11 +23,11 @@ PARTS = {
     "rewards:clipscore": "sha256:3",
     "libraries:torch": "2.0",
 }
+STORED = Checkpoint(Path("runs/one/checkpoints/000007"), 7, tiny_config("iterations=9"), PARTS, {}, {})
 
 
 def changed(*overrides: str, parts: dict[str, str] | None = None, allowed: tuple[str, ...] = ()) -> list[str]:
-    origin = Origin(Path("runs/one/checkpoints/000007"), 7, tiny_config("iterations=9"), PARTS)
-    return list(map(str, check(origin, tiny_config("iterations=9", *overrides), PARTS | (parts or {}), allowed)))
+    return list(map(str, check(STORED, tiny_config("iterations=9", *overrides), PARTS | (parts or {}), allowed)))
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,12 @@ def test_what_a_run_depends_on_changes_only_by_name(part: str) -> None:
 
 @pytest.mark.parametrize("part", ["libraries:transformer-engine", "model:text_encoder_2"])
 def test_an_added_or_a_lost_library_or_part_of_the_model_is_a_change(part: str) -> None:
-    origin, config = Origin(Path("000007"), 7, tiny_config("iterations=9"), PARTS), tiny_config("iterations=9")
     with pytest.raises(ValueError, match=rf"{part}: null → 3\.0\. .*--allow-change {part}$"):
-        check(origin, config, PARTS | {part: "3.0"}, ())
+        check(STORED, STORED.config, PARTS | {part: "3.0"}, ())
     with pytest.raises(ValueError, match=rf"{part}: 3\.0 → null\. .*--allow-change {part}$"):
-        check(replace(origin, parts=PARTS | {part: "3.0"}), config, PARTS, ())
+        check(replace(STORED, parts=PARTS | {part: "3.0"}), STORED.config, PARTS, ())
     prompts = {name: value for name, value in PARTS.items() if name.startswith("prompts")}
-    assert check(origin, config, prompts, ()) == [], "before anything is loaded, the rest is not known"
+    assert check(STORED, STORED.config, prompts, ()) == [], "before anything is loaded, the rest is not known"
 
 
 @pytest.mark.parametrize("override", ["run=other", "lora.rank=4", "lora.alpha=1", "explore.lag=1", "explore.lag=null"])

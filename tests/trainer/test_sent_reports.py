@@ -5,13 +5,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hostile_service import Answer, HostileService, hostile_service
 from run_folders import iteration_record
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.problems import ProblemKind
+from solrl_proto.rollouts import PromptItem
 from solrl_proto.status import Estimate, HeldOut, RunSettings
 from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog
@@ -115,6 +119,33 @@ def test_what_cannot_be_told_ends_neither_run_nor_reports(service: HostileServic
         reporter.report(iteration_record(1))
     assert brought(service) == [(0, False, []), (1, False, [])]
     assert len(notes) == 1
+
+
+def test_images_take_at_most_a_hundredth_of_the_services_time() -> None:
+    now, asked = [0.0], []
+
+    class Source:
+        def images_of(self, *_: Any) -> tuple[torch.Tensor, float]:
+            asked.append(now[0])
+            now[0] += 7.0  # most of this was spent in the queue
+            if len(asked) == 3:
+                raise ConnectionError
+            return torch.rand(2, 3, 8, 8), 2.0
+
+    trained = SimpleNamespace(scores=torch.rand(2), images=torch.rand(2, 3, 8, 8))
+    group = SimpleNamespace(prompt=PromptItem(id="a", text="a"), seeds=(1, 2), scores=(0.2, 0.1), trained=trained)
+    explored = SimpleNamespace(version=0, iteration=0, precision="bf16", numerics="native")
+    samples = SimpleNamespace(groups=[group], scores=trained.scores[None], exploration=explored)
+    client = RolloutClient("http://127.0.0.1:1", patience=0)
+    with StatusReporter(client, tiny_config("iterations=2"), Source, clock=lambda: now[0]) as reporter:
+        for _ in range(70):
+            for act in (lambda: None, lambda: reporter.show(0, samples)):
+                act()
+                idle = Event()
+                reporter._work.put(idle.set)
+                idle.wait()
+            now[0] += 10.0
+    assert asked[:4] == [0.0, 207.0, 414.0, 481.0]
 
 
 def test_sixteen_rewards_can_be_told_and_folders_by_their_names_alone(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from solrl_trainer.loop import train
 from solrl_trainer.records import status_reports
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.records.shown_log import shown_log
-from solrl_trainer.records.status_reports import ImageBudget, thumbnail
+from solrl_trainer.records.status_reports import thumbnail
 from solrl_trainer.settings.config import RunConfig
 from training_helpers import tiny_config
 
@@ -92,22 +92,6 @@ def test_refused_reports_are_one_note(service: RunningService, tmp_path: Path, m
     assert len(notes) == 1
     assert "no page here" in notes[0]
     assert [line["event"] for line in read_metrics(config.output / "metrics.jsonl")].count("iteration") == 2
-
-
-def test_reports_with_images_take_at_most_a_hundredth_of_the_time() -> None:
-    now, asked = 0.0, []
-    budget = ImageBudget(clock=lambda: now)
-    for _ in range(70):
-        if budget.take():
-            asked.append(now)
-            assert not budget.take()
-            now += 7.0  # most of this was spent in the queue
-            if len(asked) == 3:
-                budget.failed()
-            else:
-                budget.spent(2.0)
-        now += 10.0
-    assert asked[:4] == [0.0, 207.0, 414.0, 481.0]
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (1024, 768), (1, 2000)])

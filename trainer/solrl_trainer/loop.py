@@ -100,10 +100,7 @@ def train(
         FloatingPointError: a loss or gradient that is not finite.
     """
     world = world or SingleProcess()
-    found = None
-    if resume:
-        own = checkpoints.latest(config.output / "checkpoints", checkpoint) if world.rank == 0 else None
-        found = checkpoints.broadcast(own, world)
+    found = checkpoints.latest(config.output / "checkpoints", checkpoint, world) if resume else None
     with (
         open_run_log(config, reporter, world, trackers) as log,
         open_session(config, world, log.waiting) as session,
@@ -111,7 +108,7 @@ def train(
         models, version, changes = session.models, 0, list[Change]()
         if found is not None:
             if world.rank == 0:
-                changes = resuming.check(found.origin, config, session.parts, allowed)
+                changes = resuming.check(found, config, session.parts, allowed)
             checkpoints.restore(found, models.policy, session.updater.optimizer)
             session.scores = found.scores
             version = found.version
@@ -252,7 +249,7 @@ def train_step(
     session.checkpoint(iteration + 1, adapter, log.held_out(config.weights))
     with log.phase(iteration, "push"):
         session.source.push(iteration + 1, adapter)
-    log.iteration_finished(replace(record, pushed_seconds=log.elapsed("push")))
+    log.iteration_finished(replace(record, seconds={**record.seconds, "push": log.elapsed("push")}))
 
 
 def _aggregated(
@@ -368,6 +365,13 @@ def _record(
     session: Session, log: RunLog, iteration: int, samples: IterationSamples, update: UpdateFigures, digest: str
 ) -> IterationRecord:
     exploration, config = samples.exploration, session.config
+    seconds = {
+        "explore": exploration.seconds,
+        "explore_here": exploration.seconds_here,
+        "wait": log.elapsed("wait") - (exploration.seconds_here or 0.0) if config.uses_service else None,
+        "regenerate": log.elapsed("regenerate") if config.two_stage else None,
+        "train": log.elapsed("train"),
+    }
     return IterationRecord(
         iteration=iteration,
         explored_version=exploration.version,
@@ -383,10 +387,6 @@ def _record(
         weights=mean_weights(samples.prompts, config.rewards),
         digest=digest,
         update=update,
-        explored_seconds=exploration.seconds,
-        explored_here_seconds=exploration.seconds_here,
-        waited_seconds=log.elapsed("wait") - (exploration.seconds_here or 0.0) if config.uses_service else None,
-        regenerated_seconds=log.elapsed("regenerate") if config.two_stage else None,
-        trained_seconds=log.elapsed("train"),
+        seconds={name: value for name, value in seconds.items() if value is not None},
         scoring=session.device.clock.times,
     )

@@ -97,9 +97,7 @@ def evaluate_run(
             raise ValueError("none of the run's rewards can score the prompts; choose others with --rewards")
     world = processes.world(config.device, config.patience)
     # Rank 0's, because a run that still trains may write a newer one meanwhile.
-    newest = checkpoints.require(folder / "checkpoints", checkpoint) if processes.is_rank_zero else None
-    found = checkpoints.broadcast(newest, world)
-    assert found is not None
+    found = checkpoints.require(folder / "checkpoints", checkpoint, world)
     logger.info(f"loading {config.model}")
     device = pick_device(config.device, world)
     backbone = load_backbone(config.model, device=device, revision=config.revision, size=config.generate.size)

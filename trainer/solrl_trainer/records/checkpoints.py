@@ -7,25 +7,23 @@ SHA-256 of every other file, so that later damage is detected.
 import hashlib
 import json
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, load_file
+from safetensors.torch import load
 from safetensors.torch import save as safetensors_bytes
 from solrl_core.adapter import Adapter
 from solrl_proto.adapters import AdapterFile
-from solrl_proto.text_files import read_json
 
 from solrl_trainer.policy.policy import CURRENT, OLD, Policy
-from solrl_trainer.ranks.communicator import Communicator, broadcast_bytes
+from solrl_trainer.ranks.communicator import Communicator, SingleProcess, broadcast_bytes
 from solrl_trainer.records.output_files import write_file, writing
 from solrl_trainer.settings.config import RunConfig
 
-CHECKSUMS = "checksums.json"
-PARTS = "parts.json"
+CHECKSUMS, CONFIG, PARTS, STATE = "checksums.json", "config.json", "parts.json", "state.safetensors"
 
 
 class DamagedCheckpointError(ValueError):
@@ -33,38 +31,24 @@ class DamagedCheckpointError(ValueError):
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Settings and other parts that a checkpoint was trained with.
+class Checkpoint:
+    """A loaded checkpoint.
 
     Attributes:
-        path: the checkpoint's folder.
-        version: number of iterations.
+        path: its folder.
+        version: number of iterations after which it was written.
         config: the run's settings.
         parts: digests and versions of what the training depended on beside them, by name.
+        adapters: pushed adapter files by version: older ones that exploration still needs at its lag, and this one's.
+        tensors: state of the training, by name.
     """
 
     path: Path
     version: int
     config: RunConfig
     parts: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A loaded checkpoint.
-
-    `adapters` has pushed adapter files by version: this version's, and older ones that exploration still needs at
-    its lag.
-    """
-
-    origin: Origin
     adapters: dict[int, bytes]
     tensors: dict[str, torch.Tensor]
-
-    @property
-    def version(self) -> int:
-        """Number of iterations after which it was written."""
-        return self.origin.version
 
     @property
     def scores(self) -> torch.Tensor | None:
@@ -74,9 +58,11 @@ class Checkpoint:
     @property
     def averaged(self) -> Adapter:
         """Averaged weights, for evaluation."""
-        tensors = {k.removeprefix("averaged/"): v for k, v in self.tensors.items() if k.startswith("averaged/")}
-        lora = self.origin.config.lora
-        return Adapter(rank=lora.rank, alpha=lora.alpha, tensors=tensors)
+        return Adapter(rank=self.config.lora.rank, alpha=self.config.lora.alpha, tensors=self.part("averaged"))
+
+    def part(self, name: str) -> dict[str, torch.Tensor]:
+        """Tensors of one part of the state."""
+        return {k.removeprefix(f"{name}/"): v for k, v in self.tensors.items() if k.startswith(f"{name}/")}
 
 
 def save(
@@ -112,13 +98,13 @@ def save(
     shutil.rmtree(partial, ignore_errors=True)
     with writing(partial):
         partial.mkdir(parents=True)
-    write_file(partial / "state.safetensors", safetensors_bytes(tensors))
-    for pushed, adapter in adapters.items():
-        write_file(partial / _file_of(pushed, version), adapter)
-    write_file(partial / "config.json", config.model_dump_json(indent=1))
-    write_file(partial / PARTS, json.dumps(dict(parts or {}), indent=1) + "\n")
-    checksums = {path.name: _checksum(path) for path in sorted(partial.iterdir())}
-    write_file(partial / CHECKSUMS, json.dumps(checksums, indent=1) + "\n")
+    files = {_file_of(pushed, version): adapter for pushed, adapter in adapters.items()}
+    files[CONFIG] = config.model_dump_json(indent=1).encode()
+    files[PARTS] = json.dumps(dict(parts or {}), indent=1).encode()
+    files[STATE] = safetensors_bytes(tensors)
+    files[CHECKSUMS] = json.dumps({name: _checksum(data) for name, data in files.items()}, indent=1).encode()
+    for name, data in files.items():
+        write_file(partial / name, data)
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
     best = best_kept(folder, held_out or {})
@@ -134,38 +120,6 @@ def best_kept(folder: Path, held_out: Mapping[int, float]) -> int | None:
     return max(evaluated, key=lambda version: held_out[version], default=None)
 
 
-def broadcast(found: Checkpoint | None, world: Communicator) -> Checkpoint | None:
-    """Rank 0's checkpoint, on every rank; only rank 0's file system may have it."""
-    if world.size == 1:
-        return found
-    told = json.loads(broadcast_bytes(_told(found) if world.rank == 0 else None, world))
-    if told is None:
-        return None
-    data = None
-    if found is not None:
-        files = {f"adapter/{v}": torch.frombuffer(bytearray(f), dtype=torch.uint8) for v, f in found.adapters.items()}
-        data = safetensors_bytes({f"state/{name}": value for name, value in found.tensors.items()} | files)
-    sent = load(broadcast_bytes(data, world))
-    if found is not None:
-        return found
-
-    def part(name: str) -> dict[str, torch.Tensor]:
-        return {k.removeprefix(f"{name}/"): v for k, v in sent.items() if k.startswith(f"{name}/")}
-
-    adapters = {int(v): file.numpy().tobytes() for v, file in part("adapter").items()}
-    newest_last = dict(sorted(adapters.items()))
-    path, version, config, parts = told
-    origin = Origin(Path(path), version, RunConfig.model_validate(config), parts)
-    return Checkpoint(origin, newest_last, part("state"))
-
-
-def _told(found: Checkpoint | None) -> bytes:
-    if found is None:
-        return b"null"
-    one = found.origin
-    return json.dumps([str(one.path), one.version, one.config.model_dump(mode="json"), dict(one.parts)]).encode()
-
-
 def drop_after(folder: Path, version: int) -> None:
     """Delete the checkpoints of later versions, which a run that continues from `version` writes again."""
     for path in _complete(folder):
@@ -173,88 +127,89 @@ def drop_after(folder: Path, version: int) -> None:
             shutil.rmtree(path)
 
 
-def newest_origin(folder: Path, version: int | None = None) -> Origin | None:
-    """Origin of the newest readable checkpoint, or of that of `version`; None if there is none."""
-    for path in reversed(_complete(folder)):
-        if version in (None, int(path.name)):
-            try:
-                _verify(path, only=("config.json", PARTS))
-                return _origin(path)
-            except (OSError, ValueError):  # damaged, as `latest` reports
-                continue
-    return None
-
-
-def latest(folder: Path, version: int | None = None) -> Checkpoint | None:
+def latest(folder: Path, version: int | None = None, world: Communicator | None = None) -> Checkpoint | None:
     """Read the newest checkpoint, or that of `version`; None if there is none.
+
+    With several ranks, all get rank 0's; only its file system may have it.
 
     Raises:
         ValueError: there is none of `version`.
         DamagedCheckpointError: a file is damaged. Names the file, and the newest intact checkpoint.
     """
-    found = _complete(folder)
-    if not found:
-        if version is not None:
-            raise ValueError(f"{folder} has no checkpoint; expected that of version {version}")
-        return None
-    path = found[-1]
-    if version is not None:
-        by_version = {int(path.name): path for path in found}
-        if version not in by_version:
-            raise ValueError(f"{folder} has no checkpoint of version {version}; expected one of {sorted(by_version)}")
-        path = by_version[version]
-    try:
-        return _read(path)
-    except DamagedCheckpointError as error:
-        raise DamagedCheckpointError(f"{error}. {_offer(found, path)}") from None
+    world = world or SingleProcess()
+    found = _newest(folder, version) if world.rank == 0 else None
+    if world.size == 1:
+        return found
+    files: dict[str, bytes] = {}
+    if found is not None:
+        files = {f"{found.path.name}/{name}": data for name, data in _files(found.path).items()}
+    tensors = {name: torch.frombuffer(bytearray(data), dtype=torch.uint8) for name, data in files.items()}
+    sent = load(broadcast_bytes(safetensors_bytes(tensors) if world.rank == 0 else None, world))
+    if found is not None or not sent:
+        return found
+    path = folder / next(iter(sent)).partition("/")[0]
+    return _parsed(path, {name.partition("/")[2]: data.numpy().tobytes() for name, data in sent.items()})
 
 
-def require(folder: Path, version: int | None = None) -> Checkpoint:
+def require(folder: Path, version: int | None = None, world: Communicator | None = None) -> Checkpoint:
     """Read a checkpoint that must exist; raises as `latest`, and FileNotFoundError if there is none."""
-    found = latest(folder, version)
+    found = latest(folder, version, world)
     if found is None:
         raise FileNotFoundError(f"{folder.parent} has no checkpoint yet; the first is written after an iteration")
     return found
 
 
-def _read(path: Path) -> Checkpoint:
-    _verify(path)
-    version = int(path.name)
-    older = {int(file.stem.removeprefix("adapter-")): file for file in sorted(path.glob("adapter-*.safetensors"))}
-    files = older | {version: path / _file_of(version, version)}
+def _newest(folder: Path, version: int | None) -> Checkpoint | None:
+    found = {int(path.name): path for path in _complete(folder)}
+    if version is not None and version not in found:
+        raise ValueError(f"{folder} has no checkpoint of version {version}; expected one of {sorted(found)}")
+    if not found:
+        return None
+    path = found[max(found) if version is None else version]
     try:
-        return Checkpoint(
-            origin=_origin(path),
-            adapters={pushed: AdapterFile(file.read_bytes()) for pushed, file in files.items()},
-            tensors=load_file(path / "state.safetensors"),
-        )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise DamagedCheckpointError(f"checkpoint {path} is damaged: {error}") from error
+        return _parsed(path, _files(path))
+    except DamagedCheckpointError as error:
+        raise DamagedCheckpointError(f"{error}. {_offer(list(found.values()), path)}") from None
 
 
-def _origin(path: Path) -> Origin:
-    """Origin of the checkpoint in a folder; ValueError or OSError if it cannot be read."""
-    config = RunConfig.model_validate(read_json(path / "config.json"))
-    return Origin(path, int(path.name), config, read_json(path / PARTS))
-
-
-def _verify(path: Path, only: Collection[str] = ()) -> None:
-    """Compare every file, or those named, with its checksum.
+def _files(path: Path) -> dict[str, bytes]:
+    """The files of a checkpoint by name.
 
     Raises:
-        DamagedCheckpointError: a file differs or is missing.
+        DamagedCheckpointError: one differs from its checksum, or is missing.
     """
-    if not (path / CHECKSUMS).is_file():
-        raise DamagedCheckpointError(f"checkpoint {path} is damaged: {CHECKSUMS} is missing")
+    files = {file.name: file.read_bytes() for file in path.iterdir()}
     try:
-        checksums = dict(read_json(path / CHECKSUMS))
+        checksums = dict(json.loads(files.pop(CHECKSUMS, b"")))
     except (ValueError, TypeError) as error:
-        raise DamagedCheckpointError(f"checkpoint {path} is damaged: {CHECKSUMS} cannot be read ({error})") from error
+        raise DamagedCheckpointError(
+            f"checkpoint {path} is damaged: {CHECKSUMS} is missing or cannot be read ({error})"
+        ) from error
     for name, expected in checksums.items():
-        if not only or name in only:
-            got = _checksum(path / name) if (path / name).is_file() else "missing"
-            if got != expected:
-                raise DamagedCheckpointError(f"checkpoint {path} is damaged: {name} is {got}, expected {expected}")
+        got = _checksum(files[name]) if name in files else "missing"
+        if got != expected:
+            raise DamagedCheckpointError(f"checkpoint {path} is damaged: {name} is {got}, expected {expected}")
+    return files
+
+
+def _parsed(path: Path, files: Mapping[str, bytes]) -> Checkpoint:
+    version = int(path.name)
+    older = {
+        int(name.removeprefix("adapter-").removesuffix(".safetensors")): AdapterFile(data)
+        for name, data in sorted(files.items())
+        if name.startswith("adapter-")
+    }
+    try:
+        return Checkpoint(
+            path,
+            version,
+            RunConfig.model_validate_json(files[CONFIG]),
+            json.loads(files[PARTS]),
+            older | {version: AdapterFile(files[_file_of(version, version)])},
+            load(files[STATE]),
+        )
+    except (KeyError, ValueError, SafetensorError) as error:
+        raise DamagedCheckpointError(f"checkpoint {path} is damaged: {error}") from error
 
 
 def _offer(found: Sequence[Path], damaged: Path) -> str:
@@ -262,16 +217,15 @@ def _offer(found: Sequence[Path], damaged: Path) -> str:
     for path in reversed(found):
         if path != damaged:
             try:
-                _read(path)
+                _files(path)
             except DamagedCheckpointError:
                 continue
             return f"{path.name} is intact: use it with --checkpoint {int(path.name)}"
     return "No other checkpoint is intact: start a new run with another --run"
 
 
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+def _checksum(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 def _file_of(pushed: int, version: int) -> str:
@@ -285,14 +239,11 @@ def _complete(folder: Path) -> list[Path]:
 def restore(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
     """Restore weights and optimiser state from a checkpoint."""
 
-    def part(name: str) -> dict[str, torch.Tensor]:
-        return {k.removeprefix(f"{name}/"): v for k, v in checkpoint.tensors.items() if k.startswith(f"{name}/")}
-
     for name in (CURRENT, OLD):
-        policy.restore(name, part(name))
-    policy.averaged = part("averaged")
+        policy.restore(name, checkpoint.part(name))
+    policy.averaged = checkpoint.part("averaged")
     state: dict[int, dict[str, torch.Tensor]] = {}
-    for key, value in part("optimizer").items():
+    for key, value in checkpoint.part("optimizer").items():
         index, _, name = key.partition("/")
         state.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

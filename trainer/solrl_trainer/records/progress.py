@@ -1,23 +1,13 @@
 """Progress of a run in the terminal, and the table at its end."""
 
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 from solrl_client.retries import Wait
@@ -35,7 +25,7 @@ from solrl_trainer.records.figures import (
     trained_text,
 )
 from solrl_trainer.records.records import IterationRecord
-from solrl_trainer.records.time_left import TimeLeft
+from solrl_trainer.records.time_left import LiveLine, TimeLeft
 from solrl_trainer.records.waits import Waits
 
 _TIMES = {"explore": 9, "wait": 8, "regenerate": 12, "train": 9, "push": 8}
@@ -52,26 +42,31 @@ class _Remaining(ProgressColumn):
     """Progress within a phase; otherwise a countdown to the end of the run, by the mean time of an iteration."""
 
     def render(self, task: Task) -> Text:
-        if task.fields["within"]:
-            return Text(task.fields["within"], style="progress.remaining")
-        ends = task.fields["ends"]
-        left = "estimating" if ends is None else duration_text(max(0, round(ends - time.monotonic())))
-        return Text(f"{left} left" if ends is not None else left, style="progress.remaining")
+        shown, ends = task.fields["within"], task.fields["ends"]
+        if not shown:
+            shown = "estimating" if ends is None else f"{duration_text(max(0, round(ends - time.monotonic())))} left"
+        return Text(shown, style="progress.remaining")
 
 
-class RichReporter:
+class RichReporter(LiveLine):
     """Progress of a run on stderr: a live line in a terminal, plain lines elsewhere.
 
     Args:
         iterations: of the whole run.
-        start: iterations completed before.
         file: output instead of stderr.
     """
 
-    def __init__(self, iterations: int, start: int = 0, file: TextIO | None = None) -> None:
+    def __init__(self, iterations: int, file: TextIO | None = None) -> None:
+        super().__init__(
+            SpinnerColumn(),
+            TextColumn("iteration {task.fields[current]} of {task.total:.0f}"),
+            BarColumn(bar_width=10),
+            TextColumn("[bold]{task.fields[phase]}"),
+            TimeElapsedColumn(),
+            _Remaining(),
+            file=file,
+        )
         self._iterations = iterations
-        self._console = Console(file=file or sys.stderr, highlight=False)
-        self._progress: Progress | None = None
         self._printed = 0
         self._began: tuple[int, float] | None = None
         self._phase, self._phase_left = "", TimeLeft()
@@ -79,64 +74,36 @@ class RichReporter:
         self._counted, self._counts_left = -1, TimeLeft()
         self._waits = Waits()
         self._fields: dict[str, Any] = {"phase": "starting", "within": ""}
-        if self._console.is_terminal:
-            self._progress = Progress(
-                SpinnerColumn(),
-                TextColumn("iteration {task.fields[current]} of {task.total:.0f}"),
-                BarColumn(bar_width=10),
-                TextColumn("[bold]{task.fields[phase]}"),
-                TimeElapsedColumn(),
-                _Remaining(),
-                console=self._console,
-                transient=True,
-            )
-            self._task = self._progress.add_task(
-                "run", total=iterations, completed=start, current=start, ends=None, **self._fields
-            )
-
-    def __enter__(self) -> "RichReporter":
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        self._task = self._progress.add_task("run", total=iterations, current=0, ends=None, **self._fields)
 
     def phase(self, iteration: int, name: str) -> None:
         """A phase of an iteration begins."""
         self._phase, self._phase_left = name, TimeLeft()
         if name == "explore" and self._began is None:
             self._began = (iteration, time.monotonic())
-        if self._progress is not None:
-            in_iteration = name in _TIMES
-            current = min(iteration + 1, self._iterations) if in_iteration else iteration
-            shown = " ".join(filter(None, (_LIVE_LABELS.get(name, name), self._counts_of(iteration).get(name))))
-            self._progress.update(self._task, completed=iteration, current=current)
-            self._show(phase=shown, within="")
-        elif name in _LABELS:
-            self._print(f"{_LABELS[name]} (version {iteration})")
+        current = min(iteration + 1, self._iterations) if name in _TIMES else iteration
+        shown = " ".join(filter(None, (_LIVE_LABELS.get(name, name), self._counts_of(iteration).get(name))))
+        self._progress.update(self._task, completed=iteration, current=current)
+        self._show(phase=shown, within="")
+        if not self._is_live and name in _LABELS:
+            self.print(f"{_LABELS[name]} (version {iteration})")
 
     def progress(self, done: float, total: float) -> None:
         """So much of the phase is done."""
         left = self._phase_left
-        if self._progress is not None:
-            self._show(within=left.text(done, total, brief=True))
-        elif left.line_is_due():
-            self._print(f"{_LABELS.get(self._phase, self._phase)}: {left.text(done, total)}")
+        self._show(within=left.text(done, total, brief=True))
+        if not self._is_live and left.line_is_due():
+            self.print(f"{_LABELS.get(self._phase, self._phase)}: {left.text(done, total)}")
 
     def counted(self, iteration: int, part: str, done: int, total: int) -> None:
         """So many candidates of an iteration are explored, regenerated or trained."""
         counts, phase = self._counts_of(iteration), _COUNTED_IN[part]
         counts[phase] = f"{done}/{total}"
-        if self._progress is not None:
-            if self._phase == phase:
-                self._show(phase=f"{phase} {counts[phase]}")
-        elif self._counts_left.line_is_due():
+        if self._phase == phase:
+            self._show(phase=f"{phase} {counts[phase]}")
+        if not self._is_live and self._counts_left.line_is_due():
             parts = ", ".join(f"{name} {counts[at]}" for name, at in _COUNTED_IN.items() if at in counts)
-            self._print(f"iteration {iteration + 1} of {self._iterations}: {parts}")
+            self.print(f"iteration {iteration + 1} of {self._iterations}: {parts}")
 
     def _counts_of(self, iteration: int) -> dict[str, str]:
         """Counted candidates of this iteration by phase; those of another are forgotten."""
@@ -153,21 +120,17 @@ class RichReporter:
         widths = _TIMES | {name: max(9, len(name) + 2) for name in values}
         if self._printed % _HEADER_EVERY == 0:
             columns = "".join(f"{name:>{width}}" for name, width in widths.items())
-            self._print(f"{'iteration':>9}{columns}", style="dim")
+            self.print(f"{'iteration':>9}{columns}", style="dim")
         self._printed += 1
         shown = {name: f"{seconds.get(name, 0.0):.1f} s" for name in _TIMES}
         shown |= {name: f"{value:.4f}" for name, value in values.items()}
         cells = "".join(f"{shown[name]:>{width}}" for name, width in widths.items())
-        self._print(f"{f'{done}/{self._iterations}':>9}{cells}")
-        if self._progress is not None and self._began is not None:
+        self.print(f"{f'{done}/{self._iterations}':>9}{cells}")
+        if self._began is not None:
             first, began = self._began
             pace = (time.monotonic() - began) / (done - first)
             ends = time.monotonic() + pace * (self._iterations - done)
             self._progress.update(self._task, completed=done, ends=ends)
-
-    def print(self, text: str) -> None:
-        """Show a line of text."""
-        self._print(text)
 
     def waiting(self, server: str, wait: Wait | None) -> None:
         """A server is waited for; None: no longer. Any thread."""
@@ -181,11 +144,7 @@ class RichReporter:
         if awaited is not None and self._phase != "train":
             server, until = awaited
             shown = {"phase": f"waiting for {server.partition('//')[2]}", "within": f"until {until:%H:%M:%S}"}
-        if self._progress is not None:
-            self._progress.update(self._task, **shown, refresh=True)
-
-    def _print(self, text: str, style: str | None = None) -> None:
-        self._console.print(text, style=style, markup=False, soft_wrap=True)
+        self._progress.update(self._task, **shown, refresh=True)
 
 
 def show_result(result: dict[str, Any], folder: Path) -> None:

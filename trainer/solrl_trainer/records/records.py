@@ -103,12 +103,8 @@ class IterationRecord:
         shares: share of each trained reward in the spread of the score.
         digest: digest of the new behaviour policy's adapter file.
         update: figures of the optimiser steps.
-        explored_seconds: time of the exploration.
-        waited_seconds: time that the trainer waited for it; None for local exploration.
-        regenerated_seconds: time of regenerating and scoring; None for local candidates.
-        trained_seconds: time of the update.
-        pushed_seconds: time of the push; None before it.
-        explored_here_seconds: time in which the trainer explored its share; None if one side explores all prompts.
+        seconds: by phase, as metrics.jsonl names them: "explore"; "explore_here", if the trainer explores a share;
+            "wait" of the trainer for a service; "regenerate", scoring included; "train"; and "push", after it.
         scoring: time of each reward of candidates and of training samples, and where it ran; of rank 0's share.
     """
 
@@ -124,12 +120,7 @@ class IterationRecord:
     shares: dict[str, float]
     digest: str
     update: UpdateFigures
-    explored_seconds: float
-    waited_seconds: float | None
-    regenerated_seconds: float | None
-    trained_seconds: float
-    pushed_seconds: float | None = None
-    explored_here_seconds: float | None = None
+    seconds: Mapping[str, float]
     refilled: float | None = None
     weights: Mapping[str, float] = field(default_factory=dict)
     scoring: tuple[ScoringTime, ...] = ()
@@ -138,19 +129,6 @@ class IterationRecord:
     def version(self) -> int:
         """Version of the behaviour policy that the iteration produced."""
         return self.iteration + 1
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Seconds by phase, as metrics.jsonl names them."""
-        phases = {
-            "explore": self.explored_seconds,
-            "explore_here": self.explored_here_seconds,
-            "wait": self.waited_seconds,
-            "regenerate": self.regenerated_seconds,
-            "train": self.trained_seconds,
-            "push": self.pushed_seconds,
-        }
-        return {name: seconds for name, seconds in phases.items() if seconds is not None}
 
     def line(self) -> dict[str, Any]:
         """The iteration's line of metrics.jsonl."""
@@ -174,7 +152,7 @@ class IterationRecord:
             "grad_norm": self.update.grad_norm,
             "grad_norm_max": self.update.grad_norm_max,
             **_objective(self.update.figures),
-            "seconds": self.seconds,
+            "seconds": dict(self.seconds),
             "scoring": [one.model_dump() for one in self.scoring],
         }
 

@@ -68,15 +68,18 @@ class RunLog:
 
     def pushed_digests(self) -> set[str]:
         """Digests of the adapter files of all iterations in metrics.jsonl."""
-        return {line["digest"] for line in self._metrics.lines("iteration")} if self._metrics is not None else set()
+        return {line["digest"] for line in self._lines("iteration")}
+
+    def _lines(self, event: str) -> list[dict[str, Any]]:
+        return self._metrics.lines(event) if self._metrics is not None else []
 
     def rewind(self, version: int) -> None:
         """Drop lines beyond `version`, from which the run continues; −1 drops all lines."""
         if self._metrics is not None:
             self._metrics.rewind(version)
             self._earlier = self._metrics.seconds()
-            self._watch_collapse(self._metrics)
-            self.spearman = {line["version"]: line["spearman"] for line in self._metrics.lines("fidelity")}
+            self._watch_collapse()
+            self.spearman = {line["version"]: line["spearman"] for line in self._lines("fidelity")}
             if self._trackers is not None:
                 self._trackers.start(version, self._metrics.lines())
 
@@ -84,15 +87,14 @@ class RunLog:
         """The run continues from `version` with these changes."""
         if changes:
             self._log("change", version=version, changes={one.name: [one.then, one.now] for one in changes})
-            if self._metrics is not None:
-                self._watch_collapse(self._metrics)
+            self._watch_collapse()
             logger.info(f"changed after version {version}: {'; '.join(map(str, changes))}")
 
-    def _watch_collapse(self, metrics: MetricsFile) -> None:
+    def _watch_collapse(self) -> None:
         """Compare with the iterations since rewards or prompts changed last."""
-        changes = ((line["version"], name) for line in metrics.lines("change") for name in line["changes"])
+        changes = ((line["version"], name) for line in self._lines("change") for name in line["changes"])
         since = max((version for version, name in changes if name.startswith(("reward", "prompts"))), default=-1)
-        self._collapse.start([line for line in metrics.lines("iteration") if line["version"] > since])
+        self._collapse.start([line for line in self._lines("iteration") if line["version"] > since])
 
     def candidates(self, iteration: int, exploration: Exploration) -> Iterator[CandidateGroup]:
         """Yield the groups of an exploration; time spent waiting for a group counts as "wait"."""
@@ -141,7 +143,7 @@ class RunLog:
 
     def iteration_finished(self, record: IterationRecord) -> None:
         """An iteration is pushed."""
-        self._log("push", version=record.version, seconds={"push": record.pushed_seconds})
+        self._log("push", version=record.version, seconds={"push": record.seconds["push"]})
         if self._status is not None:
             self._status.report(record)
         if self._reporter is not None:
@@ -164,23 +166,19 @@ class RunLog:
 
     def is_evaluated(self, version: int) -> bool:
         """Whether metrics.jsonl has the evaluation of a version."""
-        return self._metrics is not None and any(
-            line["version"] == version for line in self._metrics.lines("evaluation")
-        )
+        return any(line["version"] == version for line in self._lines("evaluation"))
 
     def held_out(self, weights: Mapping[str, float]) -> dict[int, float]:
         """Weighted sum of the trained rewards on held-out prompts by version, as far as evaluated; only on rank 0."""
-        lines = self._metrics.lines("evaluation") if self._metrics is not None else []
         return {
             line["version"]: trained_sum(line["rewards"], weights)
-            for line in lines
+            for line in self._lines("evaluation")
             if weights.keys() <= line["rewards"].keys()
         }
 
     def held_out_low(self, version: int, weights: Mapping[str, float]) -> float:
         """Lower end of the 95 % interval of that sum at a version that was evaluated; the base's has no interval."""
-        lines = self._metrics.lines("evaluation") if self._metrics is not None else []
-        found = next(line for line in lines if line["version"] == version).get("low", {})
+        found = next(line for line in self._lines("evaluation") if line["version"] == version).get("low", {})
         return float(found.get(TRAINED_SUM, found.get(next(iter(weights)), -math.inf)))
 
     def evaluated(self, record: HeldOutRecord, found: Evaluation, prompts: Sequence[str]) -> None:

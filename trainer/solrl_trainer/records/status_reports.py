@@ -53,30 +53,6 @@ _PROMPT_LENGTH = 1000
 _THUMBNAIL_FRAMES = 12
 
 
-class ImageBudget:
-    """Limits images for the page to a hundredth of the service's time."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` returns seconds."""
-        self._clock = clock
-        self._due = clock()
-
-    def take(self) -> bool:
-        """Whether images may be requested now. After True, returns False until `spent` or `failed` is called."""
-        if self._clock() < self._due:
-            return False
-        self._due = float("inf")
-        return True
-
-    def spent(self, seconds: float) -> None:
-        """Record that images took `seconds` of the service's work; time in its queue does not count."""
-        self._due = self._clock() + max(_SHORTEST_PAUSE, seconds / _SHARE)
-
-    def failed(self) -> None:
-        """Record that requesting images failed."""
-        self._due = self._clock() + _PAUSE_AFTER_FAILURE
-
-
 class StatusReporter:
     """Reports iterations from a background thread, and occasionally requests a few images from the service.
 
@@ -110,7 +86,7 @@ class StatusReporter:
         self._reports: list[IterationReport] = []
         self._counts: dict[str, Work] = {}
         self._counted_at = (-1, -math.inf)
-        self._budget = ImageBudget()
+        self._images_due = clock()
         self._failed = self._doubts = False
         self._samples: Samples | None = None
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -133,7 +109,8 @@ class StatusReporter:
 
         Those of the last iteration come to `show_pairs`.
         """
-        if iteration + 1 < self._config.iterations and self._work.empty() and self._budget.take():
+        if iteration + 1 < self._config.iterations and self._work.empty() and self._clock() >= self._images_due:
+            self._images_due = math.inf
             self._work.put(lambda: self._fetch(iteration, samples))
 
     def show_pairs(self, iteration: int, samples: IterationSamples, pairs: CandidatePairs | None) -> None:
@@ -188,9 +165,10 @@ class StatusReporter:
         try:
             shown = candidate_pairs(samples, self._source(), prompts=_PROMPTS, each=1)
         except BaseException:
-            self._budget.failed()
+            self._images_due = self._clock() + _PAUSE_AFTER_FAILURE
             raise
-        self._budget.spent(shown.seconds)
+        # Time in the service's queue is not its work.
+        self._images_due = self._clock() + max(_SHORTEST_PAUSE, shown.seconds / _SHARE)
         self._keep(iteration, samples, shown)
 
     def _keep(self, iteration: int, samples: IterationSamples, shown: CandidatePairs) -> None:

@@ -5,11 +5,10 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TextIO
+from typing import Self, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from solrl_proto.printable import printable
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from solrl_trainer.records.figures import duration_text
 
@@ -61,47 +60,53 @@ class ProgressCounter:
         self._progress(self._done, self._total)
 
 
-class Countdown:
-    """Progress of a command on stderr: a live line in a terminal, plain lines elsewhere. It is an `OnProgress`.
+class LiveLine:
+    """Output of a command on stderr: a live line in a terminal, which disappears at the end, and lines of text.
 
     Args:
-        work: name of the work.
+        columns: of the live line.
         file: output instead of stderr.
         quiet: show nothing, as on ranks other than the first.
     """
 
-    def __init__(self, work: str, file: TextIO | None = None, *, quiet: bool = False) -> None:
-        self._work = work
+    def __init__(self, *columns: ProgressColumn, file: TextIO | None = None, quiet: bool = False) -> None:
         self._console = Console(file=file or sys.stderr, highlight=False, quiet=quiet)
-        self._left: TimeLeft | None = None
-        self._progress: Progress | None = None
-        if self._console.is_terminal:
-            columns = (SpinnerColumn(), TextColumn(work), BarColumn(bar_width=16), TimeElapsedColumn())
-            self._progress = Progress(
-                *columns, TextColumn("{task.fields[left]}"), console=self._console, transient=True
-            )
-            self._task = self._progress.add_task(work, total=None, left="")
+        self._is_live = self._console.is_terminal
+        self._progress = Progress(*columns, console=self._console, transient=True, disable=not self._is_live)
 
-    def __enter__(self) -> "Countdown":
-        if self._progress is not None:
-            self._progress.start()
+    def __enter__(self) -> Self:
+        self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        self._progress.stop()
+
+    def print(self, text: str, style: str | None = None) -> None:
+        """Show a line of text."""
+        self._console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+class Countdown(LiveLine):
+    """Progress of a command; outside a terminal, a line now and then. It is an `OnProgress`.
+
+    Args:
+        work: name of the work.
+        file, quiet: as of `LiveLine`.
+    """
+
+    def __init__(self, work: str, file: TextIO | None = None, *, quiet: bool = False) -> None:
+        columns = (SpinnerColumn(), TextColumn(work), BarColumn(bar_width=16), TimeElapsedColumn())
+        super().__init__(*columns, TextColumn("{task.fields[left]}"), file=file, quiet=quiet)
+        self._work = work
+        self._task = self._progress.add_task(work, total=None, left="")
+        self._left: TimeLeft | None = None
 
     def __call__(self, done: float, total: float) -> None:
         """Show how much is done. The first call, with nothing done, begins the estimate."""
         self._left = self._left or TimeLeft()
         text = self._left.text(done, total)
-        if self._progress is not None:
-            self._progress.update(self._task, completed=done, total=total, left=text, refresh=True)
-        elif self._left.line_is_due():
+        self._progress.update(self._task, completed=done, total=total, left=text, refresh=True)
+        if not self._is_live and self._left.line_is_due():
             self.print(f"{self._work}: {text}")
-
-    def print(self, text: str) -> None:
-        """Show a line of text."""
-        self._console.print(printable(text), markup=False, soft_wrap=True)

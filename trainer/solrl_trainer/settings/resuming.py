@@ -17,7 +17,7 @@ from solrl_core.suggestions import did_you_mean
 
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.records import checkpoints
-from solrl_trainer.records.checkpoints import Origin
+from solrl_trainer.records.checkpoints import Checkpoint
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompts import prompts_of_run
@@ -94,20 +94,20 @@ def check_names(names: Collection[str]) -> None:
 
 
 def check_before_loading(config: RunConfig, checkpoint: int | None, allowed: Collection[str]) -> None:
-    """Check metrics, settings, prompts and libraries of a run that is resumed; arguments and errors as `check`."""
+    """Check metrics, settings, prompts and libraries of a run that is resumed; raises as `latest` and `check`."""
     check_names(allowed)
     metrics = config.output / "metrics.jsonl"
     if metrics.is_file():
         read_metrics(metrics)
-    if (origin := checkpoints.newest_origin(config.output / "checkpoints", checkpoint)) is not None:
-        check(origin, config, parts_before_loading(config), allowed)
+    if (found := checkpoints.latest(config.output / "checkpoints", checkpoint)) is not None:
+        check(found, config, parts_before_loading(config), allowed)
 
 
-def check(origin: Origin, config: RunConfig, parts: Mapping[str, str], allowed: Collection[str]) -> list[Change]:
+def check(stored: Checkpoint, config: RunConfig, parts: Mapping[str, str], allowed: Collection[str]) -> list[Change]:
     """Compare what is asked with what a checkpoint was trained with.
 
     Args:
-        origin: of the checkpoint.
+        stored: the run's checkpoint.
         config: settings that are asked for.
         parts: digests and versions of what the run depends on beside them, as far as known. Only kinds that the
             checkpoint has, too, are compared.
@@ -119,12 +119,12 @@ def check(origin: Origin, config: RunConfig, parts: Mapping[str, str], allowed: 
     Raises:
         ValueError: something else differs, or fewer iterations are asked for than are finished.
     """
-    if config.iterations < origin.version:
+    if config.iterations < stored.version:
         raise ValueError(
-            f"{origin.path} has finished {origin.version} iterations, but iterations is {config.iterations}; expected "
-            f"at least {origin.version}, or --checkpoint with an earlier version to go back to"
+            f"{stored.path} has finished {stored.version} iterations, but iterations is {config.iterations}; expected "
+            f"at least {stored.version}, or --checkpoint with an earlier version to go back to"
         )
-    found = [one for one in _changes(origin, config, parts) if one.rule != "free"]
+    found = [one for one in _changes(stored, config, parts) if one.rule != "free"]
     fixed = [one for one in found if one.rule == "fixed"]
     named = [one for one in found if one.rule == "named" and not _is_allowed(one.name, allowed)]
     if fixed or named:
@@ -135,7 +135,7 @@ def check(origin: Origin, config: RunConfig, parts: Mapping[str, str], allowed: 
         if named:
             options = " ".join(f"--allow-change {one.name}" for one in named)
             remedies.append(f"Undo what is not meant, and allow the rest by name: {options}")
-        raise ValueError(f"{origin.path} is of a run with (stored → asked) {shown}. {'. '.join(remedies)}")
+        raise ValueError(f"{stored.path} is of a run with (stored → asked) {shown}. {'. '.join(remedies)}")
     return found
 
 
@@ -186,14 +186,14 @@ def _libraries() -> Iterator[tuple[str, str]]:
             continue
 
 
-def _changes(origin: Origin, config: RunConfig, parts: Mapping[str, str]) -> Iterator[Change]:
-    then, now = (dict(_leaves(one.model_dump(mode="json"))) for one in (origin.config, config))
+def _changes(stored: Checkpoint, config: RunConfig, parts: Mapping[str, str]) -> Iterator[Change]:
+    then, now = (dict(_leaves(one.model_dump(mode="json"))) for one in (stored.config, config))
     for name in sorted(then.keys() | now.keys()):
         if then.get(name) != now.get(name):
             yield Change(name, then.get(name), now.get(name))
-    for kind in sorted(_kinds(origin.parts) & _kinds(parts)):
-        for name in sorted(name for name in origin.parts.keys() | parts.keys() if _kind(name) == kind):
-            change = Change(name, origin.parts.get(name), parts.get(name))
+    for kind in sorted(_kinds(stored.parts) & _kinds(parts)):
+        for name in sorted(name for name in stored.parts.keys() | parts.keys() if _kind(name) == kind):
+            change = Change(name, stored.parts.get(name), parts.get(name))
             if change.then != change.now and (kind in _COMPLETE or None not in change):
                 yield change
 
