@@ -18,7 +18,7 @@ from solrl_trainer.commands.cli import main, run_command
 from solrl_trainer.commands.options import Calibrate
 from solrl_trainer.evaluation.held_out import load_evaluation, save_evaluation
 from solrl_trainer.records.evaluations import Evaluation
-from solrl_trainer.records.folder import FolderInUseError, check_writable, is_locked, locked, saved_settings
+from solrl_trainer.records.folder import FolderInUseError, check_free, check_writable, locked, saved_settings
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
 from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import resolve
@@ -128,9 +128,10 @@ def test_an_unreadable_file_is_named(words: list[str], variables: dict[str, str]
 
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
-    assert not is_locked(tmp_path / "nowhere")
+    check_free(tmp_path / "nowhere")
     with locked(tmp_path / "run"):
-        assert is_locked(tmp_path / "run")
+        with pytest.raises(FolderInUseError):
+            check_free(tmp_path / "run")
         with pytest.raises(FolderInUseError), locked(tmp_path / "run"):
             pass
     with locked(tmp_path / "run"):
@@ -140,7 +141,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
         with locked(tmp_path / "run"):
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
-    assert not is_locked(tmp_path / "run")
+    check_free(tmp_path / "run")
 
 
 def test_a_reward_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,14 +223,16 @@ def _resolve(command: Run) -> "Resolved":
 
 
 def _dry_run(command: Run) -> int:
+    from solrl_trainer.records.folder import check_free
     from solrl_trainer.records.shown_log import shown_log
-    from solrl_trainer.settings.preflight import check_dry_run
+    from solrl_trainer.settings.preflight import check_run
     from solrl_trainer.settings.settings_yaml import sourced_yaml
 
     resolved, resume = _resolve(command), command.resume is not None
     print("\n".join(sourced_yaml(resolved)))
+    check_free(resolved.config.output)
     with shown_log(_print):
-        check_dry_run(resolved.config, resume=resume)
+        check_run(resolved.config, resume=resume, dry=True)
     if resume:
         from solrl_trainer.settings.resuming import check_before_loading
 
@@ -362,12 +364,7 @@ def _evaluate(command: Evaluate, rank_info: RankInfo) -> None:
 
     from solrl_trainer.ranks.rank_runtime import process_group
 
-    counts = {"prompts": command.prompts, "seeds": command.seeds, "steps": command.steps}
     with process_group(rank_info) as processes:
-        for name, value in counts.items():
-            if value is not None and value < 1:
-                raise ValueError(f"got --{name} {value}; expected at least 1")
-
         from solrl_trainer.commands.evaluate import evaluate_run
         from solrl_trainer.records.progress import evaluation_table
         from solrl_trainer.records.shown_log import shown_log
@@ -379,9 +376,11 @@ def _evaluate(command: Evaluate, rank_info: RankInfo) -> None:
                 progress=shown,
                 rewards=command.rewards,
                 overrides=command.set,
+                prompts=command.prompts,
+                seeds=command.seeds,
+                steps=command.steps,
                 checkpoint=command.checkpoint,
                 processes=processes,
-                **counts,
             )
     if rank_info.is_rank_zero:
         console = Console()

@@ -1,12 +1,10 @@
 """`solrl-train demo`: a rollout service and a training on this machine, and their results."""
 
-import importlib
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -101,26 +99,12 @@ def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
     with locked(output):
         _clear(output)
         console.print("starting the rollout service (mini-sana, NVFP4 emulated on this CPU)")
-        # The imports take seconds, and so does the start of the service.
-        importing = threading.Thread(target=_import_all, daemon=True)
-        importing.start()
         with rollout_service("mini-sana", output / "service.log") as url:
-            importing.join()
             from solrl_trainer.commands.run import run
             from solrl_trainer.records.progress import show_result
 
             summary = run(config.model_copy(update={"rollout_url": url}))
     show_result(summary, output)
-
-
-def _import_all() -> None:
-    """Import everything that a run uses."""
-    for name in (
-        "diffusers.pipelines.sana.pipeline_sana",
-        "transformers.models.clip.modeling_clip",
-        "solrl_trainer.commands.run",
-    ):
-        importlib.import_module(name)
 
 
 def _clear(folder: Path) -> None:

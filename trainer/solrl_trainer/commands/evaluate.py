@@ -14,7 +14,7 @@ from solrl_core.sampling.generator import Generator
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
-from solrl_proto.rollouts import Plan, PromptItem
+from solrl_proto.rollouts import Plan
 from solrl_remote.remote_reward import connect_reward
 
 from solrl_trainer.evaluation.evaluate import evaluate
@@ -39,7 +39,7 @@ from solrl_trainer.settings.prompts import prompts_of_run
 logger = logging.getLogger(__name__)
 
 CHANGEABLE = ("reward_options", "device", "generate.height", "generate.width", "generate.frames")
-"""Settings of the run that an evaluation may change."""
+"""Settings of the run that `--set` may change for an evaluation."""
 
 
 def evaluate_run(
@@ -72,15 +72,15 @@ def evaluate_run(
 
     Raises:
         FileNotFoundError: the folder contains no run, or a run without a checkpoint.
-        ConfigError: an invalid override.
+        ConfigError: an invalid override or number.
         ValueError, OSError: model, reward or prompts cannot be loaded, a reward cannot score these prompts, or the
             checkpoint is damaged.
     """
     saved = saved_settings(folder)
     given = dict(parse_override(override) for override in overrides)
-    config = _changed(saved, given)
+    config = _changed(saved, given, {"prompts": prompts, "seeds": seeds, "steps": steps})
     settings = config.evaluate
-    held_out = prompts_of_run(config.prompt_sources, "test").all[: prompts or settings.prompts]
+    held_out = prompts_of_run(config.prompt_sources, "test").all[: settings.prompts]
     wanted = list(rewards) if rewards else [*config.rewards, *settings.rewards]
     chosen = given.get("reward_options", {})
     options = saved.reward_options | chosen
@@ -107,7 +107,7 @@ def evaluate_run(
     connect = partial(connect_reward, patience=config.patience, on_wait=Waits())
     judges = RewardSet.load(names, backbone, options, connect=connect)
     generator = Generator(backbone, "bf16")
-    plan = Plan(steps=steps or settings.steps, solver=config.solver, guidance=config.guidance)
+    plan = Plan(steps=settings.steps, solver=config.solver, guidance=config.guidance)
     sampler = Sampler(generator, lambda: plan, batch=AdaptiveBatchSize(config.batch, on_exhausted=logger.warning))
     scorer = Scorer(judges, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=logger.warning))
 
@@ -118,7 +118,7 @@ def evaluate_run(
             held_out,
             world,
             judges=names if rewards else [name for name in names if name in settings.rewards],
-            seeds=seeds or settings.seeds,
+            seeds=settings.seeds,
             progress=lambda done, total: progress(earlier + done / total, 2),
         )
         logger.info(f"{name}: " + ", ".join(f"{reward} {result.mean(reward):.4f}" for reward in result.scores))
@@ -134,41 +134,31 @@ def evaluate_run(
         "trained": config.shown_weights,
         "version": found.version,
         "prompts": len(held_out),
-        "seeds": seeds or settings.seeds,
-        "steps": steps or settings.steps,
+        "seeds": settings.seeds,
+        "steps": settings.steps,
         "rewards": compare(before, after, weights_of_all(held_out, config.rewards)),
     }
     if processes.is_rank_zero:
-        about = trained_text(config.model, config.preset, config.shown_weights)
+        output, texts = folder / "evaluation", [prompt.text for prompt in held_out]
+        output.mkdir(exist_ok=True)
+        write_file(output / "evaluation.json", json.dumps(summary, indent=1, allow_nan=False))
+        save_gallery(output, Gallery(texts, before.images, after.images, verdicts(before, after)))
         title = f"{config.run}, version {found.version}"
-        _write(folder / "evaluation", summary, held_out, before, after, title, about)
+        about = trained_text(config.model, config.preset, config.shown_weights)
+        write_grid(load_gallery(output), output / "grid.png", title, about)
     return summary
 
 
-def _write(
-    output: Path,
-    summary: Mapping[str, Any],
-    held_out: Sequence[PromptItem],
-    before: Evaluation,
-    after: Evaluation,
-    title: str,
-    about: str,
-) -> None:
-    output.mkdir(exist_ok=True)
-    write_file(output / "evaluation.json", json.dumps(summary, indent=1, allow_nan=False))
-    texts = [prompt.text for prompt in held_out]
-    save_gallery(output, Gallery(texts, before.images, after.images, verdicts(before, after)))
-    write_grid(load_gallery(output), output / "grid.png", title, about)
-
-
-def _changed(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
+def _changed(config: RunConfig, given: Mapping[str, Any], options: Mapping[str, int | None]) -> RunConfig:
     if unknown := sorted(given.keys() - set(CHANGEABLE)):
         raise ConfigError(f"got --set {unknown[0]}=…; an evaluation can only set {', '.join(CHANGEABLE)}")
     changed = config.model_dump(mode="json")
+    changed["evaluate"] |= {name: value for name, value in options.items() if value is not None}
     for name, value in given.items():
         section, _, field = name.rpartition(".")
         (changed[section] if section else changed)[field] = value
     try:
         return RunConfig.model_validate(changed)
     except ValidationError as error:
-        raise refused(error, dict.fromkeys(given, "--set")) from error
+        sources = dict.fromkeys(given, "--set") | {f"evaluate.{name}": f"--{name}" for name in options}
+        raise refused(error, sources) from error

@@ -132,25 +132,8 @@ def push(files: Sequence[Path], repository: str, message: str) -> str:
         hub.create_commit(repository, added, commit_message=message)
     except Exception as error:
         raise OSError(
-            f"cannot push to {repository} at {hub.endpoint}: {_advice(error)}. The files are in {files[0].parent}; the "
-            f"same command tries again. Original error: {error}"
+            f"cannot push to {repository} at {hub.endpoint}: {error}; expected a token that may write there "
+            "(HF_TOKEN), and a hub that can be reached (HF_ENDPOINT, HF_HUB_OFFLINE). The files are in "
+            f"{files[0].parent}; the same command tries again"
         ) from error
     return address
-
-
-def _advice(error: Exception) -> str:
-    """Advice on a failed push."""
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
-    if isinstance(error, OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE is set: unset it"
-    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
-        return "the hub refuses the token: set HF_TOKEN to one that may write there"
-    if isinstance(error, HfHubHTTPError):
-        return f"the hub answers with status {error.response.status_code}"
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, OSError):  # below the error of whichever HTTP client is in use
-        cause = cause.__cause__ or cause.__context__
-    if cause is not None:
-        return "the hub cannot be reached: check the network and HF_ENDPOINT"
-    return type(error).__name__

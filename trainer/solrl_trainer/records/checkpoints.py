@@ -47,7 +47,7 @@ class Checkpoint:
     version: int
     config: RunConfig
     parts: Mapping[str, str]
-    adapters: dict[int, bytes]
+    adapters: Mapping[int, bytes]
     tensors: dict[str, torch.Tensor]
 
     @property

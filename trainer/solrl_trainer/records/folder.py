@@ -4,8 +4,9 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from pydantic import ValidationError
 from solrl_proto.text_files import naming, read_json
@@ -35,34 +36,39 @@ def locked(folder: Path) -> Iterator[None]:
     check_writable(folder)
     with naming(f"--output {folder}", _OUTPUT):
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(descriptor, 32).decode(errors="replace").strip()
-            named = f" (process {holder})" if holder.isdigit() else ""
-            raise FolderInUseError(
-                f"{folder} is in use by another process{named}; wait until it ends, or choose another --run or --output"
-            ) from None
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-                raise
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        file = (folder / LOCK).open("a+")
+    with file:
+        _lock(file, fcntl.LOCK_EX, folder)
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
         yield
-    finally:
-        os.close(descriptor)
 
 
-def is_locked(folder: Path) -> bool:
-    """Whether another process has locked the folder; writes nothing."""
+def _lock(file: TextIO, kind: int, folder: Path) -> None:
     try:
-        with (folder / LOCK).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read(32).strip()
+        named = f" (process {holder})" if holder.isdigit() else ""
+        raise FolderInUseError(
+            f"{folder} is in use by another process{named}; wait until it ends, or choose another --run or --output"
+        ) from None
     except OSError as error:
-        return isinstance(error, BlockingIOError)
-    return False
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder as `locked` does; writes nothing.
+
+    Raises:
+        FolderInUseError, OSError: as `locked`.
+    """
+    with suppress(OSError), (folder / LOCK).open() as file:
+        _lock(file, fcntl.LOCK_SH, folder)
+    check_writable(folder)
 
 
 def check_writable(folder: Path) -> None:

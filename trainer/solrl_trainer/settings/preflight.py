@@ -11,11 +11,10 @@ from typing import Any
 from solrl_client.rollouts import RolloutClient
 from solrl_core.layer_list import read_layer_lists
 from solrl_core.suggestions import did_you_mean
-from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import PromptItem
 
-from solrl_trainer.records.folder import FolderInUseError, check_new, check_writable, is_locked
+from solrl_trainer.records.folder import check_new
 from solrl_trainer.records.waits import Waits
 from solrl_trainer.service.requirements import require_precision, require_rewards, run_taken
 from solrl_trainer.settings.config import RunConfig
@@ -34,12 +33,13 @@ RewardOptions = Mapping[str, Mapping[str, Any]]
 NO_OPTIONS: RewardOptions = {}
 
 
-def check_run(config: RunConfig, *, resume: bool) -> RunConfig:
+def check_run(config: RunConfig, *, resume: bool, dry: bool = False) -> RunConfig:
     """Check a run that is about to start.
 
     Args:
         config: its settings.
         resume: whether it continues the run in its folder.
+        dry: whether a service that does not answer is only a warning.
 
     Returns:
         The settings, without evaluation rewards that cannot score images of these prompts.
@@ -52,31 +52,15 @@ def check_run(config: RunConfig, *, resume: bool) -> RunConfig:
     """
     _check_here(config, resume=resume)
     if config.uses_service:
-        with RolloutClient(config.service_url, patience=FIRST_PATIENCE, on_wait=Waits()) as client:
-            _check_service(client, config, resume=resume)
-    return _check_models(config)
-
-
-def check_dry_run(config: RunConfig, *, resume: bool) -> None:
-    """Check as `check_run`; but a service that does not answer is a warning, and a folder in use is an error.
-
-    Raises:
-        FolderInUseError: another process writes to the folder.
-        ValueError, OSError, ProblemError, MismatchError: as `check_run`.
-    """
-    if is_locked(config.output):
-        raise FolderInUseError(f"{config.output} is in use by another process")
-    check_writable(config.output)
-    _check_here(config, resume=resume)
-    if config.uses_service:
         try:
-            with RolloutClient(config.service_url, patience=0) as client:
+            patience = 0 if dry else FIRST_PATIENCE
+            with RolloutClient(config.service_url, patience=patience, on_wait=Waits()) as client:
                 _check_service(client, config, resume=resume)
         except ProblemError as error:
-            if error.problem.kind != ProblemKind.SERVICE_UNREACHABLE:
+            if not dry or error.problem.kind != ProblemKind.SERVICE_UNREACHABLE:
                 raise
             logger.warning(f"not checked: the service at {config.service_url} does not answer")
-    _check_models(config)
+    return _check_models(config)
 
 
 def usable_judges(
@@ -197,17 +181,13 @@ def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) ->
     check_noise_contract(service.noise)
     train = prompts_of_run(config.prompt_sources, "train").all
     require_rewards(client.url, service, hosted, reward_specs(config.service_rewards(train), config, hosted))
-    _require_precisions(client.url, hosted, config)
+    if (explored := config.explore.precision) != "auto":
+        require_precision(client.url, hosted, explored, where="explore.precision", action="explore.precision=auto")
+    if config.regenerate.at == "service":
+        require_precision(client.url, hosted, "bf16", where="regenerate.at", action="regenerate.at=trainer")
     # Version 0 may be from an attempt of this run that ended before its first checkpoint.
     if not resume and (held := client.adapters(config.run)) is not None and held.head > 0:
         raise run_taken(client.url, config.run, held.head)
-
-
-def _require_precisions(url: str, hosted: ModelInfo, config: RunConfig) -> None:
-    if (explored := config.explore.precision) != "auto":
-        require_precision(url, hosted, explored, where="explore.precision", action="explore.precision=auto")
-    if config.regenerate.at == "service":
-        require_precision(url, hosted, "bf16", where="regenerate.at", action="regenerate.at=trainer")
 
 
 def _check_models(config: RunConfig) -> RunConfig:
