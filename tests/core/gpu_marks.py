@@ -3,13 +3,13 @@
 import pytest
 import torch
 from solrl_core.kernels.operation import has_descriptors
-from solrl_core.precision.fp8 import fp8_product
+from solrl_core.precision import has_fp8
 from torch import Tensor
 
 _DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 GPU = pytest.mark.skipif(_DEVICE.type == "cpu", reason="needs a CUDA GPU")
-FP8 = pytest.mark.skipif(fp8_product(_DEVICE) is None, reason="needs a GPU with FP8 units")
+FP8 = pytest.mark.skipif(not has_fp8(_DEVICE), reason="needs a GPU with FP8 units")
 HOPPER = pytest.mark.skipif(not has_descriptors(_DEVICE), reason="needs a GPU from Hopper on")
 
 

@@ -3,22 +3,20 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from gpu_marks import FP8
 from solrl_core.families import load_backbone
-from solrl_core.kernels import quantize_rows, row_product
-from solrl_core.precision import fp8, fp8_product, supported_precisions
-from solrl_core.precision.fp8 import Fp8Linear, Fp8PointwiseConv, Quantized, by_row, project, working_product
+from solrl_core.kernels import quantize_rows
+from solrl_core.precision import fp8, has_fp8, supported_precisions
+from solrl_core.precision.fp8 import Fp8Linear, Fp8PointwiseConv, Quantized, by_row, product_is_right, project
 from solrl_core.precision.fp8_emulated import EmulatedFp8Linear, EmulatedFp8PointwiseConv
 from solrl_core.sampling.generator import Generator
 from torch import Tensor, nn
 
 CPU = torch.device("cpu")
-needs_fp8 = pytest.mark.skipif(
-    not torch.cuda.is_available() or fp8_product(torch.device("cuda")) is None, reason="needs a GPU with FP8 units"
-)
 
 
 def test_a_cpu_has_no_fp8_and_the_error_names_alternatives() -> None:
-    assert fp8_product(CPU) is None
+    assert not has_fp8(CPU)
     assert "fp8" not in supported_precisions(CPU)
     with pytest.raises(ValueError, match=r"this CPU has no FP8 matrix units .* use bf16, or nvfp4"):
         Generator(load_backbone("mini-sana"), "fp8")
@@ -27,7 +25,7 @@ def test_a_cpu_has_no_fp8_and_the_error_names_alternatives() -> None:
         Fp8Linear.from_linear(nn.Linear(32, 8))
 
 
-@needs_fp8
+@FP8
 def test_a_layer_is_near_the_clean_one_and_follows_a_refresh() -> None:
     torch.manual_seed(0)
     for clean, layer, shape in (
@@ -55,38 +53,21 @@ def test_layers_share_a_quantised_input_only_in_fp8_and_refuse_a_gradient_before
             project([quantised], torch.zeros(2, 32, requires_grad=True))
 
 
-def test_our_kernel_takes_the_place_of_a_product_without_scales_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("fp8_in_float32")
+def test_a_product_without_scales_per_row_is_not_right(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_tensor(codes: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, bias: Tensor | None) -> Tensor:
         return ((codes.float() * scales.max()) @ (weight.float() * weight_scales.max()).T).to(torch.bfloat16)
 
     def refuses(*_: object) -> Tensor:
         raise RuntimeError("this GPU has no scales per row")
 
+    assert product_is_right(CPU)
     for other in (by_tensor, refuses):
-        monkeypatch.setattr(fp8, "PRODUCTS", {"torch": other, "kernel": row_product})
-        assert working_product(CPU) == "kernel"
-        monkeypatch.setattr(fp8, "PRODUCTS", {"torch": other})
-        assert working_product(CPU) is None
+        monkeypatch.setattr(fp8, "product", other)
+        assert not product_is_right(CPU)
 
 
-@needs_fp8
-@pytest.mark.parametrize(("rows", "depth", "outs"), [(1, 16, 16), (130, 80, 144), (300, 3072, 272)])
-def test_our_kernel_gives_torchs_product(rows: int, depth: int, outs: int) -> None:
-    torch.manual_seed(0)
-    x, weight = (torch.randn(count, 2 * depth, device="cuda") for count in (rows, outs))
-    x *= torch.logspace(-3, 5, rows, device="cuda")[:, None]
-    (codes, scales), (weights, weight_scales) = quantize_rows(x, ""), quantize_rows(weight, "")
-    given = (codes[:, depth:], scales, weights[:, depth:], weight_scales)
-    for bias in (None, torch.randn(outs, device="cuda", dtype=torch.bfloat16)):
-        got, expected = row_product(*given, bias), row_product(*(one.cpu() for one in given), None)
-        expected = expected if bias is None else expected + bias.cpu()
-        error = torch.linalg.norm(got.cpu().float() - expected.float(), dim=1) / torch.linalg.norm(
-            expected.float(), dim=1
-        )
-        assert float(error.max()) < 0.01
-
-
-@needs_fp8
+@FP8
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_quantised_input_gives_the_same_output(dtype: torch.dtype) -> None:
     layer = Fp8Linear.from_linear(nn.Linear(256, 128).cuda())

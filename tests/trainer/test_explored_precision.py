@@ -24,7 +24,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A simulated device of compute capability 9.0, on which all probes succeed."""
     support.probe.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    monkeypatch.setattr(support, "fp8_product", lambda device: "torch" if device.type == "cuda" else None)
+    monkeypatch.setattr(support, "has_fp8", lambda device: device.type == "cuda")
     yield
     support.probe.cache_clear()
 

@@ -9,7 +9,6 @@ from solrl_core.kernels.group_norm import group_norm_silu
 from solrl_core.kernels.linear_attention import linear_attention, plain_linear_attention
 from solrl_core.kernels.modulate import add_norm_modulate_quantize, norm_modulate_quantize
 from solrl_core.kernels.rope import rms_norm_rope
-from solrl_core.kernels.row_product import row_product
 from solrl_core.kernels.rows import ACTIVATIONS, E4M3_MAX, TINY, quantize_rows
 from solrl_core.kernels.wide_attention import wide_attention
 
@@ -30,7 +29,6 @@ __all__ = [
     "plain_linear_attention",
     "quantize_rows",
     "rms_norm_rope",
-    "row_product",
     "silu_depthwise_glu",
     "wide_attention",
 ]

@@ -6,11 +6,12 @@ multiplied by the norm's weights.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from solrl_core.kernels.operation import has_descriptors, operation
+from solrl_core.kernels.operation import TensorDescriptor, has_descriptors, like_first, operation, tl, triton
 
 HEAD_SIZES = (16, 32, 64)
 """Sizes of a head for which there is a kernel."""
@@ -18,13 +19,19 @@ LARGEST_LOGIT = 69.0
 """Largest |logit| that needs no maximum: exp(69) is 2**100, which leaves 2**27 for the sums over the keys."""
 _ROUNDING = 1.02
 """Margin for queries and keys that are rounded to BF16 after the norm, and for the norm's own rounding."""
+_QUERIES, _KEYS = 128, 64
+"""Tokens that a program computes, and those that a step of it reads."""
 
 
-def _out(query: Tensor, *_: Tensor) -> Tensor:
-    return query.new_empty(query.shape)
+def plain_bounded_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """`bounded_attention` in torch's operations."""
+    wide_query, wide_key, wide_value = (x.float().transpose(1, 2) for x in (query, key, value))
+    powers = (wide_query @ wide_key.mT / math.sqrt(query.shape[-1])).exp()
+    attended = powers @ wide_value / powers.sum(-1, keepdim=True)
+    return attended.transpose(1, 2).to(query.dtype).contiguous()
 
 
-@operation("bounded_attention", outputs=_out)
+@operation("bounded_attention", plain_bounded_attention, outputs=like_first)
 def bounded_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """softmax(query · keyᵀ / √D) · value for each head, for logits that do not exceed `LARGEST_LOGIT`.
 
@@ -35,21 +42,64 @@ def bounded_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     Returns:
         [B, S, H, D] in `query`'s dtype, accumulated in float32. Not differentiable.
     """
-    if query.device.type != "cuda":
-        return plain_bounded_attention(query, key, value)
-    from solrl_core.kernels import bounded_attention_gpu
+    out = like_first(query)
+    batch, queries, heads, size = query.shape
 
-    out = _out(query)
-    bounded_attention_gpu.bounded_attention(query.contiguous(), key.contiguous(), value.contiguous(), out)
+    def blocks(x: Tensor, rows: int) -> Any:
+        # Three axes, so that a block beyond the last token holds zeros and not the next image's tokens.
+        return TensorDescriptor.from_tensor(x.contiguous().flatten(2), [1, rows, size])
+
+    _bounded_attention[(triton.cdiv(queries, _QUERIES), heads, batch)](
+        blocks(query, _QUERIES),
+        blocks(key, _KEYS),
+        blocks(value, _KEYS),
+        blocks(out, _QUERIES),
+        key.shape[1],
+        math.log2(math.e) / math.sqrt(size),
+        SIZE=size,
+        QUERIES=_QUERIES,
+        KEYS=_KEYS,
+        num_warps=8,
+        num_stages=4,
+    )
     return out
 
 
-def plain_bounded_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """`bounded_attention` in torch's operations."""
-    wide_query, wide_key, wide_value = (x.float().transpose(1, 2) for x in (query, key, value))
-    powers = (wide_query @ wide_key.mT / math.sqrt(query.shape[-1])).exp()
-    attended = powers @ wide_value / powers.sum(-1, keepdim=True)
-    return attended.transpose(1, 2).to(query.dtype).contiguous()
+@triton.jit
+def _bounded_attention(
+    query,
+    key,
+    value,
+    out,
+    keys,
+    scale,
+    SIZE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Process QUERIES queries of one head. Powers are of 2, so `scale` includes log2 e."""
+    image = tl.program_id(2)
+    channel = tl.program_id(1) * SIZE
+    row = tl.program_id(0) * QUERIES
+    q = tl.reshape(query.load([image, row, channel]), (QUERIES, SIZE))
+    total = tl.zeros((QUERIES,), tl.float32)
+    sums = tl.zeros((QUERIES, SIZE), tl.float32)
+    whole = keys // KEYS * KEYS
+    for begin in range(0, whole, KEYS):
+        k = tl.reshape(key.load([image, begin, channel]), (KEYS, SIZE))
+        powers = tl.exp2(tl.dot(q, tl.trans(k)) * scale)
+        total += tl.sum(powers, 1)
+        v = tl.reshape(value.load([image, begin, channel]), (KEYS, SIZE))
+        sums = tl.dot(powers.to(v.dtype), v, sums)
+    if whole < keys:
+        k = tl.reshape(key.load([image, whole, channel]), (KEYS, SIZE))
+        powers = tl.exp2(tl.dot(q, tl.trans(k)) * scale)
+        powers = tl.where(tl.arange(0, KEYS)[None, :] < keys - whole, powers, 0)
+        total += tl.sum(powers, 1)
+        v = tl.reshape(value.load([image, whole, channel]), (KEYS, SIZE))
+        sums = tl.dot(powers.to(v.dtype), v, sums)
+    result = (sums / total[:, None]).to(q.dtype)
+    out.store([image, row, channel], tl.reshape(result, (1, QUERIES, SIZE)))
 
 
 def are_bounded(query_norms: Sequence[nn.Module | None], key_norms: Sequence[nn.Module | None]) -> bool:

@@ -1,6 +1,6 @@
 """Low-precision layers (NVFP4 native and emulated, FP8), the policy that selects them, and device support."""
 
-from solrl_core.precision.fp8 import fp8_product
+from solrl_core.precision.fp8 import has_fp8
 from solrl_core.precision.layer_policy import LayerPolicy, apply_policy, linear_flops, share_of_flops
 from solrl_core.precision.layers import LowRank, QuantLinear, QuantPointwiseConv, refresh_weight_
 from solrl_core.precision.nvfp4 import quantize_dequantize, quantize_dequantize_per_candidate
@@ -24,7 +24,7 @@ __all__ = [
     "apply_policy",
     "engine_version",
     "fastest_precision",
-    "fp8_product",
+    "has_fp8",
     "linear_flops",
     "numerics",
     "nvfp4_obstacle",

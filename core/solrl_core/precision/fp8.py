@@ -1,24 +1,21 @@
 """Linear layers in FP8 (E4M3) on the GPU's FP8 units.
 
 Weights and activations have one scale per row: a token or an output channel. So a candidate does not depend on the rest
-of its batch, and large values of one token do not round the others away. The product is torch's, and where that takes
-no scales per row, a kernel of our own.
+of its batch, and large values of one token do not round the others away. The product is torch's.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Literal, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from solrl_core.kernels import quantize_rows, row_product
+from solrl_core.kernels import quantize_rows
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
 
 MULTIPLE = 16
 """Both sides of a weight must be multiples of this."""
-
-Product = Literal["torch", "kernel"]
 
 
 class Quantized(NamedTuple):
@@ -36,45 +33,51 @@ class Quantized(NamedTuple):
 
 
 @cache
-def fp8_product(device: torch.device) -> Product | None:
-    """Product with scales per row that is right on `device`; None if it has no FP8 units, or no product is right."""
+def has_fp8(device: torch.device) -> bool:
+    """Whether `device` has FP8 units, and torch's product with scales per row is right on it."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
-        return None
-    return working_product(device)
+        return False
+    return product_is_right(device)
 
 
-def working_product(device: torch.device) -> Product | None:
-    """The first product that gives a small result right."""
+def product_is_right(device: torch.device) -> bool:
+    """Whether a small product comes out right."""
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).to(device)
     # One scale for all rows would round most of them to zero.
     x[0] *= 1e6
     expected = x @ x.T
-    for product in PRODUCTS:
-        try:
-            codes, scales = quantize_rows(x, "")
-            got = _product(product, codes, scales, codes, scales, None).float()
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # of a kernel that does not compile, too
-            continue
-        # FP8 alone leaves an error of 0.04.
-        if torch.linalg.norm(got[1:, 1:] - expected[1:, 1:]) < 0.1 * torch.linalg.norm(expected[1:, 1:]):
-            return product
-    return None
+    try:
+        codes, scales = quantize_rows(x, "")
+        got = product(codes, scales, codes, scales, None).float()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # of a kernel that does not compile, too
+        return False
+    # FP8 alone leaves an error of 0.04.
+    return bool(torch.linalg.norm(got[1:, 1:] - expected[1:, 1:]) < 0.1 * torch.linalg.norm(expected[1:, 1:]))
 
 
-def require_fp8(device: torch.device) -> Product:
-    """`fp8_product` of a device; ValueError that names the precisions that work if it has none."""
-    if device.type == "meta":
-        return "torch"
-    product = fp8_product(device)
-    if product is None:
+def require_fp8(device: torch.device) -> None:
+    """Raise ValueError, naming the precisions that work, if a device has no FP8; the meta device has it."""
+    if device.type != "meta" and not has_fp8(device):
         what = torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device.type.upper()}"
         raise ValueError(
             f"precision fp8: {what} has no FP8 matrix units (Ada, Hopper and Blackwell GPUs do); "
             "use bf16, or nvfp4, which is emulated if it is not native"
         )
-    return product
+
+
+def product(codes: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, bias: Tensor | None) -> Tensor:
+    """E4M3 [M, K] × [N, K]ᵀ → bfloat16 [M, N], of codes with their scales [M, 1] and [N, 1], and a bias [N]."""
+    return torch._scaled_mm(
+        codes,
+        weight.t(),
+        scale_a=scales,
+        scale_b=weight_scales.t(),
+        bias=bias,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
+    )
 
 
 class _Fp8:
@@ -88,13 +91,12 @@ class _Fp8:
     weight: Tensor
     scale: Tensor
     bias: Tensor | None
-    product: Product
     activation: str
 
     def _hold(self, weight: Tensor, bias: Tensor | None) -> None:
         if weight.shape[0] % MULTIPLE or weight.shape[1] % MULTIPLE:
             raise ValueError(f"FP8 weights need both axes to be multiples of {MULTIPLE}: got {tuple(weight.shape[:2])}")
-        self.product = require_fp8(weight.device)
+        require_fp8(weight.device)
         self.activation = ""
         codes, scale = quantize_rows(weight.detach().flatten(1).float(), "")
         self.register_buffer("weight", codes)  # type: ignore[attr-defined]
@@ -122,7 +124,7 @@ class _Fp8:
             x = x if x.stride(-1) == 1 else x.contiguous()  # torch.compile fuses the copy into the producer
             codes, scale = quantize_rows(x, activation)
             bias = None if products else self.bias
-            products.append(_product(self.product, codes, scale, weight, self.scale, bias).view(*x.shape[:-1], -1))
+            products.append(product(codes, scale, weight, self.scale, bias).view(*x.shape[:-1], -1))
         return sum(products[1:], products[0])
 
 
@@ -134,7 +136,7 @@ class Fp8Linear(_Fp8, QuantLinear):
         if not isinstance(x, Quantized):
             return super().forward(x)
         codes, scales = x.codes.flatten(0, -2), x.scales.flatten(0, -2)
-        out = _product(self.product, codes, scales, self.weight, self.scale, self.bias)
+        out = product(codes, scales, self.weight, self.scale, self.bias)
         return out.view(*x.codes.shape[:-1], -1).to(x.dtype)
 
 
@@ -160,28 +162,3 @@ def project(layers: Sequence[nn.Module], x: Tensor | Quantized) -> list[Tensor]:
 
 class Fp8PointwiseConv(_Fp8, QuantPointwiseConv):
     """1×1 ``nn.Conv2d`` in FP8."""
-
-
-def _by_torch(codes: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, bias: Tensor | None) -> Tensor:
-    return torch._scaled_mm(
-        codes,
-        weight.t(),
-        scale_a=scales,
-        scale_b=weight_scales.t(),
-        bias=bias,
-        out_dtype=torch.bfloat16,
-        use_fast_accum=True,
-    )
-
-
-PRODUCTS: Mapping[Product, Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]] = {
-    "torch": _by_torch,
-    "kernel": row_product,
-}
-"""[M, K] × [N, K]ᵀ → bfloat16 [M, N], of codes with their scales and a bias; the fastest first."""
-
-
-def _product(
-    product: Product, codes: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, bias: Tensor | None
-) -> Tensor:
-    return PRODUCTS[product](codes, scales, weight, weight_scales, bias)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from solrl_core.kernels import E4M3_MAX
+from solrl_core.kernels.nvfp4 import round_rows
 
 BLOCK = 16
 E2M1_MAX = 6.0
@@ -73,12 +74,10 @@ def _(x: Tensor) -> Tensor:
 
 
 def _by_kernel(x: Tensor) -> Tensor:
-    from solrl_core.kernels import nvfp4_gpu
-
     _require_blocks(x)
     values = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     rows = (x.shape[0] if x.ndim > 1 else 1, -1)
-    nvfp4_gpu.round_rows(x.contiguous().view(rows), values.view(rows))
+    round_rows(x.contiguous().view(rows), values.view(rows))
     return values
 
 

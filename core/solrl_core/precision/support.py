@@ -7,7 +7,7 @@ import torch
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import Numerics
 
-from solrl_core.precision.fp8 import fp8_product
+from solrl_core.precision.fp8 import has_fp8
 from solrl_core.precision.te import engine_version, nvfp4_obstacle
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -36,11 +36,9 @@ def probe(precision: str, device: torch.device) -> PrecisionSupport:
             return PrecisionSupport("native", f"Transformer Engine {engine_version()}, NVFP4BlockScaling")
         return PrecisionSupport("emulated", f"rounded to NVFP4, multiplied in float32: {obstacle}")
     if precision == "fp8":
-        product = fp8_product(device)
-        if product is None:
+        if not has_fp8(device):
             return PrecisionSupport(None, "not on this device: it takes an Ada, Hopper or Blackwell GPU")
-        how = "torch's product" if product == "torch" else "a kernel of our own"
-        return PrecisionSupport("native", f"{how} with a scale for each row")
+        return PrecisionSupport("native", "torch's product with a scale for each row")
     if device.type != "cuda":
         return PrecisionSupport("emulated", "bfloat16 weights, float32 arithmetic")
     return PrecisionSupport("native", "on tensor cores")

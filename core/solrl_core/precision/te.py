@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from solrl_core.precision.fp8 import fp8_product
+from solrl_core.precision.fp8 import has_fp8
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
 
 MULTIPLE = 32
@@ -77,7 +77,7 @@ def native_product(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
 def require_engine(device: torch.device) -> None:
     """Raise ValueError, naming precisions that work, if `device` does not support native NVFP4."""
     if (obstacle := nvfp4_obstacle(device)) is not None:
-        others = "fp8 or bf16" if fp8_product(device) else "bf16"
+        others = "fp8 or bf16" if has_fp8(device) else "bf16"
         raise ValueError(f"native nvfp4 by Transformer Engine: {obstacle}; use {others}, or emulated nvfp4")
 
 

@@ -1,10 +1,6 @@
-"""Functions of single elements for Triton kernels. Imported only on a GPU."""
+"""Functions of single elements for Triton kernels."""
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
-# ruff: noqa: N803
-
-import triton
-import triton.language as tl
+from solrl_core.kernels.operation import tl, triton
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Triton kernels of NVFP4 rounding and their launcher. Imported only on a GPU, where torch ships with Triton.
+"""Triton kernels of NVFP4 rounding and their launcher.
 
 One kernel rounds. For longer rows another one first finds the largest magnitude of each.
 
@@ -6,13 +6,10 @@ One kernel rounds. For longer rows another one first finds the largest magnitude
 kernels give: the same float32 operations in the same order, each rounded on its own.
 """
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
-# ruff: noqa: N803
-
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+
+from solrl_core.kernels.operation import tl, triton
 
 _BLOCK = 16
 _PIECE = 2048
