@@ -291,9 +291,6 @@ def load_backbone(
     parts: dict[str, torch.nn.Module] = {} if transformer is None else {"transformer": transformer}
     if file is not None:
         parts |= parts_of_file(file, folder, config, family.file_encoders, held)
-    if "transformer" not in parts:
-        with explained(where):
-            parts |= family.components(folder, held)
     parts |= parts_by_content(folder, config, parts, held)
     options = {dtype_argument(diffusers.__version__): held, "variant": variant_of(folder, config, parts)}
     with explained(where):

@@ -11,14 +11,15 @@ _STEM = r"(?:diffusion_pytorch_model|model)"
 _SINGLE = re.compile(rf"{_STEM}(?:\.(?P<variant>\w+))?\.safetensors")
 _INDEX = re.compile(rf"{_STEM}\.safetensors\.index(?:\.(?P<variant>\w+))?\.json")
 _SHARD = re.compile(rf"(?P<stem>{_STEM})(?:\.(?P<variant>\w+))?-\d+-of-\d+\.safetensors")
-_PICKLES = (".bin", ".pth", ".pt")
+_OTHER = (".safetensors", ".pth", ".pt")
+"""Ends of the files that need no name of diffusers or transformers."""
 
 
 class Weights(NamedTuple):
     """Files of one part's weights.
 
     Attributes:
-        files: the safetensors files; those of an index may be missing. Empty for other files, and without any.
+        files: those that are read; those of an index may be missing. Empty for pickled ones of the usual names.
         variant: as diffusers calls it, such as fp16; None for the usual names.
         named: whether diffusers and transformers find them by their names.
     """
@@ -42,7 +43,7 @@ def weights_of(part: Path) -> Weights:
         first = min(matched, key=lambda found: (found["variant"] or "", found.re is _INDEX))
         files = {first[0]} if first.re is _SINGLE else set(read_json(part / first[0])["weight_map"].values())
         return Weights(tuple(part / name for name in sorted(files)), first["variant"])
-    others = [part / name for name in names if name.endswith(".safetensors") and not _SHARD.fullmatch(name)]
+    others = [part / name for name in names if name.endswith(_OTHER) and not _SHARD.fullmatch(name)]
     return Weights(tuple(others), named=False) if len(others) == 1 else Weights()
 
 
@@ -68,7 +69,7 @@ def missing_in(part: Path, library: str = "transformers", given: bool = False) -
     if "config.json" not in names:
         # Tokenizers and schedulers have none.
         return ["config.json"] if given or files else [] if names else [""]
-    if given or files or any(name.endswith(_PICKLES) for name in names):
+    if given or files or any(name.endswith(".bin") for name in names):
         return [] if given else [file.name for file in files if file.name not in names]
     if shard := next((found for name in sorted(names) if (found := _SHARD.fullmatch(name))), None):
         return [f"{shard['stem']}.safetensors.index.{shard['variant'] + '.' if shard['variant'] else ''}json"]

@@ -4,7 +4,6 @@ import copy
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -149,11 +148,6 @@ class PipelineBackbone(Backbone):
                 limit = tokenizer.model_max_length if encoder.startswith("CLIP") else self.max_sequence_length
                 beyond.append([max(0, count - limit) for count in token_counts(tokenizer, prompts)])
         return [min(counts) for counts in zip(*beyond, strict=True)]
-
-    @classmethod
-    def components(cls, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
-        """Load the parts of the pipeline in `folder` that diffusers cannot load by itself; usually none."""
-        return {}
 
     @property
     def _patch_size(self) -> int:

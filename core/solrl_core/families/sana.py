@@ -3,14 +3,10 @@
 Source: Xie et al., arXiv 2410.10629; layer choices of Sol-RL, arXiv 2604.06916, in diffusers' names.
 """
 
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from solrl_proto.text_files import read_json
 from torch import nn
 
 from solrl_core.families.backbone import Conditioning
@@ -21,14 +17,9 @@ from solrl_core.families.sana_fused import (
     FusedLinearAttention,
     compute_equal_rows_once,
 )
-from solrl_core.families.sana_native import from_native, is_native
 from solrl_core.model_options import ModelOptions
 from solrl_core.precision import LayerPolicy
 from solrl_core.sampling.sampler import unshifted_sigmas
-
-_STEM = "diffusion_pytorch_model"
-_WEIGHTS = f"{_STEM}.safetensors"
-_POINTWISE = re.compile(r"\.ff\.conv_(inverted|point)\.weight$")
 
 
 class Sana(PipelineBackbone):
@@ -43,17 +34,6 @@ class Sana(PipelineBackbone):
     quantize = (r"^transformer_blocks\.",)
     keep = (r"attn1\.", r"attn2\.to_q$", r"attn2\.to_out\.0$")
     fp8_policy = LayerPolicy(quantize=(r"^transformer_blocks\.",))
-
-    @classmethod
-    def components(cls, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
-        """Load the transformer, if its feed-forward was saved as linear layers or its weights have the authors' names.
-
-        Such a file, for example SANA_LinearFFN.pth, does not need diffusers' file name.
-        """
-        files = _weight_files(folder / "transformer") or _other_files(folder / "transformer")
-        if not any(_needs_conversion(file) for file in files):
-            return {}
-        return {"transformer": _transformer(folder / "transformer", files, dtype)}
 
     def fuse(self, transformer: nn.Module) -> None:
         """Swap in fused feed-forwards and attentions. Text layers compute equal rows once."""
@@ -132,61 +112,3 @@ class Sana(PipelineBackbone):
             return out.float()
 
         return classifier_free(predict, latents, sigma, conditioning, guidance)
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """Safetensors files, one or several shards, from which diffusers would load a model; empty if there are none."""
-    index = folder / f"{_WEIGHTS}.index.json"
-    if index.is_file():
-        return [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
-    return [folder / _WEIGHTS] if (folder / _WEIGHTS).is_file() else []
-
-
-def _other_files(folder: Path) -> list[Path]:
-    """Weight file with a name other than diffusers'; empty if there is none.
-
-    Raises:
-        ValueError: there is more than one.
-    """
-    found = sorted(
-        path
-        for path in folder.glob("*")
-        if path.suffix in (".pth", ".pt", ".safetensors") and not path.name.startswith(_STEM)
-    )
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        raise ValueError(f"{folder} contains {names}; expected {_WEIGHTS}, or one file of SANA's own tensors")
-    return found
-
-
-def _needs_conversion(file: Path) -> bool:
-    if file.suffix != ".safetensors":
-        return True
-    with safe_open(file, framework="pt") as weights:
-        names = list(weights.keys())
-        shapes = [weights.get_slice(name).get_shape() for name in names if _POINTWISE.search(name)]
-    return not file.name.startswith(_STEM) or is_native(names) or any(len(shape) == 2 for shape in shapes)
-
-
-def _transformer(folder: Path, files: Sequence[Path], dtype: torch.dtype) -> nn.Module:
-    """Load SANA's transformer from weights with the authors' names, or with 1×1 convolutions as linear layers.
-
-    Raises:
-        RuntimeError, ValueError: the tensors in the files do not match the configuration.
-    """
-    from accelerate import init_empty_weights  # type: ignore[import-untyped]
-    from diffusers import SanaTransformer2DModel
-
-    from solrl_core.rewards.loading import read_checkpoint
-
-    with init_empty_weights(include_buffers=False):
-        transformer: nn.Module = SanaTransformer2DModel.from_config(SanaTransformer2DModel.load_config(folder))
-    weights = {key: weight for file in files for key, weight in read_checkpoint(str(file)).items()}
-    if is_native(weights):
-        expected = {key: tuple(weight.shape) for key, weight in transformer.state_dict().items()}
-        weights = from_native(weights, expected, ", ".join(str(file) for file in files))
-    for key, weight in weights.items():
-        pointwise = _POINTWISE.search(key) and weight.ndim == 2
-        weights[key] = (weight[..., None, None] if pointwise else weight).to(dtype, copy=True)
-    transformer.load_state_dict(weights, assign=True)
-    return transformer

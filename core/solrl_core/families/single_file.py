@@ -1,12 +1,11 @@
-"""Parts of a model from safetensors files that are not in diffusers format, read by diffusers' own conversions.
+"""Parts of a model from files that are not in diffusers format, read by diffusers' own conversions.
 
 These are the original files of a model's authors, ComfyUI's, with their prefixes, and files with FP8 weights.
 """
 
 import importlib
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from solrl_core.families.part_files import parts_of, weights_of
+from solrl_core.rewards.loading import listed, read_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,8 @@ _SCALES = (".scale_weight", ".weight_scale")
 # Of FP8 arithmetic, of training and of ComfyUI: no part has them.
 _SPARE = (".scale_input", ".input_scale", "scaled_fp8", "logit_scale", "position_ids", "model_sampling.sigmas")
 _SHOWN = 3
+_SANA = "SanaTransformer2DModel"
+"""Its files may have 1×1 convolutions as linear layers, whatever their names."""
 
 
 def parts_in(file: Path, encoders: Sequence[str]) -> Collection[str]:
@@ -64,7 +66,7 @@ def parts_of_file(
 def parts_by_content(
     folder: Path, index: Mapping[str, Any], given: Collection[str], dtype: torch.dtype
 ) -> dict[str, nn.Module]:
-    """The parts of a folder whose file has another name than diffusers expects, or has FP8 weights.
+    """The parts of a folder whose file has another name than diffusers expects, or has FP8 weights; and all of SANA.
 
     Raises:
         OSError: as `parts_of_file`.
@@ -72,7 +74,8 @@ def parts_by_content(
     found = {}
     for part, kind in parts_of(index).items():
         files, _, named = weights_of(folder / part)
-        if part not in given and files and not (named and not any(map(_has_fp8, files))):
+        usual = named and kind[1] != _SANA and not any(map(_has_fp8, files))
+        if part not in given and files and not usual:
             weights = {name.removeprefix("model.diffusion_model."): tensor for name, tensor in _read(files).items()}
             found[part] = _load(kind, folder / part, weights, dtype, files[0])
     return found
@@ -91,20 +94,14 @@ def _by_part(names: Iterable[str], encoders: Sequence[str]) -> dict[str, dict[st
     return found
 
 
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def _types(file: Path) -> dict[str, str]:
+    """Name → type of a safetensors file's tensors, from its header."""
     try:
         with safe_open(file, framework="pt") as opened:
-            yield opened
+            names = [name for name in opened.keys() if not name.endswith(_SPARE)]  # noqa: SIM118
+            return {name: opened.get_slice(name).get_dtype() for name in names}
     except (SafetensorError, FileNotFoundError) as error:
         raise OSError(f"cannot read {file}: {error}; expected a whole safetensors file: copy it again") from error
-
-
-def _types(file: Path) -> dict[str, str]:
-    """Name → type of a file's tensors, from its header."""
-    with _opened(file) as opened:
-        names = [name for name in opened.keys() if not name.endswith(_SPARE)]  # noqa: SIM118
-        return {name: opened.get_slice(name).get_dtype() for name in names}
 
 
 def _has_fp8(file: Path) -> bool:
@@ -115,9 +112,11 @@ def _read(files: Sequence[Path]) -> Tensors:
     """The tensors of files, those in FP8 as BF16 values, times the scale of a tensor or of its rows if there is one."""
     weights: Tensors = {}
     for file in files:
-        types = _types(file)
-        with _opened(file) as opened:
-            weights |= {name: opened.get_tensor(name) for name in types}
+        try:
+            read = read_checkpoint(str(file))
+        except ValueError as error:
+            raise OSError(str(error)) from error
+        weights |= {name: weight for name, weight in read.items() if not name.endswith(_SPARE)}
     narrow = [name for name, weight in weights.items() if weight.is_floating_point() and weight.itemsize == 1]
     for name in narrow:
         weight = weights[name]
@@ -164,7 +163,8 @@ def _of_diffusers(cls: Any, folder: Path, weights: Tensors, dtype: torch.dtype, 
     config = cls.load_config(folder)
     with torch.device("meta"):
         expected = {name: tensor.shape for name, tensor in cls.from_config(config).state_dict().items()}
-    before = sorted(weights)
+    weights = {name.replace("_conv.linear.", "_conv.conv."): weight for name, weight in weights.items()}  # of SANA
+    before = list(weights)
     converted = weights
     if weights.keys() != expected.keys():
         try:
@@ -173,8 +173,11 @@ def _of_diffusers(cls: Any, folder: Path, weights: Tensors, dtype: torch.dtype, 
             what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise OSError(
                 f"{file} does not have the layout of a {cls.__name__}: {what}; its first tensors are "
-                f"{_names(before)}; expected the original or ComfyUI's file of the model in {folder.parent}"
+                f"{listed(before, _SHOWN)}; expected the original or ComfyUI's file of the model in {folder.parent}"
             ) from error
+    for name in converted.keys() & expected.keys():
+        if converted[name].ndim == 2 and expected[name][2:] == (1, 1):
+            converted[name] = converted[name][..., None, None]
     # Most conversions take what they know out of `weights`.
     left = () if len(weights) == len(before) or converted is weights else weights
     other = [name for name in converted if name in expected and converted[name].shape != expected[name]]
@@ -192,15 +195,10 @@ def _check(
     cls: Any, file: Path, folder: Path, missing: Iterable[str], unexpected: Iterable[str], other: Iterable[str]
 ) -> None:
     """Raise OSError if weights are missing, unexpected or of another shape."""
-    kinds = {"lacks": sorted(missing), "also has": sorted(unexpected), "has in another shape": sorted(other)}
-    faults = [f"{verb} {_names(names)}" for verb, names in kinds.items() if names]
+    kinds = {"lacks": list(missing), "also has": list(unexpected), "has in another shape": list(other)}
+    faults = [f"{verb} {listed(names, _SHOWN)}" for verb, names in kinds.items() if names]
     if faults:
         raise OSError(
             f"{file} does not fit {cls.__name__} of {folder / 'config.json'}: it {'; it '.join(faults)}; expected a "
             "complete file, and the folder of the same model"
         )
-
-
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

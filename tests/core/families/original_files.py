@@ -88,6 +88,21 @@ _Z_IMAGE = {
     r"\.attention\.norm_([qk])": r".attention.\1_norm",
     r"\.attention\.to_out\.0": ".attention.out",
 }
+_SANA = {
+    r"^patch_embed\.proj": "x_embedder.proj",
+    r"^caption_projection\.linear_(\d)": r"y_embedder.y_proj.fc\1",
+    r"^caption_norm": "attention_y_norm",
+    r"^time_embed\.emb\.timestep_embedder\.linear_1": "t_embedder.mlp.0",
+    r"^time_embed\.emb\.timestep_embedder\.linear_2": "t_embedder.mlp.2",
+    r"^time_embed\.linear": "t_block.1",
+    r"^proj_out": "final_layer.linear",
+    r"^scale_shift_table": "final_layer.scale_shift_table",
+    r"^transformer_blocks": "blocks",
+    r"\.attn1\.to_out\.0": ".attn.proj",
+    r"\.attn2\.to_q": ".cross_attn.q_linear",
+    r"\.attn2\.to_out\.0": ".cross_attn.proj",
+    r"\.ff\.conv_(\w+)": r".mlp.\1_conv.conv",
+}
 _VAE = {
     r"\.down_blocks\.(\d)\.resnets\.": r".down.\1.block.",
     r"\.down_blocks\.(\d)\.downsamplers\.0": r".down.\1.downsample",
@@ -125,6 +140,24 @@ def z_image(weights: Mapping[str, torch.Tensor]) -> Weights:
     given = dict(weights)
     found = _fused(given, r"\w+\.\d+\.attention\.", ("to_q", "to_k", "to_v"))
     return {f"{name}.qkv.{end}": one for (name, end), one in found.items()} | _renamed(given, _Z_IMAGE)
+
+
+def sana(weights: Mapping[str, torch.Tensor]) -> Weights:
+    """SANA's transformer as in SANA_LinearFFN.pth, with linear layers for 1×1 convolutions."""
+    given = dict(weights)
+    made: Weights = {"pos_embed": torch.zeros(1), "y_embedder.y_embedding": torch.zeros(1)}
+    for parts, new in (
+        (("attn1.to_q", "attn1.to_k", "attn1.to_v"), "attn.qkv"),
+        (("attn2.to_k", "attn2.to_v"), "cross_attn.kv_linear"),
+    ):
+        found = _fused(given, r"transformer_blocks\.(\d+)\.", parts)
+        made |= {f"blocks.{name.split('.')[1]}.{new}.{end}": one for (name, end), one in found.items()}
+    for name, weight in _renamed(given, _SANA).items():
+        if ".inverted_conv." in name or ".point_conv." in name:
+            name = name.replace("_conv.conv", "_conv.linear")
+            weight = weight[..., 0, 0] if weight.ndim == 4 else weight
+        made[name] = weight
+    return made
 
 
 def _double_attention(given: Weights) -> Weights:

@@ -24,7 +24,7 @@ from tiny_pipelines import write_sd3, write_z_image
 from tiny_qwen import write_flux2_klein, write_qwen_image
 
 QKV = "joint_blocks.0.x_block.attn.qkv.weight"
-MINI_SD3, MINI_FLUX = Path(locate("mini-sd3")), Path(locate("mini-flux"))
+MINI_SD3, MINI_FLUX, MINI_SANA = (Path(locate(name)) for name in ("mini-sd3", "mini-flux", "mini-sana"))
 
 
 def same(given: PipelineBackbone, folder: Path) -> None:
@@ -99,6 +99,83 @@ def test_other_models_have_comfyuis_files_too(
     folder = write(tmp_path / "model")
     weights = original.prefixed(names(original.read(folder, "transformer")), original.COMFY)
     same(load_backbone(f"{original.write(tmp_path / 'comfy.safetensors', weights)}+{folder}"), folder)
+
+
+@pytest.fixture
+def sana(tmp_path: Path) -> Path:
+    """A copy of mini-sana to change."""
+    return Path(shutil.copytree(MINI_SANA, tmp_path / "mini-sana"))
+
+
+def put(folder: Path, file: str, key: str, weights: original.Weights) -> None:
+    """Put a file of weights, under a key if it is a pickle, in the place of the transformer's own."""
+    (folder / "transformer" / "diffusion_pytorch_model.safetensors").unlink(missing_ok=True)
+    path = folder / "transformer" / file
+    if path.suffix == ".pth":
+        torch.save({key: weights} if key else weights, path)
+    else:
+        original.write(path, weights)
+
+
+@pytest.mark.parametrize("linear", [True, False])
+@pytest.mark.parametrize(
+    ("file", "key"),
+    [
+        *(("SANA_LinearFFN.pth", key) for key in ("state_dict", "model", "")),
+        ("SANA_LinearFFN.safetensors", ""),
+        ("diffusion_pytorch_model.safetensors", ""),
+    ],
+)
+def test_a_sana_of_its_authors_is_the_folders_transformer(sana: Path, file: str, key: str, linear: bool) -> None:
+    weights = original.sana(original.read(MINI_SANA, "transformer"))
+    for name in [] if linear else [name for name in weights if "_conv.linear." in name]:
+        weight = weights.pop(name)
+        weights[name.replace("linear", "conv")] = weight[..., None, None] if weight.ndim == 2 else weight
+    put(sana, file, key, weights)
+    same(load_backbone(str(sana)), MINI_SANA)
+
+
+@pytest.mark.parametrize("shards", [0, 3])
+def test_a_sana_with_linear_layers_by_names_of_diffusers_is_loaded(sana: Path, shards: int) -> None:
+    weights = original.read(sana, "transformer")
+    linear = {name: weights[name].flatten(1) for name in weights if name.endswith(("inverted.weight", "point.weight"))}
+    put(sana, "diffusion_pytorch_model.safetensors", "", weights | linear)
+    variant(sana / "transformer", "", shards)
+    given = load_backbone(str(sana))
+    same(given, MINI_SANA)
+    assert not given.transformer.training
+    assert not any(weight.requires_grad for weight in given.transformer.parameters())
+    assert load_backbone(str(sana), dtype=torch.bfloat16).transformer.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"logvar_linear.weight": torch.zeros(1, 64)}, "also has logvar_linear.weight"),
+        ({"blocks.1.attn.qkv.weight": None}, "it has no 'blocks.1.attn.qkv.weight'"),
+        ({"blocks.0.mlp.point_conv.linear.weight": None}, "it has no 'blocks.0.mlp.point_conv.conv.weight'"),
+        (
+            {"blocks.0.attn.qkv.weight": torch.zeros(192, 192)},
+            "in another shape .*0.attn1.to_k.weight",
+        ),
+        ({"blocks.5.attn.proj.bias": torch.zeros(192)}, "it has no 'blocks.5."),
+    ],
+)
+def test_a_misfit_of_sana_is_named(sana: Path, change: dict[str, torch.Tensor | None], fault: str) -> None:
+    weights = original.sana(original.read(sana, "transformer")) | change
+    put(sana, "SANA_LinearFFN.pth", "", {name: weight for name, weight in weights.items() if weight is not None})
+    with pytest.raises(OSError, match=rf"SANA_LinearFFN\.pth .*{fault}"):
+        load_backbone(str(sana))
+    put(sana, "SANA_LinearFFN.safetensors", "", {"some": torch.zeros(1)})
+    with pytest.raises(OSError, match="lacks transformer/diffusion_pytorch_model"):
+        load_backbone(str(sana))
+
+
+def test_a_pickle_of_anything_else_is_refused(sana: Path) -> None:
+    put(sana, "optimizer.pth", "", {})
+    (sana / "transformer" / "optimizer.pth").write_bytes(b"no tensors")
+    with pytest.raises(OSError, match=r"optimizer\.pth' is not a checkpoint of plain tensors"):
+        load_backbone(str(sana))
 
 
 @pytest.mark.release
