@@ -12,11 +12,7 @@ from solrl_core.kernels.multiscale_attention import HEAD_SIZE, multiscale_attent
 
 
 class FusedGatedConvolution(FusedFeedForward):
-    """Fused `GLUMBConv` of diffusers with norm and residual, built from its submodules."""
-
-    def __init__(self, feed_forward: nn.Module) -> None:
-        super().__init__(feed_forward)
-        self.norm = feed_forward.get_submodule("norm")
+    """Fused `GLUMBConv` of diffusers with norm and residual."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] → [B, C, H, W], both channels-last in memory."""

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from solrl_core.families.flux_fused import Angles, TwoStreamBlock, joint_attention, rotated
+from solrl_core.families.flux_fused import Angles, joint_attention, rotated
 from solrl_core.kernels import attend
 from solrl_core.precision.fp8 import Fp8Linear
-from solrl_core.precision.fuse import add_and_feed_forward, image_layers, modulate, text_layers
+from solrl_core.precision.fuse import FusedBlock, add_and_feed_forward, image_layers, modulate, text_layers
 
 
-class Flux2FusedBlock(TwoStreamBlock):
-    """Fused `Flux2TransformerBlock` of diffusers, built from that block's submodules."""
+class Flux2FusedBlock(FusedBlock):
+    """Fused `Flux2TransformerBlock` of diffusers."""
 
     def forward(
         self,
@@ -37,13 +37,8 @@ class Flux2FusedBlock(TwoStreamBlock):
         return add_and_feed_forward(text, text_out, text_gate, self.norm2_context, text_rest, self.ff_context), x
 
 
-class Flux2FusedSingleBlock(nn.Module):
-    """Fused `Flux2SingleTransformerBlock` of diffusers, built from that block's submodules."""
-
-    def __init__(self, block: Any) -> None:
-        super().__init__()
-        self.norm = block.norm
-        self.attn = block.attn
+class Flux2FusedSingleBlock(FusedBlock):
+    """Fused `Flux2SingleTransformerBlock` of diffusers."""
 
     def forward(
         self,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from solrl_core.kernels import attend, rms_norm_rope
 from solrl_core.precision.fp8 import Fp8Linear, Quantized, project
-from solrl_core.precision.fuse import add_and_feed_forward, image_layers, modulate, modulations, text_layers
+from solrl_core.precision.fuse import FusedBlock, add_and_feed_forward, image_layers, modulate, modulations, text_layers
 
 Angles = tuple[Tensor, Tensor]
 """Cosine and sine of each pair's angle, each float32 [T + S, D/2]: T text tokens, then S image tokens."""
@@ -32,22 +32,8 @@ class PairAngles(nn.Module):
         return cos[:, ::2].contiguous(), sin[:, ::2].contiguous()
 
 
-class TwoStreamBlock(nn.Module):
-    """The submodules of a block of diffusers with a stream of image tokens and one of text tokens."""
-
-    def __init__(self, block: Any) -> None:
-        super().__init__()
-        self.norm1 = block.norm1
-        self.norm1_context = block.norm1_context
-        self.attn = block.attn
-        self.norm2 = block.norm2
-        self.ff = block.ff
-        self.norm2_context = block.norm2_context
-        self.ff_context = block.ff_context
-
-
-class FluxFusedBlock(TwoStreamBlock):
-    """Fused `FluxTransformerBlock` of diffusers, built from that block's submodules."""
+class FluxFusedBlock(FusedBlock):
+    """Fused `FluxTransformerBlock` of diffusers."""
 
     def forward(
         self,
@@ -68,19 +54,15 @@ class FluxFusedBlock(TwoStreamBlock):
         return add_and_feed_forward(text, text_out, text_gate, self.norm2_context, text_rest, self.ff_context), x
 
 
-class FluxFusedSingleBlock(nn.Module):
-    """Fused `FluxSingleTransformerBlock` of diffusers, built from that block's submodules.
+class FluxFusedSingleBlock(FusedBlock):
+    """Fused `FluxSingleTransformerBlock` of diffusers.
 
     Until the `last` block, image tokens [B, T + S, C] follow those of the text, of which [B, T, 0] is left.
     """
 
-    def __init__(self, block: Any, last: bool) -> None:
-        super().__init__()
+    def __init__(self, block: nn.Module, last: bool) -> None:
+        super().__init__(block)
         self.last = last
-        self.norm = block.norm
-        self.attn = block.attn
-        self.proj_mlp = block.proj_mlp
-        self.proj_out = block.proj_out
 
     def forward(
         self,

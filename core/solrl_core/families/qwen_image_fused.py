@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solrl_core.families.flux_fused import Angles, joint_attention
-from solrl_core.precision.fuse import add_and_feed_forward, image_layers, modulate, text_layers
+from solrl_core.precision.fuse import FusedBlock, add_and_feed_forward, image_layers, modulate, text_layers
 
 _MASKED = -10000.0
 """Added to the logits of padding; its weight in a softmax is then exactly 0."""
@@ -31,20 +31,8 @@ class RealPositions(nn.Module):
         return turns.real.contiguous(), turns.imag.contiguous()
 
 
-class QwenFusedBlock(nn.Module):
-    """Fused `QwenImageTransformerBlock` of diffusers, built from that block's submodules; takes real angles."""
-
-    def __init__(self, block: Any) -> None:
-        super().__init__()
-        self.img_mod = block.img_mod
-        self.img_norm1 = block.img_norm1
-        self.attn = block.attn
-        self.img_norm2 = block.img_norm2
-        self.img_mlp = block.img_mlp
-        self.txt_mod = block.txt_mod
-        self.txt_norm1 = block.txt_norm1
-        self.txt_norm2 = block.txt_norm2
-        self.txt_mlp = block.txt_mlp
+class QwenFusedBlock(FusedBlock):
+    """Fused `QwenImageTransformerBlock` of diffusers; takes real angles."""
 
     def forward(
         self,

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from solrl_core.kernels import attend, linear_attention, plain_linear_attention, silu_depthwise_glu
 from solrl_core.precision.fp8 import project
+from solrl_core.precision.fuse import FusedBlock
 
 
 class FusedLinearAttention:
@@ -69,17 +70,11 @@ class FusedCrossAttention:
         return out
 
 
-class FusedFeedForward(nn.Module):
-    """Fused `GLUMBConv` of diffusers, as SANA's blocks use it (no norm, no residual), built from its submodules.
+class FusedFeedForward(FusedBlock):
+    """Fused `GLUMBConv` of diffusers, as SANA's blocks use it (no norm, no residual).
 
     Channels stay last. Without gradient mode, one kernel computes everything between the two pointwise convolutions.
     """
-
-    def __init__(self, feed_forward: nn.Module) -> None:
-        super().__init__()
-        self.conv_inverted = feed_forward.get_submodule("conv_inverted")
-        self.conv_depth = feed_forward.get_submodule("conv_depth")
-        self.conv_point = feed_forward.get_submodule("conv_point")
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] → [B, C, H, W], both channels-last in memory."""
@@ -88,7 +83,7 @@ class FusedFeedForward(nn.Module):
         if torch.is_grad_enabled():
             hidden, gate = depth(F.silu(wide).movedim(-1, 1)).chunk(2, 1)
             return _pointwise(self.conv_point, (hidden * F.silu(gate)).movedim(1, -1)).movedim(-1, 1)
-        gated = silu_depthwise_glu(wide, depth.get_parameter("weight"), depth.get_parameter("bias"))
+        gated = silu_depthwise_glu(wide, depth.weight, depth.bias)
         return _pointwise(self.conv_point, gated).movedim(-1, 1)
 
 

@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from solrl_core.families.flux_fused import TwoStreamBlock
 from solrl_core.kernels import are_bounded, attend
 from solrl_core.precision.fp8 import Quantized, project
-from solrl_core.precision.fuse import add_and_feed_forward, image_layers, modulate, modulations, text_layers
+from solrl_core.precision.fuse import FusedBlock, add_and_feed_forward, image_layers, modulate, modulations, text_layers
 
 
-class Sd3FusedBlock(TwoStreamBlock):
-    """Fused `JointTransformerBlock` of diffusers, built from that block's submodules."""
+class Sd3FusedBlock(FusedBlock):
+    """Fused `JointTransformerBlock` of diffusers."""
 
     def __init__(self, block: Any) -> None:
         super().__init__(block)

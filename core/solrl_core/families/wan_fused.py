@@ -12,21 +12,11 @@ from torch import Tensor, nn
 
 from solrl_core.kernels import attend, fp8_attention, has_fp8_attention
 from solrl_core.precision.fp8 import Quantized, by_row, project
-from solrl_core.precision.fuse import image_layers, modulate
+from solrl_core.precision.fuse import FusedBlock, image_layers, modulate
 
 
-class WanFusedBlock(nn.Module):
-    """Fused `WanTransformerBlock` of diffusers, built from that block's submodules."""
-
-    def __init__(self, block: Any) -> None:
-        super().__init__()
-        self.norm1 = block.norm1
-        self.attn1 = block.attn1
-        self.attn2 = block.attn2
-        self.norm2 = block.norm2
-        self.ffn = block.ffn
-        self.norm3 = block.norm3
-        self.scale_shift_table = block.scale_shift_table
+class WanFusedBlock(FusedBlock):
+    """Fused `WanTransformerBlock` of diffusers."""
 
     def forward(
         self, hidden_states: Tensor, encoder_hidden_states: Tensor, temb: Tensor, rotary_emb: tuple[Tensor, Tensor]

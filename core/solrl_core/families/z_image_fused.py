@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from solrl_core.kernels import attend
 from solrl_core.precision.fp8 import project
-from solrl_core.precision.fuse import image_layers
+from solrl_core.precision.fuse import FusedBlock, image_layers
 
 _MASKED = -10000.0
 """Added to the logits of padding."""
@@ -30,20 +30,12 @@ class RealAngles:
         return torch.view_as_real(self._embedder(ids))
 
 
-class ZImageFusedBlock(nn.Module):
-    """Fused `ZImageTransformerBlock` of diffusers, built from that block's submodules."""
+class ZImageFusedBlock(FusedBlock):
+    """Fused `ZImageTransformerBlock` of diffusers."""
 
     def __init__(self, block: Any) -> None:
-        super().__init__()
-        self.attention = block.attention
-        self.feed_forward = block.feed_forward
-        self.attention_norm1 = block.attention_norm1
-        self.ffn_norm1 = block.ffn_norm1
-        self.attention_norm2 = block.attention_norm2
-        self.ffn_norm2 = block.ffn_norm2
+        super().__init__(block)
         self.modulation: bool = block.modulation
-        if self.modulation:
-            self.adaLN_modulation = block.adaLN_modulation
 
     def forward(
         self,

@@ -4,12 +4,25 @@ Covers the activation function of a feed-forward, and the norm, modulation and r
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from solrl_core.kernels import add_norm_modulate_quantize, norm_modulate_quantize
 from solrl_core.precision.fp8 import Fp8Linear, Quantized, by_row
+
+
+class FusedBlock(nn.Module):
+    """A module that has the submodules and parameters of one of diffusers, by their names."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self._modules.update(block._modules)
+        self._parameters.update(block._parameters)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
 
 class Projection(nn.Module):
