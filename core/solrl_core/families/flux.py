@@ -3,8 +3,7 @@
 Source: Black Forest Labs, FLUX.1, through diffusers; layer choices of Sol-RL, arXiv 2604.06916.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +28,8 @@ class Flux(PipelineBackbone):
     """
 
     family = "flux"
+    size = ImageSize(512, 512)  # Sol-RL's size; FLUX.1's configuration gives none.
+    patch = PATCH
     blocks = ("transformer_blocks", "single_transformer_blocks")
     max_sequence_length = 128
     file_encoders = ("clip_l", "t5xxl")
@@ -37,15 +38,6 @@ class Flux(PipelineBackbone):
     quantize = (r"^(single_)?transformer_blocks\.",)
     keep = (r"\.norm",)
     fp8_policy = LayerPolicy(quantize=quantize, keep=keep)
-
-    @classmethod
-    def own_size(cls, config: Mapping[str, Any]) -> ImageSize:
-        """Sol-RL's size; FLUX.1's configuration gives none."""
-        return ImageSize(512, 512)
-
-    @property
-    def _patch_size(self) -> int:
-        return PATCH
 
     def sigmas(self, steps: int) -> list[float]:
         """Schedule of the pipeline: shifted by the number of image tokens if configured (dev), otherwise unshifted."""

@@ -3,7 +3,7 @@
 Source: Black Forest Labs, FLUX.2, through diffusers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,8 @@ from solrl_core.families.backbone import Conditioning
 from solrl_core.families.flux import PATCH
 from solrl_core.families.flux2_klein_fused import Flux2FusedBlock, Flux2FusedSingleBlock
 from solrl_core.families.flux_fused import PairAngles
-from solrl_core.families.pipeline import PipelineBackbone, classifier_free, most_likely, replace_children, token_counts
-from solrl_core.model_options import ImageSize
+from solrl_core.families.pipeline import PipelineBackbone, most_likely, replace_children, token_counts
+from solrl_core.model_options import ImageSize, ModelOptions
 from solrl_core.precision import LayerPolicy
 
 
@@ -27,6 +27,8 @@ class Flux2Klein(PipelineBackbone):
     """
 
     family = "flux2-klein"
+    size = ImageSize(512, 512)  # UniRL's size; its configuration gives none.
+    patch = PATCH
     blocks = ("transformer_blocks", "single_transformer_blocks")
     max_sequence_length = 512
     # Flow-Factory's and UniRL's: of a single-stream block, all but the last layer.
@@ -38,20 +40,15 @@ class Flux2Klein(PipelineBackbone):
     keep = ()
     fp8_policy = LayerPolicy(quantize=quantize)
 
-    @classmethod
-    def own_size(cls, config: Mapping[str, Any]) -> ImageSize:
-        """UniRL's size; its configuration gives none."""
-        return ImageSize(512, 512)
-
-    @property
-    def _patch_size(self) -> int:
-        return PATCH
-
     @property
     def latent_shape(self) -> tuple[int, ...]:
         """(channels of a patch, height / 16, width / 16)."""
         side = self._scale * PATCH
         return self._config.in_channels, self.height // side, self.width // side
+
+    def __init__(self, pipeline: Any, name: str, options: ModelOptions) -> None:
+        super().__init__(pipeline, name, options)
+        self.guided = not pipeline.config.is_distilled
 
     def sigmas(self, steps: int) -> list[float]:
         """Schedule of the pipeline, whose shift depends on the number of image tokens and of steps."""
@@ -65,7 +62,7 @@ class Flux2Klein(PipelineBackbone):
     def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:
         """States of three of Qwen3's layers, at padding too; with guidance above 1, also those of the empty prompt."""
         conditioning = {"states": self._states(prompts)}
-        if guidance > 1 and not self._distilled:
+        if guidance > 1 and self.guided:
             conditioning["negative_states"] = self._states([""] * len(prompts))
         return conditioning
 
@@ -91,36 +88,22 @@ class Flux2Klein(PipelineBackbone):
         counts = token_counts(tokenizer, [of_chat(prompt) for prompt in prompts])
         return [max(0, count - after - self.max_sequence_length) for count in counts]
 
-    def velocity(
-        self,
-        transformer: nn.Module,
-        latents: torch.Tensor,
-        sigma: torch.Tensor,
-        conditioning: Conditioning,
-        guidance: float = 1.0,
+    def predict(
+        self, transformer: nn.Module, latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning
     ) -> torch.Tensor:
-        """Velocity from one forward pass, or two in one batch with classifier-free guidance."""
+        """Velocity from one forward pass."""
         rows, columns = latents.shape[-2:]
-
-        def predict(latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
-            states = conditioning["states"]
-            out: torch.Tensor = transformer(
-                latents.flatten(2).mT.to(self.dtype),
-                encoder_hidden_states=states.to(self.dtype),
-                # Round at the same point as the pipeline.
-                timestep=(sigma.to(self.device) * 1000).to(self.dtype) / 1000,
-                img_ids=position_ids(1, rows, columns, 1, self.device),
-                txt_ids=position_ids(1, 1, 1, states.shape[1], self.device),
-                return_dict=False,
-            )[0]
-            return out.float().mT.reshape(len(out), -1, rows, columns)
-
-        return classifier_free(predict, latents, sigma, conditioning, 1.0 if self._distilled else guidance)
-
-    @property
-    def _distilled(self) -> bool:
-        distilled: bool = self._pipeline.config.is_distilled
-        return distilled
+        states = conditioning["states"]
+        out: torch.Tensor = transformer(
+            latents.flatten(2).mT.to(self.dtype),
+            encoder_hidden_states=states.to(self.dtype),
+            # Round at the same point as the pipeline.
+            timestep=(sigma.to(self.device) * 1000).to(self.dtype) / 1000,
+            img_ids=position_ids(1, rows, columns, 1, self.device),
+            txt_ids=position_ids(1, 1, 1, states.shape[1], self.device),
+            return_dict=False,
+        )[0]
+        return out.float().mT.reshape(len(out), -1, rows, columns)
 
     def fuse(self, transformer: nn.Module) -> None:
         """Swap in blocks that fuse norms with quantisation, and attention's norms with its position embedding."""

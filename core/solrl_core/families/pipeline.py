@@ -4,6 +4,7 @@ import copy
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -35,6 +36,9 @@ class PipelineBackbone(Backbone):
         keep: of the same policy.
         keep_max_dim: of the same policy.
         max_sequence_length: the family's number of text tokens; the model's options override it.
+        size: the family's default size; None in it for what the transformer's configuration says.
+        patch: latent pixels along the side of one image token; 0 for what the transformer's configuration says.
+        guided: whether guidance above 1 is classifier-free; otherwise the model ignores it.
         own_schedule: the noise levels are those of the pipeline's scheduler; otherwise evenly spaced.
         file_encoders: names of the text encoders in single-file checkpoints, in the pipeline's order.
     """
@@ -43,6 +47,9 @@ class PipelineBackbone(Backbone):
     keep: tuple[str, ...]
     keep_max_dim: int = 0
     max_sequence_length: int
+    size: ImageSize = MODELS_OWN
+    patch: int = 0
+    guided: bool = True
     own_schedule: bool = True
     file_encoders: tuple[str, ...] = ()
 
@@ -123,7 +130,7 @@ class PipelineBackbone(Backbone):
     @classmethod
     def own_size(cls, config: Mapping[str, Any]) -> ImageSize:
         """Default size for a transformer's configuration; None for what that says itself."""
-        return MODELS_OWN
+        return cls.size
 
     @property
     def text_encoders(self) -> dict[str, nn.Module]:
@@ -151,8 +158,7 @@ class PipelineBackbone(Backbone):
 
     @property
     def _patch_size(self) -> int:
-        """Latent pixels along the side of one image token."""
-        size: int = self._config.patch_size
+        size: int = self.patch or self._config.patch_size
         return size
 
     @property
@@ -185,6 +191,24 @@ class PipelineBackbone(Backbone):
         latents = most_likely(vae.encode(images, return_dict=False)[0]).float()
         scaled: torch.Tensor = (latents - (config.get("shift_factor") or 0)) * config.scaling_factor
         return scaled
+
+    def velocity(
+        self,
+        transformer: nn.Module,
+        latents: torch.Tensor,
+        sigma: torch.Tensor,
+        conditioning: Conditioning,
+        guidance: float = 1.0,
+    ) -> torch.Tensor:
+        """Velocity from one pass of `predict`, or two in one batch with classifier-free guidance."""
+        predict = partial(self.predict, transformer)
+        return classifier_free(predict, latents, sigma, conditioning, guidance if self.guided else 1.0)
+
+    def predict(
+        self, transformer: nn.Module, latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning
+    ) -> torch.Tensor:
+        """Velocity [B, ...] float32 without guidance, for latents [B, ...] at sigma [B]; what `velocity` calls."""
+        raise NotImplementedError
 
     @property
     def decodes_by_kernels(self) -> bool:
@@ -278,6 +302,14 @@ def most_likely(encoded: Any) -> torch.Tensor:
     """Latents that an autoencoder gives, or the mode of their distribution."""
     latents: torch.Tensor = encoded if isinstance(encoded, torch.Tensor) else encoded.mode()
     return latents
+
+
+def channel_statistics(vae: Any, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Mean and standard deviation of each channel of the latents of an autoencoder of videos, [C, 1, 1, 1]."""
+    return tuple(
+        torch.tensor(values, device=device, dtype=dtype).view(-1, 1, 1, 1)
+        for values in (vae.config.latents_mean, vae.config.latents_std)
+    )
 
 
 def _as_images(decoded: torch.Tensor) -> torch.Tensor:

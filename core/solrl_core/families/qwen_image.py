@@ -11,7 +11,14 @@ from torch import nn
 
 from solrl_core.families.backbone import Conditioning
 from solrl_core.families.flux import PATCH, pack, unpack
-from solrl_core.families.pipeline import PipelineBackbone, both_predictions, most_likely, replace_children, token_counts
+from solrl_core.families.pipeline import (
+    PipelineBackbone,
+    both_predictions,
+    channel_statistics,
+    most_likely,
+    replace_children,
+    token_counts,
+)
 from solrl_core.families.qwen_image_fused import QwenFusedBlock, RealPositions
 from solrl_core.model_options import ImageSize, ModelOptions
 from solrl_core.precision import LayerPolicy
@@ -29,6 +36,9 @@ class QwenImage(PipelineBackbone):
     """
 
     family = "qwen-image"
+    size = ImageSize(
+        512, 512
+    )  # Of Flow-GRPO, verl-omni and Flow-Factory; its configuration gives none.
     max_sequence_length = 256  # verl-omni's
     # Those of verl-omni, Flow-Factory and UniRL.
     lora_targets = (
@@ -51,11 +61,6 @@ class QwenImage(PipelineBackbone):
         call = super().pipeline_call(options, config, guidance)
         call["true_cfg_scale"] = call.pop("guidance_scale")
         return call | ({"negative_prompt": _NEGATIVE} if guidance > 1 else {})
-
-    @classmethod
-    def own_size(cls, config: Mapping[str, Any]) -> ImageSize:
-        """Size at which Flow-GRPO, verl-omni and Flow-Factory train it; its configuration gives none."""
-        return ImageSize(512, 512)
 
     @property
     def unused_lora_layers(self) -> str:
@@ -160,22 +165,15 @@ class QwenImage(PipelineBackbone):
     @torch.no_grad()
     def _decoded(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
         """Decode latents as videos of one frame, without the cache of earlier frames that `vae.decode` keeps."""
-        config = vae.config
-        mean, std = (
-            torch.tensor(values, device=latents.device, dtype=vae.dtype).view(-1, 1, 1, 1)
-            for values in (config.latents_mean, config.latents_std)
-        )
+        mean, std = channel_statistics(vae, latents.device, vae.dtype)
         out: torch.Tensor = vae.decoder(vae.post_quant_conv(latents[:, :, None].to(vae.dtype) * std + mean))
         return out[:, :, 0]
 
     def _encoded(self, vae: Any, images: torch.Tensor) -> torch.Tensor:
         """Normalised latents of videos of one frame."""
-        config = vae.config
-        mean, std = (
-            torch.tensor(values, device=images.device).view(-1, 1, 1)
-            for values in (config.latents_mean, config.latents_std)
-        )
-        return (most_likely(vae.encode(images[:, :, None], return_dict=False)[0])[:, :, 0].float() - mean) / std
+        mean, std = channel_statistics(vae, images.device, torch.float32)
+        latents = most_likely(vae.encode(images[:, :, None], return_dict=False)[0]).float()
+        return ((latents - mean) / std)[:, :, 0]
 
 
 class Positions(nn.Module):

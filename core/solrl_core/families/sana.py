@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from solrl_core.families.backbone import Conditioning
-from solrl_core.families.pipeline import PipelineBackbone, classifier_free, token_counts
+from solrl_core.families.pipeline import PipelineBackbone, token_counts
 from solrl_core.families.sana_fused import (
     FusedCrossAttention,
     FusedFeedForward,
@@ -90,25 +90,16 @@ class Sana(PipelineBackbone):
         texts = [instruction + prompt.lower().strip() for prompt in prompts]
         return [max(0, count - limit) for count in token_counts(tokenizer, texts)]
 
-    def velocity(
-        self,
-        transformer: nn.Module,
-        latents: torch.Tensor,
-        sigma: torch.Tensor,
-        conditioning: Conditioning,
-        guidance: float = 1.0,
+    def predict(
+        self, transformer: nn.Module, latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning
     ) -> torch.Tensor:
-        """Velocity from one forward pass, or two in one batch with classifier-free guidance."""
+        """Velocity from one forward pass."""
         scale: float = self._config.timestep_scale
-
-        def predict(latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
-            out: torch.Tensor = transformer(
-                latents.to(self.dtype),
-                encoder_hidden_states=conditioning["states"].to(self.dtype),
-                encoder_attention_mask=conditioning["mask"],
-                timestep=sigma.to(self.device) * 1000 * scale,
-                return_dict=False,
-            )[0]
-            return out.float()
-
-        return classifier_free(predict, latents, sigma, conditioning, guidance)
+        out: torch.Tensor = transformer(
+            latents.to(self.dtype),
+            encoder_hidden_states=conditioning["states"].to(self.dtype),
+            encoder_attention_mask=conditioning["mask"],
+            timestep=sigma.to(self.device) * 1000 * scale,
+            return_dict=False,
+        )[0]
+        return out.float()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from solrl_core.families.backbone import Conditioning
-from solrl_core.families.pipeline import PipelineBackbone, classifier_free, replace_children
+from solrl_core.families.pipeline import PipelineBackbone, replace_children
 from solrl_core.families.sd3_fused import Sd3FusedBlock
 from solrl_core.model_options import MODELS_OWN, ImageSize
 from solrl_core.precision import LayerPolicy
@@ -63,24 +63,15 @@ class StableDiffusion3(PipelineBackbone):
             conditioning |= {"negative_states": negative_states, "negative_pooled": negative_pooled}
         return conditioning
 
-    def velocity(
-        self,
-        transformer: nn.Module,
-        latents: torch.Tensor,
-        sigma: torch.Tensor,
-        conditioning: Conditioning,
-        guidance: float = 1.0,
+    def predict(
+        self, transformer: nn.Module, latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning
     ) -> torch.Tensor:
-        """Velocity from one forward pass, or two in one batch with classifier-free guidance."""
-
-        def predict(latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
-            out: torch.Tensor = transformer(
-                latents.to(self.dtype),
-                encoder_hidden_states=conditioning["states"].to(self.dtype),
-                pooled_projections=conditioning["pooled"].to(self.dtype),
-                timestep=sigma.to(self.device) * 1000,
-                return_dict=False,
-            )[0]
-            return out.float()
-
-        return classifier_free(predict, latents, sigma, conditioning, guidance)
+        """Velocity from one forward pass."""
+        out: torch.Tensor = transformer(
+            latents.to(self.dtype),
+            encoder_hidden_states=conditioning["states"].to(self.dtype),
+            pooled_projections=conditioning["pooled"].to(self.dtype),
+            timestep=sigma.to(self.device) * 1000,
+            return_dict=False,
+        )[0]
+        return out.float()

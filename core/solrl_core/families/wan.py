@@ -10,7 +10,13 @@ import torch
 from torch import nn
 
 from solrl_core.families.backbone import Conditioning
-from solrl_core.families.pipeline import PipelineBackbone, classifier_free, most_likely, replace_children, token_counts
+from solrl_core.families.pipeline import (
+    PipelineBackbone,
+    channel_statistics,
+    most_likely,
+    replace_children,
+    token_counts,
+)
 from solrl_core.families.wan_fused import WanFusedBlock
 from solrl_core.model_options import ImageSize, ModelOptions
 from solrl_core.precision import LayerPolicy
@@ -23,6 +29,7 @@ class Wan(PipelineBackbone):
     """
 
     family = "wan"
+    size = ImageSize(480, 832, 33)  # The published 480p, and Flow-GRPO's two seconds; the configuration gives neither.
     blocks = ("blocks",)
     max_sequence_length = 512
     frame_step = 4
@@ -48,11 +55,6 @@ class Wan(PipelineBackbone):
         return super().pipeline_call(options, config, guidance) | {
             "num_frames": options.frames or cls.own_size(config).frames
         }
-
-    @classmethod
-    def own_size(cls, config: Mapping[str, Any]) -> ImageSize:
-        """The published 480p, and Flow-GRPO's two seconds; the configuration gives neither."""
-        return ImageSize(480, 832, 33)
 
     @property
     def _patch_size(self) -> int:
@@ -102,33 +104,24 @@ class Wan(PipelineBackbone):
         counts = token_counts(self._pipeline.tokenizer, _cleaned(prompts))
         return [max(0, count - self.max_sequence_length) for count in counts]
 
-    def velocity(
-        self,
-        transformer: nn.Module,
-        latents: torch.Tensor,
-        sigma: torch.Tensor,
-        conditioning: Conditioning,
-        guidance: float = 1.0,
+    def predict(
+        self, transformer: nn.Module, latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning
     ) -> torch.Tensor:
-        """Velocity from one forward pass, or two in one batch with classifier-free guidance."""
-
-        def predict(latents: torch.Tensor, sigma: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
-            out: torch.Tensor = transformer(
-                latents.to(self.dtype),
-                sigma.to(self.device) * 1000,
-                conditioning["states"].to(self.dtype),
-                return_dict=False,
-            )[0]
-            return out.float()
-
-        return classifier_free(predict, latents, sigma, conditioning, guidance)
+        """Velocity from one forward pass."""
+        out: torch.Tensor = transformer(
+            latents.to(self.dtype),
+            sigma.to(self.device) * 1000,
+            conditioning["states"].to(self.dtype),
+            return_dict=False,
+        )[0]
+        return out.float()
 
     @torch.no_grad()
     def _decoded(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
         """Decode one latent frame after the other, with a cache of its own: `vae.decode` shares one among threads."""
         from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, unpatchify
 
-        mean, std = self._statistics(latents.device, vae.dtype)
+        mean, std = channel_statistics(vae, latents.device, vae.dtype)
         latents = vae.post_quant_conv(latents.to(vae.dtype) * std + mean)
         cache = [None] * sum(isinstance(part, WanCausalConv3d) for part in vae.decoder.modules())
         parts = [
@@ -142,16 +135,8 @@ class Wan(PipelineBackbone):
 
     def _encoded(self, vae: Any, images: torch.Tensor) -> torch.Tensor:
         clips = images.transpose(1, 2) if images.ndim == 5 else images[:, :, None]
-        mean, std = self._statistics(images.device, torch.float32)
+        mean, std = channel_statistics(vae, images.device, torch.float32)
         return (most_likely(vae.encode(clips, return_dict=False)[0]).float() - mean) / std
-
-    def _statistics(self, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        """Mean and standard deviation of each channel of the autoencoder's latents, [C, 1, 1, 1]."""
-        config = self._pipeline.vae.config
-        return tuple(
-            torch.tensor(values, device=device, dtype=dtype).view(-1, 1, 1, 1)
-            for values in (config.latents_mean, config.latents_std)
-        )
 
 
 def _cleaned(prompts: Sequence[str]) -> list[str]:

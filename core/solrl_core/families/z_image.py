@@ -25,6 +25,8 @@ class ZImage(PipelineBackbone):
     """
 
     family = "z-image"
+    size = ImageSize(512, 512)  # The size at which UniRL and Flow-Factory train it; its configuration gives none.
+    patch = 2  # the configuration lists all sizes that the transformer supports
     blocks = ("noise_refiner", "context_refiner", "layers")
     one_length = False
     max_sequence_length = 512
@@ -35,19 +37,9 @@ class ZImage(PipelineBackbone):
     fp8_policy = LayerPolicy(quantize=(r"^(noise_refiner|context_refiner|layers)\.",), keep=("adaLN_modulation",))
 
     @classmethod
-    def own_size(cls, config: Mapping[str, Any]) -> ImageSize:
-        """The size at which UniRL and Flow-Factory train it; its configuration gives none."""
-        return ImageSize(512, 512)
-
-    @classmethod
     def pipeline_call(cls, options: ModelOptions, config: Mapping[str, Any], guidance: float) -> dict[str, Any]:
         """With the pipeline's own scale of guidance."""
         return super().pipeline_call(options, config, guidance) | {"guidance_scale": guidance - 1}
-
-    @property
-    def _patch_size(self) -> int:
-        # The configuration lists the sizes that the transformer supports; the pipeline uses this one.
-        return 2
 
     def sigmas(self, steps: int) -> list[float]:
         """Schedule of the pipeline: a static shift (6 for Z-Image, 3 for Turbo), or a dynamic one if so configured."""
