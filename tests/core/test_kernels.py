@@ -1,18 +1,14 @@
 """Fused operations compared with diffusers; on a GPU, the kernels compared with torch operations."""
 
-import copy
-import re
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from diffusers.models.attention import JointTransformerBlock
 from diffusers.models.attention_processor import Attention, SanaLinearAttnProcessor2_0
-from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
 from gpu_marks import FP8, GPU, HOPPER, relative
 from lora_helpers import random_adapter
-from solrl_core.families import flux_fused, load_backbone, sd3_fused
+from solrl_core.families import load_backbone
 from solrl_core.kernels import (
     add_norm_modulate_quantize,
     attend,
@@ -24,29 +20,10 @@ from solrl_core.kernels import (
 )
 from solrl_core.kernels.bounded_attention import bounded_attention, plain_bounded_attention
 from solrl_core.kernels.fp8_attention import fp8_attention, plain_fp8_attention
-from solrl_core.precision import LayerPolicy, apply_policy, fp8, fuse
 from solrl_core.sampling.generator import Generator
-from torch import Tensor, nn
+from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("inference")
-
-
-def angles(count: int, size: int) -> tuple[Tensor, Tensor]:
-    angle = torch.rand(count, size // 2).repeat_interleave(2, 1) * 6
-    return angle.cos(), angle.sin()
-
-
-def counted(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> list[torch.Size]:
-    """The shapes that `module` gives its function `name` from now on."""
-    shapes: list[torch.Size] = []
-    function = getattr(module, name)
-
-    def count(x: Tensor, *rest: object) -> object:
-        shapes.append(x.shape)
-        return function(x, *rest)
-
-    monkeypatch.setattr(module, name, count)
-    return shapes
 
 
 @pytest.mark.parametrize("attend_linearly", [linear_attention, plain_linear_attention])
@@ -94,107 +71,6 @@ def test_norm_and_modulation_equal_torchs_before_quantisation(dtype: torch.dtype
     assert torch.equal(total, (x.float() + gate.float()[:, None] * out.float()).to(dtype))
     assert torch.equal(codes.float(), expected.float())
     assert torch.equal(scales, expected_scales)
-
-
-Case = tuple[nn.Module, nn.Module, dict[str, object]]
-
-
-def block_cases() -> dict[str, Case]:
-    """Blocks of diffusers with random weights, the same fused, and an input for both."""
-    torch.manual_seed(1)
-    given = {
-        "hidden_states": torch.randn(2, 6, 64),
-        "encoder_hidden_states": torch.randn(2, 3, 64),
-        "temb": torch.randn(2, 64),
-    }
-    turned = {**given, "image_rotary_emb": angles(9, 16)}
-    flux = [FluxTransformerBlock(64, 4, 16), FluxSingleTransformerBlock(64, 4, 16)]
-    sd3 = {
-        f"sd3{' dual' * dual}{' last' * last}": JointTransformerBlock(64, 4, 16, last, "rms_norm", dual)
-        for dual in (False, True)
-        for last in (False, True)
-    }
-    cases: dict[str, Case] = {
-        "flux": (flux[0], flux_fused.FluxFusedBlock(copy.deepcopy(flux[0])), turned),
-        "flux single": (flux[1], flux_fused.FluxFusedSingleBlock(copy.deepcopy(flux[1]), last=True), turned),
-    }
-    return cases | {name: (block, sd3_fused.Sd3FusedBlock(copy.deepcopy(block)), given) for name, block in sd3.items()}
-
-
-def for_fused(given: dict[str, object]) -> dict[str, object]:
-    """A block's inputs with each angle once, as fused blocks take them."""
-    if "image_rotary_emb" not in given:
-        return given
-    cos, sin = given["image_rotary_emb"]
-    return {**given, "image_rotary_emb": (cos[:, ::2].contiguous(), sin[:, ::2].contiguous())}
-
-
-BLOCKS = ["flux", "flux single", "sd3", "sd3 last", "sd3 dual", "sd3 dual last"]
-
-
-def assert_near(got: tuple[Tensor | None, Tensor], expected: tuple[Tensor | None, Tensor], error: float) -> None:
-    for mine, theirs in zip(got, expected, strict=True):
-        if theirs is None or mine is None:
-            assert mine is theirs
-        else:
-            assert (mine - theirs).abs().max() <= error * theirs.abs().max()
-
-
-@pytest.mark.parametrize("name", BLOCKS)
-def test_a_fused_block_equals_diffusers(name: str) -> None:
-    block, fused, given = block_cases()[name]
-    assert_near(fused(**for_fused(given)), block(**given), 1e-4)
-    assert fused.state_dict().keys() == block.state_dict().keys()
-
-
-@pytest.mark.usefixtures("fp8_in_float32")
-@pytest.mark.parametrize("kept", [(), ("to_k", "add_q_proj", "proj_mlp"), (r"net\.0", "to_out")])
-@pytest.mark.parametrize("name", BLOCKS)
-def test_a_fused_block_of_fp8_layers_equals_diffusers_with_the_same(name: str, kept: tuple[str, ...]) -> None:
-    block, fused, given = block_cases()[name]
-    exact = block(**given)
-    layers = [layer for layer, module in block.named_modules() if isinstance(module, nn.Linear)]
-    keep = ("norm", *(pattern for pattern in kept if any(re.search(pattern, layer) for layer in layers)))
-    for each in (block, fused):
-        apply_policy(each, LayerPolicy(quantize=("",), keep=keep), "fp8")
-    fuse.fuse_feed_forwards(fused)
-    got, expected = fused(**for_fused(given)), block(**given)
-    # A value between two codes may go to the other, and parts that were concatenated have scales of their own.
-    for mine, theirs, clean in zip(got, expected, exact, strict=True):
-        if clean is not None:
-            off = torch.linalg.norm(theirs - clean)
-            assert off > 0.002 * torch.linalg.norm(clean)
-            assert torch.linalg.norm(mine - theirs) < (0.8 if name == "flux single" else 0.2) * off
-
-
-@pytest.mark.usefixtures("fp8_in_float32")
-@pytest.mark.parametrize(
-    ("name", "normed", "added", "rows"),
-    [("flux", 2, 2, 4), ("flux single", 1, 0, 2), ("sd3", 2, 2, 4), ("sd3 dual", 3, 2, 5), ("sd3 last", 2, 1, 2)],
-)
-def test_norms_quantise_for_fp8(name: str, normed: int, added: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, block, given = block_cases()[name]
-    apply_policy(block, LayerPolicy(quantize=("",), keep=("norm",)), "fp8")
-    counts = [
-        counted(monkeypatch, module, function)
-        for module, function in (
-            (fuse, "norm_modulate_quantize"),
-            (fuse, "add_norm_modulate_quantize"),
-            (fp8, "quantize_rows"),
-        )
-    ]
-    block(**for_fused(given))
-    assert [len(shapes) for shapes in counts] == [normed, added, rows]
-
-
-@pytest.mark.usefixtures("fp8_in_float32")
-@pytest.mark.parametrize("name", ["flux", "flux single", "sd3 dual", "sd3 last"])
-def test_a_fused_block_is_one_graph(name: str) -> None:
-    _, block, given = block_cases()[name]
-    given = for_fused(given)
-    apply_policy(block, LayerPolicy(quantize=("",), keep=("norm",)), "fp8")
-    expected = block(**given)
-    assert_near(torch.compile(block, backend="aot_eager", fullgraph=True)(**given), expected, 1e-4)
 
 
 @GPU

@@ -36,9 +36,7 @@ class QwenImage(PipelineBackbone):
     """
 
     family = "qwen-image"
-    size = ImageSize(
-        512, 512
-    )  # Of Flow-GRPO, verl-omni and Flow-Factory; its configuration gives none.
+    size = ImageSize(512, 512)  # Of Flow-GRPO, verl-omni and Flow-Factory; its configuration gives none.
     max_sequence_length = 256  # verl-omni's
     # Those of verl-omni, Flow-Factory and UniRL.
     lora_targets = (

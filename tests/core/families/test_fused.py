@@ -2,18 +2,28 @@
 
 import copy
 import re
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
-from solrl_core.precision import apply_policy, fp8
+from solrl_core.precision import apply_policy, fp8, fuse
 from solrl_core.sampling.noise import initial_noise
 from tiny_models import ONE_EACH, Tiny
 from tiny_pipelines import PROMPTS, difference
 from torch import Tensor, nn
 
-CODES = {"z-image/static": 16, "qwen-image/base": 8, "flux2-klein/base": 12}
-"""How many inputs a fused transformer of FP8 layers quantises at most; test_kernels.py counts those of other blocks."""
+CODES = {
+    "sana/mini": (0, 0, 35),
+    "sd3/3.5": (5, 3, 7),
+    "flux/dev": (7, 4, 14),
+    "z-image/static": (0, 0, 16),
+    "qwen-image/base": (4, 4, 8),
+    "flux2-klein/base": (6, 4, 12),
+    "wan/2.1": (4, 0, 10),
+}
+"""How many inputs a fused transformer of FP8 layers quantises after a norm, after a sum and a norm, and alone."""
 
 
 def velocity_of(tiny: Tiny, prompts: list[str]) -> tuple[Tensor, Callable[[nn.Module], Tensor]]:
@@ -34,7 +44,7 @@ def test_a_fused_transformer_equals_diffusers_compiled_or_not(tiny: Tiny, prompt
     x = latents.requires_grad_()
     expected = velocity(backbone.transformer)
     (gradient,) = torch.autograd.grad(expected.square().sum(), x)
-    # test_kernels.py and test_each_family.py compile blocks of the other families.
+    # Blocks of the other families are compiled with FP8 layers, below and in test_each_family.py.
     compiled = tiny.name in ("qwen-image/base", "flux2-klein/base") and prompts is PROMPTS
     for compile_blocks in (False, True) if compiled else (False,):
         if compile_blocks:
@@ -73,23 +83,37 @@ def test_fused_sana_computes_a_text_once_for_all_its_candidates(tiny: Tiny, monk
 
 
 @pytest.mark.usefixtures("fp8_in_float32")
+@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("tiny", ONE_EACH, indirect=True)
-def test_fp8_layers_that_share_an_input_share_its_codes(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[int] = []
-    quantize_rows = fp8.quantize_rows
-    monkeypatch.setattr(fp8, "quantize_rows", lambda x, activation: counts.append(1) or quantize_rows(x, activation))
+def test_fp8_layers_that_share_an_input_share_its_codes(
+    tiny: Tiny, mixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: Counter[str] = Counter()
+
+    names = ("norm_modulate_quantize", "add_norm_modulate_quantize", "quantize_rows")
+    for module, name in zip((fuse, fuse, fp8), names, strict=True):
+        call = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *x, name=name, call=call: counts.update([name]) or call(*x))
     _, velocity = velocity_of(tiny, PROMPTS)
     with torch.inference_mode():
         exact = velocity(tiny.backbone.transformer)
         layers = copy.deepcopy(tiny.backbone.transformer)
-        apply_policy(layers, tiny.backbone.fp8_policy, "fp8")
+        policy = tiny.backbone.fp8_policy
+        apply_policy(layers, replace(policy, keep=(*policy.keep, "to_k", "to_out")) if mixed else policy, "fp8")
         counts.clear()
-        expected, unfused = velocity(layers), len(counts)
+        expected, unfused = velocity(layers), counts.total()
         tiny.backbone.fuse(layers)
         counts.clear()
         got = velocity(layers)
-    assert 0 < len(counts) <= CODES.get(tiny.name, unfused - 1) < unfused
+        if not mixed:
+            assert tuple(counts[name] for name in names) == CODES[tiny.name]
+            assert sum(CODES[tiny.name]) < unfused
+        if tiny.name in ("flux/dev", "sd3/3.5") and not mixed:
+            for name in tiny.backbone.blocks:
+                layers.get_submodule(f"{name}.0").compile(backend="aot_eager", fullgraph=True)
+            assert difference(velocity(layers), got) <= 1e-4 * float(got.abs().max())
     # Parts that were concatenated have scales of their own now, and float32 sums are in another order.
     off = torch.linalg.norm(expected - exact)
     assert off > 0.002 * torch.linalg.norm(exact)
-    assert 0 < torch.linalg.norm(got - exact) < 1.2 * off
+    assert torch.linalg.norm(got - expected) < 0.6 * off
+    assert torch.linalg.norm(got - exact) < 1.2 * off

@@ -1,16 +1,11 @@
 """LoRAs in the layouts of ComfyUI and kohya: ComfyUI's key rules and diffusers' loaders find our change of weights."""
 
-from collections.abc import Callable
-
 import pytest
 import safetensors.torch
 import torch
 from diffusers import Flux2KleinPipeline, FluxPipeline, QwenImagePipeline, WanPipeline, ZImagePipeline
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.families.original_layers import ORIGINAL_LAYERS, Layout, encode_in_layout, from_layout
-
-Key = str | tuple[str, int, int]
-"""A weight of ComfyUI's model, or some of its rows: from the second, as many as the third."""
 
 LAYOUTS = pytest.mark.parametrize("layout", ["comfyui", "kohya"])
 RATIOS = pytest.mark.parametrize(("rank", "alpha"), [(2, 2.0), (3, 5.0), (4, 0.7)])
@@ -28,78 +23,17 @@ def an_adapter(family: str, rank: int, alpha: float, wide: int = 8, seed: int = 
     return Adapter(rank, alpha, tensors)
 
 
-def qkv(weight: str, names: list[str], wide: int) -> dict[str, Key]:
-    return {name: (weight, index * wide, wide) for index, name in enumerate(names)}
-
-
-def flux(i: int, w: int) -> dict[str, Key]:
-    """Our module → weight and rows of ComfyUI's model, as `flux_to_diffusers`."""
-    block = f"transformer_blocks.{i}.attn"
-    single = f"single_transformer_blocks.{i}.attn"
-    return {
-        **qkv(f"double_blocks.{i}.img_attn.qkv", [f"{block}.to_{x}" for x in "qkv"], w),
-        f"{block}.to_out.0": f"double_blocks.{i}.img_attn.proj",
-        **qkv(f"single_blocks.{i}.linear1", [f"{single}.to_{x}" for x in "qkv"], w),
-    }
-
-
-def flux2(i: int, w: int) -> dict[str, Key]:
-    block, theirs = f"transformer_blocks.{i}", f"double_blocks.{i}"
-    return {
-        **qkv(f"{theirs}.img_attn.qkv", [f"{block}.attn.to_{x}" for x in "qkv"], w),
-        **qkv(f"{theirs}.txt_attn.qkv", [f"{block}.attn.add_{x}_proj" for x in "qkv"], w),
-        f"{block}.attn.to_out.0": f"{theirs}.img_attn.proj",
-        f"{block}.attn.to_add_out": f"{theirs}.txt_attn.proj",
-        f"{block}.ff.linear_in": f"{theirs}.img_mlp.0",
-        f"{block}.ff.linear_out": f"{theirs}.img_mlp.2",
-        f"{block}.ff_context.linear_in": f"{theirs}.txt_mlp.0",
-        f"{block}.ff_context.linear_out": f"{theirs}.txt_mlp.2",
-        f"single_transformer_blocks.{i}.attn.to_qkv_mlp_proj": f"single_blocks.{i}.linear1",
-    }
-
-
-def sd3(i: int, w: int) -> dict[str, Key]:
-    """As `mmdit_to_diffusers`."""
-    block, theirs = f"transformer_blocks.{i}.attn", f"joint_blocks.{i}"
-    return {
-        **qkv(f"{theirs}.x_block.attn.qkv", [f"{block}.to_{x}" for x in "qkv"], w),
-        **qkv(f"{theirs}.context_block.attn.qkv", [f"{block}.add_{x}_proj" for x in "qkv"], w),
-        f"{block}.to_out.0": f"{theirs}.x_block.attn.proj",
-        f"{block}.to_add_out": f"{theirs}.context_block.attn.proj",
-    }
-
-
-def z_image(i: int, w: int) -> dict[str, Key]:
-    """As `z_image_to_diffusers`."""
-    keys: dict[str, Key] = {}
-    for block in (f"{name}.{i}.attention" for name in ("layers", "noise_refiner", "context_refiner")):
-        keys |= qkv(f"{block}.qkv", [f"{block}.to_{x}" for x in "qkv"], w)
-        keys[f"{block}.to_out.0"] = f"{block}.out"
-    return keys
-
-
-def qwen_image(i: int, w: int) -> dict[str, Key]:
-    """ComfyUI's Qwen-Image has diffusers' names."""
-    names = [f"attn.{x}" for x in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj")]
-    names += ["attn.to_add_out", *(f"{x}_mlp.net.{y}" for x in ("img", "txt") for y in ("0.proj", "2"))]
-    return {f"transformer_blocks.{i}.{name}": f"transformer_blocks.{i}.{name}" for name in names}
-
-
-def wan(i: int, w: int) -> dict[str, Key]:
-    """As the names of Wan's authors, which ComfyUI keeps."""
-    parts = {"attn1": "self_attn", "attn2": "cross_attn"}
-    names = {"to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "o"}
-    return {f"blocks.{i}.{a}.{b}": f"blocks.{i}.{parts[a]}.{names[b]}" for a in parts for b in names}
-
-
-COMFYUI: dict[str, Callable[[int, int], dict[str, Key]]] = {
-    "flux": flux,
-    "flux2-klein": flux2,
-    "sd3": sd3,
-    "z-image": z_image,
-    "qwen-image": qwen_image,
-    "wan": wan,
+COMFYUI_SD3 = {
+    "to_q": ("x_block.attn.qkv", slice(0, 8)),
+    "to_k": ("x_block.attn.qkv", slice(8, 16)),
+    "to_v": ("x_block.attn.qkv", slice(16, 24)),
+    "to_out.0": ("x_block.attn.proj", slice(0, 8)),
+    "add_q_proj": ("context_block.attn.qkv", slice(0, 8)),
+    "add_k_proj": ("context_block.attn.qkv", slice(8, 16)),
+    "add_v_proj": ("context_block.attn.qkv", slice(16, 24)),
+    "to_add_out": ("context_block.attn.proj", slice(0, 8)),
 }
+"""Our layer of a block → ComfyUI's and its rows, as `mmdit_to_diffusers`; diffusers reads the other families' files."""
 
 
 def comfyui_changes(file: dict[str, torch.Tensor], weights: set[str]) -> dict[str, torch.Tensor]:
@@ -120,27 +54,29 @@ def comfyui_changes(file: dict[str, torch.Tensor], weights: set[str]) -> dict[st
 @LAYOUTS
 @FAMILIES
 @RATIOS
-def test_comfyui_makes_our_change_and_we_read_it_back(family: str, layout: Layout, rank: int, alpha: float) -> None:
-    adapters = [an_adapter(family, rank, alpha), an_adapter(family, rank + 1, 1.3, seed=1)]
-    where = COMFYUI[family](0, 8) | COMFYUI[family](1, 8)
-    assert where.keys() == set(adapters[0].modules)
-    weights = {key if isinstance(key, str) else key[0] for key in where.values()}
-    files = [safetensors.torch.load(encode_in_layout(adapter, family, layout)) for adapter in adapters]
-    one, other = (comfyui_changes(file, weights) for file in files)
-    for module, key in where.items():
-        name, start, rows = (key, 0, len(one[key])) if isinstance(key, str) else key
-        both = (one[name] + other[name])[start : start + rows]
-        expected = adapters[0].delta(module) + adapters[1].delta(module)
-        torch.testing.assert_close(both, expected, rtol=1e-5, atol=1e-5)
-    if family == "flux":
-        assert one["single_blocks.0.linear1"].shape == (7 * 8, 8)
-        assert not one["single_blocks.0.linear1"][3 * 8 :].any(), "the MLP's rows are not adapted"
-    read = from_layout(files[0], family)
-    assert len(read) == len(adapters[0].tensors)
-    for module in where:
+def test_what_was_written_is_read_back(family: str, layout: Layout, rank: int, alpha: float) -> None:
+    adapter = an_adapter(family, rank, alpha)
+    read = from_layout(safetensors.torch.load(encode_in_layout(adapter, family, layout)), family)
+    assert len(read) == len(adapter.tensors)
+    for module in adapter.modules:
         a, b = read[f"{module}.lora_A.weight"], read[f"{module}.lora_B.weight"]
         assert len(a) == rank
-        torch.testing.assert_close(b @ a, adapters[0].delta(module), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(b @ a, adapter.delta(module), rtol=1e-5, atol=1e-5)
+
+
+@LAYOUTS
+@RATIOS
+def test_comfyui_makes_our_change_of_sd3(layout: Layout, rank: int, alpha: float) -> None:
+    adapters = [an_adapter("sd3", rank, alpha), an_adapter("sd3", rank + 1, 1.3, seed=1)]
+    weights = {f"joint_blocks.{i}.{name}" for i in (0, 1) for name, _ in COMFYUI_SD3.values()}
+    files = [safetensors.torch.load(encode_in_layout(adapter, "sd3", layout)) for adapter in adapters]
+    one, other = (comfyui_changes(file, weights) for file in files)
+    for module in adapters[0].modules:
+        _, block, _, layer = module.split(".", 3)
+        name, rows = COMFYUI_SD3[layer]
+        both = (one[f"joint_blocks.{block}.{name}"] + other[f"joint_blocks.{block}.{name}"])[rows]
+        expected = adapters[0].delta(module) + adapters[1].delta(module)
+        torch.testing.assert_close(both, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
