@@ -5,8 +5,9 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from diffusers.models.attention import JointTransformerBlock
-from diffusers.models.attention_processor import Attention
+from gpu_marks import relative
 from solrl_core.families.sd3_fused import Sd3FusedBlock
 from solrl_core.kernels import are_bounded, attend, attention, bounded_attention
 from solrl_core.kernels.bounded_attention import LARGEST_LOGIT, logit_bound, plain_bounded_attention
@@ -27,37 +28,18 @@ def sd3_block(largest: float = 2.0, dual: bool = False, qk_norm: str | None = "r
     return block
 
 
-def normed(attn: Attention, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of image and text tokens, as SD3 has them."""
-
-    def both(own: nn.Module, added: nn.Module, *norms: nn.Module) -> Tensor:
-        parts = [own(image).unflatten(-1, (HEADS, SIZE)), added(text).unflatten(-1, (HEADS, SIZE))]
-        return torch.cat([norm(x) for norm, x in zip(norms, parts, strict=True)] if norms else parts, 1)
-
-    return (
-        both(attn.to_q, attn.add_q_proj, attn.norm_q, attn.norm_added_q),
-        both(attn.to_k, attn.add_k_proj, attn.norm_k, attn.norm_added_k),
-        both(attn.to_v, attn.add_v_proj),
-    )
-
-
-def bound(attn: Attention) -> float:
-    return logit_bound([attn.norm_q.weight, attn.norm_added_q.weight], [attn.norm_k.weight, attn.norm_added_k.weight])
-
-
-def test_attention_without_a_maximum_equals_sd3s_and_the_bound_is_the_largest_logit() -> None:
-    attn, inputs = sd3_block().attn, (torch.randn(2, 25, 48), torch.randn(2, 7, 48))
-    attended = plain_bounded_attention(*normed(attn, *inputs)).flatten(2)
-    image, text = attn(*inputs)
-    torch.testing.assert_close(attn.to_out[0](attended[:, :25]), image)
-    torch.testing.assert_close(attn.to_add_out(attended[:, 25:]), text)
+def test_attention_without_a_maximum_is_torchs_and_the_bound_is_the_largest_logit() -> None:
+    query, key, value = torch.randn(3, 2, 25, HEADS, SIZE)
+    expected = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (query, key, value))).transpose(1, 2)
+    torch.testing.assert_close(plain_bounded_attention(query, key, value), expected)
+    attn = sd3_block().attn
+    query_norms, key_norms = [attn.norm_q, attn.norm_added_q], [attn.norm_k, attn.norm_added_k]
     # A vector along one channel keeps its whole length there, which gives the largest logits.
-    query, key, _ = normed(attn, *inputs)
-    along = torch.eye(SIZE)
-    queries = torch.cat([attn.norm_q(along), attn.norm_added_q(along), query.flatten(0, 2)])
-    keys = torch.cat([attn.norm_k(along), attn.norm_added_k(along), key.flatten(0, 2)])
+    given = torch.cat([torch.eye(SIZE), query.flatten(0, 2)])
+    queries, keys = (torch.cat([norm(given) for norm in norms]) for norms in (query_norms, key_norms))
     largest = float((queries @ keys.mT).abs().max()) / math.sqrt(SIZE)
-    assert largest <= bound(attn) <= 1.021 * largest
+    bound = logit_bound(*([norm.weight for norm in norms] for norms in (query_norms, key_norms)))
+    assert largest <= bound <= 1.021 * largest
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -81,16 +63,16 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     return shapes
 
 
+def given_in_bf16() -> list[Tensor]:
+    return [torch.randn(2, *tokens, 48).bfloat16() for tokens in ((25,), (7,), ())]
+
+
 @pytest.mark.parametrize("dual", [False, True])
 def test_a_block_of_small_norms_attends_without_a_maximum(dual: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = counted(monkeypatch)
-    block = sd3_block(dual=dual).bfloat16()
-    fused = Sd3FusedBlock(copy.deepcopy(block))
-    given = [torch.randn(2, *tokens, 48).bfloat16() for tokens in ((25,), (7,), ())]
-    got, expected = fused(*given), block(*given)
+    shapes, block, given = counted(monkeypatch), sd3_block(dual=dual).bfloat16(), given_in_bf16()
+    for mine, theirs in zip(Sd3FusedBlock(copy.deepcopy(block))(*given), block(*given), strict=True):
+        assert relative(mine, theirs) < 0.02
     assert shapes == [(2, 32, HEADS, SIZE), *[(2, 25, HEADS, SIZE)] * dual]
-    for mine, theirs in zip(got, expected, strict=True):
-        assert torch.linalg.norm((mine - theirs).float()) < 0.02 * torch.linalg.norm(theirs.float())
 
 
 @pytest.mark.parametrize("norm", ["norm_q", "norm_added_q"])
@@ -101,7 +83,7 @@ def test_one_large_norm_of_image_or_text_keeps_the_maximum(norm: str, monkeypatc
     weight[3] = 1
     for key in (block.attn.norm_k, block.attn.norm_added_k):
         key.weight[3] = 1
-    given = [torch.randn(2, *tokens, 48).bfloat16() for tokens in ((25,), (7,), ())]
+    given = given_in_bf16()
     for largest, calls in ((LARGEST_LOGIT / 4.2, 1), (LARGEST_LOGIT / 4, 0), (torch.nan, 0)):
         shapes.clear()
         weight[3] = largest

@@ -1,74 +1,20 @@
-"""What is particular to a family: positions, padding, schedules, compiled blocks, unread tokens, and autoencoders."""
+"""What is particular to a family beside what its pipeline computes: padding, compiled blocks, unread tokens, images."""
 
 import copy
 from dataclasses import replace
 
 import pytest
 import torch
-from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope
 from diffusers.models.transformers.transformer_z_image import ZImageTransformerBlock
 from solrl_core.errors import DecoderError
-from solrl_core.families import Backbone, flux2_klein, load_backbone
-from solrl_core.families.flux import pack, position_ids, unpack
-from solrl_core.families.qwen_image import Positions
+from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.z_image import ZImage
 from solrl_core.families.z_image_fused import ZImageFusedBlock
 from solrl_core.precision import LayerPolicy, apply_policy
 from solrl_core.sampling.noise import initial_noise
-from tiny_models import ONE_EACH, Tiny, sized, variants
+from tiny_models import ONE_EACH, Tiny, variants
 from tiny_pipelines import PROMPTS, QWEN_TOKENS, difference
 from torch._dynamo.testing import CompileCounterWithBackend
-
-
-@variants("flux")
-def test_flux_shifts_by_size_and_packs_and_places_patches(tiny: Tiny) -> None:
-    backbone = tiny.backbone
-    rows, at = backbone.encode(PROMPTS[:1]), torch.tensor([0.5])
-    noise = initial_noise([3], backbone.latent_shape)
-    with torch.no_grad():
-        here = backbone.velocity(backbone.transformer, noise, at, rows)
-        there = backbone.velocity(backbone.transformer, noise.mT.contiguous(), at, rows)
-    assert here.shape == noise.shape
-    assert difference(here.mT, there) > 1e-3
-    latents = torch.randn(2, 4, 8, 12)
-    packed = pack(latents)
-    assert torch.equal(packed, tiny.pipeline._pack_latents(latents, *latents.shape))
-    assert torch.equal(unpack(packed, 4, 6), latents)
-    assert torch.equal(unpack(packed, 4, 6), tiny.pipeline._unpack_latents(packed, 64, 96, 8))
-    theirs = tiny.pipeline._prepare_latent_image_ids(2, 4, 6, "cpu", torch.float32)
-    assert torch.equal(position_ids(4, 6, torch.device("cpu")), theirs)
-    # The shift depends on the size if it is dynamic.
-    shifted = tiny.pipeline.scheduler.config.use_dynamic_shifting
-    assert (sized(tiny, 640, 640).backbone.sigmas(6) != tiny.backbone.sigmas(6)) == shifted
-
-
-@variants("flux2-klein")
-def test_flux2_shifts_by_steps_and_places_as_its_pipeline(tiny: Tiny) -> None:
-    """With the shift of 2 steps, the middle one of 4 steps would be the same."""
-    assert tiny.backbone.sigmas(4)[2] != pytest.approx(tiny.backbone.sigmas(2)[1], abs=1e-4)
-    cpu = torch.device("cpu")
-    image = tiny.pipeline._prepare_latent_ids(torch.zeros(1, 16, 4, 6))[0]
-    text = tiny.pipeline._prepare_text_ids(torch.zeros(1, 9, 32))[0]
-    assert torch.equal(flux2_klein.position_ids(1, 4, 6, 1, cpu), image)
-    assert torch.equal(flux2_klein.position_ids(1, 1, 1, 9, cpu), text)
-
-
-@variants("qwen-image")
-def test_padding_changes_no_velocity(tiny: Tiny) -> None:
-    backbone = tiny.backbone
-    rows, noise = backbone.encode(PROMPTS[:1]), initial_noise([3], backbone.latent_shape)
-    assert backbone.encode(PROMPTS)["mask"].sum(1).tolist() == [8, 15]
-    other = rows | {"states": torch.where(rows["mask"][..., None], rows["states"], 7.0)}
-    velocities = [backbone.velocity(backbone.transformer, noise, torch.tensor([0.5]), each) for each in (rows, other)]
-    assert difference(*velocities) <= 1e-6
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(4, 6), (5, 3)])
-def test_positions_equal_diffusers(rows: int, columns: int) -> None:
-    sizes, device = [[(1, rows, columns)]] * 2, torch.device("cpu")
-    theirs = QwenEmbedRope(10000, [4, 6, 6], scale_rope=True)(sizes, max_txt_seq_len=9, device=device)
-    ours = Positions((4, 6, 6))(sizes, max_txt_seq_len=9, device=device)
-    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(ours, theirs, strict=True))
 
 
 @variants("z-image")
