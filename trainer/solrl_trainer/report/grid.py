@@ -85,7 +85,8 @@ def write_grid(gallery: Gallery, path: Path, name: str, about: str, rows: int = 
             page.paste(_picture(images[index], shown), (x, top))
             draw.rectangle((x - 1, top - 1, x + shown, top + shown), outline=_EDGE)
             if gallery.marks is not None:
-                _mark(page, x + shown / 2, top + shown + STRIP / 2, gallery.marks[index][after])
+                mark, colour = ("✓", _GOOD) if gallery.marks[index][after] else ("✗", _BAD)
+                draw.text((x + shown / 2, top + shown + STRIP / 2), mark, colour, _font(22), anchor="mm")
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path):
         page.save(path)
@@ -108,19 +109,6 @@ def _picture(image: torch.Tensor, side: int) -> Image.Image:
     picture = Image.fromarray(tiled(image[None], columns=2)[0].permute(1, 2, 0).numpy())
     method = Image.Resampling.BICUBIC if picture.width < side else Image.Resampling.LANCZOS
     return ImageOps.pad(picture, (side, side), method, _PAPER)
-
-
-def _mark(page: Image.Image, x: float, y: float, good: bool) -> None:
-    """Draw a tick or a cross from lines, since a font may lack the glyph; drawn large, then scaled down."""
-    stamp = Image.new("L", (80, 80))
-    draw = ImageDraw.Draw(stamp)
-    strokes = [[(10, 42), (30, 62), (70, 16)]] if good else [[(16, 16), (64, 64)], [(16, 64), (64, 16)]]
-    for stroke in strokes:
-        draw.line(stroke, 255, width=12, joint="curve")
-        for at_x, at_y in stroke:
-            draw.ellipse((at_x - 6, at_y - 6, at_x + 6, at_y + 6), 255)
-    stamp = stamp.resize((20, 20), Image.Resampling.LANCZOS)
-    page.paste(_GOOD if good else _BAD, (round(x) - 10, round(y) - 10), stamp)
 
 
 def _fit(text: str, width: int, size: int = 15, most: int = 2, *, bold: bool = False) -> str:
