@@ -60,13 +60,6 @@ def test_weights_of_an_enlarged_image_add_up_in_float32() -> None:
     assert packed_weight(weight, enlarge=True)[0].tolist() == [0, 0, 0, 2**-9]
 
 
-def test_group_norm_and_silu_equal_torchs() -> None:
-    x, weight, bias = 3 * torch.randn(2, 12, 5, 7) + 5, torch.randn(12), torch.randn(12)
-    found = group_norm_silu(x, 4, weight, bias, 1e-6, None)
-    torch.testing.assert_close(found, F.silu(F.group_norm(x, 4, weight, bias, 1e-6)))
-    assert found.is_contiguous(memory_format=torch.channels_last)
-
-
 def kl() -> AutoencoderKL:
     """Wide enough for the kernel in all but its middle; the last block has no upsampling."""
     return AutoencoderKL(
@@ -277,13 +270,6 @@ def test_a_fused_block_is_one_graph(sides: tuple[int, ...]) -> None:
     own, x = fused(block_of(64, sides)), image(2, 64, 7, 9)
     compiled = torch.compile(own, backend="aot_eager", fullgraph=True, dynamic=False)
     assert relative(compiled(x), own(x)) < 1e-5
-
-
-@pytest.mark.parametrize("side", [1, 3, 5, 7])
-def test_the_depthwise_convolution_equals_torchs(side: int) -> None:
-    x, weight = torch.randn(2, 5, 7, 6), torch.randn(6, 1, side, side)
-    expected = F.conv2d(x.movedim(-1, 1), weight, padding=side // 2, groups=6).movedim(1, -1)
-    torch.testing.assert_close(depthwise(x, packed_taps(weight)), expected)
 
 
 @HOPPER

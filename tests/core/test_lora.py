@@ -16,13 +16,7 @@ from solrl_proto.rollouts import AdapterUse
 from torch import Tensor, nn
 
 
-def test_the_targets_are_those_peft_would_adapt_by_their_whole_names(backbone: Backbone) -> None:
-    adapted = inject_adapter_in_model(
-        LoraConfig(r=2, target_modules=backbone.lora_targets), copy.deepcopy(backbone.transformer)
-    )
-    end = ".lora_A.default"
-    names = {name.removesuffix(end) for name, _ in adapted.named_modules() if name.endswith(end)}
-    assert names == set(adapter_layout(backbone.transformer, backbone.lora_targets))
+def test_a_pattern_matches_whole_names() -> None:
     model = nn.ModuleDict({"to_q": nn.Linear(3, 5), "to_q_extra": nn.Linear(3, 5), "norm": nn.LayerNorm(3)})
     assert adapter_layout(model, "to_q") == {"to_q": (5, 3)}
     assert adapter_layout(model, "to_q.*") == {"to_q": (5, 3), "to_q_extra": (5, 3)}

@@ -139,19 +139,10 @@ def sana() -> SanaTransformer2DModel:
     ).eval()
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        nn.Conv2d(16, 16, 1, stride=2),
-        nn.Conv2d(16, 16, 1, padding=1),
-        nn.Conv2d(16, 16, 1, groups=16),
-        nn.Conv2d(16, 16, 3),
-    ],
-    ids=["stride", "padding", "groups", "kernel"],
-)
-def test_only_pointwise_convs_are_selected(other: nn.Conv2d) -> None:
-    model = nn.Sequential(nn.Conv2d(16, 16, 1), other, nn.Conv2d(16, 16, 1, padding="same"))
-    assert LayerPolicy(quantize=(r"\d",)).select(model) == ["0", "2"]
+def test_only_pointwise_convs_are_selected() -> None:
+    others = [nn.Conv2d(16, 16, 1, **other) for other in ({"stride": 2}, {"padding": 1}, {"groups": 16})]
+    model = nn.Sequential(nn.Conv2d(16, 16, 1), *others, nn.Conv2d(16, 16, 3), nn.Conv2d(16, 16, 1, padding="same"))
+    assert LayerPolicy(quantize=(r"\d",)).select(model) == ["0", "5"]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +154,6 @@ def test_only_pointwise_convs_are_selected(other: nn.Conv2d) -> None:
         (LayerPolicy(("attn1",), keep_max_dim=64), "nothing is left to quantise"),
         (LayerPolicy(("patch_embed",)), "'patch_embed.proj' cannot be quantised: in-features 4, expected"),
     ],
-    ids=["quantize", "keep", "depthwise", "all-kept", "in-features"],
 )
 def test_an_invalid_policy_is_refused(sana: SanaTransformer2DModel, policy: LayerPolicy, message: str) -> None:
     with pytest.raises(ValueError, match=message):

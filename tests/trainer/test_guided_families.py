@@ -15,7 +15,7 @@ from solrl_trainer.commands import run
 from solrl_trainer.policy.policy import CURRENT, Policy
 from solrl_trainer.records import checkpoints
 from solrl_trainer.settings.presets import resolve
-from tiny_qwen import write_flux2_klein, write_qwen_image
+from tiny_pipelines import write_flux2_klein, write_qwen_image
 from training_helpers import TINY
 
 QWEN = {"qwen-image": write_qwen_image, "flux2-klein": write_flux2_klein}

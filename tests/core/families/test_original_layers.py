@@ -1,11 +1,15 @@
 """LoRAs in the layouts of ComfyUI and kohya: ComfyUI's key rules and diffusers' loaders find our change of weights."""
 
+import re
+
 import pytest
 import safetensors.torch
 import torch
 from diffusers import Flux2KleinPipeline, FluxPipeline, QwenImagePipeline, WanPipeline, ZImagePipeline
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.families.original_layers import ORIGINAL_LAYERS, Layout, encode_in_layout, from_layout
+from solrl_core.lora import adapter_layout
+from tiny_models import ONE_EACH, Tiny
 
 LAYOUTS = pytest.mark.parametrize("layout", ["comfyui", "kohya"])
 RATIOS = pytest.mark.parametrize(("rank", "alpha"), [(2, 2.0), (3, 5.0), (4, 0.7)])
@@ -21,6 +25,13 @@ def an_adapter(family: str, rank: int, alpha: float, wide: int = 8, seed: int = 
             tensors[lora_a_key(module)] = torch.randn(rank, wide, generator=generator)
             tensors[lora_b_key(module)] = torch.randn(rows, rank, generator=generator)
     return Adapter(rank, alpha, tensors)
+
+
+@pytest.mark.parametrize("tiny", [name for name in ONE_EACH if name != "sana/mini"], indirect=True)
+def test_every_layer_that_lora_adapts_has_a_name(tiny: Tiny) -> None:
+    layout = adapter_layout(tiny.backbone.transformer, tiny.backbone.lora_targets)
+    known = [module for layer in ORIGINAL_LAYERS[tiny.backbone.family] for module in layer.modules]
+    assert sorted(known) == sorted({re.sub(r"\d+", "{}", name, count=1) for name in layout})
 
 
 COMFYUI_SD3 = {

@@ -3,7 +3,9 @@
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import diffusers
 import torch
 from diffusers import (
     AutoencoderKL,
@@ -13,7 +15,6 @@ from diffusers import (
     FluxTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
-    WanPipeline,
     ZImagePipeline,
     ZImageTransformer2DModel,
 )
@@ -23,11 +24,13 @@ from solrl_core.families import Backbone
 from solrl_core.lora import target_modules
 from support.tiny_skeletons import TINY
 from support.true_shapes import qwen_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
+    Qwen2Tokenizer,
     Qwen3Config,
     Qwen3ForCausalLM,
     T5Config,
@@ -47,6 +50,16 @@ FRAMES = 5
 
 _PIECES = ("<pad>", "</s>", "<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz", "▁a", "▁red", "▁blue", "▁circle", "▁squares")
 
+_TEMPLATE = (
+    "system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
+    "spatial relationships of the objects and background:\nuser\nassistant\n"
+)
+# Qwen3's template for one message of a user, without thinking.
+_CHAT = (
+    "<|im_start|>user\n{{ messages[0].content }}<|im_end|>\n<|im_start|>assistant\n"
+    "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
+
 
 @cache
 def _clip_tokenizer() -> CLIPTokenizer:
@@ -58,6 +71,22 @@ def _clip_tokenizer() -> CLIPTokenizer:
 def _t5_tokenizer() -> T5TokenizerFast:
     vocabulary = [(piece, -float(len(_PIECES) - len(piece))) for piece in _PIECES]
     return T5TokenizerFast(vocab=vocabulary, extra_ids=0)
+
+
+@cache
+def _byte_tokenizer() -> Qwen2Tokenizer:
+    """A byte-level tokenizer that has Qwen-Image's template in as many tokens as the released one."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trained.train_from_iterator([_TEMPLATE, *PROMPTS], trainer)
+    model = json.loads(trained.to_str())["model"]
+    return Qwen2Tokenizer(
+        vocab=model["vocab"],
+        merges=[tuple(merge) for merge in model["merges"]],
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+        chat_template=_CHAT,
+    )
 
 
 def _clip_config() -> CLIPTextConfig:
@@ -214,19 +243,34 @@ def write_z_image(folder: Path, *, dynamic: bool = False) -> Path:
 
 def write_wan(folder: Path, *, residual: bool = False) -> Path:
     """A tiny Wan2.1; `residual` has the autoencoder and the times of each token of Wan2.2's 5B."""
-    torch.manual_seed(0)
     own = {"is_residual": True, "patch_size": 2, "in_channels": 12, "out_channels": 12, "scale_factor_spatial": 16}
-    _, scheduler, parts = TINY["wan"]
-    (transformer, blocks), (vae, levels), (encoder, text) = parts.values()
-    pipeline = WanPipeline(
-        tokenizer=_t5_tokenizer(),
-        text_encoder=encoder(encoder.config_class(**text)),
-        vae=vae(**levels, **(own if residual else {})),
-        scheduler=scheduler,
-        transformer=transformer(**blocks | {"num_layers": 2}),
-        expand_timesteps=residual,
-    )
-    return save(pipeline, folder, frames=FRAMES)
+    changes = {"transformer": {"num_layers": 2}, "vae": own if residual else {}}
+    return save(_made("wan", _t5_tokenizer(), changes, expand_timesteps=residual), folder, frames=FRAMES)
+
+
+def write_qwen_image(folder: Path) -> Path:
+    """A tiny Qwen-Image."""
+    return save(_made("qwen-image", _byte_tokenizer(), {"transformer": {"num_layers": 2}}), folder)
+
+
+def write_flux2_klein(folder: Path, *, distilled: bool = False) -> Path:
+    """A tiny FLUX.2 [klein]; `distilled` has no classifier-free guidance."""
+    blocks = {"num_layers": 2, "num_single_layers": 2}
+    pipeline = _made("flux2-klein", _byte_tokenizer(), {"transformer": blocks}, is_distilled=distilled)
+    pipeline.vae.bn.running_mean.normal_()
+    pipeline.vae.bn.running_var.uniform_(0.5, 2)
+    return save(pipeline, folder)
+
+
+def _made(model: str, tokenizer: Any, changes: dict[str, dict[str, Any]], **settings: Any) -> Any:
+    """The pipeline of a model of `TINY` with random weights and `changes` of its parts' configurations."""
+    torch.manual_seed(0)
+    pipeline, scheduler, parts = TINY[model]
+    made = {}
+    for name, (kind, values) in parts.items():
+        values = values | changes.get(name, {})
+        made[name] = kind(**values) if hasattr(kind, "load_config") else kind(kind.config_class(**values))
+    return getattr(diffusers, pipeline)(scheduler=scheduler, tokenizer=tokenizer, **made, **settings)
 
 
 def on_a_grid(backbone: Backbone) -> tuple[Backbone, Adapter]:
