@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from paper.arms import Context
 from paper.experiments import Experiment, Programme
+from paper.figures import as_json
 from paper.finished import file_of, record
 from paper.tables import TABLES
-from paper.tables.common import TUNED_FOR, Context
-from paper.tuning import trials
+from paper.tuning import USUAL, trials
 
-RESULTS = Path(__file__).parents[1] / "benchmarks/results"
 PROMPTS = 12
 MACHINE = "a machine"
 
@@ -51,22 +51,30 @@ def context_of(programme: Programme, folder: Path) -> Context:
     """The finished runs in a folder."""
     from paper.__main__ import read
 
-    return read(programme, folder, RESULTS)
+    return read(programme, folder)
 
 
-def finish_trials(programme: Programme, folder: Path, best: float = 3e-4) -> Programme:
-    """Finish the trials of the learning rate of tables 2 to 5; returns the programme at the best one."""
-    for rate, one in trials(programme, TUNED_FOR, RESULTS).items():
+def finish_trials(programme: Programme, folder: Path, best: float = 3e-4) -> Context:
+    """Finish the trials of the usual learning rate; returns the context at the best one."""
+    for rate, one in trials(programme, USUAL).items():
         finish(one, folder, float(rate == best))
-    return context_of(programme, folder).tuned
+    return context_of(programme, folder)
+
+
+def figures_of(context: Context, table: str) -> dict[str, Any] | None:
+    """The figures of a table as JSON, if the page has it."""
+    entry = TABLES[table]
+    return json.loads(json.dumps(entry.figures(context), default=as_json)) if entry.stands(context) else None
 
 
 def finish_all(programme: Programme, folder: Path, gains: Mapping[str, float], table: str, **changes: Any) -> Context:
     """Finish all runs of a table, those of a recipe with its gain; learning rates are tuned on the way."""
+    from paper.__main__ import missing
+
     while True:
         context = context_of(programme, folder)
-        missing = [one for one in TABLES[table].experiments(context) if one.name not in context.runs]
-        if not missing:
+        begin = missing(context, [table])
+        if not begin:
             return context
-        for one in missing:
+        for one in begin:
             finish(one, folder, gains[one.preset.split("/")[1]], **changes)

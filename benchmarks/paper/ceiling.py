@@ -20,6 +20,7 @@ sys.path.append(str(Path(__file__).parents[2]))  # for minis_recipe, which is in
 from minis_recipe.autoencoder import from_latents, to_latents
 from minis_recipe.scenes import render, sample_scenes
 from minis_recipe.world import Combination
+from paper.experiments import RESULTS
 from paper.intervals import Values
 
 STORED = Path("paper/ceiling.json")
@@ -27,7 +28,7 @@ SCENES = 4
 SEED = 0
 
 
-def ceiling_of(model: str, prompts: Sequence[str], results: Path) -> dict[str, Values] | None:
+def ceiling_of(model: str, prompts: Sequence[str], results: Path = RESULTS) -> dict[str, Values] | None:
     """Reward → mean score of true scenes by prompt [prompts]; None for a model or prompts that were not measured."""
     stored = json.loads((results / STORED).read_text()) if (results / STORED).is_file() else {}
     found = stored.get(model)

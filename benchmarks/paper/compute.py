@@ -24,14 +24,15 @@ from solrl_trainer.policy.update import trained_steps
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 
+from paper.experiments import RESULTS
+
 SHAPES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 1024²"}
 PRESETS = {"flux": "flux1", "sd3": "sd3", "sana": "sana"}
 SOURCES = ("step_time.json", "training_phase.json")
+SHAPE = "flux"
+"""Large model at whose shape runs of different algorithms have equal compute."""
 STORED = Path("paper/costs.json")
 """Costs of the stored runs, in the folder of the results. Delete it and the runs to begin with new measurements."""
-MEASURED_AS = {"nvfp4": "fp8"}
-"""Precision of a run → the precision whose time is used."""
-
 Passes = Counter[str]
 """Passes of one sample: "generate bf16", "generate nvfp4", "train current" (forward and backward), "train old" and
 "train reference" (forward)."""
@@ -84,12 +85,10 @@ class Costs:
     """Milliseconds of a pass of one sample.
 
     Attributes:
-        shape: large model, a key of `SHAPES`.
         device: device of the measurement.
         ms: pass, named as in `Passes` → milliseconds.
     """
 
-    shape: str
     device: str
     ms: Mapping[str, float]
 
@@ -103,24 +102,20 @@ class Costs:
 
 
 @cache
-def costs_of(shape: str, results: Path) -> Costs:
+def costs_of(shape: str, results: Path = RESULTS) -> Costs:
     """Costs at the shape of a large model: those of the stored runs, or else from the benchmarks' stored results.
 
     Raises:
         KeyError, FileNotFoundError: the results lack a measurement.
     """
-    if shape not in SHAPES:
-        raise KeyError(f"got shape {shape!r}; expected one of {sorted(SHAPES)}")
     stored = results / STORED
-    return Costs(shape, **json.loads(stored.read_text())[shape]) if stored.is_file() else _measured(shape, results)
+    return Costs(**json.loads(stored.read_text())[shape]) if stored.is_file() else _measured(shape, results)
 
 
-def store_costs(results: Path, out: Path) -> None:
+def store_costs(out: Path, results: Path = RESULTS) -> None:
     """Write the costs of all shapes to the archive's folder in `out`."""
-    costs = {shape: asdict(costs_of(shape, results)) for shape in SHAPES}
-    for one in costs.values():
-        del one["shape"]
     (out / STORED).parent.mkdir(parents=True, exist_ok=True)
+    costs = {shape: asdict(costs_of(shape, results)) for shape in SHAPES}
     (out / STORED).write_text(json.dumps(costs, indent=1) + "\n")
 
 
@@ -132,11 +127,11 @@ def _measured(shape: str, results: Path) -> Costs:
         raise KeyError(f"{SOURCES[1]} has no row of solrl for {shape!r}: measure it by training_phase.py")
     train = rows[0]
     ms = {f"generate {tier}": tiers[tier]["ms"] / tiers[tier]["batch"] for tier in ("bf16", "fp8")}
-    ms |= {f"generate {tier}": ms[f"generate {used}"] for tier, used in MEASURED_AS.items()}
+    ms["generate nvfp4"] = ms["generate fp8"]
     ms |= {f"train {policy}": train[policy] / train["batch"] for policy in ("current", "old", "reference")}
-    return Costs(shape, train["device"], ms)
+    return Costs(train["device"], ms)
 
 
-def iterations_within(config: RunConfig, seconds: float, costs: Costs) -> int:
-    """Number of whole iterations, at least one, nearest to this time."""
-    return max(1, round(seconds / costs.seconds(passes_of_iteration(config))))
+def seconds_of(config: RunConfig, shape: str = SHAPE, fraction: float | None = None) -> float:
+    """Time of one iteration of a run at the shape of a large model; `fraction` as in `passes_of_iteration`."""
+    return costs_of(shape).seconds(passes_of_iteration(config, fraction))

@@ -6,18 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 
+RESULTS = Path(__file__).parents[1] / "results"
+"""Stored results of all benchmarks."""
+Changes = Mapping[str, Any]
+"""Settings by dotted key."""
+AS_IS: Changes = MappingProxyType({})
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
 JUDGES = ("judge", "verifier", "verifier_graded")
-TWO_STAGES: Mapping[str, Any] = {"explore.precision": "nvfp4"}
+TWO_STAGES: Changes = {"explore.precision": "nvfp4"}
 """Exploration in the trainer's process. Selects the same seeds as a service on an equal device."""
 SERVICE = "http://127.0.0.1:8100"
 """Address in settings of runs that need a service; a worker's own replaces it."""
-LARGE_BATCHES: Mapping[str, Any] = {"batch": 1152, "optimizer.batch": 1728}
+LARGE_BATCHES: Changes = {"batch": 1152, "optimizer.batch": 1728}
 """All candidates of an iteration, and all its training pairs: a pass of a miniature takes a GPU as long with many
 images as with few."""
 OWN_SETTINGS = ("run", "output", "rollout_url", "device")
@@ -74,7 +80,6 @@ class Programme:
         iterations: length of a Sol-RL run.
         long: length of the long runs.
         every: iterations between evaluations.
-        shape: large model at whose shape computes are made equal: flux, sd3 or sana.
         unprepared: model with weights that were not prepared for NVFP4, if there is one.
         changes: settings of all runs, by dotted key.
     """
@@ -87,23 +92,15 @@ class Programme:
     iterations: int = 40
     long: int = 100
     every: int = 5
-    shape: str = "flux"
     unprepared: str | None = None
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Changes = field(default_factory=dict)
 
     @property
     def judged_by(self) -> tuple[str, ...]:
         """All rewards that judge a run."""
-        return tuple(dict.fromkeys((*self.rewards, self.reward, *self.judges)))
+        return (*self.rewards, *self.judges)
 
-    @property
-    def held_out(self) -> int:
-        """Number of held-out prompts that judge a run."""
-        return self.experiment("sol_rl", self.seeds[0]).config.evaluate.prompts
-
-    def experiment(
-        self, recipe: str, seed: int, changes: Mapping[str, Any] | None = None, *, reward: str | None = None
-    ) -> Experiment:
+    def experiment(self, recipe: str, seed: int, changes: Changes = AS_IS, *, reward: str | None = None) -> Experiment:
         """A run of a recipe.
 
         Args:
@@ -126,16 +123,10 @@ class Programme:
             **LARGE_BATCHES,
             **(TWO_STAGES if base["regenerate"]["at"] != "none" else {}),
             **self.changes,
-            **(changes or {}),
+            **changes,
         }
         differing = {key: value for key, value in wanted.items() if value != _value(base, key)}
         return Experiment(preset, tuple(f"{key}={json.dumps(differing[key])}" for key in sorted(differing)), seed)
-
-    def over_seeds(
-        self, recipe: str, changes: Mapping[str, Any] | None = None, *, reward: str | None = None
-    ) -> list[Experiment]:
-        """The runs of a recipe, one for each seed."""
-        return [self.experiment(recipe, seed, changes, reward=reward) for seed in self.seeds]
 
 
 @cache
@@ -148,12 +139,12 @@ def _value(settings: Mapping[str, Any], key: str) -> Any:
     return settings[section].get(name) if dot else settings[section]
 
 
-def fitted_plan(model: str, results: Path) -> dict[str, Any] | None:
+def fitted_plan(model: str) -> dict[str, Any] | None:
     """Settings of the model's fitted steps, stored by plan_fidelity.py.
 
     None if there are none for this model, or if they were fitted to another solver than the one that its runs use.
     """
-    stored = json.loads((results / "plan_fidelity.json").read_text())
+    stored = json.loads((RESULTS / "plan_fidelity.json").read_text())
     fitted = stored["solvers"].get(model)
     if fitted is None or stored["solver"][model] != _base(f"{model}/sol_rl/clipscore")["solver"]:
         return None

@@ -1,8 +1,13 @@
-"""Finished runs: one small JSON file each, with all that the tables need. Folders are merged by copying files."""
+"""Finished runs: one small JSON file each, with all that the tables need. Folders are merged by copying files.
 
+An archive beside the page has all of them: the tables can be written again from it, or continued.
+"""
+
+import gzip
 import json
+import tarfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +18,10 @@ from paper.experiments import OWN_SETTINGS, Experiment
 from paper.intervals import Values
 
 FINISHED = "finished"
+ARCHIVE = Path("paper/finished.tar.gz")
 DIGITS = 7
 
-PLACEMENT = ("optimizer.checkpointing", "regenerate.share", "regenerate.selection")
+PLACEMENT = {"optimizer.checkpointing", "regenerate.share", "regenerate.selection"}
 """Settings of stored runs that did not say what a run computed; presets lack them now, or have other ones."""
 
 
@@ -38,7 +44,6 @@ class Finished:
         curve: (iterations, reward → mean over the held-out images), the base first.
         iterations: lines of metrics.jsonl.
         fidelity: rank fidelity of exploration, lines of metrics.jsonl.
-        seconds: seconds by phase.
         stopped: why the run stopped early, or None.
         words: engine → what it reads in the first image of each held-out prompt, "before" and "after"; empty until
             `paper.words` has read them.
@@ -55,7 +60,6 @@ class Finished:
     curve: list[tuple[int, Mapping[str, float]]]
     iterations: list[dict[str, Any]]
     fidelity: list[dict[str, Any]]
-    seconds: Mapping[str, float]
     stopped: str | None = None
     words: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
 
@@ -69,20 +73,24 @@ Runs = Mapping[str, Finished]
 
 
 def record(experiment: Experiment, **values: Any) -> dict[str, Any]:
-    """Content of a finished run's file; `values` are the attributes of `Finished` except its name."""
-    scores = {when: {name: _rounded(row) for name, row in values[when].items()} for when in ("before", "after")}
+    """Content of a finished run's file; `values` are the attributes of `Finished` except its name, and others."""
+    scores = {
+        when: {name: [round(float(one), DIGITS) for one in row] for name, row in values[when].items()}
+        for when in ("before", "after")
+    }
     return {
-        "preset": experiment.preset,
-        "settings": list(experiment.settings),
-        "seed": experiment.seed,
+        **asdict(experiment),
         **values,
         **scores,
         "config": values["config"].model_dump(mode="json", exclude=set(OWN_SETTINGS)),
     }
 
 
-def _rounded(row: Iterable[float]) -> list[float]:
-    return [round(float(value), DIGITS) for value in row]
+def write_record(path: Path, content: Mapping[str, Any]) -> None:
+    """Write the file of a finished run, all of it or nothing."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, allow_nan=False) + "\n")
+    partial.replace(path)
 
 
 def file_of(experiment: Experiment, folder: Path) -> Path:
@@ -119,24 +127,17 @@ def _require_alike(runs: Sequence[Finished], folder: Path) -> None:
 def _read(experiment: Experiment, path: Path) -> Finished:
     content = json.loads(path.read_text())
     _require_settings(experiment, content["config"], path)
-    values = {name: content[name] for name in Finished.__dataclass_fields__ if name in content and name != "config"}
-    values |= {
-        when: {name: np.array(row, dtype=np.float64) for name, row in content[when].items()}
-        for when in ("before", "after")
-    }
-    values["curve"] = [(int(version), means) for version, means in content["curve"]]
-    return Finished(name=experiment.name, config=experiment.config, **values)
+    for when in ("before", "after"):
+        content[when] = {name: np.array(row, dtype=np.float64) for name, row in content[when].items()}
+    content |= {"name": experiment.name, "config": experiment.config}
+    return Finished(**{one.name: content[one.name] for one in fields(Finished) if one.name in content})
 
 
 def _require_settings(experiment: Experiment, stored: Mapping[str, Any], path: Path) -> None:
     """Refuse a run whose settings the preset does not give any more; settings that were added since are allowed."""
-    now = experiment.config.model_dump(mode="json", exclude=set(OWN_SETTINGS))
-    differing = sorted(
-        f"{section}.{key}" if key else section
-        for section, value in stored.items()
-        for key in (value if isinstance(value, dict) and isinstance(now.get(section), dict) else [""])
-        if f"{section}.{key}" not in PLACEMENT and _at(stored, section, key) != _at(now, section, key)
-    )
+    now = _by_key(experiment.config.model_dump(mode="json", exclude=set(OWN_SETTINGS)))
+    then = _by_key(stored)
+    differing = sorted(key for key in then.keys() - PLACEMENT if then[key] != now.get(key))
     if differing:
         raise MixedRunsError(
             f"{path} was run with other values of {', '.join(differing)} than {experiment.preset} has now; "
@@ -144,6 +145,48 @@ def _require_settings(experiment: Experiment, stored: Mapping[str, Any], path: P
         )
 
 
-def _at(settings: Mapping[str, Any], section: str, key: str) -> Any:
-    value = settings.get(section)
-    return value.get(key) if key and isinstance(value, dict) else value
+def _by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted key."""
+    sections = {name: value if isinstance(value, dict) else {"": value} for name, value in settings.items()}
+    return {f"{name}.{key}".rstrip("."): one for name, values in sections.items() for key, one in values.items()}
+
+
+def store(names: Iterable[str], folder: Path, out: Path) -> None:
+    """Write the files of these runs to the archive in `out`; equal runs give an equal archive.
+
+    The archive keeps its other runs, such as those of a model that this command's tables leave out, if `folder` has
+    their files.
+    """
+    target = out / ARCHIVE
+    own = {folder / FINISHED / f"{name}.json" for name in names}
+    if target.is_file():
+        with tarfile.open(target) as archive:
+            own |= {path for name in archive.getnames() if (path := folder / name).is_file()}
+    paths = sorted(own)
+    if not paths:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_suffix(".partial")
+    with (
+        partial.open("wb") as file,
+        gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as archive,
+    ):
+        for path in paths:
+            about = tarfile.TarInfo(f"{FINISHED}/{path.name}")
+            about.size = path.stat().st_size
+            with path.open("rb") as content:
+                archive.addfile(about, content)
+    partial.replace(target)
+
+
+def take_stored(out: Path, folder: Path) -> None:
+    """Unpack the archive in `out` to the folder of the runs; a run that is there already stays as it is.
+
+    Raises:
+        FileNotFoundError: `out` has no archive.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(out / ARCHIVE) as archive:
+        new = [one for one in archive.getmembers() if not (folder / one.name).exists()]
+        archive.extractall(folder, members=new, filter="data")

@@ -39,17 +39,23 @@ class Estimate:
         """Whether the interval is finite."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
+    def __format__(self, spec: str) -> str:
+        limits = f"{self.low:{spec}}, {self.high:{spec}}" if self.known else "no limit"
+        return f"{self.mean:{spec}} [{limits}]"
+
+    def scaled(self, factor: float) -> "Estimate":
+        """The same times a factor above 0."""
+        return Estimate(self.mean * factor, self.low * factor, self.high * factor, self.seeds)
+
 
 @dataclass(frozen=True)
-class Tested:
+class Tested(Estimate):
     """A difference among several.
 
     Attributes:
-        estimate: its mean with its own interval.
         p: probability of a mean as far from 0 if there is no difference, corrected for the number of differences.
     """
 
-    estimate: Estimate
     p: float
 
     @property
@@ -87,8 +93,8 @@ def pooled_differences(differences: Mapping[str, Values]) -> dict[str, Tested]:
     for rank, name in enumerate(sorted(means, key=lambda one: -abs(means[one]))):
         single = 2 * float(student.sf(abs(means[name]) / error, freedom)) if error else 0.0
         adjusted = max(adjusted, min(1.0, (len(means) - rank) * single))
-        own = Estimate(means[name], means[name] - half, means[name] + half, len(differences[name]))
-        found[name] = Tested(own, adjusted)
+        mean = means[name]
+        found[name] = Tested(mean, mean - half, mean + half, len(differences[name]), adjusted)
     return found
 
 

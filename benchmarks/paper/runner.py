@@ -1,4 +1,4 @@
-"""Runs that are missing, each in a process of its own; a stopped one resumes from its last checkpoint."""
+"""Runs, each in a process of its own; a stopped one resumes from its last checkpoint."""
 
 import math
 import os
@@ -14,14 +14,13 @@ import torch
 from solrl_trainer.settings.presets import ConfigError
 
 from paper.experiments import Experiment
-from paper.finished import file_of
-from paper.worker import Job
+from paper.worker import JOB, Job
 
 WORKER = Path(__file__).with_name("worker.py")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def run_missing(
+def run_all(
     experiments: Sequence[Experiment],
     folder: Path,
     *,
@@ -29,8 +28,8 @@ def run_missing(
     until: float,
     device: str = "auto",
     shown_seed: int | None = None,
-) -> dict[str, str]:
-    """Do the runs whose file is missing, in this order, `jobs` at a time.
+) -> set[str]:
+    """Do runs, in this order, `jobs` at a time.
 
     Args:
         experiments: the runs.
@@ -41,50 +40,52 @@ def run_missing(
         shown_seed: seed of the runs whose images are kept.
 
     Returns:
-        Name → outcome of each run that was begun: "done", "stopped", or "failed …" with its log.
+        Names of the runs that were stopped or failed.
 
     Raises:
         ConfigError: the visible GPUs differ.
     """
-    missing = [one for one in experiments if not file_of(one, folder).is_file()]
-    threads = str(max(1, math.ceil(len(os.sched_getaffinity(0)) / jobs)))
-    # A run makes too few passes for compilation to pay.
-    uncompiled = {"TORCHDYNAMO_DISABLE": "1"}
-    environment = {**os.environ, **uncompiled, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}
-    free: SimpleQueue[Mapping[str, str]] = SimpleQueue()
-    for slot in slots(jobs, visible_gpus(device)):
-        free.put(slot)
-    outcomes: dict[str, str] = {}
+    environment = {
+        **os.environ,
+        "TORCHDYNAMO_DISABLE": "1",  # a run makes too few passes for compilation to pay
+        "OMP_NUM_THREADS": str(max(1, math.ceil(len(os.sched_getaffinity(0)) / jobs))),
+        "OMP_WAIT_POLICY": "passive",
+    }
+    gpus, free = visible_gpus(device), SimpleQueue[Mapping[str, str]]()
+    for number in range(jobs):
+        free.put({VISIBLE: gpus[number % len(gpus)]} if gpus else {})
+    unfinished: set[str] = set()
 
-    def run(numbered: tuple[int, Experiment]) -> None:
-        number, one = numbered
-        if time.monotonic() >= until:
+    def run(number: int, one: Experiment) -> None:
+        started = time.monotonic()
+        if started >= until:
             return
         log = folder / "logs" / f"{one.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        job = Job(one, str(folder), jobs, device, one.seed == shown_seed)
-        started = time.monotonic()
-        timeout = None if until == math.inf else max(0.0, until - started)
-        command = [sys.executable, str(WORKER), job.text()]
-        slot = free.get()
-        own = environment | slot
+        job = JOB.dump_json(Job(one, folder, jobs, device, one.seed == shown_seed)).decode()
+        timeout = None if until == math.inf else until - started
+        slot, outcome = free.get(), "done"
         try:
             with log.open("a") as output:
-                subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=True, timeout=timeout, env=own)
-            outcome = "done"
-        except subprocess.TimeoutExpired:
-            outcome = "stopped"
-        except subprocess.CalledProcessError as error:
-            outcome = f"failed with {error.returncode}, see {log}"  # the other runs continue
+                subprocess.run(
+                    [sys.executable, str(WORKER), job],
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    check=True,
+                    timeout=timeout,
+                    env=environment | slot,
+                )
+        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:  # the other runs continue
+            unfinished.add(one.name)
+            outcome = "stopped" if isinstance(error, subprocess.TimeoutExpired) else f"failed, see {log}"
         finally:
             free.put(slot)
-        outcomes[one.name] = outcome
         seconds = time.monotonic() - started
-        print(f"{number} of {len(missing)} {one.name}: {outcome}, {seconds:.0f} s", file=sys.stderr, flush=True)
+        print(f"{number} of {len(experiments)} {one.name}: {outcome}, {seconds:.0f} s", file=sys.stderr, flush=True)
 
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(run, enumerate(missing, start=1)))
-    return outcomes
+        list(pool.map(run, range(1, len(experiments) + 1), experiments))
+    return unfinished
 
 
 def visible_gpus(device: str) -> list[str]:
@@ -102,8 +103,3 @@ def visible_gpus(device: str) -> list[str]:
     visible = os.environ.get(VISIBLE)
     numbers = visible.split(",") if visible else map(str, range(count))
     return [number.strip() for number in numbers][:count]
-
-
-def slots(jobs: int, gpus: Sequence[str]) -> list[dict[str, str]]:
-    """Environment of each of `jobs` slots, which names its only GPU; without GPUs it is empty."""
-    return [{VISIBLE: gpus[number % len(gpus)]} if gpus else {} for number in range(jobs)]

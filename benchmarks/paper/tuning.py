@@ -2,13 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from dataclasses import dataclass, field
 
-from paper.compute import costs_of, iterations_within, passes_of_iteration
-from paper.experiments import Experiment, Programme
+from paper.compute import seconds_of
+from paper.experiments import Changes, Experiment, Programme
 from paper.finished import Finished, Runs
 
 GRID = (1e-4, 3e-4, 1e-3, 3e-3)
@@ -18,9 +15,18 @@ SHARE = 0.5
 """Compute of a trial, as a share of a run's."""
 LAST = 0.25
 """Share of the iterations, the last ones, over which a trial is judged."""
-Changes = Mapping[str, Any]
-"""Settings of a recipe by dotted key."""
-AS_IS: Changes = MappingProxyType({})
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """What the trials of a learning rate train: a recipe with changes."""
+
+    recipe: str
+    changes: Changes = field(default_factory=dict)
+
+
+USUAL = Tuning("diffusionnft")
+"""Trials for all tables whose arms must have one rate, so that one axis varies: their baseline."""
 
 
 @dataclass(frozen=True)
@@ -41,28 +47,28 @@ class Choice:
         return self.rate in (min(self.scores), max(self.scores))
 
 
-def budget(programme: Programme, results: Path) -> float:
-    """Compute of a run, in seconds at the programme's shape: that of Sol-RL at its number of iterations."""
-    config = programme.experiment("sol_rl", programme.seeds[0]).config
-    return config.iterations * costs_of(programme.shape, results).seconds(passes_of_iteration(config))
+def affordable(programme: Programme, tuning: Tuning, share: float = 1.0) -> int:
+    """Whole iterations, at least one, within this share of the compute of a run of Sol-RL."""
+    sol_rl, own = (programme.experiment(one.recipe, SEED, one.changes).config for one in (Tuning("sol_rl"), tuning))
+    return max(1, round(share * sol_rl.iterations * seconds_of(sol_rl) / seconds_of(own)))
 
 
-def affordable(programme: Programme, recipe: str, results: Path, share: float = 1.0, changes: Changes = AS_IS) -> int:
-    """Iterations of a recipe with changes within `share` of the budget."""
-    config = programme.experiment(recipe, programme.seeds[0], changes).config
-    return iterations_within(config, share * budget(programme, results), costs_of(programme.shape, results))
+def trials(programme: Programme, tuning: Tuning) -> dict[float, Experiment]:
+    """The trials by learning rate."""
+    unjudged = {
+        **tuning.changes,
+        "iterations": affordable(programme, tuning, SHARE),
+        "evaluate.every": 0,
+        "evaluate.fidelity_prompts": 0,
+    }
+    return {
+        rate: programme.experiment(tuning.recipe, SEED, {**unjudged, "optimizer.learning_rate": rate}) for rate in GRID
+    }
 
 
-def trials(programme: Programme, recipe: str, results: Path, changes: Changes = AS_IS) -> dict[float, Experiment]:
-    """The trials of a recipe with changes, by learning rate."""
-    count = affordable(programme, recipe, results, SHARE, changes)
-    unjudged = {**changes, "iterations": count, "evaluate.every": 0, "evaluate.fidelity_prompts": 0}
-    return {rate: programme.experiment(recipe, SEED, {**unjudged, "optimizer.learning_rate": rate}) for rate in GRID}
-
-
-def choose(programme: Programme, recipe: str, runs: Runs, results: Path, changes: Changes = AS_IS) -> Choice | None:
-    """The learning rate of a recipe with changes; None while a trial is missing."""
-    tried = trials(programme, recipe, results, changes)
+def choose(programme: Programme, tuning: Tuning, runs: Runs) -> Choice | None:
+    """The learning rate; None while a trial is missing."""
+    tried = trials(programme, tuning)
     if any(one.name not in runs for one in tried.values()):
         return None
     scores = {rate: training_reward(runs[one.name]) for rate, one in tried.items()}

@@ -23,7 +23,7 @@ from solrl_trainer.evaluation.gallery import load_gallery
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]  # for minis_recipe, which is in no wheel
 
 from minis_recipe.reading import by_rapidocr, by_tesseract, exact
-from paper.finished import FINISHED, Finished
+from paper.finished import FINISHED, Finished, write_record
 from paper.intervals import Values
 
 Images = npt.NDArray[np.uint8]
@@ -79,9 +79,7 @@ def read_words(runs: Iterable[Finished], folder: Path) -> int:
         count = len(run.prompts)
         words = {name: {"before": texts[:count], "after": texts[count:]} for name, texts in found.items()}
         path = folder / FINISHED / f"{run.name}.json"
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({**json.loads(path.read_text()), "words": words}, allow_nan=False) + "\n")
-        partial.replace(path)
+        write_record(path, {**json.loads(path.read_text()), "words": words})
     return len(unread)
 
 

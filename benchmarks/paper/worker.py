@@ -1,12 +1,11 @@
 """One run in a process of its own, started by `runner`: trains, or resumes, and writes the file of the finished run."""
 
-import json
 import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from demo_figures import processor
+from pydantic import TypeAdapter
 from solrl_trainer.commands.demo import rollout_service
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery, save_gallery
 from solrl_trainer.evaluation.held_out import BASE_EVALUATION
@@ -22,13 +22,13 @@ from solrl_trainer.loop import Result, train
 from solrl_trainer.records.evaluations import verdicts, within_prompt_std
 from solrl_trainer.records.figures import trained_text
 from solrl_trainer.records.folder import locked
-from solrl_trainer.records.metrics_file import own_time, read_metrics
+from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.report.grid import write_grid
 from solrl_trainer.settings.config import RunConfig
 
 from paper.experiments import Experiment
-from paper.finished import file_of, record
+from paper.finished import file_of, record, write_record
 from paper.words import images_of, save_images
 
 MACHINE = "machine.txt"
@@ -49,26 +49,19 @@ class Job:
     """
 
     experiment: Experiment
-    folder: str
+    folder: Path
     jobs: int
     device: str
     grid: bool
 
-    def text(self) -> str:
-        """As JSON, for the command line of a worker."""
-        return json.dumps(asdict(self))
 
-    @classmethod
-    def read(cls, text: str) -> "Job":
-        """The job of a command line."""
-        values = json.loads(text)
-        own = values.pop("experiment")
-        return cls(Experiment(own["preset"], tuple(own["settings"]), own["seed"]), **values)
+JOB = TypeAdapter(Job)
+"""Reads a job from the command line of a worker, and writes it."""
 
 
 def main() -> None:
     """Do the job on the command line."""
-    do(Job.read(sys.argv[1]))
+    do(JOB.validate_json(sys.argv[1]))
 
 
 def do(job: Job) -> None:
@@ -77,8 +70,7 @@ def do(job: Job) -> None:
     Raises:
         ValueError: the run was begun on another machine.
     """
-    folder = Path(job.folder)
-    work = folder / "work" / job.experiment.name
+    folder, work = job.folder, job.folder / "work" / job.experiment.name
     config = job.experiment.config.model_copy(update={"output": work, "device": job.device})
     with locked(work):
         require_machine(work, machine(job.device))
@@ -104,11 +96,9 @@ def do(job: Job) -> None:
             config=config,
             stopped=stopped,
             **_scores(result),
-            **_metrics(work / "metrics.jsonl", result),
+            **_metrics(work / "metrics.jsonl"),
         )
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(content, allow_nan=False) + "\n")
-        partial.replace(path)
+        write_record(path, content)
     shutil.rmtree(work)
 
 
@@ -167,24 +157,18 @@ def _scores(result: Result | None) -> dict[str, Any]:
     }
 
 
-def _metrics(path: Path, result: Result | None) -> dict[str, Any]:
+def _metrics(path: Path) -> dict[str, Any]:
     lines = read_metrics(path)
 
     def of(event: str) -> list[Mapping[str, Any]]:
         return [line for line in lines if line["event"] == event]
 
-    iterations = [{key: line[key] for key in KEPT_FIGURES if key in line} for line in of("iteration")]
-    spent: dict[str, float] = {}
-    for line in iterations:
-        for phase, seconds in line["seconds"].items():
-            spent[phase] = spent.get(phase, 0.0) + seconds
     return {
         "curve": [(line["version"], line["rewards"]) for line in of("evaluation")],
-        "iterations": iterations,
+        "iterations": [{key: line[key] for key in KEPT_FIGURES if key in line} for line in of("iteration")],
         "fidelity": [
             {key: value for key, value in line.items() if key not in ("event", "time")} for line in of("fidelity")
         ],
-        "seconds": dict(result.seconds) if result else {**spent, "total": sum(own_time(spent).values())},
     }
 
 

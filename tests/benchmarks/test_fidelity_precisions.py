@@ -32,6 +32,6 @@ def test_steps_fitted_to_another_solver_are_not_the_runs() -> None:
     from paper.experiments import fitted_plan
 
     stored: dict[str, Any] = json.loads((RESULTS / "plan_fidelity.json").read_text())
-    assert fitted_plan("mini-sana", RESULTS) == {"explore.fitted": stored["solvers"]["mini-sana"], "explore.steps": 4}
+    assert fitted_plan("mini-sana") == {"explore.fitted": stored["solvers"]["mini-sana"], "explore.steps": 4}
     assert stored["solver"]["mini-sd3"] == "dpm2"
-    assert fitted_plan("mini-sd3", RESULTS) is None
+    assert fitted_plan("mini-sd3") is None

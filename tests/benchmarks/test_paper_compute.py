@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from paper.compute import SOURCES, STORED, costs_of, passes_of_iteration, store_costs
-from paper.experiments import Programme
-from paper_runs import RESULTS
+from paper.experiments import RESULTS, Programme
 from solrl_core.families.sana import Sana
 from solrl_core.sampling.generator import Generator
 from solrl_trainer import loop
@@ -87,7 +86,7 @@ def test_later_measurements_do_not_change_the_stored_costs(tmp_path: Path) -> No
     measured.mkdir()
     for name in SOURCES:
         shutil.copy(RESULTS / name, measured)
-    store_costs(measured, runs)
+    store_costs(runs, measured)
     steps = json.loads((RESULTS / SOURCES[0]).read_text())
     for row in steps["rows"]:
         row |= {"ms": 2 * row["ms"]} if "ms" in row else {}

@@ -56,8 +56,8 @@ def test_differences_of_equal_variance_have_one_width_and_few_false_alarms() -> 
     for _ in range(200):
         found = pooled_differences({str(n): effects(generator, 3, 40, (0.3, 0.3, 0.3)) - 1 for n in range(20)})
         alarms += any(one.clear for one in found.values())
-        covered += [one.estimate.low <= 0 <= one.estimate.high for one in found.values()]
-        assert np.ptp([one.estimate.high - one.estimate.low for one in found.values()]) < 1e-12
+        covered += [one.low <= 0 <= one.high for one in found.values()]
+        assert np.ptp([one.high - one.low for one in found.values()]) < 1e-12
     assert 0.93 <= np.mean(covered) <= 0.97
     assert alarms <= 20  # of 200, in each of which one of 20 differences may seem clear
 

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 from paper import runner, worker
+from paper.arms import Context
 from paper.experiments import Experiment, Programme
 from paper.finished import MixedRunsError, file_of, read_finished
-from paper.runner import run_missing
-from paper.tuning import choose, trials
-from paper.worker import Job, do
-from paper_runs import MACHINE, RESULTS, context_of, finish
+from paper.runner import run_all
+from paper.tuning import Tuning, trials
+from paper.worker import JOB, Job, do
+from paper_runs import MACHINE, context_of, finish
 from solrl_trainer.loop import train
 from solrl_trainer.settings.config import RunConfig
 
@@ -38,10 +39,12 @@ TINY: dict[str, Any] = {
 PROGRAMME = Programme(seeds=(1, 2))
 
 
+def runs_of(*seeds: int) -> list[Experiment]:
+    return [PROGRAMME.experiment("sol_rl", seed) for seed in seeds]
+
+
 def job(experiment: Experiment, folder: Path, **changes: Any) -> Job:
-    return Job(
-        **({"experiment": experiment, "folder": str(folder), "jobs": 1, "device": "cpu", "grid": False} | changes)
-    )
+    return Job(**({"experiment": experiment, "folder": folder, "jobs": 1, "device": "cpu", "grid": False} | changes))
 
 
 @pytest.mark.slow
@@ -83,9 +86,9 @@ def test_a_run_that_is_not_finite_is_finished_and_says_so(tmp_path: Path, monkey
     monkeypatch.setattr(worker, "train", diverge)
     experiment = PROGRAMME.experiment("sol_rl", 1)
     do(job(experiment, tmp_path))
-    run = read_finished([experiment], tmp_path)[experiment.name]
-    assert run.stopped == "the loss is nan"
-    assert context_of(PROGRAMME, tmp_path).finished([experiment]) == []
+    runs = read_finished([experiment], tmp_path)
+    assert runs[experiment.name].stopped == "the loss is nan"
+    assert str(Context(PROGRAMME, runs).arm("sol_rl").gain()) == "1 stopped"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def test_a_run_that_is_not_finite_is_finished_and_says_so(tmp_path: Path, monkey
     ],
 )
 def test_runs_that_cannot_be_compared_are_not_mixed(other: dict[str, Any], said: str, tmp_path: Path) -> None:
-    runs = PROGRAMME.over_seeds("sol_rl")
+    runs = runs_of(1, 2)
     for one, changes in zip(runs, ({}, other), strict=True):
         finish(one, tmp_path, 0.1, **changes)
     with pytest.raises(MixedRunsError, match=said):
@@ -115,26 +118,19 @@ def test_runs_of_a_preset_that_changed_are_refused(tmp_path: Path) -> None:
         read_finished([one], tmp_path)
 
 
-def test_finished_runs_are_skipped_and_failures_do_not_stop_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = Programme(seeds=(1, 2, 3)).over_seeds("sol_rl")
-    finish(runs[0], tmp_path, 0.1)
-    begun: list[str] = []
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, begun = runs_of(1, 2, 3), list[str]()
 
     def start(command: list[str], **options: Any) -> None:
-        own = Job.read(command[2])
+        own = JOB.validate_json(command[2])
         begun.append(own.experiment.name)
         assert own.grid == (own.experiment.seed == 2)
         if own.experiment == runs[1]:
             raise subprocess.CalledProcessError(2, command)
-        finish(own.experiment, tmp_path, 0.1)
 
     monkeypatch.setattr(runner.subprocess, "run", start)
-    outcomes = run_missing(runs, tmp_path, jobs=1, until=math.inf, shown_seed=2)
-    assert begun == [runs[1].name, runs[2].name]
-    assert outcomes[runs[1].name].startswith("failed with 2, see ")
-    assert outcomes[runs[2].name] == "done"
+    assert run_all(runs, tmp_path, jobs=1, until=math.inf, shown_seed=2) == {runs[1].name}
+    assert begun == [one.name for one in runs]
 
 
 def on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, hold: Callable[[str], object]) -> dict[str, str]:
@@ -142,7 +138,7 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, hold: Callable[[str], ob
     begun: dict[str, str] = {}
 
     def start(command: list[str], *, env: Mapping[str, str], **_: Any) -> None:
-        own = Job.read(command[2])
+        own = JOB.validate_json(command[2])
         begun[own.experiment.name] = env["CUDA_VISIBLE_DEVICES"]
         hold(own.experiment.name)
 
@@ -154,7 +150,7 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, hold: Callable[[str], ob
 
 
 def test_a_run_begins_on_the_gpu_of_one_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, ended = Programme(seeds=(1, 2, 3, 4)).over_seeds("sol_rl"), threading.Semaphore(0)
+    runs, ended = runs_of(1, 2, 3, 4), threading.Semaphore(0)
     long_begun = threading.Event()
 
     def hold(name: str) -> None:
@@ -166,7 +162,7 @@ def test_a_run_begins_on_the_gpu_of_one_that_has_ended(tmp_path: Path, monkeypat
         ended.release()
 
     begun = on_gpus(monkeypatch, 2, hold)
-    run_missing(runs, tmp_path, jobs=2, until=math.inf, device="auto")
+    run_all(runs, tmp_path, jobs=2, until=math.inf, device="auto")
     assert len(begun) == len(runs)
     long = begun.pop(runs[0].name)
     assert set(begun.values()) == {"0", "1"} - {long}
@@ -190,11 +186,11 @@ def test_the_visible_gpus_are_those_of_the_command(
 
 
 def test_the_learning_rate_is_that_of_the_best_training_reward(tmp_path: Path) -> None:
-    tried = trials(PROGRAMME, "awm", RESULTS)
-    for number, one in enumerate(tried.values()):
-        assert choose(PROGRAMME, "awm", context_of(PROGRAMME, tmp_path).runs, RESULTS) is None
+    awm = Tuning("awm")
+    for number, one in enumerate(trials(PROGRAMME, awm).values()):
+        assert context_of(PROGRAMME, tmp_path).choice(awm) is None
         stopped = {"stopped": "the loss is nan", "after": {}} if number == 3 else {}
         finish(one, tmp_path, float(number), **stopped)
-    choice = choose(PROGRAMME, "awm", context_of(PROGRAMME, tmp_path).runs, RESULTS)
+    choice = context_of(PROGRAMME, tmp_path).choice(awm)
     assert choice is not None
     assert (choice.rate, choice.scores[3e-3], choice.at_edge) == (1e-3, -math.inf, False)

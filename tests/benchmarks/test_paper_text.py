@@ -13,14 +13,14 @@ import pytest
 import torch
 from evidence import __main__ as evidence
 from paper import words
-from paper.experiments import Experiment, Programme
+from paper.arms import Context
+from paper.experiments import RESULTS, Experiment, Programme
 from paper.finished import file_of, read_finished
 from paper.page import draw_words
 from paper.tables import text
-from paper.tables.common import Context
 from paper.words import images_of, load_images, read_words, right, save_images
 from paper.worker import Job, do
-from paper_runs import PROMPTS, RESULTS, context_of, finish, finish_all
+from paper_runs import PROMPTS, context_of, figures_of, finish, finish_all
 from PIL import Image
 
 PROGRAMME = Programme()
@@ -39,32 +39,29 @@ def finished(folder: Path, **changes: Any) -> Context:
 
 
 def test_the_table_says_how_soon_and_how_well_words_are_written(tmp_path: Path) -> None:
-    found = text.section(finished(tmp_path, words=READ))
+    found = figures_of(finished(tmp_path, words=READ), "text")
     assert found is not None
     # Straight lines: twice the gain reaches every share in half of the iterations.
-    assert [one["mean"] for one in found.data["iterations"]["Sol-RL"].values()] == [pytest.approx(2.0)] * 5
-    assert found.data["iterations"]["AWM two-stage"]["95%"]["mean"] == pytest.approx(1.0)
-    assert found.data["iterations"]["FlowGRPO"]["95%"] is None
-    assert found.data["compute"]["Sol-RL, FLUX.1"]["95%"]["mean"] < 2.0
-    own, there = (found.data["cost of an iteration"]["AWM"][clock] for clock in ("SANA", "SANA, its preset"))
-    assert own > 0 < there
-    assert found.data["variants"]["rate 0.001 Sol-RL"]["iterations"]["95%"]["mean"] == pytest.approx(2.0)
-    assert found.data["variants"]["guidance 2 AWM"]["tesseract"]["mean"] == pytest.approx(1 - 1 / PROMPTS)
-    engines = found.data["families"]["Sol-RL"]
-    assert engines["rapidocr"]["mean"] == 1
-    assert engines["tesseract"]["mean"] == pytest.approx(1 - 1 / PROMPTS)
-    assert found.data["base"]["tesseract"]["mean"] == 0
+    assert [one["mean"] for one in found["iterations"]["Sol-RL"].values()] == [pytest.approx(2.0)] * 5
+    assert found["iterations"]["AWM two-stage"]["95%"]["mean"] == pytest.approx(1.0)
+    assert found["iterations"]["FlowGRPO"]["95%"] is None
+    assert found["compute"]["Sol-RL"]["FLUX.1"]["mean"] < 2.0
+    own, there = (found["costs"][clock]["AWM"] for clock in ("FLUX.1", "FLUX.1, its preset"))
+    assert own > 0 < there != own
+    assert found["variants"]["rate 0.001, Sol-RL"]["× iterations, 95%"]["mean"] == pytest.approx(2.0)
+    assert found["variants"]["guidance 2, AWM"]["exact, Tesseract"]["mean"] == pytest.approx(1 - 1 / PROMPTS)
+    engines = found["families"]["Sol-RL"]
+    assert engines["exact, RapidOCR"]["mean"] == 1
+    assert engines["exact, Tesseract"]["mean"] == pytest.approx(1 - 1 / PROMPTS)
+    assert found["families"]["base"]["exact, Tesseract"] == 0
 
 
-def test_words_that_nobody_read_are_not_given_and_fewer_than_three_seeds_give_no_table(tmp_path: Path) -> None:
+def test_words_that_nobody_read_are_not_given_and_a_missing_run_leaves_no_table(tmp_path: Path) -> None:
     context = finished(tmp_path)
-    found = text.section(context)
-    assert found is not None
-    assert found.data["families"]["AWM"]["tesseract"] is None
-    assert any("| AWM |" in line and line.endswith("| not read | not read |") for line in found.lines)
-    last = text.runs_of(text.on_text(context), "FlowGRPO")[-1]
-    file_of(last, tmp_path).unlink()
-    assert text.section(context_of(PROGRAMME, tmp_path)) is None
+    awm = text.figures(context)["families"].rows["AWM"]
+    assert str(awm["exact, Tesseract"]) == "not read"
+    file_of(text.arms(context)["", "FlowGRPO"].experiments[-1], tmp_path).unlink()
+    assert figures_of(context_of(PROGRAMME, tmp_path), "text") is None
 
 
 def run_on_text(folder: Path) -> Experiment:
@@ -114,7 +111,7 @@ def test_both_engines_read_a_runs_images_once(
 
 def test_the_first_words_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = finished(tmp_path)
-    run = text.runs_of(text.on_text(context), "Sol-RL")[0]
+    run = text.arms(context)["", "Sol-RL"].experiments[0]
     images = torch.rand(PROMPTS, 3, 32, 64)
     save_images(images, 1 - images, images_of(run.name, tmp_path))
     draw_words(context, tmp_path, tmp_path)
@@ -131,9 +128,7 @@ def test_evidence_says_what_the_table_has(tmp_path: Path) -> None:
     shutil.copytree(RESULTS, tmp_path / "results", ignore=shutil.ignore_patterns("*.png", "*.gz"))
     path = tmp_path / "results/paper.json"
     content = json.loads(path.read_text())
-    found = text.section(finished(tmp_path, words=READ))
-    assert found is not None
-    content["tables"]["text"] = found.data
+    content["tables"]["text"] = figures_of(finished(tmp_path, words=READ), "text")
     path.write_text(json.dumps(content))
     pages = evidence.pages(tmp_path / "results")
     assert "| FlowGRPO | 0.510 | 0.510 | not by all seeds | 100 % | 92 % |" in pages[evidence.PAGES["training.md"]]
@@ -143,8 +138,9 @@ def test_evidence_says_what_the_table_has(tmp_path: Path) -> None:
 def test_the_readme_leads_with_the_stored_words() -> None:
     root = RESULTS.parents[1]
     assert (root / "docs/words.png").read_bytes() == (RESULTS / "paper/text-sol-rl.png").read_bytes()
+    read = "exact, Tesseract"
     table = json.loads((RESULTS / "paper.json").read_text())["tables"]["text"]
-    before, after = (100 * one["tesseract"]["mean"] for one in (table["base"], table["families"]["Sol-RL"]))
+    before, after = (100 * one for one in (table["families"]["base"][read], table["families"]["Sol-RL"][read]["mean"]))
     readme = " ".join((root / "README.md").read_text(encoding="utf-8").split())
     assert f"reads {before:.0f} % of 128 words right before, and {after:.0f} % after" in readme
 
@@ -159,7 +155,7 @@ def test_a_run_on_text_leaves_its_words(tmp_path: Path) -> None:
     }
     own = text.on_text(context_of(Programme(changes=tiny), tmp_path))
     experiment = own.programme.experiment("sol_rl", 1)
-    do(Job(experiment, str(tmp_path), 1, "cpu", grid=True))
+    do(Job(experiment, tmp_path, 1, "cpu", grid=True))
     before, after = load_images(images_of(experiment.name, tmp_path), 3)
     assert before.shape == after.shape == (3, 32, 64, 3)
     assert (before != after).any()

@@ -68,7 +68,7 @@ def test_a_picture_of_evidence_is_drawn_from_the_stored_results(name: str, tmp_p
 @pytest.mark.parametrize(
     ("file", "place", "said"),
     [
-        ("paper", ("tables", "margin", "gap", "mean of all", "share", "mean"), "In part: 50.0 % ["),
+        ("paper", ("tables", "margin", "gap", "mean of all", "gap", "mean"), "In part: 50.0 % ["),
         ("paper", ("tables", "families", "iterations", "Sol-RL", "100%", "high"), "1.68 × [1.35, 0.50] the iterations"),
         ("rollout_phase", ("models", "flux", "phase", "baseline", "s"), "SANA are 0.03, 1.65"),
     ],

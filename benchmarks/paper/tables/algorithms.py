@@ -1,4 +1,4 @@
-"""Table 1: every algorithm with every reward at equal compute, each at its tuned learning rate."""
+"""Tables 1, 6 and 8: every algorithm with every reward at equal compute, each at its tuned learning rate."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -6,210 +6,140 @@ from typing import Any
 
 import numpy as np
 from solrl_trainer.algorithms.grpo import GrpoSettings
-from support.results import table
 
-from paper.compute import SHAPES, costs_of, passes_of_iteration
-from paper.experiments import Experiment
-from paper.intervals import Estimate, over_seeds, over_seeds_and_prompts
+from paper.arms import Arm, Context
+from paper.compute import SHAPE, costs_of, passes_of_iteration
+from paper.figures import NOT_RUN, Figure, Table
+from paper.intervals import over_seeds, over_seeds_and_prompts
 from paper.published import FINAL
-from paper.tables.common import (
-    NOT_RUN,
-    Context,
-    Section,
-    as_json,
-    ceiling_text,
-    cell,
-    difference,
-    final,
-    gain,
-    gain_text,
-    pairs,
-    share_text,
-    signed,
-)
-from paper.tuning import AS_IS, GRID, SHARE, Changes, affordable, choose, trials
+from paper.tuning import GRID, Tuning, affordable
 
-TITLE = "1. Algorithms at equal compute"
 ALGORITHMS = {
-    "DanceGRPO": "dancegrpo",
-    "FlowGRPO": "flowgrpo",
-    "AWM": "awm",
-    "DiffusionNFT": "diffusionnft",
-    "Sol-RL": "sol_rl",
+    "DanceGRPO": Tuning("dancegrpo"),
+    "FlowGRPO": Tuning("flowgrpo"),
+    "AWM": Tuning("awm"),
+    "DiffusionNFT": Tuning("diffusionnft"),
+    "Sol-RL": Tuning("sol_rl"),
 }
-OURS = "Sol-RL"
+*OTHERS, OURS = ALGORITHMS
+AS_AUTHORS = {"algorithm.recompute": False, "optimizer.updates": 6}
+"""Log-probabilities are kept from sampling, and an iteration has six optimiser steps."""
+BY_AUTHORS = {name: Tuning(ALGORITHMS[name].recipe, AS_AUTHORS) for name in ("DanceGRPO", "FlowGRPO")}
+
+Arms = dict[tuple[str, str], Arm]
 
 
-def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
-    """The trials, and the runs of each algorithm whose learning rate is known; `whole`: the runs of all."""
-    found = [
-        one for recipe in ALGORITHMS.values() for one in trials(context.programme, recipe, context.results).values()
-    ]
-    for reward in context.programme.rewards:
-        for name in ALGORITHMS:
-            found += runs_of(context, name, reward, whole=whole) or []
-    return found
-
-
-def runs_of(
-    context: Context, algorithm: str, reward: str, *, whole: bool = False, settings: Changes = AS_IS
-) -> list[Experiment] | None:
-    """Runs of an algorithm with a reward; None while its learning rate is not known, unless `whole` takes any."""
-    programme, recipe = context.programme, ALGORITHMS[algorithm]
-    choice = choose(programme, recipe, context.runs, context.results, settings)
-    if choice is None and not whole:
-        return None
-    count = affordable(programme, recipe, context.results, changes=settings)
-    # Evaluations at equal compute too: DanceGRPO's many cheap iterations would have three times as many.
-    changes = {
-        **settings,
-        "iterations": count,
-        "evaluate.every": round(programme.every * count / programme.iterations) or programme.every,
+def arms(context: Context, tunings: Mapping[str, Tuning] = ALGORITHMS) -> Arms:
+    """Arm by reward and algorithm."""
+    return {
+        (reward, name): context.at_equal_compute(tuning, reward)
+        for reward in context.programme.rewards
+        for name, tuning in tunings.items()
     }
-    if choice is not None:
-        changes["optimizer.learning_rate"] = choice.rate
-    return programme.over_seeds(recipe, changes, reward=reward)
 
 
-def section(context: Context) -> Section:
-    """The table."""
-    programme = context.programme
-    rewards = programme.rewards
-    others = [name for name in ALGORITHMS if name != OURS]
-    head = ["algorithm", *(f"{name}: final, gain" for name in rewards), *(f"{name}, paper" for name in rewards)]
-    rows, data = [], {}
-    for name in ("Base", *ALGORITHMS):
-        cells = [_base(context, reward) if name == "Base" else _cell(context, name, reward) for reward in rewards]
-        rows.append([name, *cells, *(f"{FINAL[name][reward]:.4f}" for reward in rewards)])
-        if name != "Base":
-            data[name] = {reward: as_json(_gain(context, name, reward)) for reward in rewards}
-    compared = {name: _compared(context, name) for name in others}
-    lines = [
-        f"Every algorithm trains for the compute of {programme.iterations} iterations of Sol-RL at the shape of",
-        f"{SHAPES[programme.shape]}. Final: mean reward of held-out images. Gain: in standard deviations of the base",
-        "within a prompt. The paper's columns are final rewards of FLUX.1.",
-        *ceiling_text(context, rewards),
-        "",
-        *table(head, rows),
-        "",
-        "Sol-RL's gain less that of each other algorithm (the paper: Sol-RL is first with every reward). Ahead: pairs",
-        "of runs of one seed and reward in which Sol-RL gains more. More: how much larger Sol-RL's gain is, a mean",
-        "over rewards, with its interval over seeds.",
-        "",
-        *table(
-            ["algorithm", *rewards, "mean of all", "ahead", "more", "more, paper"],
-            [[name, *_ahead_of(context, name), *_shown(compared[name])] for name in others],
-        ),
-        "",
-        f"Learning rates: each algorithm has {len(GRID)} trials on {programme.reward} with {SHARE:.0%} of the compute,",
-        "judged by the mean reward of all candidates of training prompts in the last quarter of the iterations.",
-        "Recomputed: share of the compute for log-probabilities that the authors' code of FlowGRPO and DanceGRPO keeps",
-        "from sampling. Steps: of the optimiser, in the whole run.",
-        "",
-        *table(_TUNED, [_tuned(context, name) for name in ALGORITHMS]),
-    ]
-    figures = {
-        name: {key: as_json(one) if isinstance(one, Estimate) else one for key, one in found.items()}
-        for name, found in compared.items()
-    }
+def figures(context: Context) -> dict[str, Any]:
+    """Table 1."""
+    found, rewards = arms(context), context.programme.rewards
     ceilings = {reward: float(one.mean()) for reward in rewards if (one := context.ceiling(reward)) is not None}
-    spent = {name: _spent(context, name) for name in ALGORITHMS}
-    return Section(TITLE, lines, {"gains": data, "ceiling": ceilings, "compared": figures, "spent": spent})
+    return {
+        "gains": Table(["algorithm"], {name: _gains(found, name, rewards) for name in ("Base", *ALGORITHMS)}),
+        "ceiling": ceilings,
+        "compared": Table(["algorithm"], {name: _compared(found, name, rewards) for name in OTHERS}),
+        "spent": Table(["algorithm"], {name: _spent(context, name) for name in ALGORITHMS}),
+    }
 
 
-_TUNED = [
-    "algorithm",
-    *(f"{rate:g}" for rate in GRID),
-    "chosen",
-    "iterations",
-    "steps",
-    "denoising",
-    "recomputed",
-    "passes of an iteration",
-]
+def _gains(found: Arms, name: str, rewards: tuple[str, ...]) -> dict[str, Any]:
+    def cell(reward: str) -> Any:
+        if name == "Base":
+            bases = [run.before[reward].mean() for algorithm in ALGORITHMS for run in found[reward, algorithm].runs]
+            return Figure(float(bases[0]) if bases else None, ".4f")
+        own = found[reward, name]
+        return (own.final(reward), own.gain_of_ceiling()) if own.runs else own.gain()
+
+    return {
+        **{f"{reward}: final, gain": cell(reward) for reward in rewards},
+        **{f"{reward}, paper": Figure(FINAL[name][reward], ".4f") for reward in rewards},
+    }
 
 
-def _gain(context: Context, name: str, reward: str) -> Estimate | None:
-    runs = runs_of(context, name, reward)
-    return gain(context, runs, reward) if runs else None
-
-
-def _base(context: Context, reward: str) -> str:
-    for name in ALGORITHMS:
-        if found := context.finished(runs_of(context, name, reward) or []):
-            return f"{found[0].before[reward].mean():.4f}"
-    return NOT_RUN
-
-
-def _cell(context: Context, name: str, reward: str) -> str:
-    runs = runs_of(context, name, reward)
-    if runs is None:
-        return f"{NOT_RUN}: not tuned"
-    said = gain_text(context, runs, reward)
-    return f"{final(context, runs, reward)}, {said}" if context.finished(runs) else said
-
-
-def _ahead_of(context: Context, name: str) -> list[str]:
-    cells = []
-    for reward in context.programme.rewards:
-        ours, theirs = (runs_of(context, algorithm, reward) for algorithm in (OURS, name))
-        cells.append(cell(context, theirs, difference(context, ours, theirs, reward)) if ours and theirs else NOT_RUN)
-    return cells
-
-
-def _compared(context: Context, name: str) -> dict[str, Any]:
-    """Sol-RL against another algorithm over all rewards; {} until all runs are finished."""
-    found = []
-    for reward in context.programme.rewards:
-        ours, theirs = (runs_of(context, algorithm, reward) for algorithm in (OURS, name))
-        both = pairs(context, ours, theirs, reward) if ours and theirs else None
-        if both is None or len(both[0]) < len(context.programme.seeds):
-            return {}
-        found.append(both)
-    ours, theirs = (np.stack(gains) for gains in zip(*found, strict=True))
+def _compared(found: Arms, name: str, rewards: tuple[str, ...]) -> dict[str, Any]:
+    """Sol-RL against another algorithm, also over all rewards once all runs are finished."""
+    both = [(found[reward, OURS], found[reward, name]) for reward in rewards]
+    cells = {reward: ours.less(theirs) for reward, (ours, theirs) in zip(rewards, both, strict=True)}
+    if not all(arm.complete for pair in both for arm in pair):
+        return cells | dict.fromkeys(("mean of all", "ahead", "more", "more, paper"), NOT_RUN)
+    ours, theirs = (np.stack([arm.gains(arm.reward) for arm in side]) for side in zip(*both, strict=True))
     mine, other = ours.mean(2), theirs.mean(2)
     published = [
         (FINAL[OURS][reward] - FINAL["Base"][reward]) / (FINAL[name][reward] - FINAL["Base"][reward]) - 1
-        for reward in context.programme.rewards
+        for reward in rewards
     ]
     return {
-        "less": over_seeds_and_prompts((ours - theirs).mean(0)),
-        "ahead": int((mine > other).sum()),
-        "pairs": mine.size,
-        "more": over_seeds((mine / other - 1).mean(0)),
-        "more, paper": float(np.mean(published)),
+        **cells,
+        "mean of all": Figure(over_seeds_and_prompts((ours - theirs).mean(0))),
+        "ahead": f"{(mine > other).sum()} of {mine.size}",
+        "more": Figure(over_seeds((mine / other - 1).mean(0)), "+.1%"),
+        "more, paper": Figure(float(np.mean(published)), "+.1%"),
     }
-
-
-def _shown(found: Mapping[str, Any]) -> list[str]:
-    if not found:
-        return [NOT_RUN] * 4
-    more = share_text(found["more"])
-    return [signed(found["less"]), f"{found['ahead']} of {found['pairs']}", more, f"{found['more, paper']:+.1%}"]
-
-
-def _tuned(context: Context, name: str) -> list[str]:
-    programme, recipe = context.programme, ALGORITHMS[name]
-    tried = trials(programme, recipe, context.results)
-    choice = choose(programme, recipe, context.runs, context.results)
-    scores = [f"{choice.scores[rate]:.4f}" if choice else NOT_RUN for rate in tried]
-    chosen = "not tuned" if choice is None else f"{choice.rate:g}{', at the edge' if choice.at_edge else ''}"
-    spent = _spent(context, name)
-    shares = [f"{spent[key]:.0%}" for key in ("denoising", "recomputed")]
-    return [name, *scores, chosen, str(spent["iterations"]), str(spent["steps"]), *shares, spent["passes"]]
 
 
 def _spent(context: Context, name: str) -> dict[str, Any]:
-    """How an algorithm spends its compute."""
-    programme, recipe = context.programme, ALGORITHMS[name]
-    config = programme.experiment(recipe, programme.seeds[0]).config
-    costs, passes = costs_of(programme.shape, context.results), passes_of_iteration(config)
-    whole, count = costs.seconds(passes), affordable(programme, recipe, context.results)
+    """Trials of an algorithm, and how it spends its compute."""
+    programme, tuning, choice = context.programme, ALGORITHMS[name], context.choice(ALGORITHMS[name])
+    config = programme.experiment(tuning.recipe, programme.seeds[0]).config
+    costs, passes, count = costs_of(SHAPE), passes_of_iteration(config), affordable(programme, tuning)
     kept = Counter({"train old": passes["train old"]}) if isinstance(config.algorithm, GrpoSettings) else Counter()
+    chosen = "not tuned" if choice is None else f"{choice.rate:g}{', at the edge' if choice.at_edge else ''}"
     return {
+        **{f"{rate:g}": Figure(choice.scores[rate] if choice else None, ".4f") for rate in GRID},
+        "chosen": chosen,
         "iterations": count,
         "steps": count * config.optimizer.steps,
-        "denoising": costs.generating(passes) / whole,
-        "recomputed": costs.seconds(kept) / whole,
-        "passes": ", ".join(f"{count:,} {name}" for name, count in passes.items()),
+        "denoising": Figure(costs.generating(passes) / costs.seconds(passes), ".0%"),
+        "recomputed": Figure(costs.seconds(kept) / costs.seconds(passes), ".0%"),
+        "passes of an iteration": ", ".join(f"{count:,} {kind}" for kind, count in passes.items()),
     }
+
+
+def hacking(context: Context) -> dict[str, Any]:
+    """Table 6: rewards that were not trained and the judges, beside the trained one."""
+
+    def row(arm: Arm) -> dict[str, Any]:
+        found = {judge: arm.gain(judge) for judge in context.programme.judged_by}
+        trained = found.pop(arm.reward).value
+        fell = [judge for judge, one in found.items() if trained and one.value and one.value.high < 0 < trained.low]
+        cells = {
+            judge: found.get(judge, Figure(trained, bold=trained is not None)) for judge in context.programme.judged_by
+        }
+        grid = f"[grid]({grid_path(arm)})" if arm.runs else ""
+        return cells | {"fell": ", ".join(fell) or "none" if trained else NOT_RUN, "grid": grid}
+
+    return {"gains": Table(["trained on", "algorithm"], {key: row(arm) for key, arm in arms(context).items()})}
+
+
+def grid_path(arm: Arm) -> str:
+    """Path of the images of an arm's first run, from the page."""
+    return f"paper/{arm.experiments[0].name}.png"
+
+
+def by_authors(context: Context) -> Arms:
+    """FlowGRPO and DanceGRPO as their authors' code trains, with the same tuning and compute."""
+    return arms(context, BY_AUTHORS)
+
+
+def authors(context: Context) -> dict[str, Any]:
+    """Table 8: these beside the arms of table 1."""
+    usual, found = arms(context), by_authors(context)
+    rows = {
+        (name, reward): {
+            "gain, sd": found[reward, name].gain_of_ceiling(),
+            f"{OURS} less it": usual[reward, OURS].less(found[reward, name]),
+            "table 1's less it": usual[reward, name].less(found[reward, name]),
+        }
+        for name in BY_AUTHORS
+        for reward in context.programme.rewards
+    }
+    rates = {name: choice.rate for name, tuning in BY_AUTHORS.items() if (choice := context.choice(tuning))}
+    return {"gains": Table(["algorithm", "trained on"], rows), "rates": rates}

@@ -1,72 +1,76 @@
-"""Table 5: what Sol-RL's final reward lacks to BF16 24-in-96, as a share of the gain."""
+"""Tables 5 and 9: what Sol-RL's final reward lacks to BF16 24-in-96, as a share of the gain."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from support.results import table
 
-from paper.experiments import Experiment
+from paper.arms import Arm, Context, averaged, paired
+from paper.figures import NOT_RUN, Figure, Table
 from paper.intervals import Estimate, Values, over_seeds_and_prompts, ratio_of_means
-from paper.published import GAP
-from paper.tables.common import NOT_RUN, Context, Section, as_json, pairs, rate_text, share_text, signed
-from paper.tables.families import rewards
 
-TITLE = "5. The gap to BF16"
-RECIPES = ("naive_scaling", "sol_rl")
+FAMILIES = {"BF16 24-in-96": "naive_scaling", "Sol-RL": "sol_rl"}
 MARGIN = 0.1
+SEEDS = tuple(range(1, 17))
+
+Pair = tuple[Arm, Arm]
 
 
-def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
-    """Sol-RL and BF16 24-in-96 of every part, and the trials that choose their learning rate."""
-    return context.after_trials(RECIPES, parts(context), whole=whole)
+def _pair(context: Context, reward: str, iterations: int, seeds: Sequence[int] | None = None) -> Pair:
+    bf16, ours = (
+        context.arm(recipe, {"iterations": iterations}, reward=reward, seeds=seeds) for recipe in FAMILIES.values()
+    )
+    return bf16, ours
 
 
-def parts(context: Context) -> list[tuple[str, dict[str, int]]]:
-    """Every reward at the usual length, and the programme's own at the long one."""
+def pairs(context: Context) -> dict[str, Pair]:
+    """BF16 and Sol-RL by iterations and reward: every reward at the usual length, the programme's at the long one."""
     programme = context.programme
-    usual = [(reward, {"iterations": programme.iterations}) for reward in rewards(context)]
-    return [*usual, (programme.reward, {"iterations": programme.long})]
+    usual = [(programme.iterations, reward) for reward in context.programme.rewards]
+    return {
+        (str(length), reward): _pair(context, reward, length)
+        for length, reward in (*usual, (programme.long, programme.reward))
+    }
 
 
-def section(context: Context) -> Section:
-    """The table."""
-    programme = context.tuned
-    rows, data = [], {}
-    usual: list[tuple[Values, Values]] = []
-    for reward, changes in parts(context):
-        iterations = changes["iterations"]
-        bf16, ours = (programme.over_seeds(recipe, changes, reward=reward) for recipe in RECIPES)
-        both = pairs(context, bf16, ours, reward)
-        if both is None:
-            rows.append([str(iterations), reward, NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN])
-            continue
-        if iterations == programme.iterations:
-            usual.append(both)
-        cells, figures = compared(both)
-        few = "" if len(both[0]) == len(bf16) else f" ({len(both[0])} of {len(bf16)} seeds)"
-        rows.append([f"{iterations}{few}", reward, *cells])
-        data[f"{reward}, {iterations}"] = figures
-    if len(usual) == len(rewards(context)) > 1 and len({len(own) for own, _ in usual}) == 1:
-        pooled = (np.mean([own for own, _ in usual], axis=0), np.mean([other for _, other in usual], axis=0))
-        cells, data["pooled"] = compared(pooled)
-        rows.append([str(programme.iterations), "mean of all", *cells])
-    lines = [
-        *rate_text(context),
-        "Gains in standard deviations of the base. Gap: the gain of BF16 less that of Sol-RL, as a share of the gain",
-        "of BF16, paired by seed and prompt, with Fieller's interval. The last row averages the gains of all rewards",
-        f"by seed and prompt. The paper reports a gap of {GAP:.0%}.",
-        "",
-        *table(["iterations", "trained on", "BF16 24-in-96", "Sol-RL", "gap", f"within {MARGIN:.0%}"], rows),
-    ]
-    return Section(TITLE, lines, {"gap": data})
+def seeded(context: Context) -> dict[str, Pair]:
+    """The same by reward, with more seeds."""
+    return {reward: _pair(context, reward, context.programme.iterations, SEEDS) for reward in context.programme.rewards}
 
 
-def compared(both: tuple[Values, Values]) -> tuple[list[str], dict[str, Any]]:
-    """Cells and figures of the gains [seeds, prompts] of BF16 and Sol-RL."""
-    share = ratio_of_means(both[0] - both[1], both[0])
-    bf16, ours = map(over_seeds_and_prompts, both)
-    figures = {"share": as_json(share), "bf16": as_json(bf16), "sol_rl": as_json(ours)}
-    return [signed(bf16), signed(ours), share_text(share), verdict(share)], figures
+def figures(context: Context) -> dict[str, Any]:
+    """Table 5."""
+    usual, found = str(context.programme.iterations), pairs(context)
+    rows = {key: compared([pair]) for key, pair in found.items()}
+    rows[usual, "mean of all"] = compared([pair for (length, _), pair in found.items() if length == usual])
+    for row in rows.values():
+        row[f"within {MARGIN:.0%}"] = verdict(row["gap"].value) if row["gap"].value else NOT_RUN
+    return {"gap": Table(["iterations", "trained on"], rows)}
+
+
+def margin(context: Context) -> dict[str, Any]:
+    """Table 9."""
+    found = seeded(context)
+    rows = {**{key: [pair] for key, pair in found.items()}, "mean of all": list(found.values())}
+    return {
+        "gap": Table(["trained on"], {key: {"seeds": len(SEEDS), **compared(one)} for key, one in rows.items()}),
+    }
+
+
+def compared(by_reward: Sequence[Pair]) -> dict[str, Any]:
+    """Gains of both families and the gap between them, over seeds that both have, a mean over rewards."""
+    sides = [averaged([_gains(pair, side) for pair in by_reward]) for side in (0, 1)]
+    if sides[0] is None or sides[1] is None:
+        return dict.fromkeys((*FAMILIES, "gap"), Figure(None))
+    gains = dict(zip(FAMILIES, map(Figure, map(over_seeds_and_prompts, sides)), strict=True))
+    count, all_seeds = len(sides[0]), len(by_reward[0][0].experiments)
+    notes = (f"{count} of {all_seeds} seeds",) if count < all_seeds else ()
+    return {**gains, "gap": Figure(ratio_of_means(sides[0] - sides[1], sides[0]), "+.1%", notes)}
+
+
+def _gains(pair: Pair, side: int) -> Values:
+    """Gains [seeds, prompts] of one side, for seeds that both have."""
+    return np.array([runs[side].gain(pair[0].reward) for runs in paired(*pair)])
 
 
 def verdict(share: Estimate) -> str:

@@ -1,162 +1,155 @@
-"""Table 3: whether training on quantised samples degrades, also in long runs and on weights not prepared for NVFP4."""
+"""Tables 3 and 11: whether training on quantised samples degrades, also in long runs, on weights that were not prepared
+for NVFP4, and on samples that are visibly damaged because NVFP4 has layers that its list leaves out."""
 
+import json
+import shutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.results import table
+from solrl_core.families.load import locate
 
-from paper.experiments import Experiment
-from paper.finished import Finished
-from paper.intervals import Estimate, Values, over_seeds, over_seeds_and_prompts
+from paper.arms import Arm, Context, averaged, fall, paired
+from paper.experiments import Changes
+from paper.figures import Figure, Table
+from paper.intervals import Values, over_seeds, over_seeds_and_prompts
+from paper.pace import pace
 from paper.tables import families
-from paper.tables.common import (
-    NOT_RUN,
-    Context,
-    Section,
-    as_json,
-    ceiling_text,
-    difference,
-    gain,
-    gain_text,
-    interval,
-    pairs,
-    rate_text,
-    signed,
-)
-from paper.tables.pace import SpeedUp, best, curve, last, log_ratios, speed_up
 
-TITLE = "3. Training on quantised samples"
 FAMILIES = {"24-in-96 BF16": "naive_scaling", "naive quant": "naive_quant", "Sol-RL": "sol_rl"}
-REFERENCE = "24-in-96 BF16"
-BASELINE = "diffusionnft"
+BF16, NAIVE, OURS = FAMILIES
+MODEL = "mini-sana"
+KEPT: Mapping[str, Sequence[str]] = {"every layer": (), "all but the timestep embedder": ("timestep_embedder",)}
+"""Layers in NVFP4 of a damaged model, with patterns of those that are not."""
+DAMAGED_SEEDS = (1, 2, 3, 4, 5)
+
+Arms = dict[tuple[str, str], Arm]
 
 
-def settings(context: Context) -> dict[str, Mapping[str, Any]]:
-    """Changes of each part of the table: shorter and longer runs, and other weights."""
+def arms(context: Context) -> Arms:
+    """Arm by weights and length, and by family."""
     programme = context.programme
-    found: dict[str, Mapping[str, Any]] = {
+    parts: dict[str, Changes] = {
         f"{programme.model}, {programme.iterations} iterations": {},
         f"{programme.model}, {programme.long} iterations": {"iterations": programme.long},
     }
-    if programme.unprepared is not None:
-        found[f"{programme.unprepared}, {programme.iterations} iterations"] = {"model": programme.unprepared}
-    return found
-
-
-def experiments(context: Context, *, whole: bool = False) -> list[Experiment]:
-    """Every family in every part, and the trials that choose the learning rate."""
-    return context.after_trials(FAMILIES.values(), [(None, one) for one in settings(context).values()], whole=whole)
-
-
-def section(context: Context) -> Section:
-    """The table."""
-    programme = context.tuned
-    rows, data = [], {}
-    for part, changes in settings(context).items():
-        reference = programme.over_seeds(FAMILIES[REFERENCE], changes)
-        for name, recipe in FAMILIES.items():
-            runs = programme.over_seeds(recipe, changes)
-            own = gain(context, runs, programme.reward)
-            against = difference(context, runs, reference, programme.reward)
-            judges = [gain(context, runs, judge) for judge in programme.judges]
-            finished = context.finished(runs)
-            lost = over_seeds(np.array([fall(run, programme.reward) for run in finished])) if finished else None
-            said = "" if name == REFERENCE else signed(against)
-            shown = gain_text(context, runs, programme.reward)
-            rows.append([part, name, shown, said, signed(lost), *map(signed, judges)])
-            data[f"{part}, {name}"] = {"gain": as_json(own), "less": as_json(against), "fall": as_json(lost)}
-    judged = [f"gain in {judge}, sd" for judge in programme.judges]
-    head = ["weights, length", "family", "gain, sd", f"less {REFERENCE}", "fall from its best, sd", *judged]
-    lines = [
-        *rate_text(context),
-        f"Trained on {programme.reward}. Fall: how far the last evaluation lies below the highest of the run, with its",
-        "interval over seeds; a run that still rises has 0. The paper's Figure 3b shows naive quantisation degrade",
-        "while Sol-RL does not.",
-        *ceiling_text(context, [programme.reward]),
-        "",
-        *table(head, rows),
-    ]
-    damaged, compared = damage(context)
-    lines += ["", *damaged]
-    ranks = {part: ranks_along(context, changes) for part, changes in settings(context).items()}
-    lines += ["", *_table_of_ranks(ranks)]
-    if programme.unprepared is None:
-        lines += ["", f"Weights that were not prepared for NVFP4: {NOT_RUN}; `--unprepared MODEL` names them."]
-    stored = {part: {version: as_json(one) for version, one in found.items()} for part, found in ranks.items()}
-    return Section(TITLE, lines, {"families": data, "naive quant": compared, "ranks of Sol-RL": stored})
-
-
-def damage(context: Context) -> tuple[list[str], dict[str, Any]]:
-    """Lines and figures: scores of rounded samples of the base, and naive quantisation against Sol-RL."""
-    programme, found = context.tuned, dict[str, tuple[Values, Values, SpeedUp]]()
-    for part, (reward, changes) in families.parts(context).items():
-        bf16, naive, ours = (programme.over_seeds(recipe, changes, reward=reward) for recipe in FAMILIES.values())
-        goal = programme.over_seeds(BASELINE, changes, reward=reward)
-        both, samples = pairs(context, naive, ours, reward), first_scores(context, naive, bf16, reward)
-        if both and len(samples):
-            pace = speed_up(log_ratios(context, naive, ours, reward, goal=goal))
-            found[part] = (samples, both[0] - both[1], pace)
-    own = [found[reward] for reward in families.rewards(context) if reward in found]
-    if len({one[1].shape for one in own}) == 1:
-        samples, ahead = (np.mean([one[place] for one in own], axis=0) for place in (0, 1))
-        pace = families.over_rewards(context, families.NAIVE, families.OURS, 1.0)
-        found[f"mean of all, {programme.model}"] = (samples, ahead, pace)
-    figures = {
-        part: (over_seeds(samples), over_seeds_and_prompts(ahead), pace.ratio)
-        for part, (samples, ahead, pace) in found.items()
+    if programme.unprepared:
+        parts[f"{programme.unprepared}, {programme.iterations} iterations"] = {"model": programme.unprepared}
+    return {
+        (part, name): context.arm(recipe, changes)
+        for part, changes in parts.items()
+        for name, recipe in FAMILIES.items()
     }
-    rows = [
-        [part, signed(samples), signed(ahead), NOT_RUN if ratio is None else interval(ratio)]
-        for part, (samples, ahead, ratio) in figures.items()
-    ]
-    lines = [
-        "Are the samples damaged? The paper's premise is that images in NVFP4 are visibly worse. Samples: mean score",
-        "of the base's candidates in NVFP4 less that in BF16, of the same seeds, in the first iteration, with its",
-        "interval over seeds. Gain and × iterations: those of naive quantisation against those of Sol-RL.",
-        "",
-        *table(["reward", "samples, sd", "gain less Sol-RL's, sd", "× iterations of Sol-RL"], rows),
-    ]
-    names = ("samples", "ahead", "iterations")
-    return lines, {part: dict(zip(names, map(as_json, one), strict=True)) for part, one in figures.items()}
 
 
-def first_scores(context: Context, rounded: Sequence[Experiment], exact: Sequence[Experiment], reward: str) -> Values:
+def figures(context: Context) -> dict[str, Any]:
+    """Table 3."""
+    found = arms(context)
+    ranks = {part: arm.ranks() for (part, name), arm in found.items() if name == OURS}
+    versions = sorted(set().union(*ranks.values()))
+    along = {
+        part: {
+            str(version): Figure(over_seeds(np.array(one[version])), ".2f") if version in one else ""
+            for version in versions
+        }
+        for part, one in ranks.items()
+        if versions
+    }
+    rows = {
+        (part, name): {
+            "gain, sd": arm.gain_of_ceiling(),
+            f"less {BF16}": "" if name == BF16 else arm.less(found[part, BF16]),
+            **_fall_and_judges(arm),
+        }
+        for (part, name), arm in found.items()
+    }
+    keys = ["weights, length"]
+    return {
+        "gains": Table([*keys, "family"], rows),
+        "damage": Table(["reward"], _damage(context)),
+        "ranks": Table(keys, along),
+    }
+
+
+def _fall_and_judges(arm: Arm) -> dict[str, Any]:
+    judges = {f"gain in {judge}, sd": arm.gain(judge) for judge in arm.context.programme.judges}
+    return {"fall from its best, sd": arm.each(fall), **judges}
+
+
+def _damage(context: Context) -> dict[str, dict[str, Any]]:
+    """Scores of rounded samples of the base, and naive quantisation against Sol-RL, by part of table 2 and over all."""
+    found = families.arms(context)
+    parts = {part: [part] for part, _ in found} | {
+        f"mean of all, {context.programme.model}": list(context.programme.rewards)
+    }
+    rows = {}
+    for label, pooled in parts.items():
+        goals, bf16, naive, ours = ([found[part, name] for part in pooled] for name in families.FAMILIES)
+        samples = averaged([first_scores(*both) for both in zip(naive, bf16, strict=True)])
+        ahead = averaged([one.apart(other) for one, other in zip(naive, ours, strict=True)])
+        rows[label] = {
+            "samples, sd": Figure(None if samples is None else over_seeds(samples)),
+            "gain less Sol-RL's, sd": Figure(None if ahead is None else over_seeds_and_prompts(ahead)),
+            "× iterations of Sol-RL": pace(naive, ours, goals=goals),
+        }
+    return rows
+
+
+def first_scores(rounded: Arm, exact: Arm) -> Values:
     """Mean score of the candidates of the first iteration less that of exact ones, by seed that has both [seeds]."""
     found = [
-        (one[0].iterations[0]["proxy_mean"] - one[1].iterations[0]["proxy_mean"]) / one[0].within[reward]
-        for both in zip(rounded, exact, strict=True)
-        if len(one := context.finished(both)) == len(both)
+        (one.iterations[0]["proxy_mean"] - two.iterations[0]["proxy_mean"]) / one.within[rounded.reward]
+        for one, two in paired(rounded, exact)
     ]
     return np.array(found)
 
 
-def _table_of_ranks(found: Mapping[str, Mapping[int, Estimate]]) -> list[str]:
-    """Sol-RL's ranks along the run by part, from part → iteration → Spearman correlation."""
-    versions = sorted(set().union(*found.values()))
-    rows = [
-        [part, *("" if (one := ranks.get(version)) is None else interval(one) for version in versions)]
-        for part, ranks in found.items()
-    ]
-    return [
-        "Ranks along the run: Spearman correlation of Sol-RL's exploration with the same seeds in BF16 at full steps,",
-        "by iteration, on held-out groups; intervals over seeds.",
-        "",
-        *(table(["weights, length", *map(str, versions)], rows) if versions else [f"Ranks: {NOT_RUN}."]),
-    ]
+def damaged_model(layers: str) -> str:
+    """Folder of the miniature with these layers in NVFP4."""
+    return f"runs/damaged/{layers.replace(' ', '-')}"
 
 
-def ranks_along(context: Context, changes: Mapping[str, Any]) -> dict[int, Estimate]:
-    """Iteration → Spearman correlation of Sol-RL's exploration with these changes, over the runs that measured it."""
-    runs = context.finished(context.tuned.over_seeds(FAMILIES["Sol-RL"], changes))
-    found: dict[int, list[float]] = {}
-    for run in runs:
-        for line in run.fidelity:
-            found.setdefault(line["version"], []).append(line["spearman"])
-    return {version: over_seeds(np.array(values)) for version, values in found.items()}
+def write_damaged_models() -> None:
+    """Write those folders: the weights that are shipped, with other lists."""
+    source = Path(locate(MODEL))
+    options = json.loads((source / "solrl.json").read_text(encoding="utf-8").replace('"../', f'"{source.parent}/'))
+    for layers, keep in KEPT.items():
+        folder = Path(damaged_model(layers))
+        if folder.is_dir():
+            continue
+        partial = folder.with_suffix(".partial")
+        shutil.copytree(source, partial, dirs_exist_ok=True)
+        list_of_them = {"quantize": ["."], "keep": list(keep)}
+        (partial / "solrl.json").write_text(json.dumps(options | list_of_them, indent=1), encoding="utf-8")
+        partial.rename(folder)
 
 
-def fall(run: Finished, reward: str) -> float:
-    """Highest held-out reward of a run's evaluations less the last, in standard deviations of the base."""
-    points = curve(run, reward)
-    return (best(points) - last(points)) / run.within[reward]
+def damaged_arms(context: Context) -> Arms:
+    """Arm by layers and family. BF16 quantises nothing, so its runs are those of the shipped weights."""
+    # By default, a run refuses to explore with such ranks.
+    changes = {layers: {"model": damaged_model(layers), "evaluate.fidelity_floor": 0} for layers in KEPT}
+    return {
+        (layers, name): context.arm(recipe, {} if name == BF16 else changes[layers], seeds=DAMAGED_SEEDS)
+        for layers in KEPT
+        for name, recipe in FAMILIES.items()
+    }
+
+
+def damaged(context: Context) -> dict[str, Any]:
+    """Table 11, beside the runs of 24-in-24 that table 2 has."""
+    found, small = damaged_arms(context), context.arm(families.FAMILIES[families.BASELINE])
+
+    def row(layers: str, name: str) -> dict[str, Any]:
+        arm, ranks = found[layers, name], found[layers, name].ranks().get(0)
+        quantised = name != BF16
+        return {
+            "samples, sd": Figure(over_seeds(first_scores(arm, found[layers, BF16]))) if quantised else "",
+            "Spearman": Figure(float(np.mean(ranks)) if ranks else None, ".2f") if quantised else "",
+            "gain, sd": arm.gain(),
+            **{f"less {other}": "" if name == other else arm.less(found[layers, other]) for other in (NAIVE, OURS)},
+            f"less {families.BASELINE}": arm.less(small),
+            **_fall_and_judges(arm),
+        }
+
+    return {"gains": Table(["in NVFP4", "family"], {key: row(*key) for key in found}), "small": len(small.experiments)}
