@@ -4,8 +4,7 @@ import copy
 
 import pytest
 import torch
-from lora_helpers import random_adapter
-from peft import LoraConfig, inject_adapter_in_model
+from lora_helpers import random_adapter, with_peft
 from solrl_core.adapter import Adapter
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.lora import Merger, adapter_layout, target_modules
@@ -37,18 +36,8 @@ def merged(backbone: Backbone, served: nn.Module, adapter: Adapter | None) -> di
 
 def by_peft(backbone: Backbone, adapter: Adapter) -> dict[str, torch.Tensor]:
     """Float32 weights of the targets as PEFT merges them."""
-    model = copy.deepcopy(backbone.transformer)
-    config = LoraConfig(r=adapter.rank, lora_alpha=adapter.alpha, target_modules=backbone.lora_targets)  # type: ignore[arg-type, unused-ignore]
-    inject_adapter_in_model(config, model)
-    for key, tensor in adapter.tensors.items():
-        name = key.removeprefix("base_model.model.").replace(".lora_A.", ".lora_A.default.")
-        model.get_parameter(name.replace(".lora_B.", ".lora_B.default.")).data.copy_(tensor)
-    weights = {}
-    for name in target_modules(backbone.transformer, backbone.lora_targets):
-        layer = model.get_submodule(name)
-        layer.merge()  # type: ignore[operator]
-        weights[name] = layer.weight.detach().float()  # type: ignore[union-attr, operator]
-    return weights
+    merged = with_peft(backbone, adapter).merge_and_unload()  # type: ignore[operator]
+    return {name: module.weight.detach() for name, module in target_modules(merged, backbone.lora_targets).items()}
 
 
 def test_merging_sums_in_float32_as_peft_does_and_rounds_once(backbone: Backbone) -> None:

@@ -99,14 +99,11 @@ def test_a_plain_layer_takes_the_weight_rounded_to_bfloat16(layer: nn.Linear | n
     assert layer.weight.data_ptr() == storage
 
 
-@pytest.mark.parametrize("layer", [nn.Linear(32, 8), QuantLinear.from_linear(nn.Linear(32, 8))])
-def test_a_refresh_refuses_a_weight_that_would_broadcast(layer: nn.Module) -> None:
-    with pytest.raises(ValueError, match=r"got shape \(1, 32\), expected \(8, 32\)"):
-        refresh_weight_(layer, torch.randn(1, 32))
-
-
 def test_misuse_is_refused_by_name() -> None:
     layer = QuantLinear.from_linear(nn.Linear(32, 8))
+    for held in (layer, nn.Linear(32, 8)):  # it would broadcast
+        with pytest.raises(ValueError, match=r"got shape \(1, 32\), expected \(8, 32\)"):
+            refresh_weight_(held, torch.randn(1, 32))
     with pytest.raises(TypeError, match="cannot refresh a LayerNorm"):
         refresh_weight_(nn.LayerNorm(8), torch.ones(8))
     with torch.inference_mode(False), torch.enable_grad(), pytest.raises(RuntimeError, match="no gradient"):

@@ -119,21 +119,16 @@ def test_an_older_gpu_is_named_and_a_failing_trial_disables_native_nvfp4(monkeyp
 
 
 @not_installed
-def test_a_missing_library_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_broken_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine_version() is None
-    obstacle = obstacle_at(monkeypatch, BLACKWELL)
-    assert "not installed (pip install --no-build-isolation 'solrl[nvfp4]')" in obstacle
-
-
-@not_installed
-def test_a_broken_library_is_named_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "not installed (pip install --no-build-isolation 'solrl[nvfp4]')" in str(obstacle_at(monkeypatch, BLACKWELL))
     (tmp_path / "transformer_engine").mkdir()
     (tmp_path / "transformer_engine" / "__init__.py").write_text("raise OSError('libx.so.13: undefined symbol')\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    with pytest.raises(ValueError, match=r"is broken: OSError: libx.so.13: undefined symbol"):
+    said = "Transformer Engine is broken: OSError: libx.so.13: undefined symbol"
+    assert obstacle_at(monkeypatch, BLACKWELL) == said
+    with pytest.raises(ValueError, match=said):
         engine_version()
-    said = obstacle_at(monkeypatch, BLACKWELL)
-    assert said == "Transformer Engine is broken: OSError: libx.so.13: undefined symbol"
 
 
 def by_row(x: Tensor) -> Tensor:

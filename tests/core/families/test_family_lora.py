@@ -9,8 +9,8 @@ import pytest
 import safetensors.torch
 import torch
 from diffusers import DiffusionPipeline
-from lora_helpers import random_adapter
-from peft import LoraConfig, PeftModel, get_peft_model
+from lora_helpers import random_adapter, with_peft
+from peft import PeftModel
 from solrl_core.adapter import Adapter, decode_adapter, encode_adapter, encode_for_diffusers
 from solrl_core.families import Backbone
 from solrl_core.lora import adapter_layout
@@ -26,16 +26,6 @@ pytestmark = pytest.mark.parametrize("tiny", ONE_EACH, indirect=True)
 def model(tiny: Tiny) -> Backbone:
     """A model of each family."""
     return tiny.backbone
-
-
-def with_peft(backbone: Backbone, adapter: Adapter) -> PeftModel:
-    """PEFT's unmerged model of the adapter, by PEFT's own names."""
-    config = LoraConfig(r=adapter.rank, lora_alpha=adapter.alpha, target_modules=backbone.lora_targets)  # type: ignore[arg-type, unused-ignore]
-    model = get_peft_model(copy.deepcopy(backbone.transformer), config)
-    for key, tensor in adapter.tensors.items():
-        head, _, tail = key.rpartition(".")
-        model.get_parameter(f"{head}.default.{tail}").data.copy_(tensor)
-    return model
 
 
 @torch.no_grad()
