@@ -44,7 +44,7 @@ from solrl_client.transport import (
     HEADERS,
     Document,
     RefusedError,
-    invalid_line,
+    first_invalid_field,
     read_answer,
     read_document,
     refusal,
@@ -57,16 +57,12 @@ _TOKEN_PROBLEMS = (ProblemKind.UNAUTHENTICATED, ProblemKind.FORBIDDEN)
 _TOKEN_ADVICE = "the token is taken from SOLRL_TOKEN, or from the file that SOLRL_TOKEN_PATH names"
 _RESTORES = 3
 """Immediate retries after `Restore` without progress; with replicas that share no store, retries would never end."""
+_JSON = {"Content-Type": "application/json"}
 _LINE: TypeAdapter[StreamLine] = TypeAdapter(StreamLine)
 
 Value = TypeVar("Value")
 Restore = Callable[[Problem], bool]
 """Removes the cause of a refusal, if it can; then the request is repeated."""
-
-
-def rollout_token() -> str | None:
-    """Bearer token for the rollout service, see `bearer_token`."""
-    return bearer_token("SOLRL_TOKEN")
 
 
 def rollout_request(**fields: Any) -> RolloutRequest:
@@ -90,7 +86,7 @@ class RolloutClient:
 
     Args:
         url: base URL, e.g. http://gpu-node:8100.
-        token: bearer token; by default `rollout_token()`, that of the environment, if there is one.
+        token: bearer token; by default that of the environment, see `bearer_token`, if there is one.
         timeout: seconds to wait for the next bytes of an answer; exploring a large group takes a while.
         patience: seconds to retry.
         pause: seconds before the first retry.
@@ -114,7 +110,7 @@ class RolloutClient:
         on_wait: OnWait = ignore,
     ) -> None:
         self.url = check_rollout_url(url)
-        token = rollout_token() if token is None else token
+        token = bearer_token("SOLRL_TOKEN") if token is None else token
         self._patience = patience
         self._pause = pause
         self._awaited = frozenset(awaited)
@@ -246,14 +242,7 @@ class RolloutClient:
 
     def report_iteration(self, run: str, report: IterationReport) -> None:
         """Report an iteration."""
-        body = _json(report)
-        self._ask(
-            "POST",
-            f"/v1/runs/{run}/iterations",
-            read_answer,
-            content=body,
-            headers={"Content-Type": "application/json"},
-        )
+        self._ask("POST", f"/v1/runs/{run}/iterations", read_answer, content=_json(report), headers=_JSON)
 
     def iterations(self, run: str) -> RunDetail:
         """Curves of a run's reported iterations, thinned for display, its evaluations, settings and samples.
@@ -265,9 +254,7 @@ class RolloutClient:
 
     def report_progress(self, run: str, activity: Activity) -> None:
         """Report progress within an iteration."""
-        body = _json(activity)
-        headers = {"Content-Type": "application/json"}
-        self._ask("PUT", f"/v1/runs/{run}/activity", read_answer, content=body, headers=headers)
+        self._ask("PUT", f"/v1/runs/{run}/activity", read_answer, content=_json(activity), headers=_JSON)
 
     def rewind(self, run: str, version: int, head: int) -> None:
         """Make a stored version the run's head again, instead of `head`, and delete all versions after it."""
@@ -290,16 +277,16 @@ class RolloutClient:
         on_group: Callable[[RolloutGroup], None],
     ) -> RolloutTimings:
         """Add the groups of one request to `received`."""
-        body = _json(request)
-        headers = {"Content-Type": "application/json", "Accept": STREAM_MEDIA_TYPE}
+        headers = _JSON | {"Accept": STREAM_MEDIA_TYPE}
         asked = {prompt.id for prompt in request.prompts}
         started = False
-        with self._http.stream("POST", "/v1/rollouts", content=body, headers=headers) as answer:
+        with self._http.stream("POST", "/v1/rollouts", content=_json(request), headers=headers) as answer:
             for text in stream_lines(answer, longest_line(request)):
                 try:
                     line = _LINE.validate_json(text, extra="ignore")
                 except ValidationError as error:
-                    raise invalid_line(answer, error) from None
+                    fault = first_invalid_field(error)
+                    raise unexpected(answer, f"a line that cannot be read ({fault})") from None
                 match line:
                     case ErrorLine():
                         raise refusal(line.problem)

@@ -92,11 +92,6 @@ def unexpected(answer: httpx.Response, got: str) -> RefusedError:
     )
 
 
-def invalid_line(answer: httpx.Response, error: ValidationError) -> RefusedError:
-    """The problem of a line that is none of a stream's."""
-    return unexpected(answer, f"a line that cannot be read ({first_invalid_field(error)})")
-
-
 def refusal(problem: Problem, retry_after: float | None = None) -> RefusedError:
     """A service's problem, not too long to print."""
     shortened = problem.model_copy(

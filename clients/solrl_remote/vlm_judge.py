@@ -5,24 +5,33 @@ import base64
 import hashlib
 import io
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import httpx
 import torch
+from aiolimiter import AsyncLimiter
 from PIL import Image
+from pydantic import BaseModel, Field, ValidationError
+from solrl_client.addresses import check_url
 from solrl_client.background import result_of
-from solrl_core.errors import RewardError
+from solrl_client.retries import Retries
+from solrl_client.timed_client import TimedClient
+from solrl_client.transport import RefusedError, first_invalid_field, read_within
+from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.rewards.images import as_pil
 from solrl_proto.printable import printable
 from solrl_proto.secrets import without_secrets
 
-from solrl_remote.chat import ChatEndpoint, Choice
 from solrl_remote.judgement import Scale, TokenLogprobs
 
 NAME = "vlm_judge"
+TOKEN = "SOLRL_JUDGE_TOKEN"
+"""Variable of the environment with the endpoint's API key; `TOKEN_PATH`'s file has it, too."""
 TEMPLATE = (
     "The image was generated from this caption:\n{prompt}\n\n"
     "How well does it show what the caption describes, and how good does it look? Answer with one whole number from "
@@ -31,6 +40,70 @@ TEMPLATE = (
 _ALTERNATIVES = 20
 _REMEMBERED = 4096
 """Scores that are kept, so that a call repeated after a fault costs nothing twice."""
+_REFUSED = {400, 413, 422}
+"""Statuses by which an endpoint refuses one request, not its sender."""
+_LONGEST_PAUSE = 30.0
+_LARGEST = 64 * 2**20
+"""Bytes of the largest document: an answer of 6,000 tokens with twenty alternatives each takes about half of it."""
+_FAIL_FAST = Field(fail_fast=True)
+"""Of a sequence: a fault takes about a kilobyte, so only the first one is kept."""
+
+
+class _TokenChoice(BaseModel):
+    token: str
+    logprob: Annotated[float, Field(le=1e-3)]  # NaN is refused, too
+
+
+class _AnswerToken(_TokenChoice):
+    top_logprobs: Annotated[tuple[_TokenChoice, ...], _FAIL_FAST] = ()
+
+
+class _AnswerTokens(BaseModel):
+    content: Annotated[tuple[_AnswerToken, ...], _FAIL_FAST] | None = None
+
+
+class _Message(BaseModel):
+    content: str | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+    logprobs: _AnswerTokens | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: Annotated[int, Field(ge=0)] = 0
+    completion_tokens: Annotated[int, Field(ge=0)] = 0
+
+
+class _Completion(BaseModel):
+    choices: Annotated[tuple[_Choice, ...], _FAIL_FAST]
+    usage: _Usage | None = None
+
+
+class _Model(BaseModel):
+    id: str
+
+
+class _Models(BaseModel):
+    data: Annotated[tuple[_Model, ...], _FAIL_FAST]
+
+
+_Document = TypeVar("_Document", bound=BaseModel)
+
+
+class _RefusedError(ValueError):
+    """The endpoint refuses this request, whoever sends it: perhaps its image is too large."""
+
+
+class _TemporaryError(Exception):
+    """A fault that may be gone `after` seconds from now; `limited` if the endpoint takes no requests until then."""
+
+    def __init__(self, fault: str, after: float = 0.0, *, limited: bool = False) -> None:
+        super().__init__(fault)
+        self.after = after
+        self.limited = limited
 
 
 class VlmJudge:
@@ -54,7 +127,8 @@ class VlmJudge:
         device: ignored; the endpoint has its own.
 
     Attributes:
-        at: address of the endpoint.
+        at: address of the endpoint, without a trailing slash.
+        costs: requests sent, and tokens that the endpoint says were used, since the start.
         max_latency_s: seconds within which a question is answered, or its fault is told.
         digest: digest of the model's name, the question, and the code that reads answers.
 
@@ -87,6 +161,11 @@ class VlmJudge:
             raise ValueError(f"got template {template!r}; expected {{prompt}} where the prompt belongs")
         if max_tokens < 1:
             raise ValueError(f"got max_tokens {max_tokens}; expected at least 1")
+        if not (timeout > 0 and patience >= 0 and in_flight >= 1 and (per_second is None or per_second > 0)):
+            raise ValueError(
+                f"got timeout {timeout}, patience {patience}, in_flight {in_flight} and per_second {per_second}; "
+                "expected timeout and per_second above 0, patience of at least 0, and in_flight of at least 1"
+            )
         self._scale = Scale(lowest, highest, label)
         self._template = template.replace("{lowest}", f"{lowest:g}").replace("{highest}", f"{highest:g}")
         self._settings: dict[str, Any] = {"model": model, "temperature": 0, "max_tokens": max_tokens}
@@ -94,24 +173,18 @@ class VlmJudge:
             self._settings |= {"logprobs": True, "top_logprobs": _ALTERNATIVES}
         form = json.dumps([self._settings, self._template, label, lowest, highest], sort_keys=True)
         self.digest = combined_digest(NAME, form, source_digest(Scale))
-        self._endpoint = ChatEndpoint(
-            NAME,
-            endpoint,
-            timeout=timeout,
-            patience=patience,
-            in_flight=in_flight,
-            per_second=per_second,
-        )
-        self.at = self._endpoint.address
+        self.at = check_url(endpoint, "endpoint of the judge", TOKEN)
         self.max_latency_s = patience + timeout  # the last attempt begins within the patience
+        self.costs = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
+        self._timeout = timeout
+        self._patience = patience
+        self._pace = AsyncLimiter(1, 1 / per_second) if per_second else None
+        self._held_until = 0.0
+        """Time of the loop before which the endpoint takes no requests."""
+        self._http = TimedClient(self.at, TOKEN, timeout, in_flight)
         self._places = asyncio.Semaphore(in_flight)
         self._scores: OrderedDict[bytes, float] = OrderedDict()
-        self._require(model)
-
-    @property
-    def costs(self) -> dict[str, int]:
-        """Requests sent, and tokens that the endpoint says were used, since the start."""
-        return dict(self._endpoint.costs)
+        result_of(self._require(model))
 
     def __call__(
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
@@ -126,7 +199,7 @@ class VlmJudge:
         try:
             return result_of(self.ask(images, prompts, metadata))
         except CancelledError:
-            raise self._endpoint.unavailable("was not asked to the end: nobody waits for it any more") from None
+            raise self._unavailable("was not asked to the end: nobody waits for it any more") from None
 
     async def ask(
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
@@ -152,7 +225,7 @@ class VlmJudge:
             if key in self._scores:
                 return self._scores[key]
             try:
-                score = self._read((await self._endpoint.complete(request)).choices)
+                score = self._read(await self._complete(request))
             except ValueError as error:
                 raise RewardError(NAME, f"failed on image {at} of prompt {printable(prompt, 200)!r}: {error}") from None
         self._scores[key] = score
@@ -170,10 +243,76 @@ class VlmJudge:
         ]
         return json.dumps({**self._settings, "messages": [{"role": "user", "content": content}]}).encode()
 
-    def _read(self, choices: Sequence[Choice]) -> float:
+    async def _complete(self, request: bytes) -> Sequence[_Choice]:
+        """The answers to a request, a JSON document, which is repeated after temporary faults."""
+        headers = {"Content-Type": "application/json"}
+        retries = Retries(self._patience, longest=_LONGEST_PAUSE)
+        while True:
+            await asyncio.sleep(self._held_until - asyncio.get_running_loop().time())
+            if self._pace is not None:
+                await self._pace.acquire()
+            self.costs["requests"] += 1
+            try:
+                found = await self._attempt(_Completion, "POST", "/chat/completions", content=request, headers=headers)
+                break
+            except _TemporaryError as error:
+                tries = f", {retries.tries} times in {retries.elapsed:.0f} s" if retries.tries > 1 else ""
+                pause = retries.pause(error.after)
+                if pause is None:
+                    raise self._unavailable(f"{error}{tries}") from None
+                if error.limited:
+                    self._held_until = max(self._held_until, asyncio.get_running_loop().time() + pause)
+            await asyncio.sleep(pause)
+        for kind, number in (found.usage or _Usage()).model_dump().items():
+            self.costs[kind] += number
+        return found.choices
+
+    async def _attempt(self, model: type[_Document], method: str, path: str, **arguments: Any) -> _Document:
+        """The document of one request."""
+        try:
+            answer = await self._http.ask(method, path, _LARGEST, **arguments)
+            body = read_within(answer, _LARGEST)
+        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
+            # Its text may contain the token.
+            raise self._unavailable(f"cannot be asked ({type(error).__name__})") from None
+        except httpx.TransportError as error:
+            why = printable(str(error), 400) or f"no answer within {self._timeout:g} s"
+            raise _TemporaryError(f"gave no answer ({type(error).__name__}: {why})") from None
+        except RefusedError as error:
+            raise self._unavailable(f"gave an answer that cannot be read: {error.problem.detail}") from None
+        if body is None:
+            raise self._unavailable(f"answered {answer.status_code} to {path} with more than {_LARGEST} bytes")
+        if not answer.is_success:
+            raise self._refusal(answer, path, _message(body))
+        try:
+            return model.model_validate_json(body)
+        except ValidationError as error:
+            got = printable(body.decode(errors="replace"), 200)
+            fault = printable(first_invalid_field(error), 400)
+            raise self._unavailable(
+                f"did not answer as {path} of OpenAI's interface ({fault}): got {got!r}; check the address"
+            ) from None
+
+    def _refusal(self, answer: httpx.Response, path: str, message: str) -> Exception:
+        """The error for a status that is no success."""
+        status = answer.status_code
+        fault = f"answered {status} to {path}: {message}"
+        if status in (408, 429) or status >= 500:
+            return _TemporaryError(fault, _retry_after(answer), limited=status == 429)
+        if status in _REFUSED:
+            return _RefusedError(f"at {self.at} {fault}")
+        if status in (401, 403):
+            fault += f"; give the API key in {TOKEN}, or in {TOKEN}_PATH's file"
+        elif status == 404:
+            fault += (
+                "; expected an address that /models and /chat/completions can be appended to, such as http://HOST/v1"
+            )
+        return self._unavailable(fault)
+
+    def _read(self, choices: Sequence[_Choice]) -> float:
         """Score of an answer."""
         if len(choices) != 1:
-            raise self._endpoint.unavailable(f"gave {len(choices)} answers to one question; expected one")
+            raise self._unavailable(f"gave {len(choices)} answers to one question; expected one")
         (choice,) = choices
         text = choice.message.content or ""
         if choice.finish_reason == "length":
@@ -182,22 +321,44 @@ class VlmJudge:
                 f"the answer was cut after {self._settings['max_tokens']} tokens, at {end!r}; "
                 "raise max_tokens, or ask for a shorter answer in the template"
             )
+        tokens = [
+            TokenLogprobs(one.token, {other.token: other.logprob for other in (one, *one.top_logprobs)})
+            for one in (choice.logprobs and choice.logprobs.content) or ()
+        ]
         try:
-            return self._scale.score(text, _tokens(choice))
+            return self._scale.score(text, tokens)
         except ValueError as error:
             raise ValueError(f"the answer {error}; change the template, label or range to fit") from None
 
-    def _require(self, model: str) -> None:
-        there = result_of(self._endpoint.models())
+    async def _require(self, model: str) -> None:
+        """Raise ValueError if the endpoint does not have the model."""
+        try:
+            there = [one.id for one in (await self._attempt(_Models, "GET", "/models")).data]
+        except (_TemporaryError, _RefusedError) as error:
+            raise self._unavailable(str(error)) from None
         if model not in there:
             raise ValueError(
                 f"got model {model!r}; expected one that {self.at} serves: {printable(repr(sorted(there)))}"
             )
 
+    def _unavailable(self, fault: str) -> RewardUnavailableError:
+        return RewardUnavailableError(NAME, f"at {self.at} {fault}")
 
-def _tokens(choice: Choice) -> list[TokenLogprobs]:
-    """Tokens of an answer, if the endpoint gives them."""
-    given = (choice.logprobs and choice.logprobs.content) or ()
-    return [
-        TokenLogprobs(one.token, {other.token: other.logprob for other in (one, *one.top_logprobs)}) for one in given
-    ]
+
+def _message(body: bytes) -> str:
+    """The message of an error in OpenAI's form, or the beginning of another body; safe to print."""
+    try:
+        error = json.loads(body)["error"]
+        text = str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        text = body.decode(errors="replace")
+    return printable(text, 400)
+
+
+def _retry_after(answer: httpx.Response) -> float:
+    """Seconds in the header Retry-After; 0 without it, and for a date."""
+    try:
+        seconds = float(answer.headers.get("Retry-After", "0"))
+    except ValueError:
+        return 0.0
+    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0

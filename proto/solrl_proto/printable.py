@@ -2,10 +2,9 @@
 
 import logging
 import sys
-from collections.abc import Mapping
 from typing import Any
 
-from solrl_proto.secrets import without_secrets
+from solrl_proto.secrets import changed_texts, without_secrets
 
 LONGEST_TEXT = 2000
 _SHORTENED = " … (shortened)"
@@ -54,10 +53,4 @@ def printable_value(value: Any) -> Any:
 
 def printable_texts(value: Any, limit: int = LONGEST_TEXT) -> Any:
     """A JSON value with each of its texts and names `printable`."""
-    if isinstance(value, str):
-        return printable(value, limit)
-    if isinstance(value, Mapping):
-        return {printable_texts(key, limit): printable_texts(item, limit) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [printable_texts(item, limit) for item in value]
-    return value
+    return changed_texts(value, lambda text: printable(text, limit))

@@ -49,16 +49,16 @@ class AdapterRef(Message):
 
 
 def _small(value: dict[str, Any]) -> dict[str, Any]:
-    if _depth(value) > MAX_METADATA_DEPTH:
+    level: list[Any] = [value]
+    for _ in range(MAX_METADATA_DEPTH + 1):
+        nested = [one for one in level if isinstance(one, dict | list)]
+        level = [item for one in nested for item in (one.values() if isinstance(one, dict) else one)]
+    if nested:
         raise ValueError(f"metadata is nested more than {MAX_METADATA_DEPTH} deep; flatten it")
     size = len(json.dumps(value).encode())
     if size > MAX_METADATA_BYTES:
-        raise _too_large(f"{size}")
+        raise ValueError(f"metadata has {size} bytes as JSON; expected at most {MAX_METADATA_BYTES} per prompt")
     return value
-
-
-def _too_large(size: str) -> ValueError:
-    return ValueError(f"metadata has {size} bytes as JSON; expected at most {MAX_METADATA_BYTES} per prompt")
 
 
 Metadata = Annotated[dict[str, Any], AfterValidator(_small)]
@@ -71,21 +71,6 @@ class PromptItem(Message):
     id: Annotated[str, StringConstraints(min_length=1, max_length=128)]
     text: Annotated[str, StringConstraints(min_length=1, max_length=4096, strip_whitespace=True)]
     metadata: Metadata = Field(default_factory=dict)
-
-
-def _depth(value: Any) -> int:
-    """Levels of objects and lists, counted no further than `MAX_METADATA_DEPTH` + 1.
-
-    Raises:
-        ValueError: a level has so many values that they are too large as JSON.
-    """
-    depth, level = 0, [value]
-    while depth <= MAX_METADATA_DEPTH and (nested := [one for one in level if isinstance(one, dict | list)]):
-        depth += 1
-        if (count := sum(map(len, nested))) > MAX_METADATA_BYTES:  # each is at least a digit
-            raise _too_large(f"more than {count}")
-        level = [item for one in nested for item in (one.values() if isinstance(one, dict) else one)]
-    return depth
 
 
 Group = Annotated[tuple[Seed, ...], Field(min_length=1, fail_fast=True)]

@@ -8,7 +8,7 @@ import html
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,17 @@ def without_secrets(value: Any) -> Any:
     Those are secrets given to `hold_secret`, the token of the Hugging Face hub, and whatever looks like a token of a
     service.
     """
+    return changed_texts(value, lambda text: _pattern(_held | _of_the_hub()).sub(CUT, text))
+
+
+def changed_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with each of its texts and names changed."""
     if isinstance(value, str):
-        return _pattern(_held | _of_the_hub()).sub(CUT, value)
+        return change(value)
     if isinstance(value, Mapping):
-        return {without_secrets(key): without_secrets(item) for key, item in value.items()}
+        return {changed_texts(key, change): changed_texts(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [without_secrets(item) for item in value]
+        return [changed_texts(item, change) for item in value]
     return value
 
 

@@ -50,7 +50,7 @@ class RequestLog:
                 message = {**message, "headers": headers}
             await send(message)
 
-        with self._metrics.in_progress():
+        with self._metrics.open.track_inprogress():
             try:
                 await self._app(scope, receive, observed)
             except asyncio.CancelledError:

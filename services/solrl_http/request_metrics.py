@@ -1,7 +1,5 @@
 """Metrics of requests and of the process, which every service has."""
 
-import contextlib
-from collections.abc import Iterator
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -19,7 +17,7 @@ class RequestMetrics:
         self._latency = self._histogram(
             "http_request_seconds", "Seconds until the end of the answer.", "route", "method", buckets=_REQUEST
         )
-        self._open = Gauge("solrl_http_requests_in_progress", "Requests in progress.", registry=registry)
+        self.open = Gauge("solrl_http_requests_in_progress", "Requests in progress.", registry=registry)
         build = Gauge("solrl_build_info", "The running version, as a label.", ["version"], registry=registry)
         build.labels(version("solrl")).set(1)
         ProcessCollector(registry=registry)
@@ -28,12 +26,6 @@ class RequestMetrics:
         """Count an answered request; `route` is a template, never a path."""
         self._requests.labels(route, method, str(status)).inc()
         self._latency.labels(route, method).observe(seconds)
-
-    @contextlib.contextmanager
-    def in_progress(self) -> Iterator[None]:
-        """Count a request as in progress within the context."""
-        with self._open.track_inprogress():
-            yield
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

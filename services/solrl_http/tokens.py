@@ -4,7 +4,6 @@ A token has 256 random bits, so it cannot be guessed from its SHA-256. A slow ha
 which people choose from a small set; here it would only slow down every request.
 """
 
-import contextlib
 import errno
 import fcntl
 import hashlib
@@ -16,7 +15,7 @@ import re
 import secrets
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal
@@ -114,8 +113,7 @@ def create_token(path: Path, tenant: str, scopes: tuple[Scope, ...], lifetime: t
         created=now,
         expires=None if lifetime is None else now + lifetime,
     )
-    with _changing(path, new=True) as write:
-        write((*(read_tokens(path) if path.exists() else ()), token))
+    _change(path, lambda tokens: (*tokens, token), new=True)
     return secret, token
 
 
@@ -125,14 +123,17 @@ def revoke_token(path: Path, token_id: str) -> Token:
     Raises:
         TokenFileError: the file is invalid, or has no such token.
     """
-    with _changing(path) as write:
-        tokens = read_tokens(path)
-        found = next((token for token in tokens if token.id == token_id), None)
-        if found is None:
+    removed: list[Token] = []
+
+    def without(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+        removed.extend(token for token in tokens if token.id == token_id)
+        if not removed:
             known = ", ".join(token.id for token in tokens) or "none"
             raise TokenFileError(f"got token id {token_id!r}; expected one of: {known} (`solrl-rollout token list`)")
-        write(tuple(token for token in tokens if token is not found))
-    return found
+        return tuple(token for token in tokens if token.id != token_id)
+
+    _change(path, without)
+    return removed[0]
 
 
 def parse_lifetime(text: str) -> timedelta | None:
@@ -198,39 +199,39 @@ def _read_regular(path: Path) -> bytes:
         return file.read()
 
 
-@contextlib.contextmanager
-def _changing(path: Path, *, new: bool = False) -> Iterator[Callable[[tuple[Token, ...]], None]]:
-    """Lock the file while it is read and replaced; yields a function that replaces it atomically."""
+def _change(path: Path, edit: Callable[[tuple[Token, ...]], tuple[Token, ...]], *, new: bool = False) -> None:
+    """Replace the file atomically by one with edited tokens, while its folder is locked; a `new` one may be missing."""
     path = path.resolve()  # a link stays one
-
-    def write(tokens: tuple[Token, ...]) -> None:
-        content = json.dumps(TokenFile(tokens=tokens).model_dump(mode="json"), indent=1) + "\n"
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+    try:
+        if new:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path.parent, os.O_RDONLY)
         try:
-            if os.geteuid() == 0:  # root may create tokens for a service that runs as another user
-                owner = (path if path.exists() else path.parent).stat()
-                os.chown(handle, owner.st_uid, owner.st_gid)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-
-    with contextlib.ExitStack() as held:
-        try:
-            if new:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            lock = os.open(path.parent, os.O_RDONLY)
-            held.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield write
-        except OSError as error:
-            if error.errno == errno.EBUSY:
-                raise TokenFileError(f"token file {path} cannot be replaced: it is {_MOUNTED}") from error
-            raise TokenFileError(
-                f"token file {path}: {error.strerror or error}; expected a folder in which this user may write; "
-                "check --file and the folder's permissions"
-            ) from error
+            tokens = edit(() if new and not path.exists() else read_tokens(path))
+            _replace(path, json.dumps(TokenFile(tokens=tokens).model_dump(mode="json"), indent=1) + "\n")
+        finally:
+            os.close(lock)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise TokenFileError(f"token file {path} cannot be replaced: it is {_MOUNTED}") from error
+        raise TokenFileError(
+            f"token file {path}: {error.strerror or error}; expected a folder in which this user may write; "
+            "check --file and the folder's permissions"
+        ) from error
+
+
+def _replace(path: Path, content: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+    try:
+        if os.geteuid() == 0:  # root may create tokens for a service that runs as another user
+            owner = (path if path.exists() else path.parent).stat()
+            os.chown(handle, owner.st_uid, owner.st_gid)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

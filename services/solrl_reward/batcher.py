@@ -29,7 +29,6 @@ from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.scores import ScoreTimings
 
 from solrl_reward.reward_metrics import RewardMetrics
-from solrl_reward.reward_problems import out_of_memory, reward_failed, reward_stalled, reward_unavailable
 from solrl_reward.scoring_thread import ScoringThread
 
 logger = logging.getLogger(__name__)
@@ -314,12 +313,39 @@ class Batcher:
 
     def _problem(self, error: Exception) -> ProblemError:
         if isinstance(error, torch.OutOfMemoryError):
-            return out_of_memory()
+            return ProblemError(
+                ProblemKind.OUT_OF_MEMORY,
+                "the device's memory cannot fit a single image of this size",
+                where="body",
+                action="send smaller images, serve fewer rewards, or use a larger device",
+            )
         if isinstance(error, RewardError):
             if not current().is_set():
                 self._metrics.reward_failed(error.reward)
-            unavailable = isinstance(error, RewardUnavailableError)
-            return reward_unavailable(str(error)) if unavailable else reward_failed(str(error))
+            if not isinstance(error, RewardUnavailableError):
+                action = "check that the prompts' metadata is what the reward needs, or omit the reward"
+                return ProblemError(ProblemKind.REWARD_FAILED, str(error), where="body", action=action)
+            return ProblemError(
+                ProblemKind.REWARD_FAILED,
+                str(error),
+                status=503,
+                retry_after=5,
+                where="body",
+                action="send the same request again later, or omit the reward; that server's operator can repair it",
+            )
         logger.error("images could not be scored", exc_info=error)
         problem = internal_error()
         return ProblemError(ProblemKind.INTERNAL, problem.detail, action=problem.action)
+
+
+def reward_stalled(rewards: Sequence[str], limit: float | None = None) -> ProblemError:
+    """The 503 for rewards that have not returned within a limit in seconds, or not since."""
+    names = ", ".join(map(repr, rewards))
+    return ProblemError(
+        ProblemKind.REWARD_STALLED,
+        f"reward {names} did not return within {limit:g} s" if limit else f"reward {names} has not returned",
+        retry_after=5,
+        where="body.request.rewards",
+        action="omit it, or wait until the service is started again, which its operator should do; raise score_timeout "
+        "of the service if the reward needs longer",
+    )

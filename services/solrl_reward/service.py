@@ -13,12 +13,13 @@ from solrl_core.rewards import RewardSet
 from solrl_core.rewards.frames import TAKES_CLIPS
 from solrl_core.rewards.reward import REWARDS, PlainDefaults, check_reward
 from solrl_core.rewards.wire import decode_scoring
+from solrl_core.suggestions import did_you_mean
 from solrl_http.problem_responses import draining
+from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.scores import PromptCheck, PromptVerdict, RewardInfo, RewardList, ScoreAnswer, ScoreRequest
 
-from solrl_reward.batcher import Batcher, Images
+from solrl_reward.batcher import Batcher, Images, reward_stalled
 from solrl_reward.reward_metrics import RewardMetrics
-from solrl_reward.reward_problems import invalid_body, not_loaded, queue_full, reward_stalled
 from solrl_reward.settings import RewardSettings
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class RewardService:
                 RewardInfo(
                     name=name,
                     digest=self.digests[name],
-                    parameters=_parameters(source),
+                    parameters=getattr(REWARDS.find(source), "parameters", None),
                     max_latency_s=self.rewards.max_latency_s(name),
                     takes_clips=bool(getattr(REWARDS.find(source), TAKES_CLIPS, False)),
                 )
@@ -93,14 +94,12 @@ class RewardService:
         """
         pixels, request = await asyncio.to_thread(_decode, body)
         for name in request.rewards:
-            if name not in self.digests:
-                raise not_loaded(name, self.rewards.names)
+            self._require_loaded(name, "body.request.rewards")
         return Images(request.rewards, pixels, request.texts, request.metadata)
 
     async def check(self, asked: PromptCheck) -> PromptVerdict:
         """Whether a reward can judge by prompts; raises 422 if it is not loaded."""
-        if asked.reward not in self.digests:
-            raise not_loaded(asked.reward, self.rewards.names, "body.reward")
+        self._require_loaded(asked.reward, "body.reward")
         prompts = [(prompt.text, prompt.metadata) for prompt in asked.prompts]
         return PromptVerdict(fault=await asyncio.to_thread(self.rewards.first_fault, asked.reward, prompts))
 
@@ -129,17 +128,31 @@ class RewardService:
         await self._batcher.close()
 
     def _require_room(self, tenant: str, images: int, requested: int | None) -> None:
-        waiting, limit = self._batcher.waiting, self._settings.queue_limit
-        if waiting + images > limit:
-            raise queue_full(waiting, limit, None, requested)
-        waiting, limit = self._batcher.waiting_of(tenant), self._settings.tenant_images
-        if waiting + images > limit:
-            raise queue_full(waiting, limit, tenant, requested)
+        """Raise 429 `queue-full` unless so many images may wait; `requested` is None if no body was read."""
+        of_all = ("there are", self._batcher.waiting, self._settings.queue_limit)
+        of_tenant = (f"tenant {tenant!r} has", self._batcher.waiting_of(tenant), self._settings.tenant_images)
+        for whose, waiting, limit in (of_all, of_tenant):
+            if waiting + images > limit:
+                raise ProblemError(
+                    ProblemKind.QUEUE_FULL,
+                    f"{whose} {waiting} images waiting already and the limit is {limit}",
+                    retry_after=1,
+                    got=requested,
+                    expected=f"at most {limit - waiting} more images now",
+                    action="send the same request again later",
+                )
 
-
-def _parameters(source: str) -> int | None:
-    count: int | None = getattr(REWARDS.find(source), "parameters", None)
-    return count
+    def _require_loaded(self, name: str, where: str) -> None:
+        """Raise 422 `reward-not-loaded` unless this service computes the reward."""
+        if name not in self.digests:
+            raise ProblemError(
+                ProblemKind.REWARD_NOT_LOADED,
+                f"this service does not compute {name!r}{did_you_mean(name, self.rewards.names)}",
+                where=where,
+                got=name,
+                expected=list(self.rewards.names),
+                action="name one of these, or start the service with --rewards",
+            )
 
 
 def _decode(body: bytes) -> tuple[torch.Tensor, ScoreRequest]:
@@ -150,7 +163,12 @@ def _decode(body: bytes) -> tuple[torch.Tensor, ScoreRequest]:
             [{**fault, "loc": ("body", "request", *fault["loc"])} for fault in error.errors(include_url=False)]
         ) from None
     except ValueError as error:
-        raise invalid_body(str(error)) from None
+        raise ProblemError(
+            ProblemKind.INVALID_REQUEST,
+            f"the body has {error}",
+            where="body",
+            action="send a safetensors file with the tensor `images` and the metadata field `request`, see /docs",
+        ) from None
 
 
 @asynccontextmanager

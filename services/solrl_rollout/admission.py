@@ -74,14 +74,10 @@ def external_rewards_of(rewards: Sequence[RewardSpec], hosts: Collection[str]) -
 
 
 def _allowed(at: str, hosts: Collection[str], where: str) -> str:
-    found = None
+    found, asks = None, "only the reward servers that its operator has listed"
+    fault = f"this service asks {asks if hosts else 'no reward servers that a run brings'}"
     try:
         found = origin(at, "address of a reward server")
-        fault = (
-            "this service asks only the reward servers that its operator has listed"
-            if hosts
-            else "this service asks no reward servers that a run brings"
-        )
     except ValueError as error:
         fault = str(error)
     if found is None or found not in hosts:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 from solrl_core.families import load_backbone
@@ -81,13 +80,16 @@ def check(asked: Check, prompts: Sequence[PromptItem]) -> int:
     backbone = load_backbone(model, device=resolve_device(asked.device), revision=asked.revision, size=asked.size)
     judges = RewardSet.load(rewards, backbone, asked.reward_options, connect=connect_reward)
     parity = pipeline_difference(backbone, prompts[0], asked.true_steps)
-    console.print(_parity(parity))
+    level = "equal up to rounding" if parity < 0.01 else "NOT equal: report this model to the project"
+    console.print(
+        f"BF16 against the model's own diffusers pipeline: pixels differ by {parity:.4f} of 1 on average, {level}."
+    )
     print(f"generating {len(prompts)} × {candidates} candidates in BF16", file=sys.stderr)
     plan = Plan(steps=asked.steps, solver=asked.solver)
     bench = PrecisionCheck(backbone, judges, prompts, candidates, plan, asked.true_steps)
     exact = bench.measure("bf16")
     checked = {}
-    for precision in asked.precision or _all(backbone.device):
+    for precision in asked.precision or [one for one in supported_precisions(backbone.device) if one != "bf16"]:
         print(f"checking {precision}", file=sys.stderr)
         checked[precision] = checked_precision(bench, precision, exact)
     console.print(*_tables(model, exact, checked, candidates), sep="\n")
@@ -143,17 +145,6 @@ def pipeline_difference(backbone: PipelineBackbone, prompt: PromptItem, steps: i
     own = Generator(backbone, "bf16").generate(prompt.text, [0], steps=steps).images
     theirs = by_own_pipeline(backbone, [prompt.text], [0], steps)
     return float((own.cpu().float() - theirs.cpu().float()).abs().mean())
-
-
-def _all(device: torch.device) -> list[Precision]:
-    return [precision for precision in supported_precisions(device) if precision != "bf16"]
-
-
-def _parity(difference: float) -> str:
-    level = "equal up to rounding" if difference < 0.01 else "NOT equal: report this model to the project"
-    return (
-        f"BF16 against the model's own diffusers pipeline: pixels differ by {difference:.4f} of 1 on average, {level}."
-    )
 
 
 def _tables(model: str, exact: Measured, checked: Mapping[Precision, Checked], candidates: int) -> list[Table]:

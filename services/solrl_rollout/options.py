@@ -30,8 +30,27 @@ class RolloutDoctor:
     settings: Annotated[RolloutSettings, tyro.conf.arg(name="")]
 
 
-@dataclass(frozen=True)
-class Check:
+@dataclass(frozen=True, kw_only=True)
+class _Sized:
+    """Options of a command about one model."""
+
+    height: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
+    """Height of images in pixels."""
+    width: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
+    """Width of images in pixels."""
+    frames: Annotated[int | None, tyro.conf.arg(metavar="COUNT", help_behavior_hint="(default: the model's)")] = None
+    """Frames of clips, for a model that makes clips."""
+    revision: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: main)")] = None
+    """Hub commit or tag."""
+
+    @property
+    def size(self) -> ImageSize:
+        """Size of images, as far as it is given."""
+        return ImageSize(self.height, self.width, self.frames)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check(_Sized):
     """Check that a model ranks candidates at a precision as in BF16, and find the layers that must stay in BF16."""
 
     model: tyro.conf.Positional[str]
@@ -56,27 +75,14 @@ class Check:
     """Solver steps of the reference in BF16."""
     solver: Solver = "euler"
     """Solver of both."""
-    height: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
-    """Height of images in pixels."""
-    width: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
-    """Width of images in pixels."""
-    frames: Annotated[int | None, tyro.conf.arg(metavar="COUNT", help_behavior_hint="(default: the model's)")] = None
-    """Frames of clips, for a model that makes clips."""
     device: str = "auto"
     """The device: auto, cpu, cuda or cuda:1, for example."""
-    revision: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: main)")] = None
-    """Hub commit or tag."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(default: none)")] = None
     """Folder for check.json, layers.json and images of each precision side by side."""
 
-    @property
-    def size(self) -> ImageSize:
-        """Size of images, as far as it is given."""
-        return ImageSize(self.height, self.width, self.frames)
 
-
-@dataclass(frozen=True)
-class ServingMemory:
+@dataclass(frozen=True, kw_only=True)
+class ServingMemory(_Sized):
     """Plan a model's memory on a GPU from its configurations alone: weights, activations, batch limits."""
 
     model: str = "mini-sana"
@@ -85,23 +91,10 @@ class ServingMemory:
     """One precision, or several if requests ask for several; nvfp4 is planned as emulated."""
     batch: int = 24
     """Candidates in one batch."""
-    height: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
-    """Height of images in pixels."""
-    width: Annotated[int | None, tyro.conf.arg(metavar="PIXELS", help_behavior_hint="(default: the model's)")] = None
-    """Width of images in pixels."""
-    frames: Annotated[int | None, tyro.conf.arg(metavar="COUNT", help_behavior_hint="(default: the model's)")] = None
-    """Frames of clips, for a model that makes clips."""
     unmerged_rank: int = 0
     """Rank of adapters that requests keep unmerged at nvfp4; 0: none."""
-    revision: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: main)")] = None
-    """Hub commit or tag."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
     """Also write the plan as JSON to this file."""
-
-    @property
-    def size(self) -> ImageSize:
-        """Size of images, as far as it is given."""
-        return ImageSize(self.height, self.width, self.frames)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from solrl_core.fingerprint import fingerprint
 from solrl_core.sampling.noise import noise_contract
 from solrl_http import logs
 from solrl_http.problem_responses import draining
-from solrl_proto.identifiers import Precision
 from solrl_proto.models import NoiseContract
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import RolloutRequest, Served
@@ -27,7 +26,7 @@ from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.external_rewards import digests_with
 from solrl_rollout.engine.first_check import distrust
 from solrl_rollout.engine.rollout import RolloutHandle
-from solrl_rollout.engine.work import ExternalReward, HostedModel, Job, LeasedAdapter, release
+from solrl_rollout.engine.work import HostedModel, Job, release
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.curves import OverviewCurves
@@ -110,51 +109,41 @@ class Service:
         external_rewards = external_rewards_of(request.rewards, self.settings.reward_hosts)
         hold(latent_bytes(request, hosted.info))
         ref = request.adapter
+        info = next(one for one in hosted.info.precisions if one.precision == precision)
+        fidelity = info.rank_fidelity
+        rewards = tuple(reward.name for reward in request.rewards)
+        served = Served(
+            model=request.model,
+            adapter=ref,
+            precision=precision,
+            numerics=info.numerics,
+            fingerprint=fingerprint(digests_with(hosted.info.digests, external_rewards), rewards),
+            plan=request.plan,
+            warning=None if fidelity is None or fidelity.trusted else distrust(request.model, precision, fidelity),
+        )
+        logs.add_fields(run=ref.run if ref else None, model=request.model)
         adapter = await self.adapters.fetch(tenant, ref, hosted) if ref else None
         try:
             head = await self.store.head(tenant, ref.run) if ref else None
-            rollout = self._rollout(request, tenant, hosted, precision, adapter, external_rewards)
+            job = Job(
+                tenant=tenant,
+                run=ref.run if ref else None,
+                model=request.model,
+                adapter=adapter,
+                precision=precision,
+                plan=request.plan,
+                rewards=rewards,
+                images=request.images != "none",
+                ahead=request.ahead,
+                external_rewards=external_rewards,
+            )
+            rollout = RolloutHandle(request, job, served, self.engine)
         except BaseException:
             release(adapter)
             raise
         if ref is not None:
             self.metrics.adapter_served(tenant, ref.run, ref.version, head)
         return rollout
-
-    def _rollout(
-        self,
-        request: RolloutRequest,
-        tenant: str,
-        hosted: HostedModel,
-        precision: Precision,
-        adapter: LeasedAdapter | None,
-        external_rewards: Mapping[str, ExternalReward],
-    ) -> RolloutHandle:
-        job = Job(
-            tenant=tenant,
-            run=request.adapter.run if request.adapter else None,
-            model=request.model,
-            adapter=adapter,
-            precision=precision,
-            plan=request.plan,
-            rewards=tuple(reward.name for reward in request.rewards),
-            images=request.images != "none",
-            ahead=request.ahead,
-            external_rewards=external_rewards,
-        )
-        info = next(one for one in hosted.info.precisions if one.precision == precision)
-        fidelity = info.rank_fidelity
-        served = Served(
-            model=request.model,
-            adapter=request.adapter,
-            precision=precision,
-            numerics=info.numerics,
-            fingerprint=fingerprint(digests_with(hosted.info.digests, external_rewards), job.rewards),
-            plan=request.plan,
-            warning=None if fidelity is None or fidelity.trusted else distrust(request.model, precision, fidelity),
-        )
-        logs.add_fields(run=job.run, model=job.model)
-        return RolloutHandle(request, job, served, self.engine)
 
 
 @asynccontextmanager

@@ -60,12 +60,7 @@ def test_many_wrong_entries_are_few_errors(kind: type[Message], changed: dict[st
     assert caught.value.error_count() <= 10
 
 
-def test_wrong_entries_are_named() -> None:
-    wrong = REQUEST | {"prompts": [{"id": "p", "text": ""}, 1], "typo": 1, "images": "gif"}
-    with pytest.raises(ValidationError) as caught:
-        RolloutRequest.model_validate(wrong)
-    places = {".".join(map(str, error["loc"])) for error in caught.value.errors()}
-    assert places - {"prompts"} == {"prompts.0.text", "typo", "images"}
+def test_the_number_of_entries_is_named() -> None:
     most = 64 + len(RolloutRequest.model_fields)
     with pytest.raises(ValidationError, match=f"{MANY + len(REQUEST)} entries; expected at most {most}"):
         RolloutRequest.model_validate(REQUEST | NAMES)

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
-from solrl_proto.identifiers import Digest, Message, ModelName, RunName, Seed, TenantName, Version, default_model_name
-from solrl_proto.models import NoiseContract
+from solrl_proto.identifiers import Digest, ModelName, RunName, Seed, TenantName, Version, default_model_name
 
 
 @pytest.mark.parametrize(
@@ -31,15 +30,6 @@ def test_what_patterns_take_and_refuse(kinds: Any, good: Any, bad: Any) -> None:
         for one in bad:
             with pytest.raises(ValidationError):
                 kind.validate_python(one)
-
-
-def test_messages_are_immutable_and_know_all_their_fields() -> None:
-    message = NoiseContract(version=1, probe=(0.5,))
-    with pytest.raises(ValidationError, match="frozen"):
-        message.version = 2  # type: ignore[misc]
-    with pytest.raises(ValidationError, match="Extra inputs"):
-        NoiseContract(version=1, probe=(), more=1)  # type: ignore[call-arg]
-    assert issubclass(NoiseContract, Message)
 
 
 @pytest.mark.parametrize(

@@ -107,38 +107,22 @@ class FakeJudge:
         return {"id": "1", "object": "chat.completion", "model": MODEL, "choices": [choice], "usage": usage}
 
     async def _misbehave(self, asked: dict[str, Any]) -> Response:
+        if self.mode in REFUSALS:
+            return _json(*REFUSALS[self.mode])
         document = self._document(asked)
         (choice,) = document["choices"]
         match self.mode:
             case "slow":
                 while not self.leave.is_set():
                     await asyncio.sleep(0.005)
-            case "limited":
-                return _json({"error": {"message": "Rate limit reached"}}, 429, {"Retry-After": "7"})
-            case "limited until a date":
-                return _json({"error": "slow down"}, 429, {"Retry-After": "Mon, 23 Nov 2026 00:00:00 GMT"})
-            case "broken":
-                return _json({"error": {"message": "CUDA error"}}, 500)
-            case "too large":
-                return _json({"error": {"message": "This model's maximum context length is 10 tokens"}}, 400)
             case "html":
                 return Response("<html>\x1b[31mhello", media_type="text/html")
-            case "other document":
-                return _json({"detail": "no choices here"})
             case "elsewhere":
                 return Response(status_code=307, headers={"Location": "/v1/elsewhere"})
             case "no answer":
                 document["choices"] = []
             case "two answers":
                 document["choices"] = [choice, choice]
-            case "no number":
-                choice["message"]["content"] = "I cannot judge this image."
-            case "nothing":
-                choice["message"]["content"] = None
-            case "outside":
-                choice["message"]["content"] = "7"
-            case "two numbers":
-                choice["message"]["content"] = "4 or 5"
             case "cut":
                 choice["finish_reason"], choice["message"]["content"] = "length", "The image shows"
             case "no log-probabilities":
@@ -147,7 +131,19 @@ class FakeJudge:
                 choice["logprobs"]["content"][0]["logprob"] = math.nan
             case "log-probabilities of another text":
                 choice["logprobs"]["content"] = [_token("hello", {"hello": 1.0})]
+            case mode:
+                choice["message"]["content"] = TEXTS[mode]
         return _json(document)
+
+
+REFUSALS: dict[str, Any] = {
+    "limited": ({"error": {"message": "Rate limit reached"}}, 429, {"Retry-After": "7"}),
+    "limited until a date": ({"error": "slow down"}, 429, {"Retry-After": "Mon, 23 Nov 2026 00:00:00 GMT"}),
+    "broken": ({"error": {"message": "CUDA error"}}, 500),
+    "too large": ({"error": {"message": "This model's maximum context length is 10 tokens"}}, 400),
+    "other document": ({"detail": "no choices here"},),
+}
+TEXTS = {"no number": "I cannot judge this image.", "nothing": None, "outside": "7", "two numbers": "4 or 5"}
 
 
 def _echo(request: Request) -> Response:

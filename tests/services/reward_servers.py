@@ -1,7 +1,6 @@
 """Real servers on the loopback, in threads and processes, and a reward server that misbehaves."""
 
 import asyncio
-import contextlib
 import json
 import os
 import re
@@ -164,11 +163,11 @@ class Misbehaving:
         await self._misbehave(mode, receive, send, [float(image.float().mean() / 255) for image in images])
 
     async def _misbehave(self, mode: str, receive: Receive, send: Send, scores: list[float]) -> None:
-        digest = DIGEST
         match mode:
             case "slow":
                 departure = asyncio.ensure_future(receive())
-                await _hang(lambda: self.leave.is_set() or departure.done())
+                while not (self.leave.is_set() or departure.done()):
+                    await asyncio.sleep(0.01)
                 self.left = self.left or departure.done()
                 departure.cancel()
             case "dripping":
@@ -178,43 +177,33 @@ class Misbehaving:
                 await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"999")]})
                 await send({"type": "http.response.body", "body": b'{"scores"'})
                 return
-            case "nan":
-                scores[-1] = float("nan")
-            case "infinite":
-                scores[0] = float("inf")
-            case "short":
-                scores.pop()
-            case "long":
-                scores.append(0.5)
-            case "digest":
-                digest = combined_digest("another")
-            case "garbage":
-                await _send(send, 200, b"<html>", "text/html")
-                return
-            case "huge":
-                await _send(send, 200, b" " * (2**18 + 1), "application/json")
-                return
-            case "packed":
-                await _send(send, 200, b"x", "application/json", (b"content-encoding", b"gzip"))
-                return
-            case "elsewhere":
-                await _send(send, 307, b"", "text/plain", (b"location", b"/v1/elsewhere"))
-                return
-            case "fails" | "busy" | "locked":
-                kind = {
-                    "fails": ProblemKind.REWARD_FAILED,
-                    "busy": ProblemKind.QUEUE_FULL,
-                    "locked": ProblemKind.UNAUTHENTICATED,
-                }[mode]
-                problem = kind.problem("as the test says")
-                await _send(send, problem.status, problem.model_dump_json().encode(), PROBLEM_MEDIA_TYPE)
-                return
             case "broken":
                 raise RuntimeError("broken on purpose")
+        if mode in ANSWERS:
+            await _send(send, *ANSWERS[mode])
+            return
+        given = SCORES.get(mode, lambda scores: scores)(scores)
+        digest = combined_digest("another") if mode == "digest" else DIGEST
         seconds = {"queued": 0.0, "score": 0.0}
-        await _answer(send, {"scores": {NAME: scores}, "digests": {NAME: digest}, "seconds": seconds})
+        await _answer(send, {"scores": {NAME: given}, "digests": {NAME: digest}, "seconds": seconds})
 
 
+SCORES: dict[str, Callable[[list[float]], list[float]]] = {
+    "nan": lambda scores: [*scores[:-1], float("nan")],
+    "infinite": lambda scores: [float("inf"), *scores[1:]],
+    "short": lambda scores: scores[:-1],
+    "long": lambda scores: [*scores, 0.5],
+}
+PROBLEMS = {"fails": ProblemKind.REWARD_FAILED, "busy": ProblemKind.QUEUE_FULL, "locked": ProblemKind.UNAUTHENTICATED}
+ANSWERS: dict[str, Any] = {
+    "garbage": (200, b"<html>", "text/html"),
+    "huge": (200, b" " * (2**18 + 1), "application/json"),
+    "packed": (200, b"x", "application/json", (b"content-encoding", b"gzip")),
+    "elsewhere": (307, b"", "text/plain", (b"location", b"/v1/elsewhere")),
+} | {
+    mode: (kind.status, kind.problem("as the test says").model_dump_json().encode(), PROBLEM_MEDIA_TYPE)
+    for mode, kind in PROBLEMS.items()
+}
 FAULTS = {
     "slow": "gave no answer",
     "dripping": "gave no answer",
@@ -243,11 +232,6 @@ async def _lifespan(receive: Receive, send: Send) -> None:
             return
 
 
-async def _hang(until: Callable[[], bool]) -> None:
-    while not until():
-        await asyncio.sleep(0.01)
-
-
 async def _drip(until: threading.Event, send: Send) -> None:
     """One byte at a time, each soon enough for a limit of the time between two bytes."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -265,26 +249,6 @@ async def _send(send: Send, status: int, body: bytes, media_type: str, *headers:
     head = [(b"content-type", media_type.encode()), (b"content-length", str(len(body)).encode()), *headers]
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body})
-
-
-@contextmanager
-def dripping_head() -> Iterator[str]:
-    """The address of a server that sends the head of its answer byte by byte, until the client leaves."""
-    listener = bind("127.0.0.1", 0)
-    listener.listen()
-
-    def drip() -> None:
-        with listener.accept()[0] as connection, contextlib.suppress(OSError):
-            connection.sendall(b"HTTP/1.1 200 OK\r\nX-Name: ")
-            while True:
-                connection.sendall(b"a")
-                time.sleep(0.02)
-
-    thread = threading.Thread(target=drip, daemon=True)  # it does not end if a client stays
-    thread.start()
-    with listener:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        thread.join()
 
 
 def until(reached: Callable[[], bool]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hostile_service import DIGEST, Answer, HostileService, hostile_service
 from solrl_client.addresses import check_rollout_url
 from solrl_client.retries import Wait
-from solrl_client.rollouts import RolloutClient, rollout_token
+from solrl_client.rollouts import RolloutClient
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import Numerics
 from solrl_proto.problems import Problem, ProblemError
@@ -278,24 +278,6 @@ def test_a_service_that_always_loses_the_run_is_an_error(service: HostileService
         client.rollouts(request_of(), restore=lambda problem: not restored.append(problem.kind))
     assert raised.value.problem.kind == "run-not-found"
     assert 3 < len(restored) < 20
-
-
-def test_white_space_around_a_token_is_dropped(service: HostileService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SOLRL_TOKEN_PATH", raising=False)
-    monkeypatch.setenv("SOLRL_TOKEN", " solrl_secret\n")
-    assert rollout_token() == "solrl_secret"
-    with RolloutClient(service.url, token=rollout_token()) as client:
-        client.rollouts(request_of())
-    assert service.headers[0]["authorization"] == "Bearer solrl_secret"
-
-
-@pytest.mark.parametrize("token", ["se\ncret", "se cret", "se\x1bcret", "sécret", "se\tcret"])
-def test_an_invalid_token_is_refused_without_being_printed(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SOLRL_TOKEN_PATH", raising=False)
-    monkeypatch.setenv("SOLRL_TOKEN", token)
-    with pytest.raises(ValueError, match="SOLRL_TOKEN") as raised:
-        rollout_token()
-    assert token not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from cutting_proxy import CuttingProxy, cutting_proxy
 from service_helpers import RunningService, adapter_file, rollout_request
-from solrl_client.rollouts import RolloutClient, rollout_token
+from solrl_client.rollouts import RolloutClient
+from solrl_client.tokens import bearer_token
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_proto.adapters import adapter_digest
@@ -98,22 +99,33 @@ def test_a_version_that_another_process_pushes_is_waited_for(service: RunningSer
     assert (stored.version, stored.digest) == (3, adapter_digest(file))
 
 
-def test_the_token_comes_from_the_environment_or_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("SOLRL_TOKEN", raising=False)
-    monkeypatch.delenv("SOLRL_TOKEN_PATH", raising=False)
-    assert rollout_token() is None
-    monkeypatch.setenv("SOLRL_TOKEN", "from-environment")
-    assert rollout_token() == "from-environment"
-    file = tmp_path / "token"
-    monkeypatch.setenv("SOLRL_TOKEN_PATH", str(file))
-    for content in (b"from-file\n", "from-file\r\n".encode("utf-8-sig")):
-        file.write_bytes(content)
-        assert rollout_token() == "from-file"
-    for content, said in (("from-file".encode("utf-16"), "token:1: this is not UTF-8"), (b"\n", "SOLRL_TOKEN_PATH")):
-        file.write_bytes(content)
-        with pytest.raises(ValueError, match=said) as raised:
-            rollout_token()
-        assert "from-file" not in str(raised.value)
+TOKENS = {
+    b"s3cret\n": "",
+    " s3cret\r\n".encode("utf-8-sig"): "",
+    "s3cret".encode("utf-16"): "this is not UTF-8",
+    b"\n": "is empty",
+    **{f"s3cret{odd}more".encode(): "is not a token" for odd in ("\n", " ", "\x1b", "é", "\t")},
+}
+"""Contents of a file, and what an error says of them; empty for a token."""
+
+
+@pytest.mark.parametrize("content", TOKENS, ids=range(len(TOKENS)))
+def test_a_token_is_one_line_of_the_environment_or_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes
+) -> None:
+    for name in ("SOLRL_TOKEN", "SOLRL_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    assert bearer_token("SOLRL_TOKEN") is None
+    monkeypatch.setenv("SOLRL_TOKEN", " from-environment\n")
+    assert bearer_token("SOLRL_TOKEN") == "from-environment"
+    (tmp_path / "token").write_bytes(content)
+    monkeypatch.setenv("SOLRL_TOKEN_PATH", str(tmp_path / "token"))
+    if not TOKENS[content]:
+        assert bearer_token("SOLRL_TOKEN") == "s3cret"
+        return
+    with pytest.raises(ValueError, match=TOKENS[content]) as raised:
+        bearer_token("SOLRL_TOKEN")
+    assert "s3cret" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

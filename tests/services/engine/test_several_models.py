@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from fake_backend import engine_of
 from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service
-from solrl_proto import ModelList, Plan, PromptItem
+from solrl_proto import Plan, PromptItem
+from solrl_proto.models import ModelList
 from solrl_rollout.engine.work import Chunk, Job
 from solrl_rollout.settings import ModelSpec, RolloutSettings, parse_model
 from transformers import CLIPModel

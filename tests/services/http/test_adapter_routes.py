@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, scores
-from solrl_proto import AdapterInfo, AdapterList, RunList
-from solrl_proto.adapters import ADAPTER_MEDIA_TYPE, adapter_digest
+from solrl_proto.adapters import ADAPTER_MEDIA_TYPE, AdapterInfo, AdapterList, RunList, adapter_digest
 from support.adapters import content_digest
 
 STEADY = ("steady", 1)

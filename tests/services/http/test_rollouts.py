@@ -9,8 +9,9 @@ from solrl_core.fingerprint import SCHEDULE, check_digests, part_digests, schedu
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import check_noise_contract
-from solrl_proto import ModelList, RolloutAnswer
+from solrl_proto.models import ModelList
 from solrl_proto.noise import expand_seeds
+from solrl_proto.rollouts import RolloutAnswer
 from support.adapters import random_adapter
 
 PROMPTS = ["a red circle", "two blue squares"]

@@ -1,6 +1,5 @@
 """The life of a token, from creation to expiry, in the file and at a running service."""
 
-import errno
 import json
 import os
 import stat
@@ -108,22 +107,6 @@ def test_a_keyring_accepts_only_the_exact_tokens_of_its_file_as_it_is_now(tmp_pa
     for encoding in ("utf-8", "utf-8-sig"):
         file.write_text(kept, encoding=encoding)
         assert ring.find(second) is not None
-
-
-def test_a_passing_error_locks_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "tokens.json"
-    first, _ = create_token(file, "a", ("push",), None)
-    ring = TokenStore(file)
-    create_token(file, "b", ("push",), None)
-
-    def out_of_handles(*_: object) -> int:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("solrl_http.tokens.os.open", out_of_handles)
-        with pytest.raises(TokenFileError):
-            ring.find(first)
-    assert ring.find(first) is not None
 
 
 @pytest.mark.timeout(60)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fake_backend import REWARD, FakeBackend, running_engine
-from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, client_at, dripping_head, pictures, serving, until
+from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, client_at, pictures, serving, until
 from service_helpers import problem, rollout_request
 from solrl_client.background import result_of
 from solrl_client.cancellation import Cancellation
@@ -155,12 +155,6 @@ def test_a_cancelled_call_leaves_the_server(server: tuple[Misbehaving, str]) -> 
     assert app.asked.count("/v1/scores") == 1
 
 
-def test_the_time_limit_is_for_a_whole_answer() -> None:
-    said = r"\(ReadTimeout: no complete answer in 1 s; raise the reward.s option timeout"
-    with dripping_head() as address, pytest.raises(RewardUnavailableError, match=said):
-        RemoteReward(NAME, address, timeout=1.0)
-
-
 def test_a_reward_that_fails_at_the_server_is_not_the_servers_fault(server: tuple[Misbehaving, str]) -> None:
     app, address = server
     rewards = RewardSet({NAME: RemoteReward(NAME, address, patience=60)})
@@ -194,17 +188,6 @@ def test_a_trainer_asks_again(server: tuple[Misbehaving, str], mode: str, monkey
     first, second, end = (wait for _, wait in told)
     assert [wait is not None and FAULTS[mode] in wait.fault for wait in (first, second)] == [True, True]
     assert end is None
-
-
-@pytest.mark.parametrize("mode", ["nan", "short", "digest", "garbage"])
-def test_a_trainer_is_told_what_was_wrong_when_its_patience_is_over(server: tuple[Misbehaving, str], mode: str) -> None:
-    app, address = server
-    reward = RemoteReward(NAME, address, patience=0.1, pause=0.01)
-    app.mode = mode
-    with pytest.raises(RewardUnavailableError) as caught:
-        score(reward)
-    assert FAULTS[mode] in str(caught.value)
-    assert app.asked.count("/v1/scores") > 1
 
 
 @pytest.mark.parametrize(

@@ -298,19 +298,6 @@ async def connected(rewards: ExternalRewards, wanted: ExternalReward) -> Any:
         return found[NAME]
 
 
-def test_the_log_does_not_advise_the_operator_about_a_run_s_server(
-    brought: tuple[Misbehaving, str], caplog: pytest.LogCaptureFixture
-) -> None:
-    app, address = brought
-    app.max_latency_s = 100.0
-    try:
-        found = result_of(connected(ExternalRewards(), ExternalReward(address, None)))
-        assert found.timeout == external_rewards.TIMEOUT
-    finally:
-        app.max_latency_s = None
-    assert "timeout" not in caplog.text
-
-
 def test_connections_are_kept_within_a_bound() -> None:
     rewards = ExternalRewards(most=2)
     first, second, third = (ExternalReward(DEAD, "sha256:" + digit * 64) for digit in "123")

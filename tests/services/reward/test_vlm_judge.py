@@ -16,7 +16,6 @@ from PIL import Image
 from reward_servers import ask, body, client_at, pictures, serving, until
 from service_helpers import problem
 from solrl_client.background import result_of, start
-from solrl_client.cancellation import Cancellation
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.model_options import ModelOptions
 from solrl_core.rewards import RewardSet, load_reward
@@ -24,9 +23,8 @@ from solrl_core.rewards.images import as_floats
 from solrl_core.rewards.reward import PlainDefaults
 from solrl_http.logs import TextFormatter
 from solrl_proto.problems import ProblemError
-from solrl_remote.chat import TOKEN
 from solrl_remote.remote_reward import RemoteReward, connect_reward
-from solrl_remote.vlm_judge import VlmJudge
+from solrl_remote.vlm_judge import TOKEN, VlmJudge
 from solrl_reward.app import create_app
 from solrl_reward.settings import RewardSettings
 from support.ports import free_port
@@ -98,6 +96,9 @@ class Clock:
 
     monotonic = time
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
 
 def judged(reward: Any, images: torch.Tensor, prompt: str = "a red circle") -> torch.Tensor:
     found: torch.Tensor = reward(as_floats(images), [prompt] * len(images), [{}] * len(images))
@@ -119,7 +120,7 @@ def test_scores_are_expectations_in_the_order_of_the_images_and_paid_for_once(se
     assert (request["logprobs"], request["top_logprobs"]) == (True, 20)
     assert "a red circle" in question(request)
     assert "from 1 (worst) to 5 (best)" in question(request)
-    spent = judge.costs
+    spent = dict(judge.costs)
     assert spent == {"requests": 12, "prompt_tokens": 1200, "completion_tokens": 24}
     assert torch.equal(judged(judge, images), found)
     assert judge.costs == spent
@@ -189,7 +190,7 @@ def test_temporary_faults_are_repeated_with_growing_pauses(
 ) -> None:
     fake, address = server
     judge, clock = VlmJudge(address, MODEL, patience=600), Clock()
-    monkeypatch.setattr("solrl_remote.chat.asyncio", clock)
+    monkeypatch.setattr("solrl_remote.vlm_judge.asyncio", clock)
     fake.mode, fake.faulty = mode, 3
     assert result_of(judge._judge(0, grey(), "a")) == pytest.approx(3.0, abs=0.02)
     assert clock.slept == pauses
@@ -206,7 +207,7 @@ def test_patience_ends(server: tuple[FakeJudge, str], monkeypatch: pytest.Monkey
     assert "times" not in str(caught.value)
     fake.mode = "broken"
     judge, clock = VlmJudge(address, MODEL, patience=0.9), Clock()
-    monkeypatch.setattr("solrl_remote.chat.asyncio", clock)
+    monkeypatch.setattr("solrl_remote.vlm_judge.asyncio", clock)
     monkeypatch.setattr("solrl_client.retries.time", clock)
     with pytest.raises(RewardUnavailableError, match="CUDA error, 2 times in"):
         judged(judge, shades(1))
@@ -237,7 +238,7 @@ def test_a_limit_of_the_endpoint_holds_all_requests(
 ) -> None:
     fake, address = server
     judge, clock = VlmJudge(address, MODEL, patience=600), Clock()
-    monkeypatch.setattr("solrl_remote.chat.asyncio", clock)
+    monkeypatch.setattr("solrl_remote.vlm_judge.asyncio", clock)
     clock.goes.clear()
     fake.mode, fake.faulty = "limited", 1
     limited = start(judge._judge(0, grey(), "a"))
@@ -408,23 +409,3 @@ def test_a_rollout_service_asks_a_judge_beside_its_generation(server: tuple[Fake
         assert caught.value.retry_after == 5
         assert "CUDA error" in caught.value.problem.detail
         assert not engine.scheduler.dead
-
-
-def test_a_cancelled_call_leaves_the_endpoint(server: tuple[FakeJudge, str]) -> None:
-    fake, address = server
-    judge = VlmJudge(address, MODEL, timeout=600, patience=600, in_flight=2)
-    fake.hold.clear()
-    cancelled, faults = Cancellation(), []
-
-    def call() -> None:
-        with pytest.raises(RewardUnavailableError) as caught:
-            cancelled.run(judged, judge, shades(4))
-        faults.append(caught.value)
-
-    caller = threading.Thread(target=call)
-    caller.start()
-    until(lambda: len(fake.asked) == 2)
-    cancelled.set()
-    caller.join(600)
-    assert len(faults) == 1
-    assert len(fake.asked) == 2

@@ -46,7 +46,7 @@ def metrics() -> RolloutMetrics:
     made.worker_finished_chunk("cuda:0")
     made.worker_restarted("cuda:0")
     made.request_answered("/v1/models", "GET", 200, 0.002)
-    with made.in_progress():
+    with made.open.track_inprogress():
         pass
     return made
 
