@@ -34,9 +34,9 @@ def test_prompts_encode_the_same_alone_and_together_and_digests_cover_all_parts(
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.5])
-@pytest.mark.parametrize("size", [(HEIGHT, WIDTH), (96, 48)])
+@pytest.mark.parametrize("size", [(HEIGHT, WIDTH), (80, 48)])
 def test_images_equal_the_pipelines(tiny: Tiny, size: tuple[int, int], guidance: float) -> None:
-    """The second prompt is longer, so a pipeline that pads pads the first."""
+    """The second prompt is longer, so a pipeline that pads pads the first; one size has odd numbers of patches."""
     tiny = sized(tiny, *size)
     ours = tiny.generator.generate(PROMPTS, SEEDS, steps=4, guidance=guidance).images
     theirs = by_diffusers(tiny, PROMPTS, SEEDS, 4, guidance)
