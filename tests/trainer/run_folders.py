@@ -123,6 +123,12 @@ def write_gallery(folder: Path) -> None:
     save_gallery(folder, gallery)
 
 
+def write_config(folder: Path) -> None:
+    """Write config.json."""
+    config = resolve("mini-sana/sol_rl/clipscore", arguments={"run": "made-up", "iterations": 30}).config
+    (folder / "config.json").write_text(config.model_dump_json())
+
+
 def finished_run(folder: Path) -> Path:
     """A complete folder of a finished run."""
     write_metrics(folder, RESULT["iterations"])
@@ -135,8 +141,7 @@ def finished_run(folder: Path) -> Path:
     }
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(after) + "\n")
-    config = resolve("mini-sana/sol_rl/clipscore", arguments={"run": "made-up", "iterations": 30}).config
-    (folder / "config.json").write_text(config.model_dump_json())
+    write_config(folder)
     (folder / "result.json").write_text(json.dumps(RESULT))
     write_gallery(folder)
     return folder

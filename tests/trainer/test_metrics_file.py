@@ -69,6 +69,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
 
 @pytest.mark.parametrize("read", [write_report, lambda folder: held_out(folder, 3)])
 def test_every_reader_names_the_line(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    (tmp_path / "config.json").write_text("{}")
     filled(tmp_path / "metrics.jsonl")
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b"[]\n")

@@ -9,6 +9,7 @@ from run_folders import (
     finished_run,
     iteration_line,
     result_of_sum,
+    write_config,
     write_metrics,
 )
 from solrl_trainer.report.model_card import MARK
@@ -69,20 +70,21 @@ def test_an_unfinished_run_shows_its_logs_and_none_is_refused(tmp_path):
         write_report(tmp_path)
     assert not list(tmp_path.iterdir())
     write_metrics(tmp_path, 3)
+    write_config(tmp_path)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"event": "iteration", "ver')
     text = words(page_of(tmp_path))
     assert "not finished" in text
     assert "No result yet" in text
     assert "version 0: clipscore 0.2412 , strict accuracy (verifier) 48.2 %" in text
-    assert "3 iterations" in text
+    assert "3 of 30 iterations" in text
     assert "Before and after" not in text
-    assert "Settings" not in text
 
 
 @pytest.mark.parametrize("iterations", [0, 1, 500])
 def test_any_number_of_iterations_gives_a_page(tmp_path, iterations):
     write_metrics(tmp_path, iterations)
+    write_config(tmp_path)
     page = page_of(tmp_path)
     assert ("Rewards during training" in page) == (iterations > 0)
     assert page.count("push 0.1 s</title>") == 2 * min(iterations, 100)
@@ -105,7 +107,7 @@ def test_rank_fidelity_is_shown_along_the_run(tmp_path):
 def test_the_page_says_whether_samples_were_regenerated(tmp_path, at, regenerated):
     folder = finished_run(tmp_path)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"regenerate": {"at": at}}))
+    (folder / "config.json").write_text(json.dumps(config | {"regenerate": config["regenerate"] | {"at": at}}))
     assert (
         "regenerated in BF16, of their best and worst halves, and of all candidates as explored"
         in words(page_of(folder))

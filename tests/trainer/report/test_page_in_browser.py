@@ -47,13 +47,17 @@ def long_report(tmp_path):
     folder = tmp_path / "long"
     folder.mkdir()
     finished_run(folder)
-    (folder / "result.json").write_text(json.dumps(result_of_sum(3) | {"run": "a" * 64}))
+    (folder / "result.json").write_text(json.dumps(result_of_sum(3)))
     metrics = (folder / "metrics.jsonl").read_text().replace('"verifier"', json.dumps(LONG_REWARD))
     lines = [json.loads(line) for line in metrics.splitlines()]
     for ends in (line[end] for line in lines for end in ("low", "high") if end in line):
         ends["weighted sum"] = ends["clipscore"]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    config = json.loads((folder / "config.json").read_text()) | {"rewards": SUM, "prompts": "/data/" + "p" * 100}
+    config = json.loads((folder / "config.json").read_text()) | {
+        "rewards": SUM,
+        "run": "a" * 64,
+        "prompts": "/data/" + "p" * 100,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     gallery = json.loads((folder / "gallery.json").read_text())
     gallery["prompts"] = ["x" * 300, *gallery["prompts"][1:]]

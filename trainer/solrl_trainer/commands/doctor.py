@@ -35,39 +35,29 @@ def check(
     options = {name: {"at": at} for name, at in servers.items()}
     names = [text.partition("@")[0] for text in rewards]
     yield from diagnosis.rewards(names, model, options=options)
-    yield _prompts(prompts)
-    yield from _unsuitable(prompts, names, options)
+    yield from _prompts(prompts, names, options)
     if rollout_url is not None:
         yield from _service(rollout_url, model, servers)
 
 
-def _prompts(name: str) -> Finding:
+def _prompts(name: str, rewards: Sequence[str], options: diagnosis.Options) -> Iterator[Finding]:
+    """Whether the prompts can be read, and rewards that cannot judge images of one of them."""
+    from solrl_trainer.records.shown_log import shown_log
+    from solrl_trainer.settings.preflight import unsuitable_prompt
     from solrl_trainer.settings.prompts import find_prompts, in_both, read_split
 
     try:
         folder = find_prompts(name)
         train, test = read_split(folder, "train"), read_split(folder, "test")
     except (ValueError, OSError) as error:
-        return Finding("prompts", "missing", f"{name}: {error}", "give a folder with train.txt and test.txt")
+        yield Finding("prompts", "missing", f"{name}: {error}", "give a folder with train.txt and test.txt")
+        return
     found = f"{name}: {len(train.prompts)} training, {len(test.prompts)} held out"
-    return Finding("prompts", "warn" if (both := in_both(train, test)) else "ok", found, both)
-
-
-def _unsuitable(name: str, rewards: Sequence[str], options: diagnosis.Options) -> Iterator[Finding]:
-    """Rewards that cannot judge images of one of the prompts."""
-    from solrl_trainer.records.shown_log import shown_log
-    from solrl_trainer.settings.preflight import unsuitable_prompt
-    from solrl_trainer.settings.prompts import find_prompts, read_prompts
-
-    try:
-        folder = find_prompts(name)
-        prompts = [prompt for split in ("train", "test") for prompt in read_prompts(folder, split)]
-    except (ValueError, OSError):
-        return  # the finding about the prompts says why
+    yield Finding("prompts", "warn" if (both := in_both(train, test)) else "ok", found, both)
     for reward in rewards:
         noted: list[str] = []
         with shown_log(noted.append), suppress(ValueError):  # that there is no such reward is a finding of its own
-            if fault := unsuitable_prompt(reward, prompts, options):
+            if fault := unsuitable_prompt(reward, [*train.prompts, *test.prompts], options):
                 action = "use prompts with the text and metadata that it needs, or another reward"
                 yield Finding(f"prompts for {reward}", "missing", fault, action)
         for note in noted:

@@ -1,5 +1,6 @@
 """Formatting of a run's figures, shared by the terminal, the report and the grid."""
 
+import json
 from collections.abc import Mapping
 
 TRAINED_SUM = "weighted sum"
@@ -113,3 +114,9 @@ def duration_text(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02} s"
     return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def value_text(value: object, longest: int) -> str:
+    """A setting's JSON value as text, without the quotes of a string; an ellipsis ends one that is too long."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"

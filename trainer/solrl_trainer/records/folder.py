@@ -36,7 +36,7 @@ def locked(folder: Path) -> Iterator[None]:
     check_writable(folder)
     with naming(f"--output {folder}", _OUTPUT):
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a+")
+        file = (folder / LOCK).open("a+", encoding="utf-8")
     with file:
         _lock(file, fcntl.LOCK_EX, folder)
         file.truncate(0)
@@ -66,7 +66,7 @@ def check_free(folder: Path) -> None:
     Raises:
         FolderInUseError, OSError: as `locked`.
     """
-    with suppress(OSError), (folder / LOCK).open() as file:
+    with suppress(OSError), (folder / LOCK).open(encoding="utf-8") as file:
         _lock(file, fcntl.LOCK_SH, folder)
     check_writable(folder)
 

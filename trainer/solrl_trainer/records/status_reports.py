@@ -1,7 +1,6 @@
 """Reports of a run to the service, for its page. Failures never stop a training."""
 
 import base64
-import json
 import logging
 import math
 import queue
@@ -10,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from solrl_client.rollouts import RolloutClient
@@ -31,6 +30,7 @@ from solrl_proto.status import (
 )
 
 from solrl_trainer.records.evaluations import small_images
+from solrl_trainer.records.figures import value_text
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
 from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.rollouts.pairs import CandidatePairs, candidate_pairs
@@ -234,16 +234,12 @@ def run_settings(config: RunConfig) -> RunSettings:
     """Settings of a run for the page, without addresses and paths of a machine; dotted names."""
     place = Path(split_checkpoint(config.model)[0] or config.model)
     shown = {"prompts": config.shown_prompts, **({"model": place.name} if place.exists() else {})}
-    values: dict[str, str] = {}
+    values: dict[str, Any] = {}
     for name, value in config.model_copy(update=shown).model_dump(mode="json", exclude=set(OF_A_MACHINE)).items():
-        inner = {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
-        values |= {key: _setting(one) for key, one in ({name: value} if name == "rewards" else inner).items()}
-    return RunSettings(trained=config.weights, values=values)
-
-
-def _setting(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= _VALUE_LENGTH else f"{text[: _VALUE_LENGTH - 1]}…"
+        section = isinstance(value, dict) and name != "rewards"
+        values |= {f"{name}.{key}": one for key, one in value.items()} if section else {name: value}
+    shortened = {name: value_text(value, _VALUE_LENGTH) for name, value in values.items()}
+    return RunSettings(trained=config.weights, values=shortened)
 
 
 def _pairs(shown: CandidatePairs) -> tuple[SamplePair, ...]:

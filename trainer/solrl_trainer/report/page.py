@@ -5,17 +5,21 @@ It needs only these files, so it can be rendered again later, on another machine
 
 import base64
 import io
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 from solrl_core.image_files import tiled, webp
+from solrl_proto.text_files import read_json
 
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery
 from solrl_trainer.records import figures
-from solrl_trainer.records.metrics_file import own_time
+from solrl_trainer.records.folder import SETTINGS
+from solrl_trainer.records.metrics_file import own_time, read_metrics
 from solrl_trainer.records.output_files import replace_file
 from solrl_trainer.records.reward_shares import SMALL, shares_text
 from solrl_trainer.report import rendering, style
@@ -28,10 +32,45 @@ from solrl_trainer.report.run_charts import (
     reward_chart,
     time_chart,
 )
-from solrl_trainer.report.run_files import RunFiles, mean_shares, served_text, setting_text
 
 SHOWN_FIRST = 16
 """Prompts of the before/after grid that are shown at first; the others unfold."""
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of a run's folder.
+
+    Attributes:
+        folder: of the run.
+        config: content of config.json.
+        result: content of result.json; None before the run ends.
+        lines: all lines of metrics.jsonl.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    result: dict[str, Any] | None
+    lines: list[dict[str, Any]]
+
+    @property
+    def iterations(self) -> list[dict[str, Any]]:
+        """The line of each iteration, with the seconds of its push."""
+        seconds = {line["version"]: line["seconds"] for line in self.latest("push")}
+        return [
+            line | {"seconds": line["seconds"] | seconds.get(line["version"], {})} for line in self.latest("iteration")
+        ]
+
+    def latest(self, event: str) -> list[dict[str, Any]]:
+        """Last line of each version, in order; a resumed run logs its first evaluation again."""
+        found = {line["version"]: line for line in self.lines if line["event"] == event}
+        return [found[version] for version in sorted(found)]
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weights of the trained rewards."""
+        found = self.result["trained"] if self.result else self.config["rewards"]
+        return {name: weight for name, weight in found.items() if weight}
 
 
 def write_report(folder: Path) -> Path:
@@ -40,11 +79,15 @@ def write_report(folder: Path) -> Path:
     Raises:
         FileNotFoundError: the folder contains no run.
     """
-    return write_page("report.html.j2", _content(RunFiles.read(folder)), folder / "report.html")
-
-
-def write_page(template: str, content: dict[str, Any], path: Path) -> Path:
-    """Render a template of this package into a file, which is replaced as a whole."""
+    settings, result, metrics, path = (folder / n for n in (SETTINGS, "result.json", "metrics.jsonl", "report.html"))
+    if not settings.is_file():
+        raise FileNotFoundError(f"{folder} contains no run (no {SETTINGS})")
+    run = RunFiles(
+        folder,
+        read_json(settings),
+        read_json(result) if result.is_file() else None,
+        read_metrics(metrics) if metrics.is_file() else [],
+    )
     environment = rendering.environment(autoescape=True)
     environment.filters |= {
         "duration": figures.duration_text,
@@ -53,8 +96,15 @@ def write_page(template: str, content: dict[str, Any], path: Path) -> Path:
         "label": figures.reward_label,
         "setting": setting_text,
     }
-    replace_file(path, environment.get_template(template).render(content, colours=style.COLOURS))
+    replace_file(path, environment.get_template("report.html.j2").render(_content(run), colours=style.COLOURS))
     return path
+
+
+def setting_text(value: Any) -> str:
+    """A setting as YAML has it, without quotes; lists are separated by commas."""
+    if isinstance(value, list):
+        return ", ".join(map(setting_text, value))
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def data_uri(image: torch.Tensor) -> str:
@@ -79,19 +129,20 @@ def _content(run: RunFiles) -> dict[str, Any]:
         gallery = load_gallery(run.folder)
     except FileNotFoundError:
         gallery = None
-    facts, weights, prompts, shares = run.facts, run.weights, run.prompts, mean_shares(iterations)
+    weights, shares = run.weights, _mean_shares(iterations)
+    prompts = result["prompts"] if result else 0
     explored_in = iterations[-1]["precision"].upper() if iterations else "explored"
     totals = {phase: sum(own_time(line["seconds"]).get(phase, 0.0) for line in iterations) for phase in PHASES}
     if result:
         # The other phases come from the metrics, which include the time before a resume.
         totals["evaluate"] = result["seconds"].get("evaluate", 0.0)
-    explore, regenerate = (config or {}).get("explore", {}), (config or {}).get("regenerate", {})
-    explores = explore.get("source", "model") == "model"
+    explore, regenerate = config["explore"], config["regenerate"]
+    explores = explore["source"] == "model"
     return {
-        "title": run.name,
-        "about": figures.trained_text(facts["model"], facts["preset"], weights) if facts else None,
-        "trained": figures.sum_text(weights) if weights else "The trained reward",
-        "regenerated": regenerate.get("at") != "none",
+        "title": config["run"],
+        "about": figures.trained_text(config["model"], config["preset"], weights),
+        "trained": figures.sum_text(weights),
+        "regenerated": regenerate["at"] != "none",
         "images": (result or {}).get("images"),
         "prompts": prompts,
         "cautions": [
@@ -100,8 +151,8 @@ def _content(run: RunFiles) -> dict[str, Any]:
         ],
         "finished": result is not None,
         "done": iterations[-1]["version"] if iterations else 0,
-        "planned": facts.get("iterations"),
-        "served": served_text(iterations) if explores else "",
+        "planned": config["iterations"],
+        "served": _served_text(iterations) if explores else "",
         "rewards": [_reward_card(name, row, weights) for name, row in (result or {}).get("rewards", {}).items()],
         "shares": shares_text(shares),
         "small": ", ".join(name for name, share in shares.items() if share < SMALL),
@@ -116,19 +167,31 @@ def _content(run: RunFiles) -> dict[str, Any]:
         "time_chart": time_chart(iterations) if iterations else None,
         "optimisation_charts": optimisation_charts(iterations) if iterations else [],
         "phases": PHASES,
-        "fidelity": describe_fidelity(measured[-1], config) if measured else None,
-        "fidelity_chart": fidelity_chart(measured, (config or {}).get("evaluate", {}).get("fidelity_wanted")),
+        "fidelity": describe_fidelity(measured[-1], **explore) if measured else None,
+        "fidelity_chart": fidelity_chart(measured, config["evaluate"]["fidelity_wanted"]),
         "measured": measured,
         "explored_in": explored_in,
-        "explore_steps": explore.get("steps"),
-        "regenerate_steps": regenerate.get("steps"),
+        "explore_steps": explore["steps"],
+        "regenerate_steps": regenerate["steps"],
         "candidates": _candidates(gallery),
         "gallery": gallery,
         "shown_first": SHOWN_FIRST,
         "lineage": iterations[::-1],
-        "settings": _sections(config) if config else {},
+        "settings": _sections(config),
         "reward_text": figures.reward_text,
     }
+
+
+def _served_text(iterations: Sequence[dict[str, Any]]) -> str:
+    """Precisions that actually explored."""
+    kinds = {(line["precision"], line["numerics"]) for line in iterations}
+    return " and ".join(sorted(f"{precision.upper()} ({numerics})" for precision, numerics in kinds))
+
+
+def _mean_shares(iterations: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Mean share of each reward in the spread of the weighted sum; none for a single reward."""
+    lines = [line["shares"] for line in iterations if "shares" in line]
+    return {name: sum(line[name] for line in lines) / len(lines) for name in lines[0]} if lines else {}
 
 
 def _reward_card(name: str, row: dict[str, float], weights: dict[str, float]) -> dict[str, Any]:
@@ -173,23 +236,17 @@ def _sections(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return sections | {name: values for name, values in config.items() if isinstance(values, dict) and values}
 
 
-def describe_fidelity(line: dict[str, Any], config: dict[str, Any] | None) -> str:
-    """Describe a `fidelity` event, `vars(Fidelity)` read from JSON; without settings, without numbers of candidates."""
-    explore, spearman = (config or {}).get("explore", {}), line["spearman"]
-    count, keep = explore.get("candidates"), explore.get("keep")
-    sentence = (
+def describe_fidelity(line: dict[str, Any], *, candidates: int, keep: int, **_: Any) -> str:
+    """Describe a `fidelity` event, `vars(Fidelity)` read from JSON, of a run with these settings of `explore`."""
+    spearman, half = line["spearman"], keep // 2
+    perfect = (half + 1) / 2
+    return (
         f"Ranking a prompt's candidates by their explored images gives {_words(spearman)} ranking by their BF16 "
-        f"images (mean Spearman {spearman:.2f}, where 1 is the same order and 0 is chance)."
+        f"images (mean Spearman {spearman:.2f}, where 1 is the same order and 0 is chance). The {half} candidates that "
+        f"the proxy ranks best of {candidates} have a mean true rank of {line['top_rank']:.1f} (perfect {perfect:.1f}, "
+        f"chance {(candidates + 1) / 2:.1f}); the {half} that it ranks worst have {line['bottom_rank']:.1f} (perfect "
+        f"{candidates + 1 - perfect:.1f})."
     )
-    if count and keep:
-        half = keep // 2
-        perfect = (half + 1) / 2
-        sentence += (
-            f" The {half} candidates that the proxy ranks best of {count} have a mean true rank of "
-            f"{line['top_rank']:.1f} (perfect {perfect:.1f}, chance {(count + 1) / 2:.1f}); the {half} that it ranks "
-            f"worst have {line['bottom_rank']:.1f} (perfect {count + 1 - perfect:.1f})."
-        )
-    return sentence
 
 
 def _words(spearman: float) -> str:

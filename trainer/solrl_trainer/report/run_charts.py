@@ -63,14 +63,15 @@ def time_chart(iterations: Sequence[dict[str, Any]]) -> Chart:
     return stacked_chart("Seconds per iteration and phase", _versions(iterations), layers)
 
 
-def fidelity_chart(measured: Sequence[dict[str, Any]], wanted: float | None) -> Chart | None:
+def fidelity_chart(measured: Sequence[dict[str, Any]], wanted: float) -> Chart | None:
     """Chart of the Spearman of each `fidelity` event, and of the wanted one; None with fewer than two events."""
     if len(measured) < 2:
         return None
     xs = _versions(measured)
-    series = [Series("Spearman", 0, xs, [line["spearman"] for line in measured], dots=True)]
-    if wanted is not None:
-        series.append(Series("wanted at least", 7, xs, [wanted] * len(xs), dashed=True))
+    series = [
+        Series("Spearman", 0, xs, [line["spearman"] for line in measured], dots=True),
+        Series("wanted at least", 7, xs, [wanted] * len(xs), dashed=True),
+    ]
     return line_chart("Rank fidelity by version", series, large=True)
 
 

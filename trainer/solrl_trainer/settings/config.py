@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     ConfigDict,
     Field,
     SerializeAsAny,
@@ -29,6 +30,8 @@ from solrl_trainer.settings.prompt_rewards import asked_rewards, check_own_rewar
 from solrl_trainer.settings.rollout_sections import Explore, Regenerate
 from solrl_trainer.settings.section import Positive, Section, Steps
 
+Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+"""Several names, or a single one."""
 _GIVE_URL = "--set rollout_url=http://HOST:8100"
 
 
@@ -176,7 +179,7 @@ class EvaluateSettings(Section):
     """Iterations between evaluations along the run, for the held-out curve; 0: only before and after the run."""
     curve_seeds: Positive = 1
     """Images per prompt of the held-out curve, the first of `seeds`. Evaluations along the run generate no others."""
-    rewards: tuple[str, ...] = ()
+    rewards: Names = ()
     """Rewards that are only evaluated."""
     fidelity_prompts: Annotated[int, Field(ge=0)] = 4
     """Held-out prompts for which scores of exploration and of regeneration are compared over all candidates."""
@@ -188,12 +191,6 @@ class EvaluateSettings(Section):
     with Euler, 0.78; the paper has 0.90 to 0.94 for its large models."""
     fidelity_floor: Annotated[float, Field(ge=0, le=1)] = 0.3
     """Spearman of rank fidelity below which the run stops, unless chance explains it; 0: it never does."""
-
-    @field_validator("rewards", mode="before")
-    @classmethod
-    def _list_one(cls, value: Any) -> Any:
-        """Convert a single name to a list."""
-        return (value,) if isinstance(value, str) else value
 
 
 OF_A_MACHINE = (
@@ -272,7 +269,7 @@ class RunConfig(Section):
     """Iterations between checkpoints; the last iteration always has one."""
     keep_checkpoints: Positive = 2
     """Number of newest checkpoints to keep. The one with the best held-out reward is kept as well (evaluate.every)."""
-    track: tuple[str, ...] = ()
+    track: Names = ()
     """Trackers that get a copy of the log: tensorboard, wandb, trackio, swanlab, or package.module:attribute. Each of
     these needs the extra of its name. Sample images come with each held-out evaluation; see evaluate.every."""
 
@@ -459,12 +456,6 @@ class RunConfig(Section):
                 "because the learning rate is 0 from then on; see iterations and optimizer.warmup_iterations"
             )
         return value
-
-    @field_validator("track", mode="before")
-    @classmethod
-    def _list_one(cls, value: Any) -> Any:
-        """Convert a single name to a list."""
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("prompts", mode="before")
     @classmethod

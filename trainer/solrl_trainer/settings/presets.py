@@ -49,21 +49,36 @@ def _read(folder: str) -> dict[str, dict[str, Any]]:
     return {path.stem: yaml.load(read_text(path), loader) for path in sorted((_FOLDER / folder).glob("*.yaml"))}
 
 
-def _dotted(sections: Mapping[str, Any]) -> dict[str, Any]:
+def _fields() -> list[str]:
+    keys = []
+    for name, info in RunConfig.model_fields.items():
+        inner = getattr(info.annotation, "model_fields", None)
+        keys += [f"{name}.{key}" for key in inner] if inner else [name]
+    return keys
+
+
+_FIELDS = frozenset(_fields())
+"""Dotted keys of all settings but those of single algorithms."""
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Settings in sections under dotted keys."""
     flat: dict[str, Any] = {}
-    for key, value in sections.items():
-        flat |= {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, Mapping) else {key: value}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and prefix + key not in _FIELDS:
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
     return flat
 
 
-MODELS = {name: _dotted(content) for name, content in _read("models").items()}
+MODELS = {name: _flatten(content) for name, content in _read("models").items()}
 """Model → settings."""
 RECIPES = {
     name: Recipe(
         content["description"],
-        _dotted(content.get("settings", {})),
-        {model: _dotted(settings) for model, settings in content.get("models", {}).items()},
+        _flatten(content.get("settings", {})),
+        {model: _flatten(settings) for model, settings in content.get("models", {}).items()},
     )
     for name, content in _read("recipes").items()
 }
@@ -179,26 +194,25 @@ def resolve_again(
 ) -> Resolved:
     """The settings of a run that is continued: those it had, and what is given now. Raises as `resolve`."""
     source = str(saved.output / "config.json")
-    layer = _flatten(saved.model_dump(mode="json"), set(_flatten_fields()))
+    layer = _flatten(saved.model_dump(mode="json"))
     return _compose([(source, layer), *_given(overrides, files, arguments)])
 
 
 def _given(
     overrides: Sequence[str], files: Mapping[str, Any] | None, arguments: Mapping[str, Any] | None
 ) -> list[Layer]:
-    known = set(_flatten_fields())
     layers: list[Layer] = []
     for name, content in (files or {}).items():
         if not isinstance(content, Mapping):
             raise ConfigError(f"{name} contains a {type(content).__name__}; expected a mapping of settings")
-        layers.append((name, _flatten(content, known)))
+        layers.append((name, _flatten(content)))
     layers.append(("--set", dict(parse_override(override) for override in overrides)))
     layers.append(("command line", {k: v for k, v in (arguments or {}).items() if v is not None}))
     return layers
 
 
 def _compose(layers: Sequence[Layer]) -> Resolved:
-    known = {*_flatten_fields(), *_algorithm_fields(layers)}
+    known = {*_FIELDS, *_algorithm_fields(layers)}
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for source, layer in layers:
@@ -296,25 +310,6 @@ def parse_override(override: str) -> tuple[str, Any]:
         return key.strip(), load_unique(value)
     except yaml.YAMLError as error:
         raise ConfigError(f"got --set {override!r}; expected a value in YAML ({_yaml_fault(error)})") from error
-
-
-def _flatten(values: Mapping[str, Any], known: set[str], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and prefix + key not in known:
-            flat |= _flatten(value, known, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
-
-
-def _flatten_fields() -> list[str]:
-    keys = []
-    for name, info in RunConfig.model_fields.items():
-        section = info.annotation
-        inner = getattr(section, "model_fields", None)
-        keys += [f"{name}.{key}" for key in inner] if inner else [name]
-    return keys
 
 
 def _algorithm_fields(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:

@@ -18,6 +18,7 @@ from solrl_core.suggestions import did_you_mean
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.records import checkpoints
 from solrl_trainer.records.checkpoints import Checkpoint
+from solrl_trainer.records.figures import value_text
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompts import prompts_of_run
@@ -64,7 +65,7 @@ class Change(NamedTuple):
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.name}: {_shown(self.then)} → {_shown(self.now)}"
+        return f"{self.name}: {value_text(self.then, _SHOWN)} → {value_text(self.now, _SHOWN)}"
 
     @property
     def rule(self) -> Rule:
@@ -191,19 +192,11 @@ def _changes(stored: Checkpoint, config: RunConfig, parts: Mapping[str, str]) ->
     for name in sorted(then.keys() | now.keys()):
         if then.get(name) != now.get(name):
             yield Change(name, then.get(name), now.get(name))
-    for kind in sorted(_kinds(stored.parts) & _kinds(parts)):
-        for name in sorted(name for name in stored.parts.keys() | parts.keys() if _kind(name) == kind):
-            change = Change(name, stored.parts.get(name), parts.get(name))
-            if change.then != change.now and (kind in _COMPLETE or None not in change):
-                yield change
-
-
-def _kinds(parts: Mapping[str, str]) -> set[str]:
-    return set(map(_kind, parts))
-
-
-def _kind(part: str) -> str:
-    return part.partition(":")[0]
+    known = {name.partition(":")[0] for name in stored.parts} & {name.partition(":")[0] for name in parts}
+    for name in sorted(stored.parts.keys() | parts.keys()):
+        change, kind = Change(name, stored.parts.get(name), parts.get(name)), name.partition(":")[0]
+        if kind in known and change.then != change.now and (kind in _COMPLETE or None not in change):
+            yield change
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -216,8 +209,3 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _is_allowed(name: str, allowed: Collection[str]) -> bool:
     return any(name == one or name.startswith((f"{one}.", f"{one}:")) for one in allowed)
-
-
-def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
