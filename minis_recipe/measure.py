@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from solrl_core.families import Backbone, load_backbone
@@ -65,24 +65,12 @@ def held_out(count: int | None = None) -> list[dict[str, Any]]:
     return [json.loads(line) for line in read_lines(prompts() / "test_metadata.jsonl")[:count]]
 
 
-class Graded(Protocol):
-    """A verifier's verdict on an image or clip."""
-
-    @property
-    def strict(self) -> float:
-        """1 if it shows exactly what the prompt asks for, otherwise 0."""
-
-    @property
-    def graded(self) -> float:
-        """0 to 1."""
-
-
 def accuracy(
     backbone: Backbone,
     count: int | None = None,
     *,
     held_out: Callable[[int | None], list[dict[str, Any]]] = held_out,
-    verify: Callable[[torch.Tensor, Sequence[Mapping[str, Any]]], Sequence[Graded]] = verify_batch,
+    verify: Callable[[torch.Tensor, Sequence[Mapping[str, Any]]], Sequence[Any]] = verify_batch,
     kinds: Sequence[str] = KINDS,
 ) -> tuple[dict[str, Any], torch.Tensor]:
     """Accuracy over 4 images of each held-out prompt at 10 steps. Returns the figures and the images.
@@ -91,7 +79,7 @@ def accuracy(
         backbone: the model.
         count: number of prompts; all if None.
         held_out: the first prompts of its world, with their metadata.
-        verify: of that world.
+        verify: of that world; its verdicts have `strict` and `graded`, each 0 to 1.
         kinds: of its contents.
     """
     pairs = [(item, seed) for item in held_out(count) for seed in expand_seeds(1, item["prompt"], SEEDS)]

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from solrl_core.rewards import load_reward
@@ -49,14 +49,6 @@ class Setup:
 
 Stage = Callable[[Setup, str], dict[str, Any]]
 """(setup, name of the miniature) → figures."""
-
-
-class Miniature(Protocol):
-    """A miniature and its training stages."""
-
-    @property
-    def stages(self) -> dict[str, Stage]:
-        """Stages by name, in order."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +232,10 @@ class MiniJudge:
         save(detector, setup.out / name)
         figures = detection.accepted(Judge(str(setup.out / name), device=setup.device), setup.count(500))
         return {**figures, "steps": len(losses), "losses": losses}
+
+
+Miniature = MiniBackbone | MiniClip | MiniReward | MiniJudge
+"""A miniature, with its training stages by name, in order."""
 
 
 def held_out_agreement(setup: Setup, name: str) -> dict[str, float]:

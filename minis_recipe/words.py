@@ -1,10 +1,9 @@
 """The text world: words of two to four capitals and digits in one of four colours, such as `"K7" in red`.
 
 A word is a random string, so that a model must spell it. Its characters stand in cells of 16 × 32 pixels, centred in an
-image of 64 × 32, from `glyphs.png`: `python -m minis_recipe.words FONT` draws them from a font of fixed width.
+image of 64 × 32, as `glyphs.png` has them: those of DejaVu Sans Mono Bold, 26 points large.
 """
 
-import argparse
 import hashlib
 import string
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from solrl_minis.scenes import PALETTE
 from solrl_minis.world import COLOURS
 
@@ -26,7 +25,6 @@ HEIGHT, WIDTH, CELL = 32, 64, 16
 HELD_OUT_PERCENT = 15
 MISSPELT = 0.45
 GLYPHS = Path(__file__).parent / "glyphs.png"
-_FONT_SIZE = 26
 
 
 @dataclass(frozen=True)
@@ -124,19 +122,3 @@ def sample_words(held_out: bool, count: int, seed: int) -> list[Word]:
         for word in source.draw(count):
             words.setdefault(word.text, word)
     return list(words.values())[:count]
-
-
-def draw_glyphs(font: Path) -> None:
-    """Draw all characters side by side, each in its cell."""
-    sheet = Image.new("L", (CELL * len(CHARACTERS), HEIGHT))
-    face = ImageFont.truetype(font, _FONT_SIZE)
-    for index, one in enumerate(CHARACTERS):
-        place = ((index + 0.5) * CELL, HEIGHT / 2 + face.getbbox("H", anchor="ms")[1] / -2)
-        ImageDraw.Draw(sheet).text(place, one, fill=255, font=face, anchor="ms")
-    sheet.save(GLYPHS, optimize=True)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("font", type=Path)
-    draw_glyphs(parser.parse_args().font)
