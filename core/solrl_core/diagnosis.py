@@ -153,23 +153,26 @@ def model(name: str, *, revision: str | None = None) -> Finding:
         if fault:
             return Finding("model", "missing", f"{name} in {where}: {fault}", "give a complete diffusers folder")
         return Finding("model", "ok", f"{name} in {where}")
-    return _on_hub(where, revision, given)
+    fault, downloadable = _fault_in_cache(where, _INDEX, lambda folder: _fault_of_folder(folder, given), revision)
+    if downloadable:
+        return Finding("model", *_to_download(where, _INDEX, fault, revision))
+    if fault:
+        return Finding("model", "missing", f"{where}: {fault}", "expected a hub id such as owner/name")
+    return Finding("model", "ok", f"{where}, {_CACHED}")
 
 
-def _on_hub(where: str, revision: str | None, given: Collection[str]) -> Finding:
+def _fault_in_cache(
+    where: str, file: str, fault_in: Callable[[Path], str], revision: str | None = None
+) -> tuple[str, bool]:
+    """The fault of what the hub's cache has, empty if that is whole; and whether the hub may have it."""
     from huggingface_hub import errors, try_to_load_from_cache
 
     try:
-        cached = try_to_load_from_cache(where, _INDEX, revision=revision)
-    except errors.HFValidationError as error:
-        return Finding("model", "missing", str(error), "expected a hub id such as owner/name")
-    fault = _NOT_CACHED
-    if isinstance(cached, str):
-        fault = _fault_of_folder(Path(cached).parent, given)
-        if not fault:
-            return Finding("model", "ok", f"{where}, {_CACHED}")
-        fault = f"{_CACHED}, {fault}"
-    return Finding("model", *_to_download(where, _INDEX, fault, revision))
+        cached = try_to_load_from_cache(where, file, revision=revision)
+    except errors.HFValidationError:
+        return "neither a folder nor a hub id", False
+    fault = fault_in(Path(cached).parent) if isinstance(cached, str) else _NOT_CACHED
+    return f"{_CACHED}, {fault}" if fault and isinstance(cached, str) else fault, bool(fault)
 
 
 def _to_download(
@@ -283,22 +286,16 @@ def _of_reward(reward: Any, options: Mapping[str, Any]) -> tuple[State, str, str
 
 def _fault_of_source(source: "RewardFile") -> tuple[str, bool]:
     """The fault of something that a reward loads, empty if it is on this machine; and whether the hub may have it."""
-    from huggingface_hub import errors, try_to_load_from_cache
-
     from solrl_core.families.part_files import missing_in
     from solrl_core.rewards.loading import CONFIG
+
+    def fault_in(folder: Path) -> str:
+        return "its weights are missing or incomplete" if source.file == CONFIG and missing_in(folder) else ""
 
     place = Path(source.where)
     if not source.file:
         return ("" if place.is_file() else "not a file"), False
     if place.is_dir():
-        whole = not missing_in(place) if source.file == CONFIG else True
-        return ("" if whole and (place / source.file).is_file() else "incomplete"), False
-    try:
-        cached = try_to_load_from_cache(source.where, source.file)
-    except errors.HFValidationError:
-        return "neither a folder nor a hub id", False
-    if not isinstance(cached, str):
-        return _NOT_CACHED, True
-    whole = source.file != CONFIG or not missing_in(Path(cached).parent)
-    return ("" if whole else f"{_CACHED} its weights are missing or incomplete"), not whole
+        whole = (place / source.file).is_file() and not fault_in(place)
+        return ("" if whole else "incomplete"), False
+    return _fault_in_cache(source.where, source.file, fault_in)

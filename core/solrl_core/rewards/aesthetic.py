@@ -15,9 +15,9 @@ from solrl_core.rewards.loading import (
     CONFIG,
     RewardFile,
     dtype_named,
-    hub_file,
     listed,
     pretrained,
+    published_or,
     read_checkpoint,
 )
 
@@ -48,8 +48,7 @@ class Aesthetic(BatchedReward):
     @staticmethod
     def sources(options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
-        checkpoint = options.get("checkpoint")
-        head = RewardFile(checkpoint or REPOSITORY, "" if checkpoint else CHECKPOINT, "checkpoint")
+        head = published_or(options.get("checkpoint"), REPOSITORY, CHECKPOINT)
         return RewardFile(options.get("model", DEFAULT_MODEL), CONFIG), head
 
     def __init__(
@@ -65,7 +64,7 @@ class Aesthetic(BatchedReward):
 
         super().__init__(device, batch_size)
         clip = pretrained(CLIPVisionModelWithProjection, model, dtype_named(dtype))
-        head = head_at(checkpoint or hub_file(REPOSITORY, CHECKPOINT, "checkpoint"))
+        head = head_at(published_or(checkpoint, REPOSITORY, CHECKPOINT).fetched())
         width = clip.config.projection_dim
         if head[0].in_features != width:
             raise ValueError(

@@ -68,20 +68,29 @@ class ClipReward(BatchedReward):
         return scale
 
     def _image_features(self, images: torch.Tensor) -> torch.Tensor:
-        pixels = self._pixels(images.to(self._device).float()).to(self._device, self._model.dtype)
-        features: torch.Tensor = self._model.get_image_features(pixel_values=pixels).pooler_output
-        return features.float()
+        return image_features(self._model, self._pixels(images.to(self._device).float()))
 
     def _encode(self, prompt: str) -> torch.Tensor:
         """Text features [D] of one prompt, encoded alone so that they do not depend on a batch."""
-        tokens = self._tokenizer(
-            [self._clean(prompt)],
-            padding="max_length",
-            max_length=self._model.config.text_config.max_position_embeddings,
-            truncation=True,
-            return_tensors="pt",
-        ).to(self._device)
-        features: torch.Tensor = self._model.get_text_features(
-            input_ids=tokens.input_ids, attention_mask=tokens.attention_mask
-        ).pooler_output[0]
-        return features.float()
+        return text_features(self._model, self._tokenizer, [self._clean(prompt)])[0]
+
+
+def image_features(model: Any, pixels: torch.Tensor) -> torch.Tensor:
+    """Features, float32 [N, D], that a CLIPModel gives preprocessed images [N, 3, S, S]."""
+    features: torch.Tensor = model.get_image_features(pixel_values=pixels.to(model.device, model.dtype)).pooler_output
+    return features.float()
+
+
+def text_features(model: Any, tokenizer: Any, texts: Sequence[str]) -> torch.Tensor:
+    """Features, float32 [N, D], that a CLIPModel gives N texts; they are truncated to the model's positions."""
+    tokens = tokenizer(
+        list(texts),
+        padding="max_length",
+        max_length=model.config.text_config.max_position_embeddings,
+        truncation=True,
+        return_tensors="pt",
+    ).to(model.device)
+    features: torch.Tensor = model.get_text_features(
+        input_ids=tokens.input_ids, attention_mask=tokens.attention_mask
+    ).pooler_output
+    return features.float()

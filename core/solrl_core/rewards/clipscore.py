@@ -45,7 +45,7 @@ class ClipScore(ClipReward):
     @classmethod
     def sources(cls, options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
-        model = options.get("model", cls._model_id)
+        model = options.get("model") or cls._model_id
         processor = processor_of(model, options.get("processor"), cls._processor_id or model)
         return RewardFile(model, CONFIG), RewardFile(processor, TOKENIZER, "processor")
 
@@ -60,11 +60,10 @@ class ClipScore(ClipReward):
     ) -> None:
         from transformers import CLIPModel
 
-        model = model or self._model_id
-        clip = pretrained(CLIPModel, model, dtype_named(dtype))
-        processor = processor_of(model, processor, self._processor_id or model)
-        preprocessing = self._preprocess_by(image_processor_at(processor))
-        super().__init__(clip, tokenizer_at(processor), preprocessing, device=device, batch_size=batch_size)
+        weights, own = self.sources({"model": model, "processor": processor})
+        clip = pretrained(CLIPModel, weights.where, dtype_named(dtype))
+        preprocessing = self._preprocess_by(image_processor_at(own.where))
+        super().__init__(clip, tokenizer_at(own.where), preprocessing, device=device, batch_size=batch_size)
 
     def _preprocess_by(self, processor: Any) -> str:
         """Use an image processor of transformers; returns the description for the digest."""

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
+from solrl_core.rewards.clip import image_features, text_features
 from solrl_core.rewards.geneval_rules import COLOURS, DetectedObject
 from solrl_core.rewards.images import Normalize, pil_squares
 from solrl_core.rewards.loading import dtype_named, object_processor_at, pretrained, tokenizer_at
@@ -96,24 +97,13 @@ class ColourNames:
         """Colour of each object of a class, one of `COLOURS`."""
         crops = [image.crop(_box(one)) for one in objects]
         pixels = self._normalize(pil_squares(crops, self._side))
-        features = self._model.get_image_features(
-            pixel_values=pixels.to(self._model.device, self._model.dtype)
-        ).pooler_output.float()
+        features = image_features(self._model, pixels)
         return [COLOURS[at] for at in (F.normalize(features, dim=-1) @ self._classifier(name).T).argmax(1).tolist()]
 
     def _make_classifier(self, name: str) -> torch.Tensor:
         """Features [colours, D] of a class in each colour: means over the templates, of length 1."""
         texts = [template.format(colour=colour, name=name) for colour in COLOURS for template in _TEMPLATES]
-        tokens = self._tokenizer(
-            texts,
-            padding="max_length",
-            max_length=self._model.config.text_config.max_position_embeddings,
-            truncation=True,
-            return_tensors="pt",
-        ).to(self._model.device)
-        features = self._model.get_text_features(
-            input_ids=tokens.input_ids, attention_mask=tokens.attention_mask
-        ).pooler_output.float()
+        features = text_features(self._model, self._tokenizer, texts)
         means = F.normalize(features, dim=-1).view(len(COLOURS), len(_TEMPLATES), -1).mean(1)
         return F.normalize(means, dim=-1)
 

@@ -15,9 +15,9 @@ from solrl_core.rewards.loading import (
     TOKENIZER,
     RewardFile,
     dtype_named,
-    hub_file,
     pretrained,
     processor_of,
+    published_or,
     require_one,
     tokenizer_at,
 )
@@ -59,8 +59,7 @@ class HpsV2(ClipReward):
         """Sources of everything that these options load; `doctor` looks for them."""
         model, checkpoint = options.get("model"), options.get("checkpoint")
         require_one(model, checkpoint)
-        published = RewardFile(checkpoint or REPOSITORY, "" if checkpoint else CHECKPOINT, "checkpoint")
-        weights = RewardFile(model, CONFIG) if model else published
+        weights = RewardFile(model, CONFIG) if model else published_or(checkpoint, REPOSITORY, CHECKPOINT)
         processor = processor_of(model, options.get("processor"), DEFAULT_PROCESSOR)
         return weights, RewardFile(processor, TOKENIZER, "processor")
 
@@ -78,17 +77,16 @@ class HpsV2(ClipReward):
     ) -> None:
         from transformers import CLIPModel
 
-        require_one(model, checkpoint)
-        processor = processor_of(model, processor, DEFAULT_PROCESSOR)
+        given = {"model": model, "processor": processor, "checkpoint": checkpoint}
+        weights, tokenizer = self.sources(given)
         if model:
             clip = pretrained(CLIPModel, model, dtype_named(dtype))
         else:
-            checkpoint = checkpoint or hub_file(REPOSITORY, CHECKPOINT, "checkpoint")
-            clip = open_clip_model(checkpoint, vision_heads, text_heads, dtype_named(dtype))
+            clip = open_clip_model(weights.fetched(), vision_heads, text_heads, dtype_named(dtype))
         self._normalize = Normalize()
         super().__init__(
             clip,
-            tokenizer_at(processor),
+            tokenizer_at(tokenizer.where),
             "open_clip's clean text; long side bicubic, padded",
             device=device,
             batch_size=batch_size,

@@ -10,7 +10,7 @@ from solrl_proto.text_files import read_text
 from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_digest
 from solrl_core.rewards.batched import BatchedReward
 from solrl_core.rewards.images import as_pil
-from solrl_core.rewards.loading import TOKENIZER, RewardFile, dtype_named, hub_file, tokenizer_at
+from solrl_core.rewards.loading import TOKENIZER, RewardFile, dtype_named, published_or, tokenizer_at
 from solrl_core.rewards.reward import checks_prompts
 
 REPOSITORY, CHECKPOINT = "MizzenAI/HPSv3", "HPSv3.safetensors"
@@ -53,8 +53,7 @@ class HpsV3(BatchedReward):
     @staticmethod
     def sources(options: Mapping[str, Any]) -> tuple[RewardFile, ...]:
         """Sources of everything that these options load; `doctor` looks for them."""
-        checkpoint = options.get("checkpoint")
-        weights = RewardFile(checkpoint or REPOSITORY, "" if checkpoint else CHECKPOINT, "checkpoint")
+        weights = published_or(options.get("checkpoint"), REPOSITORY, CHECKPOINT)
         return weights, RewardFile(options.get("processor", DEFAULT_PROCESSOR), TOKENIZER, "processor")
 
     def __init__(
@@ -76,9 +75,8 @@ class HpsV3(BatchedReward):
             raise ValueError(f"the tokenizer of {processor!r} has no chat template; expected that of a Qwen2-VL")
         self._tokenizer.add_special_tokens({"additional_special_tokens": [REWARD_TOKEN]})
         self._reward_token: int = self._tokenizer.convert_tokens_to_ids(REWARD_TOKEN)
-        network = hpsv3_model(
-            checkpoint or hub_file(REPOSITORY, CHECKPOINT, "checkpoint"), processor, dtype_named(dtype)
-        )
+        weights = published_or(checkpoint, REPOSITORY, CHECKPOINT)
+        network = hpsv3_model(weights.fetched(), processor, dtype_named(dtype))
         config, image_token = network.config, self._tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
         if len(self._tokenizer) > config.text_config.vocab_size or image_token != config.image_token_id:
             raise ValueError(

@@ -14,9 +14,9 @@ from solrl_core.rewards.loading import (
     TOKENIZER,
     RewardFile,
     dtype_named,
-    hub_file,
     pretrained,
     processor_of,
+    published_or,
     require_one,
     tokenizer_at,
 )
@@ -57,14 +57,9 @@ class ImageReward(BatchedReward):
         tokenizer = RewardFile(processor, TOKENIZER, "processor")
         if model:
             return RewardFile(model, CONFIG), tokenizer
-        if checkpoint:
-            med_config = options.get("med_config") or str(Path(checkpoint).parent / MED_CONFIG)
-            return RewardFile(checkpoint, option="checkpoint"), RewardFile(med_config, option="med_config"), tokenizer
-        return (
-            RewardFile(REPOSITORY, CHECKPOINT, "checkpoint"),
-            RewardFile(REPOSITORY, MED_CONFIG, "med_config"),
-            tokenizer,
-        )
+        beside = str(Path(checkpoint).parent / MED_CONFIG) if checkpoint else None
+        settings = published_or(options.get("med_config") or beside, REPOSITORY, MED_CONFIG, "med_config")
+        return published_or(checkpoint, REPOSITORY, CHECKPOINT), settings, tokenizer
 
     def __init__(
         self,
@@ -82,16 +77,14 @@ class ImageReward(BatchedReward):
         from solrl_core.rewards.convert import image_reward_model
 
         super().__init__(device, batch_size)
-        require_one(model, checkpoint)
+        given = {"model": model, "processor": processor, "checkpoint": checkpoint, "med_config": med_config}
+        *weights, tokenizer = self.sources(given)
         if model:
             network = pretrained(ImageRewardModel, model, dtype_named(dtype))
         else:
-            if checkpoint is None:
-                checkpoint = hub_file(REPOSITORY, CHECKPOINT, "checkpoint")
-                med_config = med_config or hub_file(REPOSITORY, MED_CONFIG, "med_config")
-            med_config = med_config or str(Path(checkpoint).parent / MED_CONFIG)
+            checkpoint, med_config = (file.fetched() for file in weights)
             network = image_reward_model(checkpoint, med_config, vision_heads, dtype_named(dtype))
-        self._tokenizer = _with_blip_tokens(tokenizer_at(processor_of(model, processor, DEFAULT_TOKENIZER)))
+        self._tokenizer = _with_blip_tokens(tokenizer_at(tokenizer.where))
         if len(self._tokenizer) > network.config.text_config.vocab_size:
             raise ValueError(
                 f"got a tokenizer of {len(self._tokenizer)} tokens; the model expects at most "

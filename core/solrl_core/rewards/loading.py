@@ -27,6 +27,24 @@ class RewardFile(NamedTuple):
         files = {CONFIG: "", TOKENIZER: " --include '*.json' --include '*.txt'"}.get(self.file, f" {self.file}")
         return f"hf download {self.where}{files}"
 
+    def fetched(self) -> str:
+        """Path of the file, downloaded if it is on the hub and not on this machine.
+
+        Raises:
+            OSError: the hub cannot be reached or lacks the file; names the option that takes a local path.
+        """
+        from huggingface_hub import hf_hub_download
+
+        if not self.file:
+            return self.where
+        try:
+            return str(hf_hub_download(self.where, self.file))
+        except Exception as error:
+            raise OSError(
+                f"cannot get {self.file} of {self.where} from the hub ({error}); download it and pass its path as "
+                f"`{self.option}`"
+            ) from error
+
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -46,6 +64,11 @@ def check_values(options: Mapping[str, Any]) -> None:
     """Raise ValueError if values of options that built-in rewards share are invalid."""
     dtype_named(options.get("dtype", "float32"))
     batches(0, options.get("batch_size", 1))
+
+
+def published_or(given: str | None, repository: str, name: str, option: str = "checkpoint") -> RewardFile:
+    """The local file that an option gives, or the published one."""
+    return RewardFile(given or repository, "" if given else name, option)
 
 
 def require_one(model: str | None, checkpoint: str | None) -> None:
@@ -133,22 +156,6 @@ def _processing(kind: Any, where: str, what: str, **options: Any) -> Any:
         raise OSError(
             f"cannot read {what} from {where!r} ({error}); expected a folder written by save_pretrained or a hub id "
             "that this machine can reach: pass one as option `processor`"
-        ) from error
-
-
-def hub_file(repository: str, name: str, option: str) -> str:
-    """Path of a hub file, downloaded if necessary.
-
-    Raises:
-        OSError: the hub cannot be reached or lacks the file; names the option that takes a local path.
-    """
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return str(hf_hub_download(repository, name))
-    except Exception as error:
-        raise OSError(
-            f"cannot get {name} of {repository} from the hub ({error}); download it and pass its path as `{option}`"
         ) from error
 
 

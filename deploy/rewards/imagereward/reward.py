@@ -17,7 +17,7 @@ from ImageReward.models.BLIP import blip
 from solrl_core.fingerprint import combined_digest, module_digest
 from solrl_core.rewards.imagereward import CHECKPOINT, DEFAULT_TOKENIZER, MED_CONFIG, REPOSITORY, ImageReward
 from solrl_core.rewards.images import as_pil
-from solrl_core.rewards.loading import hub_file, listed, read_checkpoint
+from solrl_core.rewards.loading import listed, published_or, read_checkpoint
 from transformers import BertTokenizer
 
 
@@ -49,8 +49,8 @@ class PublishedImageReward:
         *,
         device: str = "cpu",
     ) -> None:
-        checkpoint = checkpoint or hub_file(REPOSITORY, CHECKPOINT, "checkpoint")
-        med_config = med_config or hub_file(REPOSITORY, MED_CONFIG, "med_config")
+        checkpoint = published_or(checkpoint, REPOSITORY, CHECKPOINT).fetched()
+        med_config = published_or(med_config, REPOSITORY, MED_CONFIG, "med_config").fetched()
         weights = read_checkpoint(checkpoint)
         with bert_tokenizer_of(processor):
             self._model = published.load(checkpoint, device=device, med_config=med_config)
