@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -222,18 +221,6 @@ def test_benchmarks_and_scripts_have_no_circular_imports(folder: str) -> None:
         if list(inner.glob("*.py")) and not (inner / "__init__.py").exists():
             files |= modules(inner.rglob("*.py"), inner)
     assert circular(files) == []
-
-
-def test_no_two_classes_have_one_name() -> None:
-    """The miniatures and their recipe have names of their own."""
-    found = Counter(
-        node.name
-        for package in set(PACKAGES) - {"solrl_minis", "minis_recipe"}
-        for path in sources(package)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    )
-    assert [name for name, count in found.items() if count > 1] == []
 
 
 def test_nothing_is_unpickled() -> None:

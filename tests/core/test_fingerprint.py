@@ -176,13 +176,6 @@ def test_a_changed_model_folder_is_named_by_its_part(digests: dict[str, str], tm
     config.write_text(json.dumps(json.loads(config.read_text()) | {"scaling_factor": 0.5}))
     changed = part_digests(load_backbone(str(folder)).parts)
     assert {name for name, digest in changed.items() if digests[name] != digest} == {"vae"}
-    with pytest.raises(MismatchError) as raised:
-        check_digests(changed, digests)
-    error = raised.value
-    assert (error.fault, error.where) == ("digests", "vae")
-    assert str(error).startswith("Digests differ: the service's vae")
-    assert (error.got, error.expected) == (changed["vae"], digests["vae"])
-    assert "vae" in error.detail
 
 
 @pytest.mark.parametrize("part", sorted(PARTS))
@@ -191,5 +184,7 @@ def test_a_missing_or_other_part_is_named(digests: dict[str, str], part: str) ->
     for theirs in (digests | {part: "sha256:0"}, {name: digest for name, digest in digests.items() if name != part}):
         with pytest.raises(MismatchError) as raised:
             check_digests(theirs, digests)
-        assert raised.value.where == part
-        assert raised.value.action.startswith("restart the service if" if "reward:" in part else "load the same")
+        error = raised.value
+        assert (error.fault, error.where, error.expected) == ("digests", part, digests[part])
+        assert str(error).startswith(f"Digests differ: the service's {part}")
+        assert error.action.startswith("load the same")

@@ -42,23 +42,6 @@ def test_eulers_weights_give_euler() -> None:
     assert torch.allclose(halfway.clean, known.clean, atol=1e-12)
 
 
-def test_a_trajectory_in_parts_is_the_whole_one() -> None:
-    weights = torch.Generator().manual_seed(1)
-    rows = [tuple(torch.randn(step + 2, generator=weights).tolist()) for step in range(FEW)]
-    fitted = FittedSolver(sigmas=SCHEDULES[0], step_coeffs=tuple(rows[:-1]), x0_coeffs=tuple(rows))
-    sigmas = Fitted(fitted).schedule(FEW, unshifted_sigmas)
-    noise = torch.randn(5, 3, generator=weights)
-    start = Trajectory(noise, Fitted(fitted))
-    whole = advance(curved, start, sigmas)
-    halfway = advance(curved, start, sigmas, until=2)
-    assert start.clean is None
-    parts = [advance(curved, halfway.rows(rows), sigmas) for rows in ([3, 1], slice(4, 5))]
-    joined = Trajectory.join(parts).to(torch.device("cpu"))
-    assert torch.equal(joined.x, whole.x[[3, 1, 4]])
-    assert torch.equal(joined.clean, whole.clean[[3, 1, 4]])
-    assert torch.equal(whole.x, whole.clean)
-
-
 @pytest.fixture(scope="module")
 def generator(backbone: Backbone) -> Generator:
     return Generator(backbone, "bf16")

@@ -1,6 +1,5 @@
 """Commands, variables, volumes and YAML in docs/deploy.md fit the compose file and the programs."""
 
-import inspect
 import json
 import re
 import shlex
@@ -13,7 +12,6 @@ import pytest
 import yaml
 from command_checks import parsed
 from proof.compose import load
-from solrl_core.rewards.reward import REWARDS
 from solrl_rollout.settings import RolloutSettings
 from torch.distributed.run import get_args_parser
 
@@ -104,23 +102,6 @@ def test_several_ranks_run_in_the_images_python_one_on_each_gpu(line: str) -> No
     assert parsed(["solrl-train", *options.training_script_args]).resume.parts[:2] == ("/", "outputs")
 
 
-def test_trainers_share_no_container_gpu_run_or_name() -> None:
-    """As `up` replaces the container of a service, and `run` makes one each time."""
-    lines = [shlex.split(line) for line in COMPOSE if "SOLRL_RUN=" in line]
-    assert len(lines) >= 3
-    for place in ("SOLRL_RUN=", "SOLRL_TRAINER_GPU="):
-        assert len({next(word for word in words if word.startswith(place)) for words in lines}) == len(lines)
-    assert len({words[words.index("--name") + 1] for words in lines}) == len(lines)
-    serving = re.search(r"^SOLRL_ROLLOUT_GPU=(.+)$", "".join(fenced("ini")), re.MULTILINE)
-    assert serving
-    for words in lines:
-        assert "run" in words
-        given = dict(word.split("=", 1) for word in words if re.match("[A-Z_]+=", word))
-        trainer = load(ROOT / "docker-compose.yml", given)["services"]["trainer"]
-        assert trainer["environment"]["NVIDIA_VISIBLE_DEVICES"] not in serving[1].split(",")
-        assert f"--resume=/outputs/{given['SOLRL_RUN']}" in trainer["command"]
-
-
 OVERRIDES = [text for text in fenced("yaml") if text.startswith("services:")]
 
 
@@ -166,18 +147,3 @@ def test_kubernetes_starts_the_service_as_compose_does() -> None:
     (made,) = [line for line in COMMANDS if line.startswith("kubectl ")]
     assert {f"--from-file={path.name}" for path in files} <= set(made.split())
     assert {str(path.parent) for path in files} == {mounted["secrets"]}
-
-
-def test_the_sizes_of_a_reward_services_weights() -> None:
-    """By the parameters of the published models, in float32 unless a reward has a dtype of its own."""
-    sentence = PAGE[PAGE.index("Its weights\ntake ") : PAGE.index("Activations and CUDA take more.")]
-    shown = {
-        name.strip().lower(): float(size)
-        for size, names in re.findall(r"([\d.]+) GiB \(([^)]+)\)", sentence)
-        for name in names.split(",")
-    }
-    assert len(shown) == 5
-    for name, size in shown.items():
-        reward = REWARDS.find(name)
-        width = {"float32": 4, "bfloat16": 2}[inspect.signature(reward).parameters["dtype"].default]
-        assert round(reward.parameters * width / 2**30, 1) == size, name

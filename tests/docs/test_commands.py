@@ -63,11 +63,6 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_python_of_the_readme_is_python() -> None:
-    for block in blocks("README.md", "python"):
-        compile(block.text, block.page, "exec")
-
-
 def test_the_readme_is_short() -> None:
     """Words of its text and tables, lines, and characters of a line outside of tables."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,10 +1,6 @@
 """scripts/release_notes.py: the section of a version, with links that work outside the repository."""
 
-import subprocess
-import sys
-
 import pytest
-from fences import ROOT
 from release_notes import release_notes
 
 REPOSITORY = "https://example.org/owner/name"
@@ -32,10 +28,3 @@ def test_the_notes_are_the_section_of_the_version_without_which_it_is_refused() 
     for tag, expected in (("v0.2.0", "expected 'v0.3.0'"), ("v0.3.0", "expected '## 0.3.0'")):
         with pytest.raises(ValueError, match=expected):
             release_notes(tag, REPOSITORY, CHANGELOG, "0.3.0")
-
-
-def test_the_command_refuses_another_version_in_one_line() -> None:
-    command = [sys.executable, ROOT / "scripts/release_notes.py", "v9.9.9", "--repository", REPOSITORY]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert "v9.9.9" in done.stderr

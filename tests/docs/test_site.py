@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from docs_site import BESIDE, ENTRY, LINK, on_page_markdown, site_path, with_links
+from docs_site import BESIDE, ENTRY, on_page_markdown, site_path, with_links
 from fences import ROOT
 
 REPOSITORY = "https://example.org/owner/name"
@@ -39,15 +39,6 @@ def test_the_navigation_lists_every_page_once() -> None:
     shown, pages = sorted(listed(CONFIG["nav"])), sorted(str(site_path(page)) for page in PAGES)
     assert set(pages) - set(shown) == set(), "add them to `nav` in mkdocs.yml"
     assert shown == pages
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere_on_the_site(page: str) -> None:
-    here = Path("/docs", str(site_path(page))).parent
-    beside = {path: file for file, path in BESIDE.items()}
-    for target in LINK.findall(with_links((ROOT / page).read_text(encoding="utf-8"), page, None)):
-        found = str((here / target).resolve().relative_to("/docs"))
-        assert (ROOT / beside.get(found, f"docs/{found}")).is_file(), target
 
 
 NOISE = "core/solrl_core/sampling/noise.py"

@@ -11,18 +11,16 @@ from diffusers import DiffusionPipeline
 from solrl_core.families.load import load_backbone
 from solrl_core.families.own_pipeline import by_own_pipeline
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_core.rewards.ocr import wanted_text
 from solrl_core.sampling.generator import Generator
 from solrl_minis import catalog
-from solrl_minis.motion_verifier import check_metadata, verify_motions
+from solrl_minis.motion_verifier import verify_motions
 from solrl_trainer.commands import run
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.presets import resolve
-from solrl_trainer.settings.prompts import find_prompts, read_prompts
 
 from minis_recipe import measure, moving, reading
 from minis_recipe.wan import WAN
-from minis_recipe.words import LENGTHS, sample_words
+from minis_recipe.words import sample_words
 
 needs_engine = pytest.mark.skipif(find_spec("rapidocr") is None, reason="the extra `ocr` is not installed")
 WORDS = ['"K7" in red', '"WORD" in purple']
@@ -98,19 +96,6 @@ def test_the_cards_grade_holds_on_a_sample(wan: PipelineBackbone) -> None:
     assert abs(figures["graded"] - stated("mini-wan", r"\| graded")) < 0.17
     backwards = verify_motions(clips.flip(1), [item for item in moving.held_out(12) for _ in range(measure.SEEDS)])
     assert sum(verdict.graded for verdict in backwards) / len(backwards) < figures["graded"] - 0.1
-
-
-def test_their_prompts_have_words_and_metadata_that_the_verifier_reads() -> None:
-    for split, count in (("train", 1024), ("test", 128)):
-        items = read_prompts(find_prompts("words"), split)
-        assert len({wanted_text(item.text, {}) for item in items}) == len(items)
-        assert all(wanted_text(item.text, {}) == item.metadata["text"] for item in items)
-        assert {item.metadata["tag"] for item in items} == {f"{length} characters" for length in LENGTHS}
-        items = read_prompts(find_prompts("moving"), split)
-        assert len(items) == count == len({item.text for item in items})
-        assert {item.metadata["tag"] for item in items} == set(moving.KINDS)
-        for item in items:
-            check_metadata(item.metadata)
 
 
 @pytest.mark.slow

@@ -1,19 +1,10 @@
-"""The moving shapes world, and the recipe of the miniature that makes clips of it, at a handful of steps."""
+"""The moving shapes world: its clips, captions and held-out movements."""
 
-import json
-import math
-import sys
-from pathlib import Path
-
-import pytest
 import torch
-from solrl_core.families import load_backbone
 
-from minis_recipe import measure, moving
-from minis_recipe.__main__ import main
+from minis_recipe import moving
 from minis_recipe.family import TEXT_TOKENS
-from minis_recipe.files import load_pipeline
-from minis_recipe.wan import WAN, build, build_autoencoder
+from minis_recipe.wan import build, build_autoencoder
 
 
 def test_clips_change_by_their_motion_alone() -> None:
@@ -45,25 +36,3 @@ def test_captions_fit_and_name_their_movement() -> None:
     first = moving.held_out(3)
     assert first == moving.held_out()[:3]
     assert all(texts[item["prompt"]].metadata["include"] == item["include"] for item in first)
-
-
-@pytest.mark.release
-@pytest.mark.slow
-def test_every_stage_runs_and_saves_a_model_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "STEPS", 2)
-    words = ["recipe", "--out", str(tmp_path), "--device", "cpu", "--scale", "1e-6", "--only", "mini-wan"]
-    monkeypatch.setattr(sys, "argv", words)
-    main()
-    torch.set_float32_matmul_precision("highest")
-    for stage in ("autoencoder", "backbone"):
-        (figures,) = json.loads((tmp_path / "training" / "mini-wan" / f"{stage}.json").read_text())["runs"]
-        assert len(figures["losses"]) == 12
-        assert all(math.isfinite(loss) for loss in figures["losses"])
-    backbone, pipeline = load_backbone(str(tmp_path / "mini-wan")), load_pipeline(tmp_path / "mini-wan")
-    assert backbone.decode(torch.zeros(1, *backbone.latent_shape)).shape == (1, moving.FRAMES, 3, 64, 64)
-    assert backbone.latent_shape == (16, 3, 8, 8)
-    assert len(set(pipeline.vae.config.latents_std)) == 16
-    texts = ["a red circle moves slowly to the left", ""]
-    with torch.no_grad():
-        mine = WAN.encode(pipeline, WAN.tokenize(pipeline, texts))["states"]
-    assert torch.allclose(mine, backbone.encode(texts)["states"], atol=1e-6)

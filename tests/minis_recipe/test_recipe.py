@@ -30,6 +30,7 @@ from minis_recipe.sana import SANA
 from minis_recipe.scenes import render
 from minis_recipe.sd3 import SD3
 from minis_recipe.tokenizers import corpus as all_texts
+from minis_recipe.wan import WAN
 from minis_recipe.world import KINDS, all_combinations
 
 pytestmark = pytest.mark.release
@@ -97,9 +98,8 @@ def test_the_saved_folders_load_and_are_shaped_like_the_shipped_ones(trained: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
-def test_training_encodes_prompts_as_the_service_does(trained: Path, name: str) -> None:
-    family: Family = FAMILIES[name]
+@pytest.mark.parametrize(("name", "family"), [*FAMILIES.items(), ("mini-wan", WAN)])
+def test_training_encodes_prompts_as_the_service_does(trained: Path, name: str, family: Family) -> None:
     backbone, pipeline = load_backbone(str(trained / name)), load_pipeline(trained / name)
     texts = ["a red circle", "a purple triangle to the left of a blue cross", ""]
     with torch.no_grad():
@@ -108,6 +108,7 @@ def test_training_encodes_prompts_as_the_service_does(trained: Path, name: str) 
     assert set(mine) == set(theirs)
     for key, value in theirs.items():
         assert torch.allclose(mine[key].float(), value.float(), atol=1e-6), key
+    assert family is not WAN or len(set(pipeline.vae.config.latents_std)) == 16
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Images, models and a call counter for the tests of rewards."""
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,20 @@ PROMPTS = [
     "a picture of a very long winded and winding prompt that says far more than twenty four tokens can ever hold " * 2,
 ]
 ODD_SIZES = [(64, 96), (104, 64), (97, 65), (48, 80), (32, 32), (256, 255), (64, 67), (71, 64)]
+
+
+Tensors = dict[str, torch.Tensor]
+
+
+def rewritten(folder: Path, options: dict[str, Any], change: Callable[[Tensors], Any]) -> dict[str, Any]:
+    """Options that name a copy of the checkpoint with something changed."""
+    found = torch.load(options["checkpoint"], weights_only=True)
+    change(found.get("state_dict", found))
+    torch.save(found, folder / "checkpoint.pt")
+    med = Path(options["checkpoint"]).parent / "med_config.json"
+    if med.is_file():
+        shutil.copy(med, folder)
+    return {**options, "checkpoint": str(folder / "checkpoint.pt")}
 
 
 def on_bytes(count: int, height: int, width: int) -> torch.Tensor:

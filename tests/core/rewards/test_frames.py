@@ -7,7 +7,7 @@ import pytest
 import torch
 from solrl_core.errors import RewardError
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.frames import FrameRule, evenly
+from solrl_core.rewards.frames import evenly
 from solrl_core.rewards.motion import Motion
 from solrl_core.rewards.reward import PlainDefaults, check_reward
 
@@ -121,7 +121,3 @@ def test_motion_is_the_difference_of_frames_up_to_enough() -> None:
         one.score(["motion"], clips(5)[:, 0], TEXTS, METADATA)
     with pytest.raises(ValueError, match="got enough 0; expected a difference"):
         Motion(enough=0)
-
-
-def test_the_worst_frame_counts() -> None:
-    assert FrameRule(2, "worst").joined(torch.tensor([1.0, 3.0, 5.0, 4.0]), 2).tolist() == [1, 4]

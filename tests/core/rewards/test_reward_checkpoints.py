@@ -9,26 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from reward_helpers import CLIP, HPSV2, HPSV3, IMAGEREWARD
+from reward_helpers import AESTHETIC, CLIP, HPSV2, HPSV3, IMAGEREWARD, Tensors, rewritten
 from safetensors.torch import load_file, save_file
+from solrl_core.rewards.aesthetic import Aesthetic
 from solrl_core.rewards.clipscore import ClipScore
 from solrl_core.rewards.hpsv2 import HpsV2
 from solrl_core.rewards.hpsv3 import HpsV3
 from solrl_core.rewards.imagereward import ImageReward
 from solrl_core.rewards.pickscore import PickScore
-
-Tensors = dict[str, torch.Tensor]
-
-
-def rewritten(folder: Path, options: dict[str, Any], change: Callable[[Tensors], Any]) -> dict[str, Any]:
-    """Options that name a copy of the checkpoint with something changed."""
-    found = torch.load(options["checkpoint"], weights_only=True)
-    change(found.get("state_dict", found))
-    torch.save(found, folder / "checkpoint.pt")
-    med = Path(options["checkpoint"]).parent / "med_config.json"
-    if med.is_file():
-        shutil.copy(med, folder)
-    return {**options, "checkpoint": str(folder / "checkpoint.pt")}
 
 
 def cut(tensors: Tensors, name: str) -> None:
@@ -171,6 +159,8 @@ def test_an_invalid_med_config_is_refused(tmp_path: Path, content: str) -> None:
         (HpsV2, {**HPSV2, "processor": CLIP}, "option `processor`"),
         (ImageReward, {**IMAGEREWARD, "vision_heads": 5}, "vision_heads 5 for a width of 16"),
         (ClipScore, {"model": CLIP, "dtype": "half"}, "got dtype 'half'"),
+        (Aesthetic, {**AESTHETIC, "batch_size": 0}, "batch_size 0"),
+        (Aesthetic, {**AESTHETIC, "dtype": "int8"}, "got dtype 'int8'"),
     ],
 )
 def test_an_invalid_option_is_refused(kind: Any, options: dict[str, Any], said: str) -> None:
