@@ -138,20 +138,14 @@ def running_service(
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
                 service = RunningService(process, port, client, log)
-                _wait_until_ready(service)
+                while not is_ready(service.url):
+                    assert process.alive, f"the service ended during its start:\n{log.read_text()}"
                 yield service
             process.send_signal(signal.SIGTERM)
             assert process.wait(600) == ends_with, log.read_text()
         finally:
             process.kill()
             process.wait()
-
-
-def _wait_until_ready(service: RunningService) -> None:
-    while service.process.alive:
-        if is_ready(service.url):
-            return
-    pytest.fail(f"the service ended during its start:\n{service.log.read_text()}")
 
 
 def is_ready(url: str) -> bool:

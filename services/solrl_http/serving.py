@@ -28,20 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PORT_FAULTS: dict[int | None, dict[str, Any]] = {
-    errno.EADDRINUSE: {
-        "expected": "a free port",
-        "action": "stop the process that uses it, or choose another with --port (0 picks a free one)",
-    },
-    errno.EACCES: {
-        "expected": "a port that this user may open",
-        "action": "choose one of 1024 or above with --port (0 picks a free one)",
-    },
-}
-_HOST_FAULT: dict[str, Any] = {
-    "expected": "a name or address of this machine",
-    "action": "give --host 127.0.0.1 for this machine alone, 0.0.0.0 or :: for all of its addresses",
-}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _TICK_S = 0.1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -142,7 +128,8 @@ async def _serve(
         table = Table(title=app.title, show_header=False, title_justify="left")
         for _ in ("name", "value"):
             table.add_column(overflow="fold")
-        access = ("access", access_line(settings))
+        anyone = "this machine only, no tokens" if is_loopback(settings.host) else "[red]ANYONE, no tokens[/]"
+        access = ("access", f"with tokens from {settings.token_file}" if settings.token_file else anyone)
         for row in (*rows(app.state.service, address), access, ("documentation", f"{address}/docs")):
             table.add_row(*row)
         Console().print(table)
@@ -213,19 +200,19 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, ValueError, TypeError) as error:  # the latter two, of a name that cannot be encoded
         listener.close()
-        fault = _PORT_FAULTS.get(getattr(error, "errno", None))
-        raise ProblemError(
-            ProblemKind.ADDRESS_UNAVAILABLE,
-            f"{host}:{port}: {getattr(error, 'strerror', None) or error}",
-            where="--port" if fault else "--host",
-            got=port if fault else host,
-            **(fault or _HOST_FAULT),
-        ) from error
+        fault: dict[str, Any] = {
+            "where": "--host",
+            "got": host,
+            "expected": "a name or address of this machine",
+            "action": "give --host 127.0.0.1 for this machine alone, 0.0.0.0 or :: for all of its addresses",
+        }
+        if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
+            fault = {
+                "where": "--port",
+                "got": port,
+                "expected": "a free port, which this user may open",
+                "action": "stop the process that uses it, or choose another with --port (0 picks a free one)",
+            }
+        text = getattr(error, "strerror", None) or error
+        raise ProblemError(ProblemKind.ADDRESS_UNAVAILABLE, f"{host}:{port}: {text}", **fault) from error
     return listener
-
-
-def access_line(settings: HttpSettings) -> str:
-    """Say who is served, for the start of a service."""
-    if settings.token_file is not None:
-        return f"with tokens from {settings.token_file}"
-    return "this machine only, no tokens" if is_loopback(settings.host) else "[red]ANYONE, no tokens[/]"

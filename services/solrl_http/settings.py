@@ -22,6 +22,14 @@ def split(value: Any) -> Any:
     return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple) else value
 
 
+def parse_reward(text: str, sign: str, expected: str) -> tuple[str, str]:
+    """The name of a reward and what stands after `sign`, empty without one; ValueError if either part is missing."""
+    name, separator, rest = text.partition(sign)
+    if not name or (separator and not rest):
+        raise ValueError(f"got reward {text!r}; expected {expected}")
+    return name, rest
+
+
 def resolve_device(device: str) -> str:
     """The name of a torch device; `auto` is CUDA if available, otherwise the CPU."""
     if device != "auto":

@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -29,7 +29,7 @@ from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.scores import ScoreTimings
 
 from solrl_reward.reward_metrics import RewardMetrics
-from solrl_reward.scoring_thread import ScoringThread
+from solrl_reward.scoring_thread import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -107,10 +107,10 @@ class _Progress:
 
 
 class Batcher:
-    """A queue of images and the one thread that scores them.
+    """A queue of images, which are scored batch by batch, in a thread.
 
-    A reward that does not return in time is *stalled*: its thread is left behind, another one takes over, and the
-    reward computes nothing until it returns.
+    A reward that does not return in time is *stalled*: its thread is left behind, and the reward computes nothing until
+    it returns.
 
     Methods belong to the event loop's thread; `waiting` may be read from any.
     """
@@ -142,7 +142,7 @@ class Batcher:
         """The batch that is scored, or was last."""
         self._cancelled = Cancellation()
         """Of this batch: ends its requests to other services."""
-        self._thread: ScoringThread[list[Scored | ProblemError]] = ScoringThread()
+        self._call: Future[list[Scored | ProblemError]] | None = None
         self._left: dict[str, Future[Any]] = {}
         """Calls that were left behind, by reward."""
 
@@ -205,17 +205,17 @@ class Batcher:
                         one.answer.set_exception(result)
 
     async def close(self) -> None:
-        """End the thread after its batch, for which nobody waits; one that does not end soon is left behind."""
+        """Wait for the last batch, for which nobody else does; a call that does not end soon is left behind."""
         self._cancelled.set()
-        self._thread.end()
-        await asyncio.to_thread(self._thread.join, _END_S)
+        if self._call is not None:
+            await asyncio.to_thread(wait, [self._call], _END_S)
 
     async def _results(self, batch: Sequence[_Waiting]) -> Sequence[Scored | ProblemError]:
         """Results of a batch; raises `reward-stalled`."""
         rewards = batch[0].images.rewards
         self._require_none_stalled(rewards)
         progress = _Progress(rewards[0])
-        call = self._thread.submit(partial(self._cancelled.run, self._score_each, batch, progress))
+        call = self._call = in_thread(partial(self._cancelled.run, self._score_each, batch, progress))
         waiter = asyncio.wrap_future(call)
         while not waiter.done():
             reward, since = progress.at
@@ -233,8 +233,6 @@ class Batcher:
         self._metrics.reward_failed(reward)
         self._left[reward] = call
         self._cancelled.set()
-        self._thread.end()
-        self._thread = ScoringThread()
 
     def _require_none_stalled(self, rewards: Sequence[str]) -> None:
         if stalled := [reward for reward in self.stalled if reward in rewards]:
@@ -334,8 +332,7 @@ class Batcher:
                 action="send the same request again later, or omit the reward; that server's operator can repair it",
             )
         logger.error("images could not be scored", exc_info=error)
-        problem = internal_error()
-        return ProblemError(ProblemKind.INTERNAL, problem.detail, action=problem.action)
+        return ProblemError(internal_error())
 
 
 def reward_stalled(rewards: Sequence[str], limit: float | None = None) -> ProblemError:

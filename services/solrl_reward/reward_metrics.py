@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import Gauge
 from prometheus_client.core import CounterMetricFamily
-from prometheus_client.registry import Collector
 from solrl_http.request_metrics import RequestMetrics
 
 _IMAGES = (1, 2, 4, 8, 16, 24, 32, 64, 128, 256)
@@ -27,7 +26,17 @@ class RewardMetrics(RequestMetrics):
 
     def watch_costs(self, read: Callable[[], Mapping[str, Mapping[str, int]]]) -> None:
         """Read what rewards used of other services, by reward and kind, with `read` at every scrape."""
-        self.registry.register(_Costs(read))
+        self._costs = read
+        self.registry.register(self)
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """What rewards used; called by the registry at each scrape."""
+        text = "What rewards used of the services that they ask: requests, prompt_tokens, completion_tokens."
+        family = CounterMetricFamily("solrl_reward_costs", text, labels=["reward", "kind"])
+        for reward, costs in self._costs().items():
+            for kind, number in costs.items():
+                family.add_metric([reward, kind], number)
+        yield family
 
     def batch_scored(self, images: int, seconds: dict[str, float]) -> None:
         """Count a batch and the seconds of each reward."""
@@ -43,18 +52,3 @@ class RewardMetrics(RequestMetrics):
     def reward_failed(self, reward: str) -> None:
         """Count a request on whose images a reward failed."""
         self._faults.labels(reward).inc()
-
-
-class _Costs(Collector):
-    """Counters that the rewards themselves keep."""
-
-    def __init__(self, read: Callable[[], Mapping[str, Mapping[str, int]]]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        text = "What rewards used of the services that they ask: requests, prompt_tokens, completion_tokens."
-        family = CounterMetricFamily("solrl_reward_costs", text, labels=["reward", "kind"])
-        for reward, costs in self._read().items():
-            for kind, number in costs.items():
-                family.add_metric([reward, kind], number)
-        yield family

@@ -1,28 +1,18 @@
 """Settings of `solrl-reward serve`, by flag or by environment (`SOLRL_REWARDS`, `SOLRL_PORT`, …)."""
 
 import json
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import tyro
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
-from solrl_http.settings import CONFIG, MIB, HttpSettings, require_within, resolve_device, split
+from solrl_http.settings import CONFIG, MIB, HttpSettings, parse_reward, require_within, resolve_device, split
 from solrl_proto.scores import MAX_SCORED_IMAGES
 
 
-class RewardSource(NamedTuple):
-    """A reward by the name under which it is served, and its registered name or `package.module:attribute`."""
-
-    name: str
-    source: str
-
-
-def parse_source(text: str) -> RewardSource:
-    """Parse `[name=]source`; ValueError if either is empty."""
-    name, separator, source = text.partition("=")
-    if not name or (separator and not source):
-        raise ValueError(f"got reward {text!r}; expected a name, package.module:attribute, or name=source")
-    return RewardSource(name, source or name)
+def _parse_reward(text: str) -> tuple[str, str]:
+    """The name under which a reward is served, and its source, which is empty if it is the same."""
+    return parse_reward(text, "=", "a name, package.module:attribute, or name=source")
 
 
 class Scoring(BaseSettings):
@@ -91,7 +81,7 @@ class RewardSettings(HttpSettings, Scoring):
     @property
     def sources(self) -> dict[str, str]:
         """Served name → registered name or package.module:attribute."""
-        return dict(map(parse_source, self.rewards))
+        return {name: source or name for name, source in map(_parse_reward, self.rewards)}
 
     @model_validator(mode="after")
     def _largest_body_fits(self) -> Self:
@@ -101,7 +91,7 @@ class RewardSettings(HttpSettings, Scoring):
     @field_validator("rewards", mode="after")
     @classmethod
     def _names_differ(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        names = [parse_source(text).name for text in value]
+        names = [name for name, _ in map(_parse_reward, value)]
         if len(set(names)) < len(names):
             raise ValueError(f"got two rewards with one name: {names}; expected name=source for one of them")
         return value

@@ -10,7 +10,7 @@ import tyro
 from pydantic import Field, PositiveInt, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 from solrl_client.addresses import origin
-from solrl_http.settings import CONFIG, MIB, HttpSettings, require_within, resolve_device, split
+from solrl_http.settings import CONFIG, MIB, HttpSettings, parse_reward, require_within, resolve_device, split
 from solrl_proto.identifiers import NAME_PATTERN, NAME_RULE, default_model_name, split_checkpoint
 from solrl_proto.rollouts import RequestedPrecision
 from solrl_proto.text_files import naming, read_text
@@ -43,19 +43,9 @@ def parse_model(text: str) -> ModelSpec:
     return ModelSpec(name or default_model_name(location), location, revision)
 
 
-class RewardName(NamedTuple):
-    """A reward's name, and the address of the server that computes it, if one does."""
-
-    name: str
-    at: str | None
-
-
-def parse_reward(text: str) -> RewardName:
-    """Parse `name[@http://…]`; ValueError if either is empty."""
-    name, separator, at = text.partition("@")
-    if not name or (separator and not at):
-        raise ValueError(f"got reward {text!r}; expected a name, or name@http://HOST:PORT of a reward server")
-    return RewardName(name, at or None)
+def _parse_reward(text: str) -> tuple[str, str]:
+    """A reward's name, and the address of the server that computes it, empty if none does."""
+    return parse_reward(text, "@", "a name, or name@http://HOST:PORT of a reward server")
 
 
 class Hosting(BaseSettings):
@@ -245,7 +235,7 @@ class RolloutSettings(HttpSettings, Hosting):
     @property
     def reward_names(self) -> tuple[str, ...]:
         """Names of the rewards, without addresses of servers."""
-        return tuple(parse_reward(text).name for text in self.rewards)
+        return tuple(name for name, _ in map(_parse_reward, self.rewards))
 
     @property
     def dtype_of_rewards(self) -> str | None:
@@ -258,8 +248,8 @@ class RolloutSettings(HttpSettings, Hosting):
     def options_of_rewards(self) -> dict[str, dict[str, Any]]:
         """Reward → options, with the addresses in `rewards`."""
         found = {name: dict(options) for name, options in self.reward_options.items()}
-        for name, at in map(parse_reward, self.rewards):
-            if at is not None:
+        for name, at in map(_parse_reward, self.rewards):
+            if at:
                 found.setdefault(name, {})["at"] = at
         return found
 
@@ -313,7 +303,7 @@ class RolloutSettings(HttpSettings, Hosting):
     @field_validator("rewards", mode="after")
     @classmethod
     def _rewards_differ(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        names = [parse_reward(text).name for text in value]
+        names = [name for name, _ in map(_parse_reward, value)]
         if len(set(names)) < len(names):
             raise ValueError(f"got a reward twice: {names}; expected each once, here or at one server")
         return value

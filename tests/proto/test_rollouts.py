@@ -160,6 +160,7 @@ def test_groups_are_expanded_by_prompt_id_or_taken_as_given() -> None:
     [
         ({"prompts": [{"id": "a", "text": "x"}, {"id": "a", "text": "y"}]}, "two prompts share an id"),
         ({"rewards": [{"name": "r"}, {"name": "r", "weight": 2}]}, "a reward is named twice"),
+        ({"rewards": [{"name": "r", "digest": "sha256:" + "0" * 64}]}, "got a digest without at"),
         ({"candidates": {"seeds": [[1]]}}, "seeds has 1 lists for 2 prompts"),
         ({"prompts": [{"id": "a", "text": "   "}]}, "at least 1 character"),
         ({"images": "png", "plan": {"decoder_precision": "fp8"}}, "scores them decoded in fp8; expected images none"),

@@ -28,22 +28,19 @@ class Guarded:
         return {"Authorization": f"Bearer {self.tokens[token]}"}
 
 
-def make_tokens(file: Path) -> dict[str, str]:
-    """`a` and `b` may do everything for their tenants; `rollout`, `push` and `admin` of `a` have one scope each."""
-    made = {tenant: create_token(file, tenant, SCOPES, None)[0] for tenant in ("a", "b")}
-    made |= {scope: create_token(file, "a", (scope,), timedelta(days=1))[0] for scope in SCOPES}
-    made["expired"], token = create_token(file, "a", SCOPES, timedelta(days=1))
+@contextmanager
+def guarded_service(folder: Path, *flags: str) -> Iterator[Guarded]:
+    """A service with a token file.
+
+    `a` and `b` may do everything for their tenants; `rollout`, `push` and `admin` of `a` have one scope each.
+    """
+    file = folder / "tokens.json"
+    tokens = {tenant: create_token(file, tenant, SCOPES, None)[0] for tenant in ("a", "b")}
+    tokens |= {scope: create_token(file, "a", (scope,), timedelta(days=1))[0] for scope in SCOPES}
+    tokens["expired"], token = create_token(file, "a", SCOPES, timedelta(days=1))
     content = json.loads(file.read_text())
     next(one for one in content["tokens"] if one["id"] == token.id)["expires"] = datetime.now(UTC).isoformat()
     file.write_text(json.dumps(content))
-    return made
-
-
-@contextmanager
-def guarded_service(folder: Path, *flags: str) -> Iterator[Guarded]:
-    """A service with a token file."""
-    file = folder / "tokens.json"
-    tokens = make_tokens(file)
     with running_service("--token-file", str(file), *flags) as service:
         yield Guarded(service, file, tokens)
 

@@ -70,7 +70,10 @@ def test_serve_refuses_a_port_in_use() -> None:
         port = taken.getsockname()[1]
         message = refusal("--port", str(port))
     assert f"127.0.0.1:{port}" in message
-    assert f"at --port; got {port}; expected 'a free port'; stop the process that uses it" in message
+    assert (
+        f"at --port; got {port}; expected 'a free port, which this user may open'; stop the process that uses it"
+        in message
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,14 @@
 import contextlib
 import json
 import socket
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from reward_servers import until
 from security_helpers import raw
-from service_helpers import MODEL, RunningService, read_response, running_service
+from service_helpers import MODEL, RunningService, read_response, rollout_request, running_service
 from solrl_http.limits.bodies import RATE, Bodies, InflightBytes, Pace
 from solrl_http.problem_responses import Refusal
 from solrl_http.settings import HttpSettings
@@ -57,16 +57,6 @@ def held(service: RunningService, head: str, body: bytes) -> Iterator[socket.soc
         yield sock
 
 
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 600
-    while True:
-        with contextlib.suppress(AssertionError):
-            if condition():
-                return
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("head", [rollout_head, adapter_head])
 @pytest.mark.parametrize("sent", [1, 800_000], ids=["silent", "silent after much data"])
 @LENGTHS
@@ -111,8 +101,8 @@ def test_one_connection_too_many_gets_an_answer(impatient: RunningService) -> No
     with contextlib.ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(socket.create_connection(("127.0.0.1", impatient.port), timeout=600))
-        wait_for(lambda: status() == 503)
-    wait_for(lambda: status() == 200)
+        until(lambda: status() == 503)
+    until(lambda: status() == 200)
 
 
 @LENGTHS
@@ -120,13 +110,13 @@ def test_bodies_beyond_the_budget_are_refused_before_they_are_read(small: Runnin
     length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {MIB}"
     part = b"%x\r\n%b\r\n" % (MIB - 1000, b" " * (MIB - 1000)) if chunked else b" " * 1000
     with held(small, rollout_head(length), part), held(small, rollout_head(length), part):
-        wait_for(lambda: small.client.post("/v1/rollouts", content=b" " * 4000, headers=JSON).status_code == 503)
+        until(lambda: small.client.post("/v1/rollouts", content=b" " * 4000, headers=JSON).status_code == 503)
         status, headers, answer = raw(small.port, rollout_head(f"Content-Length: {MIB}"))
         assert (status, json.loads(answer)["type"]) == (503, "urn:solrl:problem:too-many-bytes")
         assert headers["retry-after"] == "5"
         assert small.client.get("/v1/models").status_code == 200
     # Both connections were closed, and their bytes are free again.
-    wait_for(lambda: small.rollout(count=1, steps=1))
+    until(lambda: small.client.post("/v1/rollouts", json=rollout_request(count=1, steps=1)).is_success)
 
 
 def test_a_tenant_may_use_half_of_the_budget() -> None:

@@ -4,11 +4,11 @@ import json
 import logging
 import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from reward_servers import until
 from security_helpers import Guarded, raw
 from service_helpers import RunningService, rollout_request, running_service
 from solrl_http import logs
@@ -17,11 +17,8 @@ from solrl_http import logs
 def lines(service: RunningService, request_id: str) -> list[dict[str, Any]]:
     """All lines of a request. A line follows its answer, so this waits for the line of a later request."""
     fence = service.client.get("/v9").headers["x-request-id"]
-    deadline = time.monotonic() + 600
-    while fence not in (text := service.log.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    parsed = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    assert any(line.get("request_id") == fence for line in parsed)
+    until(lambda: fence in service.log.read_text())
+    parsed = [json.loads(line) for line in service.log.read_text().splitlines() if line.startswith("{")]
     return [line for line in parsed if line.get("request_id") == request_id]
 
 
