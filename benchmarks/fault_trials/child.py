@@ -63,8 +63,8 @@ def serve(argv: Sequence[str], event_log: str, environment: Mapping[str, str]) -
     """`solrl-rollout serve`; notes each chunk that is queued, begun or lost, its steps, and its end."""
     os.environ.update(environment)
     from solrl_rollout.cli import main
+    from solrl_rollout.engine.engine import WorkerHandle
     from solrl_rollout.engine.queue.scheduler import Scheduler
-    from solrl_rollout.engine.queue.worker_handle import WorkerHandle
     from solrl_rollout.engine.work import Chunk
     from solrl_rollout.engine.workers import remote
 

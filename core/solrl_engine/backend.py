@@ -69,16 +69,14 @@ class Identity:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Features of a backend; a service refuses requests that need a missing one.
+    """Features of a backend.
 
     Attributes:
         precisions: supported precisions, native or emulated, in order of preference.
-        prunes: it can stop after some steps and continue from a trajectory.
         overlaps: it leaves this process's CPU free, so one chunk can be scored while the next is generated.
     """
 
     precisions: tuple[PrecisionInfo, ...]
-    prunes: bool
     overlaps: bool
 
     @property

@@ -80,7 +80,6 @@ class LocalBackend:
                 for precision in supported_precisions(backbone.device)
                 if emulates or precision != "nvfp4" or numerics(precision, backbone.device) == "native"
             ),
-            prunes=True,
             overlaps=backbone.device.type == "cuda",
         )
 

@@ -40,14 +40,6 @@ def check_request(request: RolloutRequest, hosted: HostedModel, most_queued: int
     _check_precision(precision, hosted.info)
     _check_fitted(request.plan.fitted, hosted.info)
     _check_frames(request.plan.frames, hosted.info)
-    if request.plan.prune is not None and not hosted.prunes:
-        raise ProblemError(
-            ProblemKind.INVALID_REQUEST,
-            f"the backend of {hosted.info.name!r} cannot prune",
-            where="body.plan.prune",
-            expected="no pruning",
-            action="omit plan.prune",
-        )
     return precision
 
 

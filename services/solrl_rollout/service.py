@@ -19,8 +19,7 @@ from solrl_rollout.admission import (
     external_rewards_of,
     latent_bytes,
 )
-from solrl_rollout.engine.adapters.adapter_memory import AdapterMemory
-from solrl_rollout.engine.adapters.adapter_versions import Adapters
+from solrl_rollout.engine.adapters import AdapterMemory, Adapters
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.external_rewards import digests_with

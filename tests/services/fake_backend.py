@@ -46,7 +46,6 @@ class FakeBackend:
         precisions = (("bf16", "native"), ("nvfp4", "emulated"))
         self.capabilities = Capabilities(
             tuple(PrecisionInfo(precision=t, numerics=n, how="", quantized_share=0) for t, n in precisions),  # type: ignore[arg-type]
-            prunes=True,
             overlaps=False,
         )
         self.identity = Identity("fake", 4, 4, SHAPE, {}, {"linear": (4, 4)}, {}, "nowhere")
@@ -146,20 +145,16 @@ class Gate:
             assert self.opened.wait(600)
 
 
-def engine_of(
-    settings: RolloutSettings, load_backend: BackendLoader = load_backend, overlap: bool | None = None
-) -> Engine:
+def engine_of(settings: RolloutSettings, load_backend: BackendLoader = load_backend) -> Engine:
     """An engine with one worker in this process, not started."""
     metrics = RolloutMetrics()
-    return Engine(settings, metrics, [LocalWorker(settings, metrics, load_backend, overlap=overlap)])
+    return Engine(settings, metrics, [LocalWorker(settings, metrics, load_backend)])
 
 
 @contextmanager
-def running_engine(
-    backend: FakeBackend, *opened: threading.Event, overlap: bool = False, **settings: Any
-) -> Iterator[Engine]:
+def running_engine(backend: FakeBackend, *opened: threading.Event, **settings: Any) -> Iterator[Engine]:
     """A running engine on a backend; at the end, the events are set before it is closed."""
-    engine = engine_of(RolloutSettings(**{"rewards": (REWARD,), **settings}), backend.load, overlap=overlap)
+    engine = engine_of(RolloutSettings(**{"rewards": (REWARD,), **settings}), backend.load)
     engine.start().result(600)
     try:
         yield engine
@@ -186,10 +181,16 @@ def scored(engine: Engine, one: Chunk) -> ScoredChunk:
     return one.result.result(600)
 
 
+def pinged(engine: Engine) -> None:
+    """Return once every worker has answered, each between two steps."""
+    for ping in engine.ping():
+        ping.result(600)
+
+
 def settle(engine: Engine) -> None:
     """Return once the engine's thread waits, or has begun whatever it begins now.
 
     It answers a ping before it takes a chunk, too; the second one is answered after the chunk's beginning.
     """
     for _ in range(2):
-        engine.ping().result(600)
+        pinged(engine)

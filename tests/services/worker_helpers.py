@@ -12,7 +12,7 @@ from typing import Any
 
 import faulty_rewards
 import pytest
-from fake_backend import REWARD, chunk, job
+from fake_backend import REWARD, chunk, job, pinged
 from prometheus_client.parser import text_string_to_metric_families
 from service_helpers import Layout, RunningService, adapter_file, rollout_request
 from solrl_proto.problems import ProblemError
@@ -122,7 +122,7 @@ def assert_cancelled_within_a_step(engine: Engine, steps: Path) -> None:
     while not steps.stat().st_size:
         time.sleep(0.01)
     engine.cancel(endless.job)
-    engine.ping().result(600)  # sent after it, and answered between two steps
+    pinged(engine)  # sent after it, and answered between two steps
     taken = steps.stat().st_size
     with pytest.raises(ProblemError):
         endless.result.result(600)
@@ -137,4 +137,4 @@ def assert_replaced_once_stopped(engine: Engine, note: Path) -> None:
     assert len(held.result.result(600).rewards[REWARD]) == 4
     assert_gone([int(note.read_text())])
     assert held.losses == 1
-    engine.ping().result(600)
+    pinged(engine)

@@ -12,13 +12,14 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+from solrl_proto.problems import ProblemError
 from solrl_proto.status import WorkerStatus
 
-from solrl_rollout.engine.errors import EngineDeadError, chunk_error
-from solrl_rollout.engine.queue.scheduler import Scheduler
-from solrl_rollout.engine.queue.worker_handle import WorkerHandle
-from solrl_rollout.engine.work import Chunk, HostedModel, Job
-from solrl_rollout.engine.workers.worker import Worker, WorkerDiedError
+from solrl_rollout.engine.errors import ChunkFailedError, EngineDeadError
+from solrl_rollout.engine.queue.fair_queue import Quantum
+from solrl_rollout.engine.queue.scheduler import BUILTIN_SERVERS, Scheduler
+from solrl_rollout.engine.work import Chunk, HostedModel, Job, ScoredChunk
+from solrl_rollout.engine.workers.worker import ChunkQueue, Worker, WorkerDiedError
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
@@ -31,6 +32,97 @@ _STEADY_SECONDS = 300.0
 """Seconds of serving after which a worker's earlier deaths no longer count."""
 _LONGEST_PAUSE = 30.0
 """Seconds before a worker is loaded again, at most. There is no pause after its first death."""
+
+
+class WorkerHandle(ChunkQueue):
+    """One worker: its state, and its chunks from the fair queue.
+
+    Attributes:
+        worker: the worker.
+        hosted: the models that it has loaded; empty before.
+        serving: whether it is loaded and takes chunks.
+        ended: whether it will never serve again.
+        deaths: number of times that it died since it last finished a chunk, or served for a long time.
+        idle_deaths: those of them since any worker last finished a chunk.
+        restarts: number of times that it serves again after its death.
+        chunks: chunks that it has taken and not finished. Guarded by `changed` of the scheduler.
+    """
+
+    def __init__(self, worker: Worker, scheduler: Scheduler, *, keeps_run: bool) -> None:
+        """`keeps_run`: whether it stays with its run beyond a turn while that is fair."""
+        super().__init__(scheduler.changed)
+        self.worker = worker
+        self.hosted: list[HostedModel] = []
+        self.serving = False
+        self.ended = False
+        self.deaths = 0
+        self.idle_deaths = 0
+        self.restarts = 0
+        self.chunks: list[Chunk] = []
+        self._scheduler = scheduler
+        self._turn = Quantum(keeps_run=keeps_run)
+        self._finished = 0
+        self._finished_by_all = 0
+        """By all workers, at its last death."""
+
+    @property
+    def status(self) -> WorkerStatus:
+        """The worker's state."""
+        name = self.worker.name
+        return WorkerStatus(
+            name=name, serving=self.serving, given_up=self.ended, chunks=self._finished, restarts=self.restarts
+        )
+
+    @property
+    def closing(self) -> bool:
+        """Whether the engine closes."""
+        return self._scheduler.closing
+
+    def next_chunk(self) -> Chunk | None:
+        """Take the worker's next chunk from the queue, if there is one now."""
+        chunk = self._scheduler.take(self._turn, self.chunks, self._servers)
+        if chunk is not None:
+            self.chunks.append(chunk)
+        return chunk
+
+    def finish(self, chunk: Chunk, scored: ScoredChunk) -> None:
+        """Resolve a chunk with its result."""
+        self._scheduler.record(self.worker.name, chunk, scored)
+        with self._scheduler.changed:
+            self.chunks.remove(chunk)
+            self.deaths = 0
+            self._finished += 1
+        chunk.result.set_result(scored)
+
+    def fail(self, chunk: Chunk, error: ProblemError) -> None:
+        """Resolve a chunk with an error."""
+        with self._scheduler.changed:
+            self.chunks.remove(chunk)
+        chunk.result.set_exception(error)
+
+    def died(self) -> None:
+        """Count a death."""
+        finished = self._scheduler.finished
+        if not self.deaths or finished != self._finished_by_all:
+            self.idle_deaths = 0
+        self._finished_by_all = finished
+        self.deaths += 1
+        self.idle_deaths += 1
+
+    def put_back(self, begun: Sequence[Chunk]) -> None:
+        """Queue all chunks again, after the worker's death; it had begun some of them."""
+        with self._scheduler.changed:
+            chunks, self.chunks = self.chunks, []
+        for chunk in begun:
+            chunk.losses += 1
+        self._scheduler.put_back(chunks)
+
+    def _servers(self, chunk: Chunk) -> frozenset[str]:
+        """The reward servers that a chunk needs."""
+        job = chunk.job
+        served = next((one.remote_rewards for one in self.hosted if one.info.name == job.model), frozenset())
+        own = any(name in served and name not in job.external_rewards for name in job.rewards)
+        return job.run_servers | {BUILTIN_SERVERS} if own else job.run_servers
 
 
 class Engine:
@@ -80,15 +172,15 @@ class Engine:
         for handle in self._handles:
             handle.worker.cancel(job)
 
-    def ping(self) -> Future[None]:
-        """Return a future that resolves once every serving worker has answered, each before its next step.
+    def ping(self) -> list[Future[None]]:
+        """Return a future for each serving worker, which it resolves before its next step.
 
         Raises:
             EngineDeadError: no worker will serve again.
         """
         with self.scheduler.changed:
             self.scheduler.require_alive()
-            return _all_of([handle.worker.ping() for handle in self._handles if handle.serving])
+            return [handle.worker.ping() for handle in self._handles if handle.serving]
 
     def waiting(self, tenant: str) -> tuple[list[Chunk], bool]:
         """A tenant's waiting chunks, and whether one of its chunks is running."""
@@ -213,34 +305,11 @@ class Engine:
             self.scheduler.put_back(left)
         else:
             for chunk in left:
-                chunk.result.set_exception(
-                    chunk_error(chunk, "other") if isinstance(error, Exception) else EngineDeadError()
-                )
+                chunk.result.set_exception(ChunkFailedError() if isinstance(error, Exception) else EngineDeadError())
             for chunk in self.scheduler.clear():
                 if chunk.result.running() or chunk.result.set_running_or_notify_cancel():
                     chunk.result.set_exception(EngineDeadError())
         handle.worker.close()
-
-
-def _all_of(pings: Sequence[Future[None]]) -> Future[None]:
-    """A future that resolves once all have; with the error of one of them, if there is any."""
-    whole: Future[None] = Future()
-    lock, left = threading.Lock(), len(pings)
-
-    def answered(ping: Future[None]) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            last = not left
-        if last and whole.set_running_or_notify_cancel():
-            error = ping.exception()
-            whole.set_exception(error) if error else whole.set_result(None)
-
-    if not pings:
-        whole.set_result(None)
-    for ping in pings:
-        ping.add_done_callback(answered)
-    return whole
 
 
 _SHOWN = 3
@@ -289,5 +358,5 @@ def _identity(model: HostedModel) -> dict[str, Any]:
         one.pop("rank_fidelity")  # measured by each worker
     parts = {f"digest of {part}": digest for part, digest in info.pop("digests").items()}
     layout = {module: tuple(shape) for module, shape in model.adapter_layout.items()}
-    own = {"default precision": model.default_precision, "prunes": model.prunes, "adapter layout": layout}
+    own = {"default precision": model.default_precision, "adapter layout": layout}
     return parts | info | own

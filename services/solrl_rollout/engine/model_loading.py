@@ -1,6 +1,8 @@
 """Loading of all hosted models and their rewards onto one device, and the warm-up that shows whether they fit."""
 
-from collections.abc import Callable, Iterator, Mapping
+import socket
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -20,10 +22,7 @@ from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 
 def load_models(
-    settings: RolloutSettings,
-    metrics: RolloutMetrics,
-    load_backend: BackendLoader,
-    weights_read: Callable[[], None] = lambda: None,
+    settings: RolloutSettings, metrics: RolloutMetrics, load_backend: BackendLoader, lock: str | None = None
 ) -> dict[str, ModelRunner]:
     """Load all models of the settings, by name, then warm them up; equal rewards are loaded once.
 
@@ -31,7 +30,7 @@ def load_models(
         settings: models, rewards, and their device.
         metrics: metrics to update.
         load_backend: loads each model's backend.
-        weights_read: called once all are loaded.
+        lock: name under which the processes of this host read weights one after another; None to read at once.
 
     Raises:
         ValueError, OSError, RuntimeError: a model or a reward cannot be loaded or does not fit.
@@ -41,10 +40,10 @@ def load_models(
     rewards: dict[str, Reward] = {}
     runners: dict[str, ModelRunner] = {}
     try:
-        for spec in settings.models:
-            with _fitting(spec, settings, runners):
-                runners[spec.name] = _load_model(spec, settings, metrics, load_backend, rewards)
-        weights_read()
+        with _alone(lock):
+            for spec in settings.models:
+                with _fitting(spec, settings, runners):
+                    runners[spec.name] = _load_model(spec, settings, metrics, load_backend, rewards)
         for spec in settings.models:
             with _fitting(spec, settings, runners):
                 runners[spec.name].warm_up()
@@ -53,6 +52,22 @@ def load_models(
             runner.backend.close()
         raise
     return runners
+
+
+@contextmanager
+def _alone(lock: str | None) -> Iterator[None]:
+    """Wait until no other process of this host is within a block of this name: each reads through the host's memory.
+
+    The name is a socket's in the abstract namespace, which ends with its process and leaves no file.
+    """
+    with socket.socket(socket.AF_UNIX) as named:
+        while lock is not None:
+            try:
+                named.bind(f"\0{lock}")
+                break
+            except OSError:  # taken
+                time.sleep(0.1)
+        yield
 
 
 @contextmanager

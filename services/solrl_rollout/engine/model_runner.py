@@ -139,7 +139,6 @@ class ModelRunner:
             info=info,
             default_precision=self._default_precision,
             adapter_layout=identity.adapter_layout,
-            prunes=capabilities.prunes,
             device=identity.device,
             batch_limits=self._lowered_limits,
             remote_rewards=frozenset(rewards.names) - frozenset(rewards.computed_here),

@@ -12,9 +12,9 @@ from solrl_core.rewards.reward import weighted_sum
 from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_core.sampling.sampler import Trajectory
 from solrl_engine.sampler import survivors
+from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import Latents, RolloutGroup, RolloutRequest
 
-from solrl_rollout.engine.errors import chunk_error
 from solrl_rollout.engine.work import Chunk, ScoredChunk, last_step
 
 Value = TypeVar("Value")
@@ -103,7 +103,13 @@ class ScoredGroup:
         try:
             return weighted_sum(self._rewards(), {reward.name: reward.weight for reward in self.request.rewards})
         except OverflowError as error:
-            raise chunk_error(self.chunks[0], "score") from error
+            raise ProblemError(
+                ProblemKind.SCORE_NONFINITE,
+                f"the weighted sum of the rewards overflows for prompt {self.chunks[0].prompt.id!r}",
+                where="body.rewards",
+                expected="weights whose weighted sum stays within float32",
+                action="use smaller weights",
+            ) from error
 
     def _in_place(self, values: Sequence[Value]) -> tuple[Value | None, ...]:
         """The finished candidates' values in their places; None for pruned candidates."""

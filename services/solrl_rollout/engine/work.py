@@ -18,8 +18,6 @@ from solrl_proto.identifiers import Precision
 from solrl_proto.models import ModelInfo
 from solrl_proto.rollouts import Plan, PromptItem, RewardTime, RolloutRequest
 
-from solrl_rollout.engine.adapters.adapter_memory import Lease
-
 
 @dataclass(frozen=True)
 class HostedModel:
@@ -29,7 +27,6 @@ class HostedModel:
         info: its entry in `GET /v1/models`.
         default_precision: precision that `auto` stands for.
         adapter_layout: module → (out_features, in_features) of every LoRA target.
-        prunes: whether its backend can prune.
         device: description of the hardware.
         batch_limits: returns the batch limits that were lowered when memory ran out, by precision or "rewards".
         remote_rewards: names of the rewards that reward servers compute.
@@ -38,7 +35,6 @@ class HostedModel:
     info: ModelInfo
     default_precision: Precision
     adapter_layout: Mapping[str, tuple[int, int]]
-    prunes: bool
     device: str
     batch_limits: Callable[[], dict[str, int]]
     remote_rewards: frozenset[str] = frozenset()
@@ -46,9 +42,9 @@ class HostedModel:
 
 @dataclass(frozen=True, eq=False)
 class LeasedAdapter(VersionedAdapter):
-    """A decoded adapter with a request's lease of it."""
+    """A decoded adapter of a request; `release` ends its count among those in memory, and may be called again."""
 
-    lease: Lease
+    release: Callable[[], None]
 
 
 class ExternalReward(NamedTuple):
@@ -59,9 +55,9 @@ class ExternalReward(NamedTuple):
 
 
 def release(adapter: VersionedAdapter | None) -> None:
-    """End a request's lease of its adapter, if it has one. Harmless a second time."""
+    """Stop counting a request's adapter, if it has one. Harmless a second time."""
     if isinstance(adapter, LeasedAdapter):
-        adapter.lease.release()
+        adapter.release()
 
 
 @dataclass(eq=False)

@@ -11,21 +11,28 @@ Keys of a tenant, which share the hash tag `{tenant}` so that Redis Cluster keep
     {prefix}:{tenant}:run:{run}:activity                 JSON of the progress within an iteration, which expires
     {prefix}:{tenant}:run:{run}:blob:{version}           a version's bytes
 
+A damaged record is logged and omitted, so that it does not hide others. Unknown fields are ignored: replicas that share
+a store may have different versions.
+
 A push is one script, which compares the head and writes bytes and record. Redis must run with `maxmemory-policy
 noeviction`. Its appendfsync determines how much a crash may lose; trainers push lost versions again.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import OutOfMemoryError, RedisError
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
+from solrl_proto.identifiers import Message
 from solrl_proto.secrets import hold_secret
 from solrl_proto.status import Activity, IterationReport, Point, Samples
 
@@ -38,7 +45,6 @@ from solrl_rollout.store.errors import (
     not_found,
     quota_exceeded,
 )
-from solrl_rollout.store.readable import head_of, info_of, log_damage, numbers, points_of, readable, versions_of
 from solrl_rollout.store.run_store import (
     DEFAULT_RETAIN,
     KEPT_ACTIVITY_S,
@@ -51,11 +57,17 @@ from solrl_rollout.store.run_store import (
 )
 from solrl_rollout.store.scripts import COMMIT, DELETE, PIN, REWIND, TELL
 
+logger = logging.getLogger(__name__)
+
 CONNECTIONS = 64
 """Maximum number of connections to Redis; further commands wait."""
 WAIT_S = 30.0
 """Seconds that a command waits for a connection."""
 _PARSED_AT_ONCE = 256  # points; some milliseconds
+_POINTS: TypeAdapter[tuple[Point, ...]] = TypeAdapter(tuple[Point, ...])
+_SHOWN = 200
+
+Model = TypeVar("Model", bound=Message)
 
 
 class Keys:
@@ -150,19 +162,19 @@ class RedisRunStore(RunStore):
         return head_of(run, head)
 
     async def list(self, tenant: str, run: str) -> AdapterList:
-        (found,) = await self._lists(tenant, [run])
-        if isinstance(found, Exception):
-            raise found
-        return found
+        ((fields, pins),) = await self._held(tenant, [run])
+        return _listed(run, fields, pins)
 
     async def runs(self, tenant: str) -> RunList:
         (names,) = await self._replies([("SMEMBERS", self._keys(tenant, "").runs)])
         runs, listed = sorted(name.decode(errors="replace") for name in names), []
-        for run, found in zip(runs, await self._lists(tenant, runs), strict=True):
-            if isinstance(found, CorruptError):
-                log_damage(f"run {run!r}", str(found.problem.got))
-            elif isinstance(found, AdapterList):  # otherwise the run has been deleted since
-                listed.append(found)
+        for run, (fields, pins) in zip(runs, await self._held(tenant, runs), strict=True):
+            try:
+                listed.append(_listed(run, fields, pins))
+            except CorruptError as error:
+                log_damage(f"run {run!r}", str(error.problem.got))
+            except RunNotFoundError:
+                pass  # deleted since
         size = sum(info.size for one in listed for info in one.versions)
         return RunList(runs=tuple(listed), size=size, quota=self.quota)
 
@@ -248,18 +260,12 @@ class RedisRunStore(RunStore):
     async def close(self) -> None:
         await self._redis.aclose()
 
-    async def _lists(self, tenant: str, runs: Sequence[str]) -> Sequence[AdapterList | RunNotFoundError | CorruptError]:
-        """Each run's head, pins and versions; the error of a run that cannot be listed."""
+    async def _held(self, tenant: str, runs: Sequence[str]) -> Sequence[tuple[dict[bytes, bytes], set[bytes]]]:
+        """The fields of each run's hash, and its pins."""
         keys = [self._keys(tenant, run) for run in runs]
         asked = [command for one in keys for command in (("HGETALL", one.versions), ("SMEMBERS", one.pins))]
         replies = await self._replies(asked)
-        found: list[AdapterList | RunNotFoundError | CorruptError] = []
-        for run, fields, pins in zip(runs, replies[::2], replies[1::2], strict=True):
-            try:
-                found.append(_listed(run, fields, sorted(map(int, pins))))
-            except (RunNotFoundError, CorruptError) as error:
-                found.append(error)
-        return found
+        return list(zip(replies[::2], replies[1::2], strict=True))
 
     async def _missing(self, keys: Keys, version: int) -> Exception:
         """The error for a version that is not stored."""
@@ -290,10 +296,77 @@ class RedisRunStore(RunStore):
             raise StoreUnavailableError(self._address, f"{type(error).__name__}: {fault}") from error
 
 
-def _listed(run: str, fields: dict[bytes, bytes], pins: Sequence[int]) -> AdapterList:
+def _listed(run: str, fields: dict[bytes, bytes], pins: set[bytes]) -> AdapterList:
     if not fields:
         raise RunNotFoundError(run)
     head, infos = head_of(run, fields.get(b"head")), tuple(versions_of(run, fields))
     if head is None or not infos:
         raise CorruptError(run, None, got="no head, or no version that can be read", expected="a head and versions")
-    return AdapterList(run=run, head=head, pinned=tuple(pins), versions=infos)
+    return AdapterList(run=run, head=head, pinned=tuple(sorted(map(int, pins))), versions=infos)
+
+
+@lru_cache(1024)
+def log_damage(place: str, fault: str) -> None:
+    """Log the fault of a damaged record; once, however often it is read."""
+    logger.warning("%s is damaged in the store, and omitted: %r", place, fault[:_SHOWN])
+
+
+def readable(place: str, model: type[Model], text: bytes) -> Model | None:
+    """The message of a JSON record; None if it is damaged."""
+    try:
+        return model.model_validate_json(text, extra="ignore")
+    except ValidationError as error:
+        log_damage(place, str(error))
+        return None
+
+
+def points_of(run: str, texts: Sequence[bytes]) -> tuple[Point, ...]:
+    """A run's iterations without damaged ones."""
+    try:
+        return _POINTS.validate_json(b"[" + b",".join(texts) + b"]", extra="ignore")
+    except ValidationError:
+        found = (readable(f"an iteration of run {run!r}", Point, text) for text in texts)
+        return tuple(point for point in found if point is not None)
+
+
+def versions_of(run: str, fields: Mapping[bytes, bytes]) -> Iterator[AdapterInfo]:
+    """The versions among the fields of a run's hash, oldest first, without damaged ones."""
+    for version in numbers(fields):
+        try:
+            yield info_of(run, version, fields[b"%d" % version])
+        except CorruptError as error:
+            log_damage(f"version {version} of run {run!r}", str(error.problem.got))
+
+
+def numbers(fields: Mapping[bytes, bytes]) -> list[int]:
+    """The versions among the fields of a run's hash, oldest first."""
+    return sorted(int(field) for field in fields if field.isdigit())
+
+
+def head_of(run: str, text: bytes | None) -> int | None:
+    """A run's head; None if there is none.
+
+    Raises:
+        CorruptError: it is not a version.
+    """
+    if not text:
+        return None
+    if not text.isdigit():
+        raise CorruptError(run, None, got=f"head {str(text)[:_SHOWN]}", expected="a version as its head")
+    return int(text)
+
+
+def info_of(run: str, version: int, text: bytes) -> AdapterInfo:
+    """A version's description.
+
+    Raises:
+        CorruptError: it cannot be read, or is another version's.
+    """
+    try:
+        info = AdapterInfo.model_validate_json(text, extra="ignore")
+    except ValidationError as error:
+        raise CorruptError(run, version, got=str(error), expected="a version record") from error
+    if (info.run, info.version) != (run, version):
+        got = f"the record of version {info.version} of run {info.run!r}"
+        raise CorruptError(run, version, got=got, expected="the version's own record")
+    return info

@@ -5,9 +5,9 @@ A run returns to an older version only by deleting all later ones. A store check
 consistent view of the run, and writes only if that view still holds.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.problems import ProblemError, ProblemKind
@@ -35,21 +35,21 @@ class Progress:
     last: Point
 
 
-class RunStore(ABC):
+class RunStore(Protocol):
     """Adapter versions, curves and samples of all runs. Any method may raise StoreUnavailableError;
     other errors are problems, too, of the kinds named below."""
+
+    retain: int
+    quota: int | None
 
     def __init__(self, retain: int = DEFAULT_RETAIN, quota: int | None = None) -> None:
         """Retain the newest `retain` (≥ 1) unpinned versions per run, and allow `quota` bytes of versions per tenant.
 
         `put` deletes older unpinned versions.
         """
-        if retain < 1:
-            raise ValueError(f"retain is {retain}; a store must keep at least 1 version of a run")
         self.retain = retain
         self.quota = quota
 
-    @abstractmethod
     async def put(self, tenant: str, info: AdapterInfo, body: bytes) -> tuple[AdapterInfo, bool]:
         """Store a version and make it the run's head, atomically; return the stored version, and whether it is new.
 
@@ -58,34 +58,27 @@ class RunStore(ABC):
         `adapter-quota`.
         """
 
-    @abstractmethod
     async def get(self, tenant: str, run: str, version: int) -> tuple[AdapterInfo, bytes]:
         """Return a version and its bytes, digest verified.
 
         Raises `run-not-found`, `version-not-found` or `adapter-corrupt`.
         """
 
-    @abstractmethod
     async def info(self, tenant: str, run: str, version: int) -> AdapterInfo:
         """Return the description of a version. Raises as `get` does."""
 
-    @abstractmethod
     async def head(self, tenant: str, run: str) -> int | None:
         """Return the run's newest version; None if there is no such run."""
 
-    @abstractmethod
     async def list(self, tenant: str, run: str) -> AdapterList:
         """Return the run's head, pins and all its versions, oldest first. Raises `run-not-found`."""
 
-    @abstractmethod
     async def runs(self, tenant: str) -> RunList:
         """Return all runs of a tenant, by name."""
 
-    @abstractmethod
     async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
         """Protect a version from deletion by newer ones, or stop protecting it. Raises as `get` does."""
 
-    @abstractmethod
     async def rewind(self, tenant: str, run: str, version: int, head: int) -> None:
         """Make a stored version the run's head again, atomically; later ones are deleted, pinned or not.
 
@@ -93,42 +86,33 @@ class RunStore(ABC):
         is the head.
         """
 
-    @abstractmethod
     async def delete(self, tenant: str, run: str) -> None:
         """Delete a run with all its versions and iterations. Raises `run-not-found`."""
 
-    @abstractmethod
     async def add_iteration(self, tenant: str, run: str, report: IterationReport) -> int:
         """Store an iteration's report, replacing this and all later iterations; return the run's new revision.
 
         The newest samples are stored, too. Raises `run-not-found` or `report-too-large`.
         """
 
-    @abstractmethod
     async def iterations(self, tenant: str, run: str) -> tuple[Point, ...]:
         """Return the stored iterations, oldest first. Raises `run-not-found`."""
 
-    @abstractmethod
     async def samples(self, tenant: str, run: str) -> Samples | None:
         """Return the newest samples; None if there are none, or the run does not exist."""
 
-    @abstractmethod
     async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
         """Return the progress of the given runs, except those that have reported nothing, from one consistent view."""
 
-    @abstractmethod
     async def set_activity(self, tenant: str, run: str, activity: Activity) -> None:
         """Store progress within an iteration, for `KEPT_ACTIVITY_S`. Raises `run-not-found`."""
 
-    @abstractmethod
     async def activities(self, tenant: str, runs: Sequence[str]) -> dict[str, Activity]:
         """Return the progress within an iteration of the given runs, except those without."""
 
-    @abstractmethod
     async def ping(self) -> None:
         """Return if the store answers."""
 
-    @abstractmethod
     async def close(self) -> None:
         """Close connections."""
 

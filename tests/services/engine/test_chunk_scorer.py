@@ -9,7 +9,7 @@ import pytest
 import torch
 from fake_backend import REWARD, brightness, chunk, job
 from solrl_core.rewards import RewardSet
-from solrl_core.rewards.images import as_uint8
+from solrl_core.rewards.images import as_bytes, as_uint8
 from solrl_core.sampling.device_events import HostEvent
 from solrl_core.sampling.generator import GeneratorOutput
 from solrl_core.sampling.sampler import Trajectory
@@ -61,6 +61,7 @@ def test_a_server_gets_bytes_and_its_seconds_count(monkeypatch: pytest.MonkeyPat
     rewards = RewardSet({"there": server, REWARD: brightness})
     scorer = ChunkScorer(rewards)
     asking, plain = (chunk(job(rewards=names)) for names in (("there", REWARD), (REWARD,)))
+    shown = chunk(job(rewards=("there",), images=True))
     assert scorer.asks_servers(asking.job)
     assert not scorer.asks_servers(plain.job)
     images = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -74,6 +75,8 @@ def test_a_server_gets_bytes_and_its_seconds_count(monkeypatch: pytest.MonkeyPat
     assert torch.equal(whole.rewards[REWARD], images.mean((1, 2, 3)))
     assert whole.rewards["there"].tolist() == [2.0] * 4
     assert (half.reward, whole.reward, whole.images) == (0.0, 5.0, None)
+    with_images = asyncio.run(scorer.ask_servers(shown, scorer.score_here(generated(shown, images))))
+    assert torch.equal(with_images.images, as_bytes(images))
     assert half.times == {REWARD: RewardTime(seconds=0)}
     assert whole.times == {REWARD: RewardTime(seconds=0), "there": RewardTime(seconds=5, server="nowhere:8200")}
     assert sum_times([whole.times, whole.times])["there"] == RewardTime(seconds=10, server="nowhere:8200")

@@ -1,22 +1,19 @@
 """The engine thread: turns, cancellation, capacity, and its end, which every route reports."""
 
-import ast
-import inspect
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
-from dataclasses import fields
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import torch
-from fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, engine_of, job, running_engine, scored
+from fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, job, running_engine, scored
 from service_helpers import MODEL, adapter_file, adapter_headers, client_of, problem, rollout_request
 from solrl_core.sampling.noise import initial_noise
-from solrl_engine.backend import Capabilities, GenerationRequest
+from solrl_engine.backend import GenerationRequest
 from solrl_proto.problems import ProblemError
-from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.errors import EngineDeadError
 from solrl_rollout.http.app import create_app
 from solrl_rollout.settings import RolloutSettings
@@ -38,7 +35,7 @@ def test_only_the_cancelled_job_stops_at_its_next_step(gate: Gate) -> None:
         engine.scheduler.submit([running, waiting, other])
         assert gate.reached.wait(600)
         engine.cancel(cancelled)
-        ping = engine.ping()
+        (ping,) = engine.ping()
         gate.opened.set()
         ping.result(600)
         with pytest.raises(ProblemError):
@@ -127,17 +124,6 @@ def test_the_engine_survives_a_failed_chunk_and_ends_if_its_backend_dies() -> No
     assert engine.scheduler.dead
 
 
-def test_a_failed_start_reports_the_model_that_cannot_be_loaded() -> None:
-    def load(*_: object) -> FakeBackend:
-        raise OSError("no such folder")
-
-    engine = engine_of(RolloutSettings(rewards=(REWARD,)), load)
-    with pytest.raises(OSError, match="no such folder"):
-        engine.start().result(600)
-    engine.close()
-    assert engine.scheduler.dead
-
-
 @pytest.mark.anyio
 async def test_every_route_reports_a_dead_engine_thread() -> None:
     def asked(reward: str) -> dict[str, Any]:
@@ -152,33 +138,42 @@ async def test_every_route_reports_a_dead_engine_thread() -> None:
             assert (response.status_code, problem(response)["kind"]) == (503, "engine-dead")
 
 
-def test_the_service_reads_every_capability() -> None:
-    folder = Path(inspect.getfile(Engine)).parents[1]
-    trees = [ast.parse(path.read_text()) for path in folder.rglob("*.py")]
-    read = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    assert {field.name for field in fields(Capabilities)} <= read
+async def push(client: httpx.AsyncClient, run: str) -> int:
+    """Push an adapter of its own for a run; returns its size."""
+    adapter = adapter_file({"linear": (4, 4)}, seed=len(run))
+    url = f"/v1/runs/{run}/adapters/0?model={MODEL}"
+    assert (await client.put(url, content=adapter, headers=adapter_headers(adapter))).status_code == 201
+    return len(adapter)
 
 
 @pytest.mark.anyio
-async def test_requests_beyond_a_backend_s_capabilities_are_refused() -> None:
-    backend = FakeBackend().without(prunes=False)
-    body = rollout_request(count=4, steps=2, rewards=(REWARD,))
-    body["plan"]["prune"] = {"after": 1, "keep": 2}
-    async with client_of(create_app(RolloutSettings(rewards=(REWARD,)), load_backend=backend.load)) as client:
-        refused = await client.post("/v1/rollouts", json=body)
-        assert (refused.status_code, problem(refused)["kind"]) == (422, "invalid-request")
-        assert problem(refused)["where"] == "body.plan.prune"
-        body["plan"]["prune"] = None
-        assert (await client.post("/v1/rollouts", json=body)).status_code == 200
+async def test_adapters_of_refused_and_of_finished_requests_are_given_back(gate: Gate) -> None:
+    settings = RolloutSettings(rewards=(REWARD,), queue_limit=4)
+    app = create_app(settings, load_backend=FakeBackend(on_step=gate).load)
+    async with client_of(app) as client:
+
+        async def ask(run: str, text: str, count: int) -> int:
+            body = rollout_request(prompts=[text], adapter=(run, 0), steps=1, rewards=(REWARD,), count=count)
+            return (await client.post("/v1/rollouts", json=body)).status_code
+
+        size, _ = await push(client, "a"), await push(client, "other")
+        running = asyncio.create_task(ask("a", "held", 4))
+        await asyncio.to_thread(gate.reached.wait, 600)
+        waiting = asyncio.create_task(ask("a", "free", 3))
+        while not app.state.service.engine.waiting("local")[0]:
+            await asyncio.sleep(0.01)
+        assert await ask("other", "free", 2) == 429
+        assert app.state.service.adapters.held.bytes == size
+        gate.opened.set()
+        assert await asyncio.gather(running, waiting) == [200, 200]
+        assert app.state.service.adapters.held.bytes == 0
 
 
 @pytest.mark.anyio
 async def test_the_use_of_an_adapter_is_the_plans_and_named_in_the_answer() -> None:
     backend = FakeBackend()
-    adapter = adapter_file({"linear": (4, 4)}, seed=0)
     async with client_of(create_app(RolloutSettings(rewards=(REWARD,)), load_backend=backend.load)) as client:
-        url = f"/v1/runs/a/adapters/0?model={MODEL}"
-        assert (await client.put(url, content=adapter, headers=adapter_headers(adapter))).status_code == 201
+        await push(client, "a")
         for run, switches in (("a", ["merged", "unmerged", "merged"]), (None, ["merged"])):
             del backend.uses[:]
             named = []

@@ -8,8 +8,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import pytest
-from solrl_rollout.engine.queue.costs import StepCosts
 from solrl_rollout.engine.queue.fair_queue import AHEAD_CHUNKS, FairQueue, Quantum, QueueFullError
+from solrl_rollout.engine.queue.scheduler import StepCosts
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +53,9 @@ def test_survivors_and_lost_items_return_to_the_front_of_their_kind() -> None:
     assert queue.take() is sample
     assert queue.take() is first
     queue.put([waited := Item("a", 3)])
-    queue.put([survivor := Item("a", 1, job=first.job, ahead=True)], first=True)  # beyond the limit
+    queue.put(survivors := [Item("a", ahead=True), Item("a", ahead=True)], first=True)  # beyond the limit
     queue.put_back(sample)
-    assert [queue.take() for _ in range(4)] == [sample, waited, survivor, second]
+    assert [queue.take() for _ in range(5)] == [sample, waited, *survivors, second]
 
 
 def test_a_run_that_waits_goes_before_runs_that_work_ahead_within_a_fair_share() -> None:

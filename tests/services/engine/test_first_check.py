@@ -12,8 +12,10 @@ from solrl_core.rewards.reward import PlainDefaults
 from solrl_engine.local_backend import LocalBackend
 from solrl_engine.precision_check import PROMPTS
 from solrl_proto.rollouts import Plan
-from solrl_rollout.engine import first_check
+from solrl_rollout.engine import backends, first_check
+from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.engine.first_check import checked_default
+from solrl_rollout.settings import ModelSpec, RolloutSettings
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def test_auto_takes_the_next_precision_when_one_does_not_rank(
 ) -> None:
     backend, rewards = loaded(str(with_outliers))
     native = [one.model_copy(update={"numerics": "native"}) for one in backend.capabilities.precisions]
-    monkeypatch.setattr(backend, "capabilities", type(backend.capabilities)(tuple(native), prunes=True, overlaps=False))
+    monkeypatch.setattr(backend, "capabilities", type(backend.capabilities)(tuple(native), overlaps=False))
     assert checked_default("flux", backend, rewards, None, tmp_path) == ("bf16", None)
     assert "flux at nvfp4 does not rank as in BF16: Spearman" in caplog.text
     assert "the next precision is tried" in caplog.text
@@ -88,3 +90,25 @@ def test_each_answer_of_an_asked_precision_that_does_not_rank_warns(with_outlier
         assert "flux at nvfp4 does not rank as in BF16: Spearman" in warned
         exact = service.client.post("/v1/rollouts", json=rollout_request(precision="bf16") | {"model": "flux"})
         assert "warning" not in exact.json()
+
+
+def test_a_gpu_without_units_refuses_nvfp4_before_it_loads_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emulation must be asked for, because it would be slower than BF16."""
+    monkeypatch.setattr(backends, "nvfp4_obstacle", lambda device: "compute capability 9.0, NVFP4 needs 10.0")
+    loads: list[str] = []
+
+    def load(location: str, **_: object) -> object:
+        loads.append(location)
+        return load_backbone("mini-flux")
+
+    monkeypatch.setattr(backends, "load_backbone", load)
+    spec = ModelSpec("flux", "mini-flux", None)
+    given = {"models": ["mini-flux"], "device": "cuda:0"}
+    with pytest.raises(ValueError, match=r"needs 10.0. Emulated, it is slower than BF16: .* --emulate"):
+        load_backend(spec, RolloutSettings(**given, precision="nvfp4"))
+    assert not loads
+    served = [
+        [one.precision for one in load_backend(spec, RolloutSettings(**given, **more)).capabilities.precisions]
+        for more in ({}, {"emulate": True, "precision": "nvfp4"})
+    ]
+    assert served == [["bf16"], ["nvfp4", "bf16"]]

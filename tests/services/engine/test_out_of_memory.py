@@ -97,14 +97,10 @@ def test_a_request_whose_halves_fail_is_made_in_quarters_while_others_are_served
 
 
 @pytest.fixture
-def _whole_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batches of engines in this process are whole chunks."""
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """An engine whose batches are whole chunks."""
     monkeypatch.setattr("solrl_core.sampling.batches.thread_count", lambda: 1)
     monkeypatch.setattr(*small_memory.whole_chunks())
-
-
-@pytest.fixture
-def engine(_whole_chunks: None) -> Iterator[Engine]:
     running = engine_of(RolloutSettings(precision="nvfp4"))
     running.start().result()
     yield running
@@ -161,18 +157,6 @@ def test_a_request_for_a_precision_that_cannot_be_built_gets_the_error(
     assert refused.value.problem.kind == expected
     assert said in refused.value.problem.detail
     assert len(made(engine)) == CHUNK_SIZE
-
-
-@pytest.mark.usefixtures("_whole_chunks")
-@pytest.mark.parametrize("part", [small_memory.of_transformer, small_memory.of_rewards])
-def test_a_service_that_cannot_fit_one_candidate_does_not_start(
-    monkeypatch: pytest.MonkeyPatch, part: Callable[[int], tuple[type, str, Any]]
-) -> None:
-    monkeypatch.setattr(*part(0))
-    engine = engine_of(RolloutSettings(precision="nvfp4"))
-    with pytest.raises(RuntimeError, match=r"mini-sana does not fit on auto: .*solrl-rollout memory"):
-        engine.start().result()
-    engine.close()
 
 
 def test_a_service_closes_a_backend_that_cannot_fit_one_candidate_and_does_not_start() -> None:

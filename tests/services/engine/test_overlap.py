@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_backend import REWARD, Events, FakeBackend, Observed, running_engine
+from fake_backend import REWARD, Events, FakeBackend, Observed, pinged, running_engine
 from faulty_rewards import gate
 from solrl_engine.backend import GenerationRequest
 from solrl_proto import Plan, PromptItem
@@ -30,7 +30,7 @@ def backend(events: Events) -> Observed:
 
 
 def started(backend: FakeBackend, overlap: bool = True) -> AbstractContextManager[Engine]:
-    return running_engine(backend, gate, overlap=overlap, rewards=(REWARD, FATAL, GATED, PICKY))
+    return running_engine(backend.without(overlaps=overlap), gate, rewards=(REWARD, FATAL, GATED, PICKY))
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_only_one_chunk_is_generated_while_the_previous_one_is_scored(engine: En
     chunks = [chunk(name, events) for name in "abc"]
     engine.scheduler.submit(chunks)
     events.wait_for("*b")
-    engine.ping().result(600)  # the engine is idle: it waits until the first chunk is scored
+    pinged(engine)  # the engine is idle: it waits until the first chunk is scored
     assert events.seen == ["+a", "*a", "+b", "*b"]
     gate.set()
     events.wait_for("-c")
@@ -84,7 +84,7 @@ def test_a_chunk_cancelled_before_it_is_scored_is_not_scored(engine: Engine, eve
     first, second, third = (chunk(name, events) for name in "abc")
     engine.scheduler.submit([first, second, third])
     events.wait_for("*b")
-    engine.ping().result(600)  # is answered while the first is scored
+    pinged(engine)  # is answered while the first is scored
     assert not first.result.done()
     engine.cancel(second.job)
     gate.set()
@@ -121,7 +121,7 @@ def test_a_batch_that_runs_out_of_memory_during_scoring_is_retried_whole_and_ove
     first, second, third, fourth = (chunk(name, events) for name in "abcd")
     engine.scheduler.submit([first, second])
     events.wait_for("out of memory")
-    engine.ping().result(600)
+    pinged(engine)
     assert events.seen == ["+a", "*a", "+b", "out of memory"]
     gate.set()
     assert len(second.result.result(600).rewards[GATED]) == 4
@@ -131,7 +131,7 @@ def test_a_batch_that_runs_out_of_memory_during_scoring_is_retried_whole_and_ove
     gate.clear()
     engine.scheduler.submit([third, fourth])
     events.wait_for("*c")
-    engine.ping().result(600)
+    pinged(engine)
     assert events.seen[-1] == "*c"  # the fourth chunk has to wait
     gate.set()
     events.wait_for("-d")

@@ -1,6 +1,6 @@
 """Workers as Ray actors on two nodes: the same bits as one worker in the service's process, also when one is killed."""
 
-import gc
+import os
 import re
 import signal
 import sys
@@ -15,10 +15,10 @@ import ray
 from fake_backend import REWARD, FakeBackend
 from ray.exceptions import ActorDiedError, GetTimeoutError, ObjectStoreFullError
 from service_helpers import Layout, RunningService, running_service
-from solrl_core.adapter import encode_adapter
 from solrl_rollout.doctor import check
 from solrl_rollout.engine.workers import make_workers
-from solrl_rollout.engine.workers.ray_cluster import RayCluster, RayConnection, adapter_objects
+from solrl_rollout.engine.workers.ray_cluster import RayCluster, RayConnection
+from solrl_rollout.engine.workers.remote import SharedAdapters
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from support.adapters import random_adapter
@@ -44,7 +44,7 @@ def joined() -> Iterator[None]:
     """Programs of these tests join two nodes of two CPUs each."""
     with (
         one_thread(),
-        ray_nodes(2, PYTHONPATH=str(Path(__file__).parents[1])) as variables,
+        ray_nodes(2, PYTHONPATH=os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])) as variables,
         pytest.MonkeyPatch.context() as patch,
     ):
         for name, value in variables.items():
@@ -100,18 +100,6 @@ def test_a_stopped_worker_is_replaced_and_its_chunk_is_made_again(tmp_path: Path
         assert_replaced_once_stopped(engine, tmp_path / "stopped")
 
 
-def test_an_adapter_is_stored_once_and_freed_with_its_last_reference() -> None:
-    if not ray.is_initialized():
-        ray.init()
-    adapters, adapter = adapter_objects(), random_adapter({"linear": (4, 6)}, 1)
-    reference = adapters.source(adapter)
-    assert adapters.source(adapter) is reference
-    assert ray.get(reference) == encode_adapter(adapter)
-    del adapter
-    gc.collect()
-    assert len(adapters) == 0
-
-
 @pytest.mark.parametrize(
     ("workers", "device", "said"),
     [
@@ -150,7 +138,7 @@ def test_a_worker_does_not_wait_for_a_place_once_its_service_has_left_the_cluste
     monkeypatch.setattr(ray, "get", too_late)
     connection = RayConnection(cluster, "ray:0")
     with pytest.raises(ConnectionError):
-        connection.reading()
+        connection.receive()
     assert connection.close() == "this machine is no node of the Ray cluster any more"
 
 
@@ -165,7 +153,7 @@ def test_errors_of_ray_are_those_of_a_connection(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ray, "kill", lambda _: None)
     handle, actor = SimpleNamespace(remote=gone), MagicMock()
     actor.handle.options.return_value = handle
-    cluster: Any = SimpleNamespace(adapters=adapter_objects(), start=lambda _: actor)
+    cluster: Any = SimpleNamespace(adapters=SharedAdapters(ray.put), start=lambda _: actor)
     connection = RayConnection(cluster, "ray:0")
     with pytest.raises(OSError, match="the object store is full") as refused:
         connection.share(random_adapter({"linear": (4, 6)}, 1))
@@ -187,7 +175,6 @@ def test_without_a_cluster_the_error_says_how_to_start_one(monkeypatch: pytest.M
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    for module in ("ray_actor", "ray_cluster"):
-        monkeypatch.delitem(sys.modules, f"solrl_rollout.engine.workers.{module}")
+    monkeypatch.delitem(sys.modules, "solrl_rollout.engine.workers.ray_cluster")
     with pytest.raises(RuntimeError, match=r"needs the package ray: pip install '\.\[ray\]'"):
         make_workers(RolloutSettings(rewards=(REWARD,), workers="ray"), RolloutMetrics(), FakeBackend)

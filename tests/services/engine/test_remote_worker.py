@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 import torch
-from fake_backend import REWARD, FakeBackend, chunk, job, scored
+from fake_backend import REWARD, FakeBackend, chunk, job, pinged, scored
 from solrl_core.adapter import Adapter
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.work import ScoredChunk, VersionedAdapter
-from solrl_rollout.engine.workers import process, process_workers, remote, shared_adapters
+from solrl_rollout.engine.workers import process, remote
 from solrl_rollout.engine.workers.encoding import Header, encode_hosted, encode_scored
 from solrl_rollout.engine.workers.local import LocalWorker
-from solrl_rollout.engine.workers.remote import RemoteWorker
+from solrl_rollout.engine.workers.process import memory_file
+from solrl_rollout.engine.workers.remote import RemoteWorker, SharedAdapters
 from solrl_rollout.serve import serve
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
@@ -47,9 +48,6 @@ class Process:
         self._arrived: queue.SimpleQueue[tuple[Header, bytes] | None] = queue.SimpleQueue()
         self._hosted = [encode_hosted(one) for one in LocalWorker(SETTINGS, RolloutMetrics(), FakeBackend).load()]
 
-    def reading(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
-
     def share(self, adapter: Adapter) -> Adapter:
         return adapter
 
@@ -57,10 +55,9 @@ class Process:
         self.on_send(self, header)
         match header["do"]:
             case "load":
-                self.answer({"is": "weights_read"})
                 self.answer({"is": "loaded", "hosted": self._hosted, **STATE})
             case "ping":
-                self.answer({"is": "pong", "id": header["id"]})
+                self.answer({"is": "pong"})
             case "chunk" if header["chunk"]["prompt"]["text"] == "held":
                 self.answer({"is": "taken"})
                 self._held.append(header["id"])
@@ -119,45 +116,18 @@ def adapted(seed: int) -> Any:
     return job(adapter=VersionedAdapter(f"sha256:{seed:064x}", random_adapter({"linear": (4, 4)}, seed)))
 
 
-@pytest.mark.release
-def test_an_adapter_without_room_fails_its_chunk_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics = RolloutMetrics()
-    engine = Engine(SETTINGS, metrics, process_workers(SETTINGS, ["cpu"], metrics, FakeBackend))
-    try:
-        engine.start().result(600)
-        with monkeypatch.context() as patch:
+def test_an_adapter_without_room_fails_its_chunk_alone() -> None:
+    class Full(Process):
+        def share(self, adapter: Adapter) -> Adapter:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-            def used_up(*_: Any) -> int:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-            patch.setattr(os, "memfd_create", used_up)
-            with pytest.raises(ProblemError) as error:
-                scored(engine, chunk(adapted(1)))
-            assert error.value.problem.kind == "too-many-bytes"
-            assert os.strerror(errno.EMFILE) in error.value.problem.detail
-            engine.ping().result(600)
-        for of in (job(), adapted(1)):
-            assert len(scored(engine, chunk(of)).rewards[REWARD]) == 4
+    with engine_on(Full()) as engine:
+        with pytest.raises(ProblemError) as error:
+            scored(engine, chunk(adapted(1)))
+        assert error.value.problem.kind == "too-many-bytes"
+        assert os.strerror(errno.EMFILE) in error.value.problem.detail
+        assert len(scored(engine, chunk(job())).rewards[REWARD]) == 4
         assert [one.restarts for one in engine.workers] == [0]
-    finally:
-        engine.close()
-
-
-def test_a_file_that_cannot_be_written_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[int] = []
-
-    def full(descriptor: int, *_: Any) -> None:
-        opened.append(descriptor)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    files, adapter = shared_adapters.adapter_files(), random_adapter({"linear": (4, 4)}, 1)
-    monkeypatch.setattr(shared_adapters.fcntl, "fcntl", full)
-    with pytest.raises(OSError, match="No space left"):
-        files.source(adapter)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(opened[0])
-    monkeypatch.undo()
-    assert os.fstat(files.source(adapter)).st_size > 0
 
 
 def test_a_service_may_open_as_many_files_as_its_user() -> None:
@@ -236,7 +206,7 @@ def test_a_ping_while_a_worker_s_end_is_awaited_is_answered() -> None:
             first.die()
             assert ending.wait(600)
             assert engine.workers[0].serving
-            engine.ping().result(600)
+            pinged(engine)
         finally:
             go_on.set()
 
@@ -310,12 +280,12 @@ def test_a_silent_process_is_replaced_and_its_chunks_are_made_again(monkeypatch:
         assert torch.equal(scored(engine, chunk(job())).rewards[REWARD], torch.ones(4))
         assert silent.ended
         assert engine.workers[0].chunks == 1
-        engine.ping().result(600)
+        pinged(engine)
 
 
 def test_a_process_that_kills_cannot_end_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "END_SECONDS", 0.01)
-    connection = process.ProcessConnection({}, shared_adapters.adapter_files(), threading.Lock())
+    connection = process.ProcessConnection({}, SharedAdapters(memory_file))
     pid = connection.process.pid
     os.kill(pid, signal.SIGSTOP)
     try:

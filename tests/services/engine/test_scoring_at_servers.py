@@ -14,7 +14,7 @@ import torch
 from fake_backend import REWARD, SHAPE, Events, FakeBackend, Observed, engine_of, running_engine, settle
 from reward_servers import NAME, Misbehaving, RewardProcess, serving, until
 from solrl_client import background
-from solrl_core.rewards.images import as_bytes, as_floats, as_uint8
+from solrl_core.rewards.images import as_floats, as_uint8
 from solrl_core.sampling.noise import initial_noise
 from solrl_engine.backend import GenerationRequest
 from solrl_proto import Plan, PromptItem
@@ -65,7 +65,7 @@ def engine_beside(
     """A running engine whose `held` this server computes; the gate in the folder is opened at the end."""
     rewards = (REWARD, f"{HELD}@{server.address}")
     options: Any = {"rewards": rewards, "reward_options": {HELD: PATIENT}, "scoring_in_flight": bound}
-    with running_engine(backend, overlap=overlap, **options) as engine:
+    with running_engine(backend.without(overlaps=overlap), **options) as engine:
         backend.events.seen.clear()
         backend.batches.clear()
         try:
@@ -101,17 +101,12 @@ def engine_with(
 
 
 def chunk(
-    name: str,
-    folder: Path,
-    *rewards: str,
-    events: Events | None = None,
-    images: bool = False,
-    brings: RewardProcess | None = None,
+    name: str, folder: Path, *rewards: str, events: Events | None = None, brings: RewardProcess | None = None
 ) -> Chunk:
     """A chunk whose seeds are its own; `-name` is an event of its result. `brings`: its run's own server of `held`."""
     own = {} if brings is None else {HELD: ExternalReward(brings.address, None)}
     names = rewards or (HELD, REWARD)
-    job = Job("t", "r", "mini-sana", None, "bf16", Plan(steps=1), names, images=images, external_rewards=own)
+    job = Job("t", "r", "mini-sana", None, "bf16", Plan(steps=1), names, images=False, external_rewards=own)
     prompt = PromptItem(id=name, text=name, metadata={"folder": str(folder)})
     made = Chunk(job, prompt, range(COUNT * ord(name), COUNT * (ord(name) + 1)))
     if events is not None:
@@ -155,17 +150,6 @@ def test_chunks_are_made_while_others_are_scored_up_to_a_bound(
     assert engine.workers[0].chunks == len(chunks)
 
 
-def test_a_chunk_without_rewards_of_servers_waits_for_none(
-    engine: Engine, server: RewardProcess, backend: Observed, tmp_path: Path
-) -> None:
-    held, other = chunk("a", tmp_path), chunk("b", tmp_path, REWARD)
-    engine.scheduler.submit([held, other])
-    assert_scored(other)
-    assert not held.result.done()
-    open_gate(tmp_path)
-    assert_scored(held)
-
-
 def test_a_chunk_that_waits_for_a_place_is_cancelled_at_once(
     server: RewardProcess, backend: Observed, tmp_path: Path
 ) -> None:
@@ -185,19 +169,6 @@ def test_a_chunk_that_waits_for_a_place_is_cancelled_at_once(
         assert_scored(after)
 
 
-def test_a_cancelled_chunk_at_a_server_leaves_its_place_to_others(
-    server: RewardProcess, backend: Observed, tmp_path: Path
-) -> None:
-    with engine_beside(server, backend, tmp_path, bound=1) as engine:
-        asked, after = chunk("a", tmp_path), chunk("b", tmp_path)
-        engine.scheduler.submit([asked, after])
-        backend.events.wait_for("*b")
-        engine.cancel(asked.job)
-        open_gate(tmp_path)
-        assert_scored(after)
-        assert asked.result.done()
-
-
 def test_memory_is_not_waited_for_at_a_server(engine: Engine, backend: Observed, tmp_path: Path) -> None:
     def run_out(request: GenerationRequest) -> None:
         if request.prompt == "b" and len(request.seeds) == COUNT:
@@ -213,16 +184,6 @@ def test_memory_is_not_waited_for_at_a_server(engine: Engine, backend: Observed,
     assert_scored(other)
     assert backend.batches == [COUNT // 2] * 2
     assert not held.result.done()
-
-
-def test_images_go_with_the_answer_only_if_it_asks_for_them(engine: Engine, tmp_path: Path) -> None:
-    shown, unseen = chunk("a", tmp_path, images=True), chunk("b", tmp_path)
-    engine.scheduler.submit([shown, unseen])
-    open_gate(tmp_path)
-    images = shown.result.result(600).images
-    assert isinstance(images, torch.Tensor)
-    assert torch.equal(images, as_bytes(images_of(shown)))
-    assert unseen.result.result(600).images is None
 
 
 def test_a_server_that_dies_fails_the_chunks_that_it_scores_and_no_others(backend: Observed, tmp_path: Path) -> None:

@@ -1,28 +1,26 @@
 """Messages between the front and its workers: nothing changes on the way, and adapters are not copied."""
 
-import fcntl
 import gc
 import json
 import os
 import socket
 import threading
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fake_backend import REWARD, FakeBackend, chunk, job
-from solrl_core.adapter import Adapter, encode_adapter
-from solrl_core.lora import Merger, target_modules
+from solrl_core.adapter import encode_adapter
+from solrl_core.errors import RewardUnavailableError
 from solrl_core.sampling.sampler import Trajectory
 from solrl_core.sampling.solvers import Dpm2
-from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import RewardTime
 from solrl_rollout.engine.errors import EngineDeadError, chunk_error
 from solrl_rollout.engine.work import ExternalReward, ScoredChunk, VersionedAdapter
 from solrl_rollout.engine.workers import make_workers
+from solrl_rollout.engine.workers.child import Child, map_adapter
 from solrl_rollout.engine.workers.encoding import (
     decode_chunk,
     decode_error,
@@ -31,13 +29,11 @@ from solrl_rollout.engine.workers.encoding import (
     encode_error,
     encode_scored,
 )
-from solrl_rollout.engine.workers.messages import Messages
-from solrl_rollout.engine.workers.remote import importable
-from solrl_rollout.engine.workers.shared_adapters import MappedAdapters, adapter_files
+from solrl_rollout.engine.workers.process import Messages, ProcessConnection, memory_file
+from solrl_rollout.engine.workers.remote import SharedAdapters, importable
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from support.adapters import random_adapter
-from torch import nn
 
 LAYOUT = {"linear": (4, 6), "other": (8, 4)}
 
@@ -64,7 +60,7 @@ def test_a_chunk_arrives_as_it_was_sent() -> None:
         "other": ExternalReward("http://b:2", None),
     }
     of.plan = of.plan.model_copy(update={"solver": "dpm2", "guidance": 2.5})
-    sent = chunk(of, "a “red” circle", start=halfway(4), until=3, reserved=2)
+    sent = chunk(of, "a “red” circle", start=halfway(4), until=3)
     header, body = encode_chunk(sent)
     arrived = decode_chunk(json.loads(json.dumps(header)), body)
     assert (header["adapter"], arrived.job.adapter) == (adapter.digest, None)  # which is found by its digest
@@ -72,7 +68,6 @@ def test_a_chunk_arrives_as_it_was_sent() -> None:
         assert getattr(arrived.job, field) == getattr(of, field), field
     assert (arrived.prompt, list(arrived.seeds), arrived.until) == (sent.prompt, list(sent.seeds), 3)
     assert same(arrived.start, sent.start)
-    assert arrived.reserved == 0  # the front reserves
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -91,30 +86,27 @@ def test_a_result_arrives_with_compressed_images(shared: bool) -> None:
         assert getattr(arrived, field) == getattr(sent, field)
 
 
-@pytest.mark.parametrize("sent", [EngineDeadError(), chunk_error(chunk(job()), "reward server", "none", got="A")])
+@pytest.mark.parametrize(
+    "sent", [EngineDeadError(), chunk_error(chunk(job()), RewardUnavailableError("clipscore", "is gone"))]
+)
 def test_an_error_keeps_its_problem(sent: ProblemError) -> None:
     arrived = decode_error(**json.loads(json.dumps(encode_error(sent))))
     assert vars(arrived) == vars(sent)
 
 
-def test_messages_of_any_size_arrive_in_order_with_their_files(tmp_path: Path) -> None:
+def test_messages_of_any_size_arrive_in_order_also_after_the_end_of_the_connection() -> None:
     ours, theirs = (Messages(end) for end in socket.socketpair())
-    file = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
     bodies = [b"", os.urandom(3_000_000), b"x"]
-    sending = threading.Thread(
-        target=lambda: [ours.send({"n": i}, body, file if i == 1 else None) for i, body in enumerate(bodies)]
-    )
+    sending = threading.Thread(target=lambda: [ours.send({"n": i}, body) for i, body in enumerate(bodies)])
     sending.start()
-    arrived = [theirs.receive() for _ in bodies]
+    assert [theirs.receive() for _ in bodies] == [({"n": i}, body) for i, body in enumerate(bodies)]
     sending.join()
-    assert [message.header for message in arrived] == [{"n": i} for i in range(3)]
-    assert [message.body for message in arrived] == bodies
-    assert [message.descriptor is None for message in arrived] == [True, False, True]
-    assert arrived[1].descriptor is not None
-    assert os.path.sameopenfile(arrived[1].descriptor, file)
+    theirs.send({"n": 3})
     ours.end()
-    with pytest.raises(ConnectionError):
-        theirs.receive()
+    assert ours.receive() == ({"n": 3}, b"")
+    for end in (ours, theirs):
+        with pytest.raises(ConnectionError):
+            end.receive()
 
 
 def test_a_message_may_arrive_byte_by_byte() -> None:
@@ -125,66 +117,41 @@ def test_a_message_may_arrive_byte_by_byte() -> None:
         parts[0].send(bytes([byte]))
     parts[0].close()
     messages = Messages(parts[1])
-    assert messages.receive() == ({"n": 1}, b"body", None)
+    assert messages.receive() == ({"n": 1}, b"body")
     with pytest.raises(ConnectionError):
         messages.receive()
 
 
-def test_a_connection_that_ends_here_still_gives_what_has_arrived() -> None:
-    ours, theirs = (Messages(end) for end in socket.socketpair())
-    theirs.send({"n": 1}, b"body")
-    ours.end()
-    assert ours.receive() == ({"n": 1}, b"body", None)
-    with pytest.raises(ConnectionError):
-        ours.receive()
-    with pytest.raises(ConnectionError):
-        theirs.receive()
-
-
 def test_an_adapter_in_shared_memory_is_mapped_once_and_freed_with_its_last_reference() -> None:
-    files, mapped = adapter_files(), MappedAdapters()
-    adapter = random_adapter(LAYOUT, 1)
-    descriptor = files.source(adapter)
-    assert files.source(adapter) == descriptor
-    digest = adapter_digest(encode_adapter(adapter))
-    found = mapped.map(digest, os.dup(descriptor))
-    assert mapped.map(digest, os.dup(descriptor)) is found
+    connection = ProcessConnection({}, SharedAdapters(memory_file))
+    child, adapter = Child(print, map_adapter), random_adapter(LAYOUT, 1)
+    path = connection.share(adapter)
+    assert connection.share(adapter) == path
+    found = child.find_adapter("one", path)
+    assert child.find_adapter("one", path) is found
     assert (found.rank, found.alpha) == (adapter.rank, adapter.alpha)
     assert found.tensors.keys() == adapter.tensors.keys()
     assert all(torch.equal(found.tensors[key], adapter.tensors[key]) for key in adapter.tensors)
-    assert fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE
+    found.tensors[next(iter(found.tensors))].zero_()  # a mapping of its own
+    assert encode_adapter(map_adapter(path)) == encode_adapter(adapter)
+    with open(path, "r+b", buffering=0) as file, pytest.raises(PermissionError):
+        file.write(b"x")
     del adapter
     gc.collect()
-    assert len(files) == 0
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(descriptor)
-    assert all(torch.isfinite(tensor).all() for tensor in found.tensors.values())  # still mapped there
-
-
-def mapped_again(mapped: MappedAdapters, adapter: Adapter) -> Adapter:
-    files = adapter_files()
-    return mapped.map(adapter_digest(encode_adapter(adapter)), os.dup(files.source(adapter)))
-
-
-def test_a_worker_checks_an_adapter_once_while_runs_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
-    transformer = nn.ModuleDict({name: nn.Linear(ins, outs) for name, (outs, ins) in LAYOUT.items()})
-    merger, mapped, checked = Merger(target_modules(transformer, ".*"), transformer), MappedAdapters(), []
-    monkeypatch.setattr(merger, "_require_finite", lambda adapter, _: checked.append(adapter))
-    first, second = (random_adapter(LAYOUT, seed) for seed in (1, 2))
-    for _ in range(3):
-        for adapter in (first, second):
-            merger.merge(mapped_again(mapped, adapter))
-    assert len(checked) == 2
+    with pytest.raises(FileNotFoundError):
+        map_adapter(path)
+    connection.kill()
+    connection.close()
 
 
 def test_a_worker_forgets_the_adapter_that_it_used_longest_ago() -> None:
-    mapped = MappedAdapters()
-    first, second, *others = (random_adapter(LAYOUT, seed) for seed in range(5))
-    kept, forgotten = (weakref.ref(mapped_again(mapped, adapter)) for adapter in (first, second))
-    for adapter in (first, *others):
-        mapped_again(mapped, adapter)
+    """A merge checks each adapter object only once, so runs that alternate must find the same ones."""
+    child = Child(print, lambda seed: random_adapter(LAYOUT, seed))
+    kept, forgotten = (weakref.ref(child.find_adapter(str(seed), seed)) for seed in range(2))
+    for seed in (0, 2, 3, 4):
+        child.find_adapter(str(seed), seed)
     gc.collect()
-    assert kept() is not None
+    assert kept() is child.find_adapter("0", 0)
     assert forgotten() is None
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +16,8 @@ from service_helpers import Layout, RunningService, problem, rollout_request, ru
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.workers import make_workers
-from solrl_rollout.engine.workers.process import ProcessConnection
-from solrl_rollout.engine.workers.shared_adapters import adapter_files
+from solrl_rollout.engine.workers.process import ProcessConnection, memory_file
+from solrl_rollout.engine.workers.remote import SharedAdapters
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from unfit_backends import lethal, missing, noted, paced, sleepy, stopped, uneven
@@ -152,7 +151,7 @@ def test_after_a_signal_both_workers_finish_accepted_work(two: RunningService) -
 
 @pytest.mark.slow
 def test_a_worker_ends_with_its_front() -> None:
-    connection = ProcessConnection({}, adapter_files(), threading.Lock())
+    connection = ProcessConnection({}, SharedAdapters(memory_file))
     connection._messages.close()
     assert connection.process.wait(600) == 0
 

@@ -30,32 +30,21 @@ async def test_the_largest_versions_keep_every_digit(store: RunStore) -> None:
     assert await kept(store) == [last - 2, last - 1, last]
 
 
-async def test_putting_the_same_bytes_again_succeeds_with_any_parent_and_behind_the_head(store: RunStore) -> None:
+async def test_a_stored_version_may_be_put_again_and_others_conflict(store: RunStore) -> None:
+    """The same bytes may have any parent, and be behind the head."""
+    problem = await refusal(store.put(TENANT, *adapter(5, 4)))
+    assert (problem.status, problem.kind, problem.got, problem.expected) == (409, "parent-conflict", 4, None)
     await fill(store, 2)
     for version, parent in ((0, None), (1, 0)):
         stored, new = await store.put(TENANT, *adapter(version, 7))
         assert (stored.parent, new) == (parent, False)
-    assert (await store.list(TENANT, "run-a")).head == 1
-
-
-async def test_a_taken_version_with_other_content_conflicts(store: RunStore) -> None:
-    await fill(store, 2)
     for other in (adapter(1, 0, "other bytes"), adapter(1, 0, model="other")):
         problem = await refusal(store.put(TENANT, *other))
         assert (problem.status, problem.kind) == (409, "version-conflict")
-    assert await store.get(TENANT, "run-a", 1) == adapter(1, 0)
-
-
-async def test_a_parent_that_is_not_the_head_conflicts(store: RunStore) -> None:
-    async def assert_conflict(parent: int | None, head: int | None) -> None:
-        problem = await refusal(store.put(TENANT, *adapter(5, parent)))
-        assert (problem.status, problem.kind) == (409, "parent-conflict")
-        assert (problem.got, problem.expected) == (parent, head)
-
-    await assert_conflict(4, head=None)
-    await fill(store, 2)
     for parent in (None, 0, 3):
-        await assert_conflict(parent, head=1)
+        problem = await refusal(store.put(TENANT, *adapter(5, parent)))
+        assert (problem.status, problem.kind, problem.got, problem.expected) == (409, "parent-conflict", parent, 1)
+    assert await store.get(TENANT, "run-a", 1) == adapter(1, 0)
     assert await kept(store) == [0, 1]
 
 
@@ -69,26 +58,21 @@ async def test_only_the_newest_versions_are_retained_and_older_ones_cannot_come_
     assert await kept(store) == [9, 10, 11]
 
 
-async def test_missing_runs_and_versions_are_404(store: RunStore) -> None:
-    for doing in (store.get(TENANT, "nobody", 0), store.info(TENANT, "nobody", 0), store.list(TENANT, "nobody")):
-        problem = await refusal(doing)
-        assert (problem.status, problem.kind) == (404, "run-not-found")
+async def test_missing_runs_and_versions_are_404_and_tenants_do_not_see_each_other(store: RunStore) -> None:
     await fill(store, 2)
     problem = await refusal(store.info(TENANT, "run-a", 7))
     assert (problem.status, problem.kind) == (404, "version-not-found")
     assert (problem.got, problem.expected) == (7, [0, 1])
-
-
-async def test_tenants_do_not_see_each_other(store: RunStore) -> None:
-    await fill(store, 2)
-    for doing in (
-        store.get("tenant-b", "run-a", 0),
-        store.info("tenant-b", "run-a", 0),
-        store.list("tenant-b", "run-a"),
-        store.pin("tenant-b", "run-a", 0, True),
-        store.delete("tenant-b", "run-a"),
-    ):
-        assert (await refusal(doing)).kind == "run-not-found"
+    for tenant, run in ((TENANT, "nobody"), ("tenant-b", "run-a")):
+        doings = (
+            store.get(tenant, run, 0),
+            store.info(tenant, run, 0),
+            store.list(tenant, run),
+            store.delete(tenant, run),
+        )
+        for doing in (*doings, store.pin(tenant, run, 0, True), store.rewind(tenant, run, 0, 1)):
+            problem = await refusal(doing)
+            assert (problem.status, problem.kind) == (404, "run-not-found")
     await store.put("tenant-b", *adapter(7, None, "theirs"))
     assert await kept(store) == [0, 1]
     assert [run.head for run in (await store.runs("tenant-b")).runs] == [7]
@@ -130,7 +114,6 @@ async def test_a_run_is_rewound_to_a_stored_version(store: RunStore) -> None:
     await store.put(TENANT, info, body)
     assert await store.get(TENANT, "run-a", 4) == (info, body)
     assert (await store.list(TENANT, "run-a")).pinned == (0,)
-    assert (await refusal(store.rewind(TENANT, "run-b", 0, 1))).kind == "run-not-found"
 
 
 async def test_a_deleted_run_can_be_started_again(store: RunStore) -> None:
@@ -139,7 +122,6 @@ async def test_a_deleted_run_can_be_started_again(store: RunStore) -> None:
     await store.pin(TENANT, "run-a", 1, True)
     await store.delete(TENANT, "run-a")
     assert (await refusal(store.list(TENANT, "run-a"))).kind == "run-not-found"
-    assert (await refusal(store.delete(TENANT, "run-a"))).kind == "run-not-found"
     listed = await store.runs(TENANT)
     assert ([run.run for run in listed.runs], listed.size) == (["run-b"], adapter(0, None)[0].size)
     await store.put(TENANT, *adapter(0, None))
@@ -185,11 +167,6 @@ async def test_concurrent_puts_of_the_same_bytes_all_succeed(store: RunStore) ->
     assert [stored for stored, _ in outcomes] == [info] * 8
     assert sum(new for _, new in outcomes) == 1
     assert await store.get(TENANT, "run-a", 0) == (info, body)
-
-
-async def test_a_store_that_retains_no_version_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        open_store(None, retain=0)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def load_backend(spec: ModelSpec, settings: RolloutSettings) -> Backend:
         torch.OutOfMemoryError: it does not fit.
     """
     if settings.engine == "vllm-omni":
-        from solrl_rollout.engine.backends.vllm_omni import VllmOmniBackend
+        from solrl_rollout.engine.backends.vllm_omni.backend import VllmOmniBackend
 
         return VllmOmniBackend(spec, settings)
     device = torch.device(settings.torch_device)

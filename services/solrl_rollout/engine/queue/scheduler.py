@@ -4,13 +4,12 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 from solrl_proto.problems import ProblemError, ProblemKind
 
-from solrl_rollout.engine.errors import EngineDeadError, chunk_error
-from solrl_rollout.engine.queue.costs import StepCosts
+from solrl_rollout.engine.errors import ChunkFailedError, EngineDeadError
 from solrl_rollout.engine.queue.fair_queue import FairQueue, Quantum, QueueFullError
 from solrl_rollout.engine.work import Chunk, Job, ScoredChunk
 from solrl_rollout.settings import RolloutSettings
@@ -23,6 +22,37 @@ BUILTIN_SERVERS = ""
 """All reward servers of the settings, which share one limit."""
 _MOST_LOSSES = 1
 """Times that a chunk is made again because its worker died."""
+_NEWEST_WEIGHT = 0.1
+"""Weight of the newest measurement in the running mean."""
+
+
+class StepCosts:
+    """Seconds per step and candidate of each kind of work, relative to the kind measured first. Not thread-safe.
+
+    Without it, a large model would take most of the time in equal turns.
+    """
+
+    def __init__(self) -> None:
+        self._started: set[Hashable] = set()
+        self._seconds: dict[Hashable, float] = {}
+
+    def weight(self, kind: Hashable) -> float:
+        """The relative cost of a kind; 1 until it is measured."""
+        first = next(iter(self._seconds.values()), 1.0)
+        return self._seconds.get(kind, first) / first
+
+    def cost_of(self, seconds: float) -> float:
+        """The number of candidate-steps, of the kind measured first, that take `seconds`; 0 until it is measured."""
+        first = next(iter(self._seconds.values()), 0.0)
+        return seconds / first if first else 0.0
+
+    def record(self, kind: Hashable, seconds: float) -> None:
+        """Add a measurement. The first of each kind is ignored, because it may include compilation."""
+        if kind not in self._started:
+            self._started.add(kind)
+            return
+        mean = self._seconds.get(kind, seconds)
+        self._seconds[kind] = (1 - _NEWEST_WEIGHT) * mean + _NEWEST_WEIGHT * seconds
 
 
 class Scheduler:
@@ -120,7 +150,8 @@ class Scheduler:
                 if self.closing or self.dead or chunk.job.cancelled.is_set():
                     resolved.append((chunk, EngineDeadError()))
                 elif chunk.losses > _MOST_LOSSES:
-                    resolved.append((chunk, chunk_error(chunk, "losses", f"{chunk.losses} workers died")))
+                    fault = f"{chunk.losses} workers died while generating the same candidates"
+                    resolved.append((chunk, ChunkFailedError(f"{fault}, which are not tried again")))
                 else:
                     self._queue.put_back(chunk)
             self.changed.notify_all()

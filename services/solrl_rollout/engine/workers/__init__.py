@@ -1,7 +1,6 @@
 """Workers, which generate and score the engine's chunks behind one protocol."""
 
 import os
-import threading
 from collections.abc import Sequence
 from functools import partial
 
@@ -9,9 +8,8 @@ import torch
 
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.workers.local import LocalWorker
-from solrl_rollout.engine.workers.process import ProcessConnection
-from solrl_rollout.engine.workers.remote import RemoteWorker
-from solrl_rollout.engine.workers.shared_adapters import adapter_files
+from solrl_rollout.engine.workers.process import ProcessConnection, memory_file
+from solrl_rollout.engine.workers.remote import RemoteWorker, SharedAdapters
 from solrl_rollout.engine.workers.worker import Worker
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
@@ -44,7 +42,7 @@ def process_workers(
     Raises:
         ValueError: the loader cannot be imported by another process.
     """
-    files, reading = adapter_files(), threading.Lock()
+    files = SharedAdapters(memory_file)
     threads = max(1, len(os.sched_getaffinity(0)) // len(devices))
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     workers: list[Worker] = []
@@ -53,7 +51,7 @@ def process_workers(
         own = environment | ({"CUDA_VISIBLE_DEVICES": _visible(int(number))} if kind == "cuda" else {})
         name = device if kind == "cuda" else f"{device}:{i}"
         there = settings.model_copy(update={"device": kind})
-        connect = partial(ProcessConnection, own, files, reading)
+        connect = partial(ProcessConnection, own, files)
         workers.append(RemoteWorker(there, metrics, load_backend, name=name, connect=connect))
     return workers
 

@@ -7,6 +7,7 @@ generated. The process ends when the front closes the socket, also by dying.
 import contextlib
 import importlib
 import logging
+import mmap
 import os
 import signal
 import socket
@@ -14,10 +15,9 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
-from solrl_core.adapter import Adapter
+from solrl_core.adapter import Adapter, view_adapter
 from solrl_engine.backend import VersionedAdapter
 from solrl_http import logs
 from solrl_proto.problems import ProblemError
@@ -25,8 +25,7 @@ from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.work import Chunk, HostedModel, ScoredChunk
 from solrl_rollout.engine.workers.encoding import Header, decode_chunk, encode_error, encode_hosted, encode_scored
 from solrl_rollout.engine.workers.local import LocalWorker
-from solrl_rollout.engine.workers.messages import Messages
-from solrl_rollout.engine.workers.shared_adapters import MappedAdapters
+from solrl_rollout.engine.workers.process import Messages
 from solrl_rollout.engine.workers.worker import ChunkQueue
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics, gpu_memory
@@ -38,6 +37,8 @@ Send = Callable[..., None]
 
 _LAST_SECONDS = 10.0
 """Seconds in which a process whose front has gone stops its work."""
+_NEWEST = 4
+"""Adapters that a worker keeps; at once, it generates, scores and awaits chunks of at most three."""
 
 
 class ForwardedMetrics(RolloutMetrics):
@@ -59,16 +60,18 @@ class ForwardedMetrics(RolloutMetrics):
 class Child(ChunkQueue):
     """A worker behind a connection: gives it the front's chunks, and sends the front its results."""
 
-    def __init__(self, send: Send, find_adapter: Callable[[str, Any], Adapter]) -> None:
+    def __init__(self, send: Send, read: Callable[[Any], Adapter]) -> None:
         """Prepare the worker, which the first message has it load.
 
         Args:
             send: sends the front a message; any thread may call it.
-            find_adapter: returns the adapter with a digest, from what came with a chunk's message; may take a while.
+            read: reads an adapter from the source that came with a chunk's message; may take a while.
         """
         super().__init__(threading.Condition())
         self._send = send
-        self._find_adapter = find_adapter
+        self._read = read
+        self._adapters: dict[str, Adapter] = {}
+        """Those used last, by digest. A merge checks each of these objects for overflow only once."""
         self._worker: LocalWorker
         self._running: threading.Thread | None = None
         self._hosted: list[HostedModel] = []
@@ -82,7 +85,7 @@ class Child(ChunkQueue):
         self._sender = ThreadPoolExecutor(1, "solrl-sender")
 
     def handle(self, header: Header, body: bytes = b"", source: Any = None) -> None:
-        """Handle a message; `source` is what it has for `find_adapter`. Returns at once."""
+        """Handle a message; `source` is what its adapter is read from. Returns at once."""
         getattr(self, f"_{header.pop('do')}")(body, source, **header)
 
     def close(self) -> None:
@@ -116,14 +119,13 @@ class Child(ChunkQueue):
         """Send the front a chunk's error."""
         self._sender.submit(self._send_result, self._ids.pop(chunk), error)
 
-    def _load(self, body: bytes, source: Any, settings: dict[str, Any], loader: str, name: str) -> None:
+    def _load(self, body: bytes, source: Any, settings: dict[str, Any], loader: str, name: str, lock: str) -> None:
         chosen = RolloutSettings(**settings)
         logs.install(chosen.log_format, worker=name)
         metrics = ForwardedMetrics(self._send)
         module, _, attribute = loader.partition(":")
         load_backend = getattr(importlib.import_module(module), attribute)
-        weights_read = partial(self._send, {"is": "weights_read"})
-        self._worker = LocalWorker(chosen, metrics, load_backend, name=name, weights_read=weights_read)
+        self._worker = LocalWorker(chosen, metrics, load_backend, name=name, lock=lock)
         self._running = threading.Thread(target=self._run, name=f"solrl-engine-{name}", daemon=True)
         self._running.start()
 
@@ -151,13 +153,21 @@ class Child(ChunkQueue):
     def _put(self, chunk: Chunk, digest: str | None, source: Any) -> None:
         try:
             if digest is not None:
-                chunk.job.adapter = VersionedAdapter(digest, self._find_adapter(digest, source))
+                chunk.job.adapter = VersionedAdapter(digest, self.find_adapter(digest, source))
             with self._changed:
                 self._next = chunk
                 self._changed.notify_all()
         except BaseException:
             logger.exception("a chunk cannot be submitted")
             os._exit(1)
+
+    def find_adapter(self, digest: str, source: Any) -> Adapter:
+        """The adapter with a digest, read if it is not among those used last. Only one thread calls this."""
+        adapter = self._adapters.pop(digest, None) or self._read(source)
+        self._adapters[digest] = adapter
+        if len(self._adapters) > _NEWEST:
+            del self._adapters[next(iter(self._adapters))]
+        return adapter
 
     def _cancel(self, body: bytes, source: Any, ids: list[int]) -> None:
         for chunk, id in list(self._ids.items()):
@@ -168,8 +178,8 @@ class Child(ChunkQueue):
         chunk.job.cancelled.set()
         self._worker.cancel(chunk.job)
 
-    def _ping(self, body: bytes, source: Any, id: int) -> None:
-        self._worker.ping().add_done_callback(lambda _: self._send({"is": "pong", "id": id}))
+    def _ping(self, body: bytes, source: Any) -> None:
+        self._worker.ping().add_done_callback(lambda _: self._send({"is": "pong"}))
 
     def _send_result(self, id: int, result: ScoredChunk | ProblemError) -> None:
         try:
@@ -190,16 +200,24 @@ class Child(ChunkQueue):
         return {"limits": limits, "memory": {kind: size for _, kind, size in gpu_memory()}}
 
 
+def map_adapter(path: str) -> Adapter:
+    """The adapter in a file."""
+    with open(path, "rb") as file:
+        # A private mapping: tensors need writable memory, and nothing written would reach the file.
+        return view_adapter(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+
+
 def main() -> None:
     """Entry point of the process."""
     # The front decides when to end: a signal to the whole group must not interrupt work that it still drains.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     messages = Messages(socket.socket(fileno=int(sys.argv[1])))
-    child = Child(messages.send, MappedAdapters().map)
+    child = Child(messages.send, map_adapter)
     try:
         while True:
-            child.handle(*messages.receive())
+            header, body = messages.receive()
+            child.handle(header, body, header.pop("source", None))
     except ConnectionError:
         pass
     except BaseException:

@@ -1,8 +1,10 @@
-"""Chunks, their results and the hosted models as a JSON header and safetensors bytes, whatever carries them.
+"""Chunks, their results and the hosted models as messages, whatever carries them: a JSON header and safetensors bytes.
 
-Times cross as durations, so that the two sides need no common clock.
+Nothing is pickled. Times cross as durations, so that the two sides need no common clock.
 """
 
+import json
+import struct
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,10 +23,24 @@ from solrl_rollout.engine.work import Chunk, ExternalReward, HostedModel, Job, S
 Header = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
 
+_SIZE = struct.Struct("!Q")
 _JOB = ("tenant", "run", "model", "precision", "rewards", "external_rewards", "images")
 _SCORED = ("truncated_tokens", "switched", "switch", "generate", "reward", "asked")
-_HOSTED = ("default_precision", "prunes", "device")
+_HOSTED = ("default_precision", "device")
 """Fields that cross as they are, of a job, a finished chunk and a hosted model."""
+
+
+def encode_message(header: Header, body: bytes) -> bytes:
+    """A message as bytes."""
+    text = json.dumps(header).encode()
+    return b"".join((_SIZE.pack(len(text)), text, body))
+
+
+def decode_message(message: bytes) -> tuple[Header, bytes]:
+    """The header and body of a message."""
+    (size,) = _SIZE.unpack_from(message)
+    end = _SIZE.size + size
+    return json.loads(message[_SIZE.size : end]), message[end:]
 
 
 def encode_chunk(chunk: Chunk) -> tuple[Header, bytes]:

@@ -15,14 +15,12 @@ from typing import Any
 
 import torch
 from solrl_client import background
-from solrl_core.errors import DecoderError, RewardError, RewardUnavailableError
-from solrl_engine.backend import AdapterMergeError, LayerPrecisionError
-from solrl_engine.scorer import NonFiniteImagesError
+from solrl_core.errors import RewardError
 from solrl_engine.side_stream import SideStream
 
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.chunk_scorer import ChunkScorer
-from solrl_rollout.engine.errors import ChunkFault, EngineDeadError, chunk_error
+from solrl_rollout.engine.errors import ChunkFailedError, EngineDeadError, chunk_error
 from solrl_rollout.engine.model_loading import load_models
 from solrl_rollout.engine.model_runner import ModelRunner
 from solrl_rollout.engine.work import Chunk, GeneratedChunk, HostedModel, Job, ScoredChunk
@@ -31,18 +29,6 @@ from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 logger = logging.getLogger(__name__)
-
-
-_FAULTS: dict[type[Exception], ChunkFault] = {
-    torch.OutOfMemoryError: "memory",
-    AdapterMergeError: "merge",
-    LayerPrecisionError: "layer",
-    DecoderError: "decoder",
-    NonFiniteImagesError: "images",
-    RewardUnavailableError: "reward server",
-    RewardError: "reward",
-}
-"""The first that an error is says what ended its chunk."""
 
 
 class Cancelled(Exception):  # noqa: N818
@@ -59,8 +45,7 @@ class LocalWorker:
         load_backend: BackendLoader,
         *,
         name: str | None = None,
-        overlap: bool | None = None,
-        weights_read: Callable[[], None] = lambda: None,
+        lock: str | None = None,
     ) -> None:
         """Prepare the worker.
 
@@ -69,15 +54,13 @@ class LocalWorker:
             metrics: metrics to update.
             load_backend: loads each model's backend.
             name: its name in logs and metrics; None for its device's.
-            overlap: score a chunk while the next is generated; None if the backends support it.
-            weights_read: called while it loads, once all weights are read and before it warms up.
+            lock: name under which the workers of a host read their weights one after another.
         """
         self.name = name or settings.torch_device
         self._settings = settings
         self._metrics = metrics
         self._load_backend = load_backend
-        self._overlap = overlap
-        self._weights_read = weights_read
+        self._lock = lock
         self._runners: dict[str, ModelRunner] = {}
         self._scoring: SideStream
         self._places = asyncio.Semaphore(settings.scoring_in_flight)
@@ -92,16 +75,15 @@ class LocalWorker:
 
     def load(self) -> list[HostedModel]:
         """Load and warm up all models; raises as `load_models` does."""
-        self._runners = load_models(self._settings, self._metrics, self._load_backend, self._weights_read)
+        self._runners = load_models(self._settings, self._metrics, self._load_backend, self._lock)
         return [runner.hosted for runner in self._runners.values()]
 
     def run(self, queue: ChunkQueue) -> None:
         """Generate and score chunks until the engine closes; all that were begun are scored before this returns."""
         self._queue, self._wake = queue, queue.wake
-        overlaps = any(runner.backend.capabilities.overlaps for runner in self._runners.values())
         self._scoring = SideStream(
             torch.device(self._settings.torch_device),
-            overlaps=overlaps if self._overlap is None else self._overlap,
+            overlaps=any(runner.backend.capabilities.overlaps for runner in self._runners.values()),
             on_end=queue.wake,
         )
         try:
@@ -211,16 +193,15 @@ class LocalWorker:
             # Only seen if the service was forced to stop; a client that disconnected reads nothing.
             self._queue.fail(chunk, EngineDeadError())
         except Exception as error:
-            job = chunk.job
-            fault = next((fault for kind, fault in _FAULTS.items() if isinstance(error, kind)), None)
+            job, problem = chunk.job, chunk_error(chunk, error)
             if isinstance(error, RewardError) and not (error.reward in job.external_rewards or job.cancelled.is_set()):
                 self._metrics.reward_failed(error.reward)
-            if fault is None:
+            unknown = isinstance(problem, ChunkFailedError)
+            if unknown:
                 logger.exception("a chunk of run %r of %r failed", job.run, job.tenant)
-            if fault in (None, "memory"):
+            if unknown or isinstance(error, torch.OutOfMemoryError):
                 check()
-            facts = (error.got, error.expected) if isinstance(error, DecoderError) else ()
-            self._queue.fail(chunk, chunk_error(chunk, fault or "other", str(error), *facts))
+            self._queue.fail(chunk, problem)
 
     def _answer_pings(self, error: Exception | None = None) -> None:
         while self._pings:

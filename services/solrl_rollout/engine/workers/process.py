@@ -1,5 +1,7 @@
 """A worker's process on this machine, and the socket to it."""
 
+import contextlib
+import fcntl
 import os
 import signal
 import socket
@@ -7,28 +9,66 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from io import BufferedWriter
+from multiprocessing.connection import Connection
 
 from solrl_core.adapter import Adapter
 
-from solrl_rollout.engine.workers.encoding import Header
-from solrl_rollout.engine.workers.messages import Messages
-from solrl_rollout.engine.workers.remote import END_SECONDS
-from solrl_rollout.engine.workers.shared_adapters import SharedAdapters
+from solrl_rollout.engine.workers.encoding import Header, decode_message, encode_message
+from solrl_rollout.engine.workers.remote import END_SECONDS, SharedAdapters
+
+
+class Messages:
+    """One end of a pair of sockets. Any thread may send; one thread receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._connection = Connection(os.dup(sock.fileno()))
+        self._sending = threading.Lock()
+
+    def send(self, header: Header, body: bytes = b"") -> None:
+        """Send a message.
+
+        Raises:
+            OSError: the other side has closed.
+        """
+        with self._sending:
+            self._connection.send_bytes(encode_message(header, body))
+
+    def receive(self) -> tuple[Header, bytes]:
+        """Receive the next message.
+
+        Raises:
+            ConnectionError: the other side has closed.
+        """
+        try:
+            return decode_message(self._connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise ConnectionError("the other side has closed the connection") from error
+
+    def end(self) -> None:
+        """End the connection. `receive` returns what has arrived, then raises."""
+        with contextlib.suppress(OSError):  # the other side was first
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection and free its descriptors; what has arrived is lost."""
+        self.end()
+        self._socket.close()
+        self._connection.close()
 
 
 class ProcessConnection:
     """A `Connection` to a new process, which ends with this one."""
 
-    def __init__(self, environment: Mapping[str, str], files: SharedAdapters[int], reading: threading.Lock) -> None:
+    def __init__(self, environment: Mapping[str, str], files: SharedAdapters[BufferedWriter]) -> None:
         """Start the process.
 
         Args:
             environment: variables of its environment, in addition to this process's.
             files: adapters in shared memory.
-            reading: lock of the workers that read weights.
         """
         self._files = files
-        self._reading = reading
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-P", "-m", "solrl_rollout.engine.workers.child", str(theirs.fileno())]
@@ -42,26 +82,21 @@ class ProcessConnection:
             )
         self._messages = Messages(ours)
 
-    def reading(self) -> threading.Lock:
-        """The lock of the workers that read weights."""
-        return self._reading
+    def share(self, adapter: Adapter) -> str:
+        """The path by which the process opens the adapter's file."""
+        return f"/proc/{os.getpid()}/fd/{self._files.source(adapter).fileno()}"
 
-    def share(self, adapter: Adapter) -> int:
-        """The descriptor of the adapter's file."""
-        return self._files.source(adapter)
-
-    def send(self, header: Header, body: bytes = b"", source: int | None = None) -> None:
-        """Send a message; with an adapter, its file's descriptor."""
-        self._messages.send(header, body, source)
+    def send(self, header: Header, body: bytes = b"", source: str | None = None) -> None:
+        """Send a message; with an adapter, its file's path."""
+        self._messages.send(header if source is None else {**header, "source": source}, body)
 
     def receive(self) -> tuple[Header, bytes]:
         """Receive the next message; close the socket after the last one."""
         try:
-            message = self._messages.receive()
+            return self._messages.receive()
         except BaseException:
             self._messages.close()
             raise
-        return message.header, message.body
 
     def kill(self) -> None:
         """Kill the process, and end both directions of the socket: a process stuck in a driver may live on."""
@@ -79,3 +114,16 @@ class ProcessConnection:
             else:
                 return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return f"process {self.process.pid} does not end when it is killed, as if stuck in a driver"
+
+
+def memory_file(body: bytes) -> BufferedWriter:
+    """A file in memory that nobody can change any more, closed when nothing refers to it."""
+    file = os.fdopen(os.memfd_create("solrl-adapter", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb")
+    try:
+        file.write(body)
+        file.flush()
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except BaseException:
+        file.close()
+        raise
+    return file

@@ -2,18 +2,17 @@
 
 import logging
 import os
-import threading
-from contextlib import AbstractContextManager
+import queue
 from functools import partial
 from typing import Any
 
-from solrl_core.adapter import Adapter
+import torch
+from solrl_core.adapter import Adapter, view_adapter
 
 from solrl_rollout.engine.backends import BackendLoader
-from solrl_rollout.engine.workers.encoding import Header
-from solrl_rollout.engine.workers.messages import decode_message, encode_message
-from solrl_rollout.engine.workers.remote import RemoteWorker
-from solrl_rollout.engine.workers.shared_adapters import SharedAdapters
+from solrl_rollout.engine.workers.child import Child
+from solrl_rollout.engine.workers.encoding import Header, decode_message, encode_message
+from solrl_rollout.engine.workers.remote import RemoteWorker, SharedAdapters
 from solrl_rollout.engine.workers.worker import Worker
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
@@ -21,8 +20,6 @@ from solrl_rollout.status.rollout_metrics import RolloutMetrics
 try:
     import ray
     from ray.exceptions import GetTimeoutError, RayError
-
-    from solrl_rollout.engine.workers.ray_actor import WorkerActor
 except ModuleNotFoundError as error:
     if error.name != "ray":
         raise
@@ -91,13 +88,13 @@ class RayCluster:
                 f"got --workers {settings.workers} on {self.device}, and the {self.nodes} nodes of the Ray cluster "
                 f"have place for {places} workers, with {place}; expected no more; `ray status` shows the nodes"
             )
-        self.adapters = adapter_objects()
+        # Ray brings each to each node once, and frees it with its reference.
+        self.adapters = SharedAdapters[Any](ray.put)
         # Ray restarts no actor: the engine starts another, as it starts another process, and Ray places it anywhere.
         # With one thread in each concurrency group, calls run in the order in which they were sent.
         self._actor = ray.remote(**needs, concurrency_groups={"handle": 1, "receive": 1}, scheduling_strategy="SPREAD")(
             WorkerActor
         )
-        self._reading: dict[str, threading.Lock] = {}
 
     @property
     def joined(self) -> bool:
@@ -109,9 +106,46 @@ class RayCluster:
         """Start a worker's actor, which waits for a place."""
         return self._actor.remote(name, self._threads)
 
-    def reading(self, node: str) -> threading.Lock:
-        """The lock of the workers of a node that read weights."""
-        return self._reading.setdefault(node, threading.Lock())
+
+class WorkerActor:
+    """A worker in a process that Ray places and starts; answers the front's messages.
+
+    Its methods take and return bytes, which Ray does not pickle. Errors end the process, so none is pickled either.
+    `handle` and `receive` run in two concurrency groups of one thread each.
+    Generation runs in a thread of the worker, so that neither call waits for it: a cancelled chunk stops at its next
+    step, whereas `ray.cancel` would wait for a method that generates.
+    """
+
+    def __init__(self, name: str, threads: int) -> None:
+        """`name`: that of the worker in logs; `threads`: of torch."""
+        torch.set_num_threads(threads)
+        self._name = name
+        self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        # Copied, because tensors need writable memory.
+        self._child = Child(self._send, lambda source: view_adapter(bytearray(ray.get(source))))
+
+    def __repr__(self) -> str:
+        """Its name in Ray's logs and pages."""
+        return self._name
+
+    def place(self) -> tuple[str, int]:
+        """The id of its node and that of its process."""
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    def handle(self, message: bytes, source: list[Any]) -> None:
+        """Handle a message; `source` has the reference to its adapter's file, if it has one."""
+        try:
+            self._child.handle(*decode_message(message), *source)
+        except BaseException:
+            logger.exception("the worker ends")
+            os._exit(1)
+
+    def receive(self) -> bytes:
+        """The next message to the front; waits for one."""
+        return self._outbox.get()
+
+    def _send(self, header: Header, body: bytes = b"") -> None:
+        self._outbox.put(encode_message(header, body))
 
 
 class RayConnection:
@@ -125,27 +159,7 @@ class RayConnection:
         self._handle = self._actor.handle.options(concurrency_group="handle")
         self._next = self._actor.receive.options(concurrency_group="receive")
         self._how = "the service ended it"
-
-    def reading(self) -> AbstractContextManager[Any]:
-        """Wait until the actor has a place; returns the lock of the workers there that read weights.
-
-        Raises:
-            ConnectionError: the actor has ended, or the node of this machine has.
-        """
-        placed = self._actor.place.remote()
-        while True:
-            try:
-                node, process = ray.get(placed, timeout=_PLACE_SECONDS)
-            except GetTimeoutError as error:
-                if not self._cluster.joined:
-                    raise self._ended("this machine is no node of the Ray cluster any more") from error
-                logger.warning("worker %s waits for Ray to place it; `ray status` shows what is free", self._name)
-            except RayError as error:
-                raise self._ended(str(error)) from error
-            else:
-                addresses = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes()}
-                logger.info("worker %s is process %d on node %s (%s)", self._name, process, addresses.get(node), node)
-                return self._cluster.reading(node)
+        self._placed = False
 
     def share(self, adapter: Adapter) -> Any:
         """The reference to the adapter's file."""
@@ -163,11 +177,26 @@ class RayConnection:
             raise self._ended(str(error)) from error
 
     def receive(self) -> tuple[Header, bytes]:
-        """Receive the next message."""
+        """Receive the next message; before the first, wait until the actor has a place."""
         try:
+            if not self._placed:
+                self._wait_for_place()
             return decode_message(ray.get(self._next.remote()))
         except RayError as error:
             raise self._ended(str(error)) from error
+
+    def _wait_for_place(self) -> None:
+        placed = self._actor.place.remote()
+        while not self._placed:
+            try:
+                node, process = ray.get(placed, timeout=_PLACE_SECONDS)
+                self._placed = True
+            except GetTimeoutError as error:
+                if not self._cluster.joined:
+                    raise self._ended("this machine is no node of the Ray cluster any more") from error
+                logger.warning("worker %s waits for Ray to place it; `ray status` shows what is free", self._name)
+        addresses = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes()}
+        logger.info("worker %s is process %d on node %s (%s)", self._name, process, addresses.get(node), node)
 
     def kill(self) -> None:
         """End the actor."""
@@ -181,11 +210,6 @@ class RayConnection:
     def _ended(self, how: str) -> ConnectionError:
         self._how = " ".join(how.split())
         return ConnectionError("the actor has ended")
-
-
-def adapter_objects() -> SharedAdapters[Any]:
-    """Adapters in the cluster's object store. Ray brings each to each node once, and frees it with its reference."""
-    return SharedAdapters(ray.put, lambda reference: None)
 
 
 def _join(settings: RolloutSettings) -> None:

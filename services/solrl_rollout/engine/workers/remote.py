@@ -3,17 +3,19 @@
 import contextlib
 import itertools
 import logging
+import os
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
-from solrl_core.adapter import Adapter
+from solrl_core.adapter import Adapter, encode_adapter
+from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_rollout.engine.backends import BackendLoader
-from solrl_rollout.engine.errors import chunk_error
 from solrl_rollout.engine.work import Chunk, HostedModel, Job
 from solrl_rollout.engine.workers.encoding import Header, decode_error, decode_hosted, decode_scored, encode_chunk
 from solrl_rollout.engine.workers.worker import ChunkQueue, WorkerDiedError
@@ -21,6 +23,8 @@ from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 logger = logging.getLogger(__name__)
+
+Source = TypeVar("Source")
 
 END_SECONDS = 15.0
 """Seconds in which a process must end once its connection is closed."""
@@ -33,18 +37,7 @@ _LOCAL = {"gpus": None, "workers": 1, "queue_limit": 2**20, "tenant_queue_limit"
 
 
 class Connection(Protocol):
-    """A running process that hosts a worker, and the messages to and from it."""
-
-    def reading(self) -> AbstractContextManager[Any]:
-        """Wait until the process runs.
-
-        Returns:
-            A lock to hold while it reads weights, shared by all workers of its host: each reads through the host's
-            memory.
-
-        Raises:
-            ConnectionError: the process has ended.
-        """
+    """A process that hosts a worker, and the messages to and from it."""
 
     def share(self, adapter: Adapter) -> Any:
         """Write an adapter where the process can read it, once; returns its source for `send`.
@@ -72,6 +65,27 @@ class Connection(Protocol):
 
     def close(self) -> str:
         """End the process; returns how it ended, in words. `receive` returns what has arrived, then raises."""
+
+
+class SharedAdapters(Generic[Source]):
+    """What workers read each adapter from: encoded once, and freed when nothing refers to the adapter any more."""
+
+    def __init__(self, write: Callable[[bytes], Source]) -> None:
+        """`write` makes the source of an encoded adapter, which is freed when nothing refers to it."""
+        self._sources: WeakKeyDictionary[Adapter, Source] = WeakKeyDictionary()
+        self._write = write
+        self._writing = threading.Lock()
+
+    def source(self, adapter: Adapter) -> Source:
+        """The source of an adapter, written once; valid as long as the caller refers to the adapter.
+
+        Raises:
+            OSError: no descriptor or no memory is left.
+        """
+        with self._writing:
+            if adapter not in self._sources:
+                self._sources[adapter] = self._write(encode_adapter(adapter))
+            return self._sources[adapter]
 
 
 class RemoteWorker:
@@ -129,10 +143,12 @@ class RemoteWorker:
         try:
             if closed:
                 raise ConnectionError("the worker was closed before its process ran")
-            with connection.reading():
-                with contextlib.suppress(OSError):  # the receiver notices, too
-                    connection.send({"do": "load", "settings": chosen, "loader": self._loader, "name": self.name})
-                self._read.wait()
+            # The workers of this front on one host read their weights one after another.
+            lock = f"solrl-reads-for-{socket.gethostname()}-{os.getpid()}"
+            with contextlib.suppress(OSError):  # the receiver notices, too
+                connection.send(
+                    {"do": "load", "settings": chosen, "loader": self._loader, "name": self.name, "lock": lock}
+                )
             return self._loaded.result()
         except BaseException as error:
             how = self._stop()
@@ -159,7 +175,7 @@ class RemoteWorker:
                     # Alone, so that if it kills this worker, too, no other chunk is lost a second time.
                     queue.wait(self._is_idle, self._attend)
                 self._send(queue, chunk)
-            queue.wait(self._is_idle, self._attend, END_SECONDS)
+            queue.wait(self._is_idle, self._attend)
         except OSError as error:
             how = self._stop()  # results that arrived before the end count
             raise WorkerDiedError(how, list(self._sent.values())) from error
@@ -178,15 +194,12 @@ class RemoteWorker:
     def ping(self) -> Future[None]:
         """Return a future that the process resolves before its next step, or its death does."""
         ping: Future[None] = Future()
-        id = next(self._ids)
         with self._lock:
-            gone = self._gone
-            if not gone:
-                self._pings[id] = ping
-        if gone:
-            _answer(ping)
-        else:
-            self._post({"do": "ping", "id": id})
+            if self._gone:
+                ping.set_result(None)
+            else:
+                self._pings.append(ping)
+        self._post({"do": "ping"})
         return ping
 
     def close(self) -> None:
@@ -197,12 +210,11 @@ class RemoteWorker:
 
     def _begin(self) -> None:
         """Reset the state of the connection."""
-        self._read = threading.Event()
         self._loaded: Future[list[HostedModel]] = Future()
         self._sent: dict[int, Chunk] = {}
         self._ahead = False
         """Whether a sent chunk waits in the process until it has generated another."""
-        self._pings: dict[int, Future[None]] = {}
+        self._pings: deque[Future[None]] = deque()
         self._outbox: deque[Header] = deque()
         self._gone = False
 
@@ -249,7 +261,7 @@ class RemoteWorker:
             source = self._connection.share(adapter.adapter) if adapter else None
         except OSError as error:
             logger.error("an adapter of run %r of %r cannot be shared: %s", chunk.job.run, chunk.tenant, error)
-            queue.fail(chunk, chunk_error(chunk, "adapter memory", error.strerror or str(error)))
+            queue.fail(chunk, _no_room(error.strerror or str(error)))
             return
         header, body = encode_chunk(chunk)
         with self._lock:
@@ -278,15 +290,12 @@ class RemoteWorker:
             error = fault
         with self._lock:
             self._gone = True
-            pings, self._pings = self._pings, {}
-        for ping in pings.values():
-            _answer(ping)  # a worker that died is not stalled
-        self._end_loading(error)
+        while self._pings:
+            self._answer_ping()  # a worker that died is not stalled
+        if not self._loaded.done():
+            self._loaded.set_exception(error)
         if self._queue is not None:
             self._queue.wake()
-
-    def _on_weights_read(self, body: bytes) -> None:
-        self._read.set()
 
     def _on_loaded(self, body: bytes, hosted: list[dict[str, Any]], **state: Any) -> None:
         self._note(**state)
@@ -294,12 +303,7 @@ class RemoteWorker:
 
     def _on_unloadable(self, body: bytes, error: str, text: str) -> None:
         kinds: dict[str, type[Exception]] = {"ValueError": ValueError, "OSError": OSError}
-        self._end_loading(kinds.get(error, RuntimeError)(text))
-
-    def _end_loading(self, error: BaseException) -> None:
-        if not self._loaded.done():
-            self._loaded.set_exception(error)
-        self._read.set()
+        self._loaded.set_exception(kinds.get(error, RuntimeError)(text))
 
     def _on_finished(self, body: bytes, id: int, scored: dict[str, Any], **state: Any) -> None:
         self._note(**state)
@@ -321,10 +325,13 @@ class RemoteWorker:
         if self._queue is not None:
             self._queue.wake()
 
-    def _on_pong(self, body: bytes, id: int) -> None:
-        with self._lock:
-            ping = self._pings.pop(id)
-        _answer(ping)
+    def _on_pong(self, body: bytes) -> None:
+        self._answer_ping()
+
+    def _answer_ping(self) -> None:
+        ping = self._pings.popleft()
+        if ping.set_running_or_notify_cancel():
+            ping.set_result(None)
 
     def _on_out_of_memory(self, body: bytes, model: str, part: str) -> None:
         self._metrics.out_of_memory(model, part)
@@ -367,6 +374,12 @@ def importable(load_backend: BackendLoader) -> str:
     return f"{module}:{name}"
 
 
-def _answer(ping: Future[None]) -> None:
-    if ping.set_running_or_notify_cancel():
-        ping.set_result(None)
+def _no_room(fault: str) -> ProblemError:
+    return ProblemError(
+        ProblemKind.TOO_MANY_BYTES,
+        f"the adapter cannot be passed to a worker: {fault}",
+        retry_after=5,
+        where="body.adapter",
+        expected="memory and an open file for each adapter of an unfinished request",
+        action="send the same request again later; the service needs more memory or a higher limit of open files",
+    )

@@ -5,9 +5,7 @@ thread of this process, in another process, or on another machine. Fairness, lim
 belong to the engine.
 """
 
-import math
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -70,17 +68,16 @@ class ChunkQueue(ABC):
                     return None
                 if (chunk := self.next_chunk()) is not None:
                     return chunk
-                self._sleep(None)
+                self._sleep()
 
-    def wait(self, until: Callable[[], bool], attend: Callable[[], None], timeout: float | None = None) -> None:
-        """Wait until `until()`, which is evaluated after each `wake`, or for `timeout` seconds; `attend` as above."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while time.monotonic() < deadline:
+    def wait(self, until: Callable[[], bool], attend: Callable[[], None]) -> None:
+        """Wait until `until()`, which is evaluated after each `wake`; `attend` as above."""
+        while True:
             attend()
             with self._changed:
                 if until():
                     return
-                self._sleep(None if timeout is None else deadline - time.monotonic())
+                self._sleep()
 
     def wake(self) -> None:
         """Wake the worker's thread from `take` or `wait`; any thread may call this."""
@@ -88,10 +85,10 @@ class ChunkQueue(ABC):
             self._woken = True
             self._changed.notify_all()
 
-    def _sleep(self, timeout: float | None) -> None:
+    def _sleep(self) -> None:
         """Sleep until something changes, unless something has since the last time. The caller holds `changed`."""
         if not self._woken:
-            self._changed.wait(timeout)
+            self._changed.wait()
         self._woken = False
 
 

@@ -53,7 +53,7 @@ async def ready(service: ServiceDep) -> dict[str, str | list[str] | int]:
 async def _ping_engine(service: Service) -> None:
     limit = service.settings.live_timeout
     try:
-        await asyncio.wait_for(asyncio.wrap_future(service.engine.ping()), limit)
+        await asyncio.wait_for(asyncio.gather(*map(asyncio.wrap_future, service.engine.ping())), limit)
     except TimeoutError:
         raise ProblemError(
             ProblemKind.ENGINE_STALLED,

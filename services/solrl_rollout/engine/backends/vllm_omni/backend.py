@@ -27,12 +27,7 @@ from solrl_proto.rollouts import AdapterUse
 
 from solrl_rollout.engine.backends.vllm_omni.orders import Order, as_packed
 from solrl_rollout.engine.backends.vllm_omni.peft_adapters import adapter_number, peft_folder
-from solrl_rollout.engine.backends.vllm_omni.support import (
-    VERSIONS,
-    naming_missing_packages,
-    pipeline_class,
-    require_packages,
-)
+from solrl_rollout.engine.backends.vllm_omni.support import INSTALL, VERSIONS, pipeline_class, require_packages
 from solrl_rollout.settings import ModelSpec, RolloutSettings
 
 _FULL_SHARE = 0.9
@@ -82,21 +77,23 @@ class VllmOmniBackend:
             arithmetic={**arithmetic(self._device), **VERSIONS},
             pipeline_call=backbone.pipeline_arguments,
         )
-        with naming_missing_packages():
-            # Imported here, where both packages are known to be installed.
+        try:
+            # Imported here, where both packages are known to be installed. They import others for some models only.
             from solrl_rollout.engine.backends.vllm_omni.engine import OmniEngine
 
             self._engine = OmniEngine(
                 folder, pipeline, device, quantise=self._precision == "fp8", options=settings.engine_options
             )
+        except ImportError as error:
+            raise RuntimeError(
+                f"--engine vllm-omni cannot import what it needs here, {error}: install all packages of {INSTALL}"
+            ) from error
         try:
             share = 0.0
             if self._precision == "fp8":
                 with Meta():
-                    share = skeleton.share_of(self._engine.quantised())
-            self.capabilities = Capabilities(
-                precisions=(self._describe(share),), prunes=True, overlaps=self._device.type == "cuda"
-            )
+                    share = skeleton.share_of(self._engine.call("solrl_quantised"))
+            self.capabilities = Capabilities(precisions=(self._describe(share),), overlaps=self._device.type == "cuda")
         except BaseException:
             self._engine.close()
             raise
@@ -113,13 +110,13 @@ class VllmOmniBackend:
         number, modules = adapter_number(adapter.digest), adapter.adapter.modules
         try:
             with peft_folder(adapter.adapter) as folder:
-                bound = self._engine.bind(adapter.digest, number, folder)
+                bound = self._engine.call("solrl_bind", adapter.digest, number, str(folder))
         except torch.OutOfMemoryError:
             raise
         except (ValueError, RuntimeError) as error:
             raise AdapterMergeError(str(error)) from error
         if missing := sorted(set(modules) - set(bound)):
-            self._engine.unload(number)
+            self._engine.call("remove_lora", number)
             raise AdapterMergeError(
                 f"vLLM-Omni bound {len(modules) - len(missing)} of the adapter's {len(modules)} modules; "
                 f"{missing[0]} is the first without"
@@ -174,7 +171,7 @@ class VllmOmniBackend:
         self._engine.close()
 
     def _describe(self, share: float) -> PrecisionInfo:
-        attention = " and ".join(self._engine.attention())
+        attention = " and ".join(self._engine.call("solrl_attention"))
         how = f"vLLM-Omni {VERSIONS['vllm-omni']}, attention by {attention}"
         if self._precision == "fp8" and share < _FULL_SHARE:
             how += f", fp8-partial: {share:.0%} of the blocks' linear FLOPs, the rest in bfloat16"

@@ -127,29 +127,17 @@ class OmniEngine:
             raise _failure(output.error)
         return from_packed(output.output, order.solver)
 
-    def bind(self, name: str, number: int, folder: Path) -> list[str]:
-        """Load an adapter; return the modules that it is bound to.
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method of `RolloutWorker` in every process of the engine; returns the first one's answer.
 
         Raises:
-            torch.OutOfMemoryError: it does not fit.
-            RuntimeError: it cannot be loaded.
+            torch.OutOfMemoryError: memory ran out there.
+            RuntimeError: the call failed there.
         """
-        modules: list[str] = self._call("solrl_bind", name, number, str(folder))
-        return modules
-
-    def unload(self, number: int) -> None:
-        """Remove a loaded adapter."""
-        self._call("remove_lora", number)
-
-    def quantised(self) -> list[str]:
-        """Names of the checkpoint's linear layers that run quantised."""
-        names: list[str] = self._call("solrl_quantised")
-        return names
-
-    def attention(self) -> list[str]:
-        """vLLM-Omni's names of the transformer's attention kernels."""
-        names: list[str] = self._call("solrl_attention")
-        return names
+        try:
+            return self._engine.collective_rpc(method, args=args)[0]
+        except RuntimeError as error:
+            raise _failure(str(error)) from error
 
     def check(self) -> None:
         """Raise if a process of the engine is dead."""
@@ -158,13 +146,6 @@ class OmniEngine:
     def close(self) -> None:
         """End the engine's processes."""
         self._engine.close()
-
-    def _call(self, method: str, *args: Any) -> Any:
-        try:
-            (answer,) = self._engine.collective_rpc(method, args=args)  # the first process's; raises for any
-        except RuntimeError as error:
-            raise _failure(str(error)) from error
-        return answer
 
 
 def _failure(text: str) -> RuntimeError:

@@ -1,7 +1,5 @@
 """Versions and models that the backend supports; everything else is refused before a model is loaded."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import metadata
 
 from solrl_proto.rollouts import RequestedPrecision
@@ -11,7 +9,7 @@ VERSIONS = {"vllm": "0.26.0", "vllm-omni": "0.26.0"}
 LOCK = "deploy/vllm-omni.lock"
 
 _INSTEAD = "serve it with --engine solrl"
-_INSTALL = f"{LOCK} into an environment of their own (docs/deploy.md, vLLM-Omni), or serve with --engine solrl"
+INSTALL = f"{LOCK} into an environment of their own (docs/deploy.md, vLLM-Omni), or serve with --engine solrl"
 _FAMILIES = {"flux": "FluxPipeline", "sd3": "StableDiffusion3Pipeline"}
 
 
@@ -29,22 +27,7 @@ def require_packages() -> None:
             found[name] = "no"
     if found != VERSIONS:
         needed, got = (" and ".join(f"{name} {one}" for name, one in pair.items()) for pair in (VERSIONS, found))
-        raise RuntimeError(f"--engine vllm-omni needs {needed}, and found {got}: install both from {_INSTALL}")
-
-
-@contextmanager
-def naming_missing_packages() -> Iterator[None]:
-    """Refuse to start without a package that the two import only for some models, precisions or devices.
-
-    Raises:
-        RuntimeError: it cannot be imported.
-    """
-    try:
-        yield
-    except ImportError as error:
-        raise RuntimeError(
-            f"--engine vllm-omni cannot import what it needs here, {error}: install all packages of {_INSTALL}"
-        ) from error
+        raise RuntimeError(f"--engine vllm-omni needs {needed}, and found {got}: install both from {INSTALL}")
 
 
 def pipeline_class(family: str, precision: RequestedPrecision) -> str:

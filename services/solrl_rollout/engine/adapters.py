@@ -1,7 +1,9 @@
 """Adapter versions between the store and the engine: validated when pushed, decoded once when served."""
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from contextlib import ExitStack
 from weakref import WeakValueDictionary
 
 from solrl_core.adapter import Adapter, decode_adapter
@@ -10,7 +12,6 @@ from solrl_proto.adapters import AdapterInfo, adapter_digest
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import AdapterRef
 
-from solrl_rollout.engine.adapters.adapter_memory import AdapterMemory, Content
 from solrl_rollout.engine.work import HostedModel, LeasedAdapter
 from solrl_rollout.store import RunStore
 
@@ -18,9 +19,46 @@ _CACHED_ADAPTERS, _CACHED_BYTES = 16, 2**30
 """Decoded adapters in memory, and their bytes, or only the newest one if it is larger; a rank-32 FLUX.1 adapter has 150
 MB. A version that was superseded stays until newer ones fill the cache."""
 
+Content = tuple[str, str]
+"""A model's name and an adapter's digest."""
+_Held = tuple[str, Content]
 
-class _ReplacedError(Exception):
-    """A version has other content than when its description was read."""
+
+class AdapterMemory:
+    """Bytes of adapters of accepted requests. Content that several requests of a tenant share counts once."""
+
+    def __init__(self, limit: int, tenant_limit: int) -> None:
+        self.limit = limit
+        self.tenant_limit = tenant_limit
+        self._requests: Counter[_Held] = Counter()
+        self._sizes: dict[_Held, int] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tenants."""
+        return sum(self._sizes.values())
+
+    def take(self, tenant: str, content: Content, size: int) -> Callable[[], None]:
+        """Count `content` for one more request of a tenant; returns what ends that, however often it is called.
+
+        Raises:
+            ProblemError: 503 `too-many-bytes`: there is no room for it.
+        """
+        held = tenant, content
+        if held not in self._sizes:
+            of_tenant = sum(size for (owner, _), size in self._sizes.items() if owner == tenant)
+            _require("all requests", self.bytes, size, self.limit)
+            _require("the tenant's requests", of_tenant, size, self.tenant_limit)
+            self._sizes[held] = size
+        self._requests[held] += 1
+        counted = ExitStack()
+        counted.callback(self._end, held)
+        return counted.close
+
+    def _end(self, held: _Held) -> None:
+        self._requests[held] -= 1
+        if not self._requests[held]:
+            del self._requests[held], self._sizes[held]
 
 
 class Adapters:
@@ -35,7 +73,7 @@ class Adapters:
         self.held = held
         self._decoded: WeakValueDictionary[Content, Adapter] = WeakValueDictionary()
         self._cached: OrderedDict[Content, Adapter] = OrderedDict()
-        self._loading: dict[Content, asyncio.Task[Adapter]] = {}
+        self._loading: dict[Content, asyncio.Task[Adapter | None]] = {}
 
     async def push(
         self, tenant: str, run: str, version: int, parent: int | None, digest: str, body: bytes, hosted: HostedModel
@@ -70,17 +108,11 @@ class Adapters:
         return await self._store.put(tenant, info, body)
 
     async def fetch(self, tenant: str, ref: AdapterRef, hosted: HostedModel) -> LeasedAdapter:
-        """A stored version, decoded; its bytes count until the result's lease is released.
+        """A stored version, decoded; its bytes count until the result is released.
 
         Raises:
             ProblemError: the run or version is unknown, it is another model's, or there is no room for it.
         """
-        while (found := await self._fetch(tenant, ref, hosted)) is None:
-            pass
-        return found
-
-    async def _fetch(self, tenant: str, ref: AdapterRef, hosted: HostedModel) -> LeasedAdapter | None:
-        """As `fetch`; None if the version was replaced meanwhile: deleted, and pushed with other content."""
         info = await self._store.info(tenant, ref.run, ref.version)
         if info.model != hosted.info.name:
             raise ProblemError(
@@ -92,18 +124,19 @@ class Adapters:
                 action="use a version that was pushed for this model",
             )
         content = (hosted.info.name, info.digest)
-        lease = self.held.take(tenant, content, info.size)
+        release = self.held.take(tenant, content, info.size)
         try:
             adapter = await self._find(tenant, ref, hosted, content)
-        except _ReplacedError:
-            lease.release()
-            return None
         except BaseException:
-            lease.release()  # now: its error refers to it
+            release()
             raise
-        return LeasedAdapter(info.digest, adapter, lease)
+        if adapter is not None:
+            return LeasedAdapter(info.digest, adapter, release)
+        release()
+        return await self.fetch(tenant, ref, hosted)
 
-    async def _find(self, tenant: str, ref: AdapterRef, hosted: HostedModel, content: Content) -> Adapter:
+    async def _find(self, tenant: str, ref: AdapterRef, hosted: HostedModel, content: Content) -> Adapter | None:
+        """The decoded content; None if the version was deleted meanwhile, and pushed with other content."""
         while (adapter := self._known(content)) is None:
             loading = self._loading.get(content)
             if loading is None:
@@ -112,16 +145,14 @@ class Adapters:
             await asyncio.wait({loading})
         return adapter
 
-    async def _load(self, tenant: str, ref: AdapterRef, hosted: HostedModel, content: Content) -> Adapter:
+    async def _load(self, tenant: str, ref: AdapterRef, hosted: HostedModel, content: Content) -> Adapter | None:
         """Fetch and decode a version; concurrent requests for the same one wait for this."""
 
-        async def load() -> Adapter:
+        async def load() -> Adapter | None:
             info, body = await self._store.get(tenant, ref.run, ref.version)
-            if info.digest != content[1]:
-                raise _ReplacedError
-            return await self._decode(info.digest, body, hosted)
+            return await self._decode(info.digest, body, hosted) if info.digest == content[1] else None
 
-        def loaded(task: asyncio.Task[Adapter]) -> None:
+        def loaded(task: asyncio.Task[Adapter | None]) -> None:
             del self._loading[content]
             task.cancelled() or task.exception()  # retrieved, in case nobody waits for it any more
 
@@ -155,3 +186,16 @@ class Adapters:
 
 def _bytes_of(adapter: Adapter) -> int:
     return sum(tensor.nbytes for tensor in adapter.tensors.values())
+
+
+def _require(whose: str, held: int, size: int, limit: int) -> None:
+    if held + size > limit:
+        raise ProblemError(
+            ProblemKind.TOO_MANY_BYTES,
+            f"the adapters of {whose} have {held} bytes until they are served, and {size} more would exceed the limit",
+            retry_after=5,
+            where="body.adapter",
+            got=size,
+            expected=f"at most {max(0, limit - held)} bytes now",
+            action="send the same request again later, or raise max_queued_adapter_bytes of the service",
+        )
