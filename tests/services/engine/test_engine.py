@@ -15,8 +15,11 @@ from solrl_core.sampling.noise import initial_noise
 from solrl_engine.backend import GenerationRequest
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.errors import EngineDeadError
+from solrl_rollout.engine.queue.scheduler import Scheduler
+from solrl_rollout.engine.work import ScoredChunk
 from solrl_rollout.http.app import create_app
 from solrl_rollout.settings import RolloutSettings
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 FATAL = "faulty_rewards:fatal"
 
@@ -122,6 +125,22 @@ def test_the_engine_survives_a_failed_chunk_and_ends_if_its_backend_dies() -> No
                 one.result.result(600)
             assert refused.value.problem.kind == kind
     assert engine.scheduler.dead
+
+
+@pytest.mark.parametrize(("serving", "seconds"), [(1, 20), (2, 10), (4, 5)])
+@pytest.mark.parametrize(("generate", "reward", "asked"), [(4.0, 1.0, 0.0), (1.0, 4.0, 0.0), (3.0, 54.0, 50.0)])
+def test_retry_after_counts_the_workers_that_serve_and_no_time_at_reward_servers(
+    serving: int, seconds: int, generate: float, reward: float, asked: float
+) -> None:
+    """The worker takes 4 seconds for 4 candidates."""
+    scheduler = Scheduler(RolloutSettings(rewards=(REWARD,), queue_limit=20), RolloutMetrics())
+    scheduler.serving = serving
+    scored = ScoredChunk({}, None, None, 0, 0.0, False, 9.0, generate, reward, asked)
+    scheduler.record("fake:0", chunk(job()), scored)
+    scheduler.submit([chunk(job(), count=20)])
+    with pytest.raises(ProblemError) as refused:
+        scheduler.submit([chunk(job())])
+    assert refused.value.retry_after == seconds
 
 
 @pytest.mark.anyio

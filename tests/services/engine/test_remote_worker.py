@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import queue
 import resource
@@ -46,7 +47,7 @@ class Process:
         self.ended = False
         self._held: list[int] = []
         self._arrived: queue.SimpleQueue[tuple[Header, bytes] | None] = queue.SimpleQueue()
-        self._hosted = [encode_hosted(one) for one in LocalWorker(SETTINGS, RolloutMetrics(), FakeBackend).load()]
+        self.hosted = [encode_hosted(one) for one in LocalWorker(SETTINGS, RolloutMetrics(), FakeBackend).load()]
 
     def share(self, adapter: Adapter) -> Adapter:
         return adapter
@@ -55,7 +56,7 @@ class Process:
         self.on_send(self, header)
         match header["do"]:
             case "load":
-                self.answer({"is": "loaded", "hosted": self._hosted, **STATE})
+                self.answer({"is": "loaded", "hosted": self.hosted, **STATE})
             case "ping":
                 self.answer({"is": "pong"})
             case "chunk" if header["chunk"]["prompt"]["text"] == "held":
@@ -139,6 +140,100 @@ def test_a_service_may_open_as_many_files_as_its_user() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def breaks_down(process: Process, header: Header) -> None:
+    """Die of the prompt `fatal`."""
+    if header["do"] == "chunk" and header["chunk"]["prompt"]["text"] == "fatal":
+        process.die()
+
+
+@pytest.fixture
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are loaded again without a pause."""
+    monkeypatch.setattr("solrl_rollout.engine.engine._LONGEST_PAUSE", 0.0)
+
+
+def test_chunks_are_spread_over_workers_that_each_merge_a_version_once() -> None:
+    both = threading.Barrier(2)
+    served: list[list[str]] = [[], []]
+
+    def noted(place: int, header: Header) -> None:
+        if header["do"] == "chunk":
+            served[place].append(header["chunk"]["adapter"])
+            if header["chunk"]["prompt"]["text"] == "both":
+                both.wait(600)
+
+    processes = [Process(lambda _, header, place=place: noted(place, header)) for place in range(2)]  # type: ignore[misc]
+    with engine_of_workers(*([one] for one in processes)) as engine:
+        for seed in range(3):
+            chunks = [chunk(adapted(seed), "both") for _ in range(2)] + [chunk(adapted(seed)) for _ in range(12)]
+            engine.scheduler.submit(chunks)
+            for one in chunks:
+                assert torch.equal(one.result.result(600).rewards[REWARD], torch.ones(4))
+        assert sum(worker.chunks for worker in engine.workers) == 3 * 14
+    for digests in served:
+        assert len(list(itertools.groupby(digests))) == 3
+
+
+@pytest.mark.usefixtures("_hasty")
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_chunk_that_loses_a_worker_is_made_again_and_one_that_loses_two_fails_alone(deaths: int) -> None:
+    with engine_on(*(Process(breaks_down) for _ in range(deaths)), Process()) as engine:
+        chunks = [chunk(job(), prompt) for prompt in ("a", "fatal", "b")]
+        engine.scheduler.submit(chunks)
+        for one in chunks[::2] if deaths == 2 else chunks:
+            assert torch.equal(one.result.result(600).rewards[REWARD], torch.ones(4))
+        if deaths == 2:
+            with pytest.raises(ProblemError) as refused:
+                chunks[1].result.result(600)
+            assert refused.value.problem.detail.startswith("2 workers died")
+        assert [one.losses for one in chunks] == [0, deaths, 0]
+        assert (engine.workers[0].restarts, engine.scheduler.dead) == (deaths, False)
+
+
+@pytest.mark.usefixtures("_hasty")
+def test_a_worker_that_keeps_dying_is_given_up_and_the_engine_with_the_last() -> None:
+    unused = Process(lambda *_: pytest.fail("it loads"))
+    with engine_on(*(Process(breaks_down) for _ in range(5)), unused) as engine:
+        chunks = [chunk(job(), "fatal") for _ in range(4)]
+        engine.scheduler.submit(chunks)
+        kinds = []
+        for one in chunks:
+            with pytest.raises(ProblemError) as refused:
+                one.result.result(600)
+            kinds.append(refused.value.problem.kind)
+        assert kinds == ["generation-failed"] * 2 + ["engine-dead"] * 2
+        assert engine.scheduler.dead
+
+
+def test_a_lost_chunk_that_was_cancelled_is_not_made_again() -> None:
+    texts: list[str] = []
+
+    def cancel(process: Process, header: Header) -> None:
+        if header["do"] == "chunk":
+            engine.cancel(lost.job)
+            process.die()
+
+    def note(_: Process, header: Header) -> None:
+        if header["do"] == "chunk":
+            texts.append(header["chunk"]["prompt"]["text"])
+
+    lost = chunk(job(), "lost")
+    with engine_on(Process(cancel), Process(note)) as engine:
+        engine.scheduler.submit([lost])
+        with pytest.raises(ProblemError):
+            lost.result.result(600)
+        assert scored(engine, chunk(job(), "after")).rewards
+    assert texts == ["after"]
+
+
+def test_workers_with_different_models_do_not_start() -> None:
+    other = Process()
+    other.hosted[0]["info"]["digests"] = {"transformer": f"sha256:{7:064x}"}
+    expected = r"worker w\d and worker w\d loaded mini-sana differently, in digest of transformer: "
+    with pytest.raises(RuntimeError, match=expected), engine_of_workers([Process()], [other]):
+        pass
 
 
 def test_a_message_that_cannot_be_sent_to_a_live_process_ends_it_and_another_makes_the_chunk() -> None:
@@ -231,12 +326,12 @@ def test_a_worker_that_is_closed_while_its_process_starts_does_not_load() -> Non
     assert process.ended
 
 
+@pytest.mark.usefixtures("_hasty")
 @pytest.mark.parametrize(("steady", "dead"), [(0.0, False), (600.0, True)])
 def test_deaths_after_steady_service_give_no_worker_up(
     monkeypatch: pytest.MonkeyPatch, steady: float, dead: bool
 ) -> None:
     monkeypatch.setattr("solrl_rollout.engine.engine._STEADY_SECONDS", steady)
-    monkeypatch.setattr("solrl_rollout.engine.engine._LONGEST_PAUSE", 0.0)
     processes = [Process() for _ in range(7)]
     with engine_on(*processes) as engine:
         for restarts, process in enumerate(processes[:-1], 1):
@@ -247,9 +342,8 @@ def test_deaths_after_steady_service_give_no_worker_up(
         assert engine.workers[0].restarts == (4 if dead else 6)
 
 
-def test_deaths_beside_chunks_of_another_worker_give_no_worker_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solrl_rollout.engine.engine._LONGEST_PAUSE", 0.0)
-
+@pytest.mark.usefixtures("_hasty")
+def test_deaths_beside_chunks_of_another_worker_give_no_worker_up() -> None:
     def work_beside(_: Process, header: Header) -> None:
         if header["do"] == "load":
             scored(engine, chunk(job()))
