@@ -1,10 +1,10 @@
-"""Marks of tests that need a GPU, and the measure of a difference."""
+"""Marks of tests that need a GPU, the measure of a difference, and what layers of every precision do there."""
 
 import pytest
 import torch
 from solrl_core.kernels.operation import has_descriptors
-from solrl_core.precision import has_fp8
-from torch import Tensor
+from solrl_core.precision import QuantLinear, QuantPointwiseConv, has_fp8
+from torch import Tensor, nn
 
 _DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -18,3 +18,23 @@ def relative(found: Tensor, expected: Tensor) -> float:
     """Length of the difference in lengths of what was expected, wherever both are."""
     found, expected = found.cpu().double(), expected.cpu().double()
     return float(torch.linalg.norm(found - expected) / torch.linalg.norm(expected))
+
+
+@torch.no_grad()
+def check_on_a_gpu(linear: type[QuantLinear], conv: type[QuantPointwiseConv], least: float, most: float) -> None:
+    """Layers have an error between `least` and `most`, also after a refresh, which writes in place."""
+    torch.manual_seed(0)
+    for clean, quantise, shape in (
+        (nn.Linear(256, 128), linear.from_linear, (4, 9, 256)),
+        (nn.Conv2d(256, 128, 1), conv.from_conv, (4, 256, 3, 3)),
+    ):
+        clean = clean.to("cuda", torch.bfloat16)
+        layer = quantise(clean)  # type: ignore[operator]
+        x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+        assert layer(x).shape == clean(x).shape
+        places = [part.data_ptr() for part in layer.buffers()]
+        for _ in range(2):
+            assert least < relative(layer(x), clean(x)) < most
+            layer.refresh_(clean.weight.float() * 2)
+            clean.weight.mul_(2)
+        assert [part.data_ptr() for part in layer.buffers()] == places

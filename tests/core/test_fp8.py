@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_marks import FP8
+from gpu_marks import FP8, check_on_a_gpu
 from solrl_core.families import load_backbone
 from solrl_core.kernels import quantize_rows
 from solrl_core.precision import fp8, has_fp8, supported_precisions
@@ -27,21 +27,7 @@ def test_a_cpu_has_no_fp8_and_the_error_names_alternatives() -> None:
 
 @FP8
 def test_a_layer_is_near_the_clean_one_and_follows_a_refresh() -> None:
-    torch.manual_seed(0)
-    for clean, layer, shape in (
-        (nn.Linear(256, 128), Fp8Linear.from_linear, (4, 9, 256)),
-        (nn.Conv2d(256, 128, 1), Fp8PointwiseConv.from_conv, (4, 256, 3, 3)),
-    ):
-        clean = clean.to("cuda", torch.bfloat16)
-        quantised = layer(clean)  # type: ignore[operator]
-        x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-        with torch.no_grad():
-            assert 0.005 < (quantised(x) - clean(x)).norm() / clean(x).norm() < 0.06
-            where = quantised.weight.data_ptr()
-            quantised.refresh_(clean.weight.float() * 2)
-            assert quantised.weight.data_ptr() == where
-            clean.weight.mul_(2)
-            assert (quantised(x) - clean(x)).norm() / clean(x).norm() < 0.06
+    check_on_a_gpu(Fp8Linear, Fp8PointwiseConv, 0.005, 0.06)
 
 
 def test_layers_share_a_quantised_input_only_in_fp8_and_refuse_a_gradient_before_it() -> None:

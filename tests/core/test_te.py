@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_marks import relative
+from gpu_marks import check_on_a_gpu, relative
 from solrl_core.precision import (
     LayerPolicy,
     QuantLinear,
@@ -214,21 +214,7 @@ def check_compiled(make: Callable[[], QuantLinear], x: Tensor, backend: str) -> 
 @needs_units
 @torch.no_grad()
 def test_layers_on_a_gpu_multiply_as_their_recipe_says_from_packed_weights() -> None:
-    torch.manual_seed(0)
-    for clean, quantise, shape in (
-        (nn.Linear(256, 128), TeLinear.from_linear, (4, 9, 256)),
-        (nn.Conv2d(256, 128, 1), TePointwiseConv.from_conv, (4, 256, 3, 3)),
-    ):
-        clean = clean.to("cuda", torch.bfloat16)
-        layer = quantise(clean)  # type: ignore[operator]
-        x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-        assert layer(x).shape == clean(x).shape
-        places = [part.data_ptr() for part in layer.buffers()]
-        for _ in range(2):
-            assert 0.08 < relative(layer(x), clean(x)) < 0.2
-            layer.refresh_(clean.weight.float() * 2)
-            clean.weight.mul_(2)
-        assert [part.data_ptr() for part in layer.buffers()] == places
+    check_on_a_gpu(TeLinear, TePointwiseConv, 0.08, 0.2)
     clean = nn.Linear(256, 128, device="cuda", dtype=torch.bfloat16)
     layer = TeLinear.from_linear(clean)
     assert layer.weight.numel() == 128 * 256 // 2
