@@ -110,16 +110,8 @@ class RolloutMetrics(RequestMetrics):
         with self._lock:
             self._run(tenant, run).head = version
 
-    def run_rewound(self, tenant: str, run: str, version: int) -> None:
-        """Record that a run was rewound to an older version, and forget the version served last."""
-        self.adapter_served(tenant, run, None, version)
-
-    def run_deleted(self, tenant: str, run: str) -> None:
-        """Forget a run."""
-        self.adapter_served(tenant, run, None, None)
-
     def adapter_served(self, tenant: str, run: str, version: int | None, head: int | None) -> None:
-        """Record the version that served a request and the run's newest; None if there is none."""
+        """Record the version that served a run's last request, and its newest; None where there is none any more."""
         with self._lock:
             known = self._run(tenant, run)
             known.served, known.head = version, head

@@ -13,10 +13,12 @@ from solrl_http.access import access, access_rules
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_rollout.cli import main
 from solrl_rollout.http.app import create_app
+from solrl_rollout.openapi import document
 from solrl_rollout.settings import RolloutSettings
 from typed import typed
 
-CONTRACT = json.loads((Path(__file__).parents[3] / "proto" / "openapi.json").read_text())
+PUBLISHED = (Path(__file__).parents[3] / "proto" / "openapi.json").read_text()
+CONTRACT = json.loads(PUBLISHED)
 OPERATIONS = [(method.upper(), path) for path, methods in CONTRACT["paths"].items() for method in methods]
 OPEN = [("GET", "/health/live"), ("GET", "/health/ready")]
 GUARDED = [operation for operation in OPERATIONS if operation not in OPEN]
@@ -59,6 +61,11 @@ def ask(
     if token is not None:
         head += f"\nAuthorization: Bearer {guarded.tokens.get(token, token)}"
     return raw(guarded.service.port, head)
+
+
+def test_the_published_contract_is_current_and_that_of_a_running_service(guarded: Guarded) -> None:
+    assert document() == PUBLISHED, "python -m solrl_rollout.openapi > proto/openapi.json"
+    assert guarded.service.client.get("/openapi.json").json() == CONTRACT
 
 
 def test_the_contract_states_the_access_of_every_operation() -> None:

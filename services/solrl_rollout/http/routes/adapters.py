@@ -37,7 +37,7 @@ async def list_runs(service: ServiceDep, caller: CallerDep) -> RunList:
 async def delete_run(service: ServiceDep, caller: CallerDep, run: RunName) -> None:
     """Delete a run's adapters. Work already accepted under them is finished."""
     await service.store.delete(caller.tenant, run)
-    service.metrics.run_deleted(caller.tenant, run)
+    service.metrics.adapter_served(caller.tenant, run, None, None)
 
 
 @router.put(
@@ -88,7 +88,7 @@ async def rewind_run(
 ) -> None:
     """Delete the versions after `after` up to `head`, pinned or not. Work already accepted under them is finished."""
     await service.store.rewind(caller.tenant, run, after, head)
-    service.metrics.run_rewound(caller.tenant, run, after)
+    service.metrics.adapter_served(caller.tenant, run, None, after)
 
 
 @router.get("/{run}/adapters/{version}")
