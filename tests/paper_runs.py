@@ -39,7 +39,7 @@ def finish(experiment: Experiment, folder: Path, gain: float, **changes: Any) ->
         "seconds": {"explore": 16.0, "train": 4.0, "evaluate": 3.0},
         "stopped": None,
     }
-    path = file_of(experiment, folder)
+    path = file_of(experiment.name, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record(experiment, **(values | changes))))
 

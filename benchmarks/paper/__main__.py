@@ -50,7 +50,6 @@ def main() -> int:
     parser.add_argument("--stored", action="store_true", help="begin with the finished runs that are stored in --out")
     parser.add_argument("--jobs", type=int, default=1, help="parallel runs, shared by all visible GPUs")
     parser.add_argument("--minutes", type=float, default=math.inf, help="time limit; run again to continue")
-    parser.add_argument("--device", default="auto")
     parser.add_argument("--ceiling", action="store_true", help="score true scenes of the prompts, too")
     parser.add_argument("--plan", action="store_true", help="print how many runs each table needs; run nothing")
     parser.add_argument("--show", action="store_true", help="write the tables from the finished runs; run nothing")
@@ -58,17 +57,16 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := [name for name in args.tables if name not in TABLES]:
         sys.exit(f"got table {unknown[0]!r}; expected any of {', '.join(TABLES)}")
+    if args.stored and not (archive := args.out / ARCHIVE).is_file():
+        sys.exit(f"--stored: got no {archive}; expected the finished runs that an earlier command wrote there")
     try:
-        return _main(args)
+        return tables_of(args)
     except (ConfigError, MixedRunsError) as error:
         sys.exit(str(error))
-    except FileNotFoundError as error:
-        if not args.stored or error.filename != str(args.out / ARCHIVE):
-            raise
-        sys.exit(f"--stored: got no {error.filename}; expected the finished runs that an earlier command wrote there")
 
 
-def _main(args: argparse.Namespace) -> int:
+def tables_of(args: argparse.Namespace) -> int:
+    """Do what the options say."""
     programme, until = Programme(unprepared=args.unprepared), time.monotonic() + 60 * args.minutes
     if args.stored:
         take_stored(args.out, args.runs)
@@ -87,9 +85,7 @@ def _main(args: argparse.Namespace) -> int:
         begin = [one for one in missing(context, args.tables) if one.name not in failed]
         if not begin:
             break
-        failed |= run_all(
-            begin, args.runs, jobs=args.jobs, until=until, device=args.device, shown_seed=programme.seeds[0]
-        )
+        failed |= run_all(begin, args.runs, jobs=args.jobs, until=until)
         context = read(programme, args.runs)
     if read_words(context.runs.values(), args.runs):
         context = read(programme, args.runs)
@@ -113,7 +109,7 @@ def read(programme: Programme, folder: Path) -> Context:
 
 def runs_of(context: Context, tables: Sequence[str], *, whole: bool = False) -> list[Experiment]:
     """The trials of these tables, and the runs whose learning rate is known; `whole`: all runs."""
-    return needed([arm for name in tables for arm in TABLES[name].arms(context)], whole=whole)
+    return needed([arm for name in tables for arm in TABLES[name].arms(context).values()], whole=whole)
 
 
 def missing(context: Context, tables: Sequence[str], *, whole: bool = False) -> list[Experiment]:

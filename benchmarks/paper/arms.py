@@ -29,14 +29,17 @@ class Context:
         """The learning rate of these trials; None while one is missing."""
         return choose(self.programme, tuning, self.runs)
 
-    def ceiling(self, reward: str) -> Values | None:
-        """Gain [prompts] of true scenes over the base of the programme's model; None if it was not measured."""
+    @cached_property
+    def ceilings(self) -> dict[str, float]:
+        """Mean gain of true scenes over the base of the programme's model, by reward that was measured."""
         model = self.programme.model
-        for run in self.runs.values():
-            if run.config.model == model and reward in run.before:
-                scores = (ceiling_of(model, run.prompts) or {}).get(reward)
-                return None if scores is None else (scores - run.before[reward]) / run.within[reward]
-        return None
+        run = next((run for run in self.runs.values() if run.config.model == model and run.prompts), None)
+        scores = ceiling_of(model, run.prompts) if run else {}
+        return {
+            reward: float(((scores[reward] - run.before[reward]) / run.within[reward]).mean())
+            for reward in self.programme.rewards
+            if reward in scores
+        }
 
     def arm(
         self,
@@ -138,11 +141,11 @@ class Arm:
 
     def gain_of_ceiling(self) -> Figure:
         """Gain of the trained reward, with its share of the ceiling."""
-        own, ceiling = self.gain(), self.context.ceiling(self.reward)
+        own, ceiling = self.gain(), self.context.ceilings.get(self.reward)
         alike = self.config.model == self.context.programme.model
         if own.value is None or ceiling is None or not alike:
             return own
-        return Figure(own.value, notes=(*own.notes, f"{own.value.mean / ceiling.mean():.0%}"))
+        return Figure(own.value, notes=(*own.notes, f"{own.value.mean / ceiling:.0%}"))
 
     def less(self, other: "Arm") -> Figure:
         """Gain of the trained reward less that of another arm, paired by seed and prompt."""

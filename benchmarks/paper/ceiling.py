@@ -28,12 +28,12 @@ SCENES = 4
 SEED = 0
 
 
-def ceiling_of(model: str, prompts: Sequence[str], results: Path = RESULTS) -> dict[str, Values] | None:
-    """Reward → mean score of true scenes by prompt [prompts]; None for a model or prompts that were not measured."""
+def ceiling_of(model: str, prompts: Sequence[str], results: Path = RESULTS) -> dict[str, Values]:
+    """Reward → mean score of true scenes by prompt [prompts]; {} for a model or prompts that were not measured."""
     stored = json.loads((results / STORED).read_text()) if (results / STORED).is_file() else {}
     found = stored.get(model)
     if found is None or found["prompts"] != list(prompts):
-        return None
+        return {}
     return {name: np.array(scores, dtype=np.float64) for name, scores in found["scores"].items()}
 
 

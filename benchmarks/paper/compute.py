@@ -8,11 +8,9 @@ how many iterations each run gets: later measurements do not change them.
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from solrl_proto.rollouts import Plan
@@ -80,46 +78,27 @@ def _steps(config: RunConfig) -> int:
     return len(data.sigmas(no_samples, range(config.regenerate.steps + 1))) - 1
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Milliseconds of a pass of one sample.
-
-    Attributes:
-        device: device of the measurement.
-        ms: pass, named as in `Passes` → milliseconds.
-    """
-
-    device: str
-    ms: Mapping[str, float]
-
-    def seconds(self, passes: Passes) -> float:
-        """Time of these passes."""
-        return sum(count * self.ms[name] for name, count in passes.items()) / 1000
-
-    def generating(self, passes: Passes) -> float:
-        """Time of the denoising passes alone, in seconds."""
-        return self.seconds(Counter({name: count for name, count in passes.items() if name.startswith("generate")}))
-
-
 @cache
-def costs_of(shape: str, results: Path = RESULTS) -> Costs:
-    """Costs at the shape of a large model: those of the stored runs, or else from the benchmarks' stored results.
+def costs_of(shape: str, results: Path = RESULTS) -> dict[str, Any]:
+    """Costs at the shape of a large model: `device` of the measurement, and `ms` of a pass of one sample by its name.
+
+    Those of the stored runs, or else from the benchmarks' stored results.
 
     Raises:
         KeyError, FileNotFoundError: the results lack a measurement.
     """
     stored = results / STORED
-    return Costs(**json.loads(stored.read_text())[shape]) if stored.is_file() else _measured(shape, results)
+    found: dict[str, Any] = json.loads(stored.read_text())[shape] if stored.is_file() else _measured(shape, results)
+    return found
 
 
 def store_costs(out: Path, results: Path = RESULTS) -> None:
     """Write the costs of all shapes to the archive's folder in `out`."""
     (out / STORED).parent.mkdir(parents=True, exist_ok=True)
-    costs = {shape: asdict(costs_of(shape, results)) for shape in SHAPES}
-    (out / STORED).write_text(json.dumps(costs, indent=1) + "\n")
+    (out / STORED).write_text(json.dumps({shape: costs_of(shape, results) for shape in SHAPES}, indent=1) + "\n")
 
 
-def _measured(shape: str, results: Path) -> Costs:
+def _measured(shape: str, results: Path) -> dict[str, Any]:
     steps, training = (json.loads((results / name).read_text())["rows"] for name in SOURCES)
     tiers = {row["tier"]: row for row in steps if row["model"] == shape and "ms" in row}
     rows = [row for row in training if row["model"] == shape and row["kind"] == "way" and row["way"] == "solrl"]
@@ -129,9 +108,15 @@ def _measured(shape: str, results: Path) -> Costs:
     ms = {f"generate {tier}": tiers[tier]["ms"] / tiers[tier]["batch"] for tier in ("bf16", "fp8")}
     ms["generate nvfp4"] = ms["generate fp8"]
     ms |= {f"train {policy}": train[policy] / train["batch"] for policy in ("current", "old", "reference")}
-    return Costs(train["device"], ms)
+    return {"device": train["device"], "ms": ms}
+
+
+def seconds_by_pass(config: RunConfig, shape: str = SHAPE, fraction: float | None = None) -> dict[str, float]:
+    """Time of one iteration of a run at the shape of a large model by pass; `fraction` as in `passes_of_iteration`."""
+    ms = costs_of(shape)["ms"]
+    return {name: count * ms[name] / 1000 for name, count in passes_of_iteration(config, fraction).items()}
 
 
 def seconds_of(config: RunConfig, shape: str = SHAPE, fraction: float | None = None) -> float:
     """Time of one iteration of a run at the shape of a large model; `fraction` as in `passes_of_iteration`."""
-    return costs_of(shape).seconds(passes_of_iteration(config, fraction))
+    return sum(seconds_by_pass(config, shape, fraction).values())

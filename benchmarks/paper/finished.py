@@ -93,9 +93,9 @@ def write_record(path: Path, content: Mapping[str, Any]) -> None:
     partial.replace(path)
 
 
-def file_of(experiment: Experiment, folder: Path) -> Path:
-    """File of a finished run."""
-    return folder / FINISHED / f"{experiment.name}.json"
+def file_of(name: str, folder: Path, ending: str = "json") -> Path:
+    """File of a finished run; it may have images, too: a grid, `png`, or those of words, `words.png`."""
+    return folder / FINISHED / f"{name}.{ending}"
 
 
 def read_finished(experiments: Sequence[Experiment], folder: Path) -> dict[str, Finished]:
@@ -105,7 +105,8 @@ def read_finished(experiments: Sequence[Experiment], folder: Path) -> dict[str, 
         MixedRunsError: those with one set of prompts are of different machines, or were judged on different prompts of
             it, or one has settings that its preset does not have any more.
     """
-    found = {one.name: _read(one, file_of(one, folder)) for one in experiments if file_of(one, folder).is_file()}
+    files = {one: file_of(one.name, folder) for one in experiments}
+    found = {one.name: _read(one, path) for one, path in files.items() if path.is_file()}
     for prompts in {str(run.config.prompts) for run in found.values()}:
         _require_alike([run for run in found.values() if str(run.config.prompts) == prompts], folder)
     return found
@@ -158,7 +159,7 @@ def store(names: Iterable[str], folder: Path, out: Path) -> None:
     their files.
     """
     target = out / ARCHIVE
-    own = {folder / FINISHED / f"{name}.json" for name in names}
+    own = {file_of(name, folder) for name in names}
     if target.is_file():
         with tarfile.open(target) as archive:
             own |= {path for name in archive.getnames() if (path := folder / name).is_file()}
@@ -181,11 +182,7 @@ def store(names: Iterable[str], folder: Path, out: Path) -> None:
 
 
 def take_stored(out: Path, folder: Path) -> None:
-    """Unpack the archive in `out` to the folder of the runs; a run that is there already stays as it is.
-
-    Raises:
-        FileNotFoundError: `out` has no archive.
-    """
+    """Unpack the archive in `out` to the folder of the runs; a run that is there already stays as it is."""
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(out / ARCHIVE) as archive:
         new = [one for one in archive.getmembers() if not (folder / one.name).exists()]

@@ -8,11 +8,12 @@ In simulations with three seeds and 128 prompts these intervals cover the mean i
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import brentq
 from scipy.stats import t as student
 
 Values = npt.NDArray[np.float64]
@@ -109,24 +110,18 @@ def ratio_of_means(above: Values, below: Values) -> Estimate:
     if abs(mean) <= half:
         return Estimate(ratio, -math.inf, math.inf, len(above))
 
-    def differs(at: float) -> bool:
+    def beyond(at: float) -> float:
+        """Above 0 where the mean differs from 0."""
         mean, half = _mean_and_half(above - at * below)
-        return abs(mean) > half
+        return abs(mean) - half
 
-    return Estimate(ratio, _limit(differs, ratio, -1.0), _limit(differs, ratio, 1.0), len(above))
-
-
-def _limit(beyond: Callable[[float], bool], inside: float, sign: float) -> float:
-    step = 1e-3
-    while not beyond(inside + sign * step):
-        step *= 2
-        if step > _WIDEST:
-            return sign * math.inf
-    near, far = (step / 2 if step > 1e-3 else 0.0), step
-    for _ in range(40):
-        middle = (near + far) / 2
-        near, far = (near, middle) if beyond(inside + sign * middle) else (middle, far)
-    return inside + sign * far
+    limits = []
+    for sign in (-1.0, 1.0):
+        step = 1e-3
+        while beyond(ratio + sign * step) <= 0 and step < _WIDEST:
+            step *= 2
+        limits.append(brentq(beyond, ratio, ratio + sign * step) if step < _WIDEST else sign * math.inf)
+    return Estimate(ratio, *limits, len(above))
 
 
 def _mean_and_half(values: Values) -> tuple[float, float]:

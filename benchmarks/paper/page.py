@@ -10,13 +10,12 @@ from typing import Any
 from support import caveats
 from support.results import table
 
-from paper import published, tables, tuning
+from paper import compute, published, tables, tuning
 from paper.arms import Context
-from paper.compute import SHAPE, SHAPES, STORED, costs_of, store_costs
 from paper.figures import as_json, templates
-from paper.finished import ARCHIVE, FINISHED, store
+from paper.finished import ARCHIVE, file_of, store
 from paper.tables import TABLES, algorithms, text
-from paper.words import draw_finished, images_of
+from paper.words import WORDS, draw
 
 
 def write_page(context: Context, folder: Path, out: Path, command: str) -> str:
@@ -31,7 +30,7 @@ def write_page(context: Context, folder: Path, out: Path, command: str) -> str:
     copy_grids(context, folder, out)
     draw_words(context, folder, out)
     store(context.runs, folder, out)
-    store_costs(out)
+    compute.store_costs(out)
     found = {name: one.figures(context) for name, one in TABLES.items() if one.stands(context)}
     said = page(context, found, command)
     content = {"programme": asdict(context.programme), "runs": len(context.runs), "tables": found}
@@ -49,45 +48,33 @@ def page(context: Context, found: dict[str, dict[str, Any]], command: str) -> st
         command: command line that gives these settings.
     """
     runs, choice = context.runs.values(), context.choice()
-    ceilings = {reward: context.ceiling(reward) for reward in context.programme.rewards}
-    return (
-        templates(Path(__file__).parent)
-        .get_template("page.md")
-        .render(
-            dict.fromkeys(TABLES),
-            **found,
-            programme=context.programme,
-            command=command,
-            machines="; ".join(sorted({run.machine for run in runs})),
-            jobs=max((run.jobs for run in runs), default=1),
-            finished=_counted(context),
-            archive=ARCHIVE,
-            costs=STORED,
-            shape=SHAPES[SHAPE],
-            device=costs_of(SHAPE).device,
-            usual_rate=choice and choice.rate,
-            ceiling={reward: float(one.mean()) for reward, one in ceilings.items() if one is not None},
-            caveats=caveats,
-            published=published,
-            tuning=tuning,
-            of=tables,
-            table=table,
-        )
+    template = templates(Path(__file__).parent).get_template("page.md")
+    return template.render(
+        dict.fromkeys(TABLES),
+        **found,
+        programme=context.programme,
+        command=command,
+        machines="; ".join(sorted({run.machine for run in runs})),
+        jobs=max((run.jobs for run in runs), default=1),
+        models=Counter(str(run.config.model) for run in runs).most_common(),
+        trials=sum(run.config.seed == tuning.SEED for run in runs),
+        usual_rate=choice and choice.rate,
+        ceiling=context.ceilings,
+        device=compute.costs_of(compute.SHAPE)["device"],
+        compute=compute,
+        archive=ARCHIVE,
+        caveats=caveats,
+        published=published,
+        tuning=tuning,
+        of=tables,
+        table=table,
     )
-
-
-def _counted(context: Context) -> str:
-    """Numbers of finished runs by model, with the trials among them."""
-    models = Counter(str(run.config.model) for run in context.runs.values())
-    trials = sum(run.config.seed == tuning.SEED for run in context.runs.values())
-    runs = " and ".join(f"{count} of {model}" for model, count in models.most_common())
-    return f"Finished: {runs}; {trials} of them are trials of learning rates." if runs else "No run is finished."
 
 
 def copy_grids(context: Context, folder: Path, out: Path) -> None:
     """Copy the images of the first seed's runs of table 6 beside the page."""
     for arm in algorithms.arms(context).values():
-        source, target = folder / FINISHED / f"{arm.experiments[0].name}.png", out / algorithms.grid_path(arm)
+        source, target = file_of(arm.experiments[0].name, folder, "png"), out / algorithms.grid_path(arm)
         if source.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
@@ -96,6 +83,6 @@ def copy_grids(context: Context, folder: Path, out: Path) -> None:
 def draw_words(context: Context, folder: Path, out: Path) -> None:
     """Draw the words of the first seed's runs of table 10 beside the page."""
     for (variant, name), arm in text.arms(context).items():
-        source = images_of(arm.experiments[0].name, folder)
-        if not variant and source.is_file():
-            draw_finished(source, out / text.picture_of(name))
+        source = file_of(arm.experiments[0].name, folder, WORDS)
+        if not variant and arm.runs and source.is_file():
+            draw(arm.runs[0].prompts, source, out / text.picture_of(name))

@@ -14,30 +14,19 @@ import torch
 from solrl_trainer.settings.presets import ConfigError
 
 from paper.experiments import Experiment
-from paper.worker import JOB, Job
 
 WORKER = Path(__file__).with_name("worker.py")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def run_all(
-    experiments: Sequence[Experiment],
-    folder: Path,
-    *,
-    jobs: int,
-    until: float,
-    device: str = "auto",
-    shown_seed: int | None = None,
-) -> set[str]:
+def run_all(experiments: Sequence[Experiment], folder: Path, *, jobs: int, until: float) -> set[str]:
     """Do runs, in this order, `jobs` at a time.
 
     Args:
         experiments: the runs.
         folder: folder of all runs.
-        jobs: parallel processes; they share the GPUs evenly, and the CPU cores.
+        jobs: parallel processes; they share the visible GPUs evenly, and the CPU cores.
         until: monotonic time at which the processes are stopped.
-        device: device of the runs; `auto` and `cuda` use every visible GPU, one for each process.
-        shown_seed: seed of the runs whose images are kept.
 
     Returns:
         Names of the runs that were stopped or failed.
@@ -51,7 +40,7 @@ def run_all(
         "OMP_NUM_THREADS": str(max(1, math.ceil(len(os.sched_getaffinity(0)) / jobs))),
         "OMP_WAIT_POLICY": "passive",
     }
-    gpus, free = visible_gpus(device), SimpleQueue[Mapping[str, str]]()
+    gpus, free = visible_gpus(), SimpleQueue[Mapping[str, str]]()
     for number in range(jobs):
         free.put({VISIBLE: gpus[number % len(gpus)]} if gpus else {})
     unfinished: set[str] = set()
@@ -62,13 +51,13 @@ def run_all(
             return
         log = folder / "logs" / f"{one.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        job = JOB.dump_json(Job(one, folder, jobs, device, one.seed == shown_seed)).decode()
+        command = [sys.executable, WORKER, folder, jobs, one.preset, one.seed, *one.settings]
         timeout = None if until == math.inf else until - started
         slot, outcome = free.get(), "done"
         try:
             with log.open("a") as output:
                 subprocess.run(
-                    [sys.executable, str(WORKER), job],
+                    list(map(str, command)),
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     check=True,
@@ -88,14 +77,12 @@ def run_all(
     return unfinished
 
 
-def visible_gpus(device: str) -> list[str]:
-    """GPUs for the runs of a device, in terms of CUDA_VISIBLE_DEVICES; none if the device is a CPU or one given GPU.
+def visible_gpus() -> list[str]:
+    """The visible GPUs, in terms of CUDA_VISIBLE_DEVICES.
 
     Raises:
         ConfigError: they differ, and rounding with them.
     """
-    if device not in ("auto", "cuda"):
-        return []
     count = torch.cuda.device_count()
     kinds = sorted({torch.cuda.get_device_name(number) for number in range(count)})
     if len(kinds) > 1:

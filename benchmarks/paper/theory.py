@@ -32,14 +32,10 @@ def signal(spearman: float, candidates: int, side: int) -> float:
     The gradient weighs each sample by its reward less the mean, so this is the signal of a sample, where noise does not
     depend on selection. The ratio of two signals predicts the ratio of iterations to a reward.
     """
-    return float(_selected(spearman, candidates, side).std(1).mean())
-
-
-def _selected(spearman: float, candidates: int, side: int) -> Values:
-    """True rewards [groups, 2 · side] of the selected samples, in ascending order of the proxy."""
     true, proxy = _groups(spearman, candidates)
     order = np.argsort(proxy, axis=1)
-    return np.take_along_axis(true, np.delete(order, slice(side, candidates - side), axis=1), axis=1)
+    selected = np.delete(order, slice(side, candidates - side), axis=1)
+    return float(np.take_along_axis(true, selected, axis=1).std(1).mean())
 
 
 def _groups(spearman: float, candidates: int) -> tuple[Values, Values]:

@@ -1,10 +1,5 @@
-"""Images of words, as runs on text leave them: read afterwards by two engines, and drawn.
+"""Images of words, as runs on text leave them: read afterwards by two engines, and drawn."""
 
-`python benchmarks/paper/words.py RUN PICTURE` draws the first held-out prompts before and after a run: a folder of
-`make demo-text`, or the images of a finished run, NAME.words.png.
-"""
-
-import argparse
 import json
 import shutil
 import sys
@@ -18,26 +13,22 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from solrl_core.rewards.images import as_bytes
 from solrl_core.rewards.ocr import wanted_text
-from solrl_trainer.evaluation.gallery import load_gallery
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]  # for minis_recipe, which is in no wheel
 
 from minis_recipe.reading import by_rapidocr, by_tesseract, exact
-from paper.finished import FINISHED, Finished, write_record
+from paper.finished import Finished, file_of, write_record
 from paper.intervals import Values
 
 Images = npt.NDArray[np.uint8]
 ENGINES = {"rapidocr": "RapidOCR", "tesseract": "Tesseract"}
 """Names of the engine that the reward `ocr` asks, and of one that no reward asks."""
 READERS = {"rapidocr": by_rapidocr, "tesseract": by_tesseract}
+WORDS = "words.png"
+"""Ending of the file with a finished run's images."""
 SHOWN = 8
 """Prompts of a picture, the first held-out ones."""
 _COLUMNS, _SCALE, _GAP, _CAPTION = 4, 3, 24, 30
-
-
-def images_of(name: str, folder: Path) -> Path:
-    """File with the images of a finished run."""
-    return folder / FINISHED / f"{name}.words.png"
 
 
 def save_images(before: torch.Tensor, after: torch.Tensor, path: Path) -> None:
@@ -60,7 +51,7 @@ def read_words(runs: Iterable[Finished], folder: Path) -> int:
     Returns:
         The number of runs that were read. 0, with a message, where an engine is missing.
     """
-    unread = [run for run in runs if run.prompts and not run.words and images_of(run.name, folder).is_file()]
+    unread = [run for run in runs if run.prompts and not run.words and file_of(run.name, folder, WORDS).is_file()]
     lacking = [
         name
         for name, is_there in (("rapidocr", find_spec("rapidocr")), ("tesseract", shutil.which("tesseract")))
@@ -74,11 +65,11 @@ def read_words(runs: Iterable[Finished], folder: Path) -> int:
         )
         return 0
     for run in unread:
-        pixels = np.concatenate(load_images(images_of(run.name, folder), len(run.prompts)))
+        pixels = np.concatenate(load_images(file_of(run.name, folder, WORDS), len(run.prompts)))
         found = {name: [text.strip() for text in read(pixels)] for name, read in READERS.items()}
         count = len(run.prompts)
         words = {name: {"before": texts[:count], "after": texts[count:]} for name, texts in found.items()}
-        path = folder / FINISHED / f"{run.name}.json"
+        path = file_of(run.name, folder)
         write_record(path, {**json.loads(path.read_text()), "words": words})
     return len(unread)
 
@@ -88,9 +79,10 @@ def right(run: Finished, engine: str, when: str) -> Values:
     return exact(run.words[engine][when], [wanted_text(prompt, {}) for prompt in run.prompts]).astype(np.float64)
 
 
-def draw(prompts: Sequence[str], before: Images, after: Images, path: Path) -> None:
-    """Draw the first prompts: the image before above the one after, with the same seed, and the prompt below."""
-    height, width = (_SCALE * side for side in before.shape[1:3])
+def draw(prompts: Sequence[str], images: Path, path: Path) -> None:
+    """Draw the first prompts of a run: the image before above the one after, of the same seed, and the prompt below."""
+    both = load_images(images, len(prompts))
+    height, width = (_SCALE * side for side in both[0].shape[1:3])
     rows = -(-min(SHOWN, len(prompts)) // _COLUMNS)
     font = ImageFont.load_default(18)
     left = 70
@@ -100,7 +92,7 @@ def draw(prompts: Sequence[str], before: Images, after: Images, path: Path) -> N
     for index, prompt in enumerate(prompts[:SHOWN]):
         row, column = divmod(index, _COLUMNS)
         x, y = left + column * cell[0], _GAP + row * cell[1]
-        for number, (said, images) in enumerate((("before", before), ("after", after))):
+        for number, (said, images) in enumerate(zip(("before", "after"), both, strict=True)):
             top = y + number * (height + 4)
             large = Image.fromarray(images[index]).resize((width, height), Image.Resampling.BICUBIC)
             page.paste(large, (x, top))
@@ -109,26 +101,3 @@ def draw(prompts: Sequence[str], before: Images, after: Images, path: Path) -> N
         pen.text((x + width // 2, y + 2 * height + 4 + _CAPTION // 2), prompt, "#1c1f24", font, anchor="mm")
     path.parent.mkdir(parents=True, exist_ok=True)
     page.convert("P", palette=Image.Palette.ADAPTIVE).save(path, optimize=True)
-
-
-def draw_finished(path: Path, picture: Path) -> None:
-    """Draw the images of a finished run."""
-    prompts = json.loads(path.with_name(path.name.replace(".words.png", ".json")).read_text())["prompts"]
-    draw(prompts, *load_images(path, len(prompts)), picture)
-
-
-def main() -> None:
-    """Draw a run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="folder of a run, or NAME.words.png")
-    parser.add_argument("picture", type=Path)
-    args = parser.parse_args()
-    if args.run.is_dir():
-        gallery = load_gallery(args.run)
-        draw(gallery.prompts, *(as_bytes(one).numpy() for one in (gallery.before, gallery.after)), args.picture)
-    else:
-        draw_finished(args.run, args.picture)
-
-
-if __name__ == "__main__":
-    main()

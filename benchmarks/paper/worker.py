@@ -5,7 +5,6 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from demo_figures import processor
-from pydantic import TypeAdapter
 from solrl_trainer.commands.demo import rollout_service
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery, save_gallery
 from solrl_trainer.evaluation.held_out import BASE_EVALUATION
@@ -29,52 +27,39 @@ from solrl_trainer.settings.config import RunConfig
 
 from paper.experiments import Experiment
 from paper.finished import file_of, record, write_record
-from paper.words import images_of, save_images
+from paper.words import WORDS, save_images
 
 MACHINE = "machine.txt"
 GRID_ROWS = 4
+SHOWN_SEED = 1
 KEPT_FIGURES = ("version", "proxy_mean", "rewards", "loss", "grad_norm", "groups_without_spread", "seconds")
 
 
-@dataclass(frozen=True)
-class Job:
-    """A run to do.
+def main() -> None:
+    """Do the run on the command line: FOLDER JOBS PRESET SEED SETTING…"""
+    folder, jobs, preset, seed, *settings = sys.argv[1:]
+    do(Experiment(preset, tuple(settings), int(seed)), Path(folder), int(jobs))
 
-    Attributes:
-        experiment: its settings.
+
+def do(experiment: Experiment, folder: Path, jobs: int = 1) -> None:
+    """Train a run to its end, write its file, and delete its folder.
+
+    Images before and after are kept, too: of runs on text, and a grid of those of the first seed.
+
+    Args:
+        experiment: the run.
         folder: folder of all runs; the run's own is `work/<name>` in it until it is finished.
         jobs: runs at a time, over all GPUs.
-        device: device, as `RunConfig.device`.
-        grid: whether its images before and after are kept, too.
-    """
-
-    experiment: Experiment
-    folder: Path
-    jobs: int
-    device: str
-    grid: bool
-
-
-JOB = TypeAdapter(Job)
-"""Reads a job from the command line of a worker, and writes it."""
-
-
-def main() -> None:
-    """Do the job on the command line."""
-    do(JOB.validate_json(sys.argv[1]))
-
-
-def do(job: Job) -> None:
-    """Train a run to its end, write its file, and delete its folder. A run on text keeps its images of words, too.
 
     Raises:
         ValueError: the run was begun on another machine.
     """
-    folder, work = job.folder, job.folder / "work" / job.experiment.name
-    config = job.experiment.config.model_copy(update={"output": work, "device": job.device})
+    work, here = folder / "work" / experiment.name, machine()
+    config = experiment.config.model_copy(update={"output": work})
+    # The base's evaluation is the same for every seed; it is refused by itself where its settings differ.
+    base = folder / "base" / f"{Path(config.model).name}-{experiment.reward}.safetensors"
     with locked(work):
-        require_machine(work, machine(job.device))
-        base = _shared_base(folder, job.experiment, config)
+        require_machine(work, here)
         _copy(base, work / BASE_EVALUATION)
         with _served(config, work) as served, RichReporter(config.iterations) as reporter:
             stopped, result = None, None
@@ -83,31 +68,20 @@ def do(job: Job) -> None:
             except FloatingPointError as error:
                 stopped = str(error)
         _copy(work / BASE_EVALUATION, base)
-        path = file_of(job.experiment, folder)
+        path = file_of(experiment.name, folder)
         path.parent.mkdir(parents=True, exist_ok=True)
-        if result is not None and job.experiment.reward == "ocr" and config.evaluate.every:
-            save_images(result.before.images, result.after.images, images_of(job.experiment.name, folder))
-        elif result is not None and job.grid:
+        if result is not None and experiment.reward == "ocr" and config.evaluate.every:
+            save_images(result.before.images, result.after.images, path.with_suffix(f".{WORDS}"))
+        elif result is not None and experiment.seed == SHOWN_SEED:
             _write_grid(config, result, path.with_suffix(".png"))
-        content = record(
-            job.experiment,
-            machine=machine(job.device),
-            jobs=job.jobs,
-            config=config,
-            stopped=stopped,
-            **_scores(result),
-            **_metrics(work / "metrics.jsonl"),
-        )
-        write_record(path, content)
+        measured = _scores(result) | _metrics(work / "metrics.jsonl")
+        write_record(path, record(experiment, machine=here, jobs=jobs, config=config, stopped=stopped, **measured))
     shutil.rmtree(work)
 
 
-def machine(device: str) -> str:
+def machine() -> str:
     """Device and torch, in words. Results of different machines are not mixed."""
-    wanted = torch.device("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
-    if wanted.type == "cuda":
-        return f"{torch.cuda.get_device_name(wanted)}, torch {torch.__version__}"
-    return processor()
+    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}" if torch.cuda.is_available() else processor()
 
 
 def require_machine(work: Path, here: str) -> None:
@@ -125,15 +99,8 @@ def _served(config: RunConfig, work: Path) -> Iterator[RunConfig]:
     if not config.uses_service:
         yield config
         return
-    flags = () if config.device == "auto" else ("--device", config.device)
-    with rollout_service(config.model, work / "service.log", rewards=tuple(config.weights), flags=flags) as url:
+    with rollout_service(config.model, work / "service.log", rewards=tuple(config.weights)) as url:
         yield config.model_copy(update={"rollout_url": url})
-
-
-def _shared_base(folder: Path, experiment: Experiment, config: RunConfig) -> Path:
-    """The base's evaluation is the same for every seed; it is refused by itself where its settings differ."""
-    name = f"{Path(config.model).name}-{experiment.reward}.safetensors"
-    return folder / "base" / name
 
 
 def _copy(source: Path, target: Path) -> None:

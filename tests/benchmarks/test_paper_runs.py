@@ -4,7 +4,7 @@ import json
 import math
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from paper.experiments import Experiment, Programme
 from paper.finished import MixedRunsError, file_of, read_finished
 from paper.runner import run_all
 from paper.tuning import Tuning, trials
-from paper.worker import JOB, Job, do
+from paper.worker import do
 from paper_runs import MACHINE, context_of, finish
 from solrl_trainer.loop import train
 from solrl_trainer.settings.config import RunConfig
@@ -43,18 +43,14 @@ def runs_of(*seeds: int) -> list[Experiment]:
     return [PROGRAMME.experiment("sol_rl", seed) for seed in seeds]
 
 
-def job(experiment: Experiment, folder: Path, **changes: Any) -> Job:
-    return Job(**({"experiment": experiment, "folder": folder, "jobs": 1, "device": "cpu", "grid": False} | changes))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["sol_rl", pytest.param("flowgrpo", marks=pytest.mark.release)])
 def test_an_interrupted_run_ends_as_an_uninterrupted_one(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = Programme(judges=("verifier",), changes=TINY).experiment(recipe, 1)
-    do(job(experiment, tmp_path / "whole", grid=True))
-    assert file_of(experiment, tmp_path / "whole").with_suffix(".png").is_file()
+    do(experiment, tmp_path / "whole")
+    assert file_of(experiment.name, tmp_path / "whole", "png").is_file()
     assert not (tmp_path / "whole/work" / experiment.name).exists()
 
     def half(config: RunConfig, *args: Any, **named: Any) -> Any:
@@ -64,11 +60,11 @@ def test_an_interrupted_run_ends_as_an_uninterrupted_one(
     with monkeypatch.context() as patch:
         patch.setattr(worker, "train", half)
         with pytest.raises(KeyboardInterrupt):
-            do(job(experiment, tmp_path / "halves"))
-    assert not file_of(experiment, tmp_path / "halves").exists()
+            do(experiment, tmp_path / "halves")
+    assert not file_of(experiment.name, tmp_path / "halves").exists()
     checkpoints = tmp_path / "halves/work" / experiment.name / "checkpoints"
     assert [path.name for path in checkpoints.iterdir()] == ["000001"]
-    do(job(experiment, tmp_path / "halves"))
+    do(experiment, tmp_path / "halves")
     whole, halves = (read_finished([experiment], tmp_path / name)[experiment.name] for name in ("whole", "halves"))
     assert whole.curve == halves.curve
     assert [version for version, _ in whole.curve] == [0, 1, 2]
@@ -85,7 +81,7 @@ def test_a_run_that_is_not_finite_is_finished_and_says_so(tmp_path: Path, monkey
 
     monkeypatch.setattr(worker, "train", diverge)
     experiment = PROGRAMME.experiment("sol_rl", 1)
-    do(job(experiment, tmp_path))
+    do(experiment, tmp_path)
     runs = read_finished([experiment], tmp_path)
     assert runs[experiment.name].stopped == "the loss is nan"
     assert str(Context(PROGRAMME, runs).arm("sol_rl").gain()) == "1 stopped"
@@ -109,7 +105,7 @@ def test_runs_that_cannot_be_compared_are_not_mixed(other: dict[str, Any], said:
 def test_runs_of_a_preset_that_changed_are_refused(tmp_path: Path) -> None:
     one = PROGRAMME.experiment("sol_rl", 1)
     finish(one, tmp_path, 0.1)
-    path = file_of(one, tmp_path)
+    path = file_of(one.name, tmp_path)
     stored = json.loads(path.read_text())
     stored["config"]["optimizer"]["learning_rate"] = 5.0
     del stored["config"]["optimizer"]["eps"]  # a setting that was added since
@@ -118,71 +114,41 @@ def test_runs_of_a_preset_that_changed_are_refused(tmp_path: Path) -> None:
         read_finished([one], tmp_path)
 
 
-def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, begun = runs_of(1, 2, 3), list[str]()
-
-    def start(command: list[str], **options: Any) -> None:
-        own = JOB.validate_json(command[2])
-        begun.append(own.experiment.name)
-        assert own.grid == (own.experiment.seed == 2)
-        if own.experiment == runs[1]:
-            raise subprocess.CalledProcessError(2, command)
-
-    monkeypatch.setattr(runner.subprocess, "run", start)
-    assert run_all(runs, tmp_path, jobs=1, until=math.inf, shown_seed=2) == {runs[1].name}
-    assert begun == [one.name for one in runs]
-
-
-def on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, hold: Callable[[str], object]) -> dict[str, str]:
-    """Simulate GPUs and processes: run → its GPU, as runs begin. Each lasts as long as `hold` with its name."""
-    begun: dict[str, str] = {}
+def test_runs_begin_on_free_gpus_and_one_that_fails_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, ended, long_begun = runs_of(1, 2, 3, 4), threading.Semaphore(0), threading.Event()
+    begun: dict[int, str] = {}
 
     def start(command: list[str], *, env: Mapping[str, str], **_: Any) -> None:
-        own = JOB.validate_json(command[2])
-        begun[own.experiment.name] = env["CUDA_VISIBLE_DEVICES"]
-        hold(own.experiment.name)
-
-    monkeypatch.setattr(runner.subprocess, "run", start)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return begun
-
-
-def test_a_run_begins_on_the_gpu_of_one_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, ended = runs_of(1, 2, 3, 4), threading.Semaphore(0)
-    long_begun = threading.Event()
-
-    def hold(name: str) -> None:
-        if name == runs[0].name:
+        folder, jobs, preset, seed, *settings = command[2:]
+        assert Experiment(preset, tuple(settings), int(seed)) == runs[int(seed) - 1]
+        assert (folder, jobs) == (str(tmp_path), "2")
+        begun[int(seed)] = env["CUDA_VISIBLE_DEVICES"]
+        if seed == "1":
             long_begun.set()
-            for _ in range(3):
+            for _ in runs[1:]:
                 assert ended.acquire(timeout=600)
         assert long_begun.wait(600)
         ended.release()
+        if seed == "2":
+            raise subprocess.CalledProcessError(2, command)
 
-    begun = on_gpus(monkeypatch, 2, hold)
-    run_all(runs, tmp_path, jobs=2, until=math.inf, device="auto")
-    assert len(begun) == len(runs)
-    long = begun.pop(runs[0].name)
-    assert set(begun.values()) == {"0", "1"} - {long}
+    monkeypatch.setattr(runner.subprocess, "run", start)
+    monkeypatch.setattr(runner, "visible_gpus", lambda: ["0", "1"])
+    assert run_all(runs, tmp_path, jobs=2, until=math.inf) == {runs[1].name}
+    long = begun.pop(1)
+    assert begun == dict.fromkeys((2, 3, 4), "1" if long == "0" else "0")
 
 
-@pytest.mark.parametrize(
-    ("device", "visible", "expected"),
-    [
-        ("cuda", "", ["0", "1", "2"]),
-        ("auto", "5, GPU-a,7", ["5", "GPU-a", "7"]),
-        ("cuda:1", "", []),
-        ("cpu", "", []),
-    ],
-)
+@pytest.mark.parametrize(("visible", "expected"), [("", ["0", "1", "2"]), ("5, GPU-a,7", ["5", "GPU-a", "7"])])
 def test_the_visible_gpus_are_those_of_the_command(
-    device: str, visible: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    visible: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_gpus(monkeypatch, 3, str)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert runner.visible_gpus(device) == expected
+    assert runner.visible_gpus() == expected
 
 
 def test_the_learning_rate_is_that_of_the_best_training_reward(tmp_path: Path) -> None:

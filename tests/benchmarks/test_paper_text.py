@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,8 @@ from paper.experiments import RESULTS, Experiment, Programme
 from paper.finished import file_of, read_finished
 from paper.page import draw_words
 from paper.tables import text
-from paper.words import images_of, load_images, read_words, right, save_images
-from paper.worker import Job, do
+from paper.words import WORDS, load_images, read_words, right, save_images
+from paper.worker import do
 from paper_runs import PROMPTS, context_of, figures_of, finish, finish_all
 from PIL import Image
 
@@ -60,7 +58,7 @@ def test_words_that_nobody_read_are_not_given_and_a_missing_run_leaves_no_table(
     context = finished(tmp_path)
     awm = text.figures(context)["families"].rows["AWM"]
     assert str(awm["exact, Tesseract"]) == "not read"
-    file_of(text.arms(context)["", "FlowGRPO"].experiments[-1], tmp_path).unlink()
+    file_of(text.arms(context)["", "FlowGRPO"].experiments[-1].name, tmp_path).unlink()
     assert figures_of(context_of(PROGRAMME, tmp_path), "text") is None
 
 
@@ -79,7 +77,7 @@ def test_both_engines_read_a_runs_images_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     finish(run_on_text(tmp_path), tmp_path, 0.5)
-    file = images_of(run_on_text(tmp_path).name, tmp_path)
+    file = file_of(run_on_text(tmp_path).name, tmp_path, WORDS)
     # Images after are as light as the number of their prompt.
     images = (torch.arange(PROMPTS).view(-1, 1, 1, 1) / 255).expand(-1, 3, 32, 64)
     save_images(torch.zeros_like(images), images, file)
@@ -109,18 +107,14 @@ def test_both_engines_read_a_runs_images_once(
     assert read_words(runs(), tmp_path) == 0
 
 
-def test_the_first_words_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_words_are_drawn(tmp_path: Path) -> None:
     context = finished(tmp_path)
     run = text.arms(context)["", "Sol-RL"].experiments[0]
     images = torch.rand(PROMPTS, 3, 32, 64)
-    save_images(images, 1 - images, images_of(run.name, tmp_path))
+    save_images(images, 1 - images, file_of(run.name, tmp_path, WORDS))
     draw_words(context, tmp_path, tmp_path)
     assert [path.name for path in (tmp_path / "paper").iterdir()] == ["text-sol-rl.png"]
-    again = tmp_path / "again.png"
-    monkeypatch.setattr(sys, "argv", ["words.py", str(images_of(run.name, tmp_path)), str(again)])
-    words.main()
-    assert again.read_bytes() == (tmp_path / "paper/text-sol-rl.png").read_bytes()
-    with Image.open(again) as picture:
+    with Image.open(tmp_path / "paper/text-sol-rl.png") as picture:
         assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 100
 
 
@@ -155,16 +149,9 @@ def test_a_run_on_text_leaves_its_words(tmp_path: Path) -> None:
     }
     own = text.on_text(context_of(Programme(changes=tiny), tmp_path))
     experiment = own.programme.experiment("sol_rl", 1)
-    do(Job(experiment, tmp_path, 1, "cpu", grid=True))
-    before, after = load_images(images_of(experiment.name, tmp_path), 3)
+    do(experiment, tmp_path)
+    before, after = load_images(file_of(experiment.name, tmp_path, WORDS), 3)
     assert before.shape == after.shape == (3, 32, 64, 3)
     assert (before != after).any()
     if shutil.which("tesseract"):
         assert read_words(read_finished([experiment], tmp_path).values(), tmp_path) == 1
-
-
-@pytest.mark.release
-def test_the_command_that_draws_starts_alone(tmp_path: Path) -> None:
-    script = Path(words.__file__)
-    done = subprocess.run([sys.executable, str(script), "--help"], capture_output=True, text=True, check=True)
-    assert "PICTURE" in done.stdout

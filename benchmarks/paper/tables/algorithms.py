@@ -1,14 +1,14 @@
 """Tables 1, 6 and 8: every algorithm with every reward at equal compute, each at its tuned learning rate."""
 
-from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from solrl_trainer.algorithms.grpo import GrpoSettings
 
 from paper.arms import Arm, Context
-from paper.compute import SHAPE, costs_of, passes_of_iteration
+from paper.compute import passes_of_iteration, seconds_by_pass
 from paper.figures import NOT_RUN, Figure, Table
 from paper.intervals import over_seeds, over_seeds_and_prompts
 from paper.published import FINAL
@@ -41,10 +41,9 @@ def arms(context: Context, tunings: Mapping[str, Tuning] = ALGORITHMS) -> Arms:
 def figures(context: Context) -> dict[str, Any]:
     """Table 1."""
     found, rewards = arms(context), context.programme.rewards
-    ceilings = {reward: float(one.mean()) for reward in rewards if (one := context.ceiling(reward)) is not None}
     return {
         "gains": Table(["algorithm"], {name: _gains(found, name, rewards) for name in ("Base", *ALGORITHMS)}),
-        "ceiling": ceilings,
+        "ceiling": context.ceilings,
         "compared": Table(["algorithm"], {name: _compared(found, name, rewards) for name in OTHERS}),
         "spent": Table(["algorithm"], {name: _spent(context, name) for name in ALGORITHMS}),
     }
@@ -89,16 +88,17 @@ def _spent(context: Context, name: str) -> dict[str, Any]:
     """Trials of an algorithm, and how it spends its compute."""
     programme, tuning, choice = context.programme, ALGORITHMS[name], context.choice(ALGORITHMS[name])
     config = programme.experiment(tuning.recipe, programme.seeds[0]).config
-    costs, passes, count = costs_of(SHAPE), passes_of_iteration(config), affordable(programme, tuning)
-    kept = Counter({"train old": passes["train old"]}) if isinstance(config.algorithm, GrpoSettings) else Counter()
+    passes, count, seconds = passes_of_iteration(config), affordable(programme, tuning), seconds_by_pass(config)
+    denoising = sum(one for kind, one in seconds.items() if kind.startswith("generate"))
+    recomputed = seconds["train old"] if isinstance(config.algorithm, GrpoSettings) else 0.0
     chosen = "not tuned" if choice is None else f"{choice.rate:g}{', at the edge' if choice.at_edge else ''}"
     return {
         **{f"{rate:g}": Figure(choice.scores[rate] if choice else None, ".4f") for rate in GRID},
         "chosen": chosen,
         "iterations": count,
         "steps": count * config.optimizer.steps,
-        "denoising": Figure(costs.generating(passes) / costs.seconds(passes), ".0%"),
-        "recomputed": Figure(costs.seconds(kept) / costs.seconds(passes), ".0%"),
+        "denoising": Figure(denoising / sum(seconds.values()), ".0%"),
+        "recomputed": Figure(recomputed / sum(seconds.values()), ".0%"),
         "passes of an iteration": ", ".join(f"{count:,} {kind}" for kind, count in passes.items()),
     }
 
@@ -107,14 +107,13 @@ def hacking(context: Context) -> dict[str, Any]:
     """Table 6: rewards that were not trained and the judges, beside the trained one."""
 
     def row(arm: Arm) -> dict[str, Any]:
-        found = {judge: arm.gain(judge) for judge in context.programme.judged_by}
-        trained = found.pop(arm.reward).value
-        fell = [judge for judge, one in found.items() if trained and one.value and one.value.high < 0 < trained.low]
-        cells = {
-            judge: found.get(judge, Figure(trained, bold=trained is not None)) for judge in context.programme.judged_by
-        }
-        grid = f"[grid]({grid_path(arm)})" if arm.runs else ""
-        return cells | {"fell": ", ".join(fell) or "none" if trained else NOT_RUN, "grid": grid}
+        gains = {judge: arm.gain(judge) for judge in context.programme.judged_by}
+        gains[arm.reward] = replace(gains[arm.reward], bold=bool(arm.runs))
+        if not arm.runs:
+            return {**gains, "fell": NOT_RUN, "grid": ""}
+        rose = gains[arm.reward].value.low > 0
+        fell = [judge for judge, one in gains.items() if rose and one.value.high < 0]
+        return {**gains, "fell": ", ".join(fell) or "none", "grid": f"[grid]({grid_path(arm)})"}
 
     return {"gains": Table(["trained on", "algorithm"], {key: row(arm) for key, arm in arms(context).items()})}
 

@@ -7,70 +7,70 @@ import numpy as np
 
 from paper.arms import Arm, Context, averaged, paired
 from paper.figures import NOT_RUN, Figure, Table
-from paper.intervals import Estimate, Values, over_seeds_and_prompts, ratio_of_means
+from paper.intervals import Estimate, over_seeds_and_prompts, ratio_of_means
 
 FAMILIES = {"BF16 24-in-96": "naive_scaling", "Sol-RL": "sol_rl"}
 MARGIN = 0.1
 SEEDS = tuple(range(1, 17))
 
-Pair = tuple[Arm, Arm]
+Arms = dict[tuple[str, str, str], Arm]
 
 
-def _pair(context: Context, reward: str, iterations: int, seeds: Sequence[int] | None = None) -> Pair:
-    bf16, ours = (
-        context.arm(recipe, {"iterations": iterations}, reward=reward, seeds=seeds) for recipe in FAMILIES.values()
-    )
-    return bf16, ours
-
-
-def pairs(context: Context) -> dict[str, Pair]:
-    """BF16 and Sol-RL by iterations and reward: every reward at the usual length, the programme's at the long one."""
+def arms(context: Context) -> Arms:
+    """Arm by iterations, reward and family: every reward at the usual length, the programme's own at the long one."""
     programme = context.programme
-    usual = [(programme.iterations, reward) for reward in context.programme.rewards]
+    usual = [(programme.iterations, reward) for reward in programme.rewards]
     return {
-        (str(length), reward): _pair(context, reward, length)
+        (str(length), reward, name): context.arm(recipe, {"iterations": length}, reward=reward)
         for length, reward in (*usual, (programme.long, programme.reward))
+        for name, recipe in FAMILIES.items()
     }
-
-
-def seeded(context: Context) -> dict[str, Pair]:
-    """The same by reward, with more seeds."""
-    return {reward: _pair(context, reward, context.programme.iterations, SEEDS) for reward in context.programme.rewards}
 
 
 def figures(context: Context) -> dict[str, Any]:
     """Table 5."""
-    usual, found = str(context.programme.iterations), pairs(context)
-    rows = {key: compared([pair]) for key, pair in found.items()}
-    rows[usual, "mean of all"] = compared([pair for (length, _), pair in found.items() if length == usual])
+    rows = _rows(arms(context))
     for row in rows.values():
         row[f"within {MARGIN:.0%}"] = verdict(row["gap"].value) if row["gap"].value else NOT_RUN
     return {"gap": Table(["iterations", "trained on"], rows)}
 
 
-def margin(context: Context) -> dict[str, Any]:
-    """Table 9."""
-    found = seeded(context)
-    rows = {**{key: [pair] for key, pair in found.items()}, "mean of all": list(found.values())}
+def seeded(context: Context) -> Arms:
+    """The arms of the usual length with more seeds."""
+    length = context.programme.iterations
     return {
-        "gap": Table(["trained on"], {key: {"seeds": len(SEEDS), **compared(one)} for key, one in rows.items()}),
+        (str(length), reward, name): context.arm(recipe, {"iterations": length}, reward=reward, seeds=SEEDS)
+        for reward in context.programme.rewards
+        for name, recipe in FAMILIES.items()
     }
 
 
-def compared(by_reward: Sequence[Pair]) -> dict[str, Any]:
-    """Gains of both families and the gap between them, over seeds that both have, a mean over rewards."""
-    sides = [averaged([_gains(pair, side) for pair in by_reward]) for side in (0, 1)]
-    if sides[0] is None or sides[1] is None:
+def margin(context: Context) -> dict[str, Any]:
+    """Table 9."""
+    rows = {reward: {"seeds": len(SEEDS), **row} for (_, reward), row in _rows(seeded(context)).items()}
+    return {"gap": Table(["trained on"], rows)}
+
+
+def _rows(found: Arms) -> dict[tuple[str, str], dict[str, Any]]:
+    """Gains of both families and the gap between them, and means over the rewards of the first length."""
+    keys = list(dict.fromkeys((length, reward) for length, reward, _ in found))
+    usual = keys[0][0]
+    pooled = {key: [key] for key in keys} | {(usual, "mean of all"): [key for key in keys if key[0] == usual]}
+    return {key: _row([[found[*one, name] for name in FAMILIES] for one in alike]) for key, alike in pooled.items()}
+
+
+def _row(by_reward: Sequence[Sequence[Arm]]) -> dict[str, Figure]:
+    """Figures over the seeds that both families have, means over rewards."""
+    both = averaged(
+        [np.array([[run.gain(pair[0].reward) for run in runs] for runs in paired(*pair)]) for pair in by_reward]
+    )
+    if both is None:
         return dict.fromkeys((*FAMILIES, "gap"), Figure(None))
-    gains = dict(zip(FAMILIES, map(Figure, map(over_seeds_and_prompts, sides)), strict=True))
-    count, all_seeds = len(sides[0]), len(by_reward[0][0].experiments)
+    bf16, ours = np.moveaxis(both, 1, 0)
+    count, all_seeds = len(both), len(by_reward[0][0].experiments)
     notes = (f"{count} of {all_seeds} seeds",) if count < all_seeds else ()
-    return {**gains, "gap": Figure(ratio_of_means(sides[0] - sides[1], sides[0]), "+.1%", notes)}
-
-
-def _gains(pair: Pair, side: int) -> Values:
-    """Gains [seeds, prompts] of one side, for seeds that both have."""
-    return np.array([runs[side].gain(pair[0].reward) for runs in paired(*pair)])
+    gains = [Figure(over_seeds_and_prompts(one)) for one in (bf16, ours)]
+    return dict(zip(FAMILIES, gains, strict=True)) | {"gap": Figure(ratio_of_means(bf16 - ours, bf16), "+.1%", notes)}
 
 
 def verdict(share: Estimate) -> str:

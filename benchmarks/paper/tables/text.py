@@ -9,7 +9,6 @@ import numpy as np
 from paper.arms import Arm, Context, best, curve
 from paper.experiments import AS_IS, Changes
 from paper.figures import Figure, Table
-from paper.finished import Finished
 from paper.intervals import over_seeds, over_seeds_and_prompts
 from paper.pace import pace, prices, times
 from paper.tables.algorithms import AS_AUTHORS
@@ -101,28 +100,21 @@ def figures(context: Context) -> dict[str, Any]:
 
     iterations = {name: {f"{share:.0%}": at(share, "", name) for share in SHARES} for name in others}
     rows = {"base": {"end": _begin(usual[BASELINE]), "best": "", "to 95 %": "", **_exact(usual[BASELINE], "before")}}
-    for name, arm in usual.items():
-        reached = _reached(arm, usual[BASELINE])
-        rows[name] = {
-            "end": arm.each(lambda run, reward: run.after[reward].mean(), ".2f"),
-            "best": arm.each(_best, ".2f"),
-            "to 95 %": Figure(reached.value.mean, ".1f") if reached.value else reached,
-            **_exact(arm, "after"),
-        }
     variants = {}
     for (label, name), arm in found.items():
+        baseline = found[label, BASELINE]
+        reached = [one for (one,) in times([arm], baseline, NEAR, best)]
+        cells = {
+            "best": arm.each(lambda run, reward: best(curve(run, reward)), ".2f"),
+            "to 95 %": "never" if math.inf in reached else Figure(over_seeds(np.array(reached)), ".1f"),
+        }
+        exact = _exact(arm, "after")
         if label:
-            baseline = found[label, BASELINE]
-            variants[label, name] = {
-                "base": _begin(arm),
-                "best": arm.each(_best, ".2f"),
-                "to 95 %": _reached(arm, baseline),
-                **{
-                    f"× iterations, {share:.0%}": "" if arm is baseline else at(share, label, name)
-                    for share in (0.5, NEAR)
-                },
-                **_exact(arm, "after"),
-            }
+            paces = {f"× iterations, {share:.0%}": at(share, label, name) for share in (0.5, NEAR)}
+            ahead = dict.fromkeys(paces, "") if arm is baseline else paces
+            variants[label, name] = {"base": _begin(arm), **cells, **ahead, **exact}
+        else:
+            rows[name] = {"end": arm.each(lambda run, reward: run.after[reward].mean(), ".2f"), **cells, **exact}
     return {
         "prompts": usual[BASELINE].config.explore.prompts,
         "rates": {
@@ -146,17 +138,6 @@ def figures(context: Context) -> dict[str, Any]:
 def _begin(arm: Arm) -> Figure:
     """Reward of the base."""
     return Figure(arm.runs[0].curve[0][1][REWARD], ".3f")
-
-
-def _best(run: Finished, reward: str) -> float:
-    return best(curve(run, reward))
-
-
-def _reached(arm: Arm, baseline: Arm) -> Figure:
-    """Iterations to the compared share of the baseline's best gain, if all seeds reach it."""
-    at = [one for (one,) in times([arm], baseline, NEAR, best)]
-    never = math.inf in at
-    return Figure(None if never else over_seeds(np.array(at)), ".2f", ("never",) if never else ())
 
 
 def _exact(arm: Arm, when: str) -> dict[str, Figure]:
