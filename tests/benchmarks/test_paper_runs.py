@@ -5,6 +5,7 @@ import math
 import subprocess
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,19 +88,18 @@ def test_a_run_that_is_not_finite_is_finished_and_says_so(tmp_path: Path, monkey
     assert str(Context(PROGRAMME, runs).arm("sol_rl").gain()) == "1 stopped"
 
 
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        ({"machine": "another machine"}, f"2 machines: {MACHINE}; another machine; expected one"),
-        ({"prompts": ["another"]}, "judged on different prompts"),
-    ],
-)
-def test_runs_that_cannot_be_compared_are_not_mixed(other: dict[str, Any], said: str, tmp_path: Path) -> None:
-    runs = runs_of(1, 2)
-    for one, changes in zip(runs, ({}, other), strict=True):
-        finish(one, tmp_path, 0.1, **changes)
-    with pytest.raises(MixedRunsError, match=said):
-        read_finished(runs, tmp_path)
+def test_runs_that_cannot_be_compared_are_not_mixed(tmp_path: Path) -> None:
+    first, second = runs_of(1, 2)
+    on_text = replace(PROGRAMME, model="mini-text", reward="ocr", rewards=("ocr",)).experiment("sol_rl", 1)
+    finish(first, tmp_path, 0.1)
+    finish(on_text, tmp_path, 0.1, machine="another machine", prompts=["another"])
+    assert len(read_finished([first, on_text], tmp_path)) == 2
+    finish(second, tmp_path, 0.1, machine="another machine")
+    with pytest.raises(MixedRunsError, match=f"2 machines: {MACHINE}; another machine; expected one"):
+        read_finished([first, second], tmp_path)
+    finish(second, tmp_path, 0.1, prompts=["another"])
+    with pytest.raises(MixedRunsError, match="judged on different prompts"):
+        read_finished([first, second], tmp_path)
 
 
 def test_runs_of_a_preset_that_changed_are_refused(tmp_path: Path) -> None:

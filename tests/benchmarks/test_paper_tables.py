@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,22 +17,13 @@ from paper.figures import Figure
 from paper.finished import ARCHIVE
 from paper.intervals import Estimate, over_seeds
 from paper.pace import first_reached, pace
-from paper.tables import families, gap, plateaus, quantised
+from paper.tables import TABLES, families, quantised
 from paper.tables.gap import verdict
-from paper_runs import context_of, figures_of, finish, finish_all, finish_trials
+from paper_runs import context_of, finish, finish_all, finish_trials
 from solrl_core.families import load_backbone
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
 
 PROGRAMME = Programme(rewards=("clipscore", "hpsv2"), judges=("verifier",))
-GAINS = {
-    "diffusionnft": 0.4,
-    "naive_scaling": 0.8,
-    "naive_quant": 0.2,
-    "sol_rl": 0.79,
-    "awm": 0.5,
-    "flowgrpo": 0.1,
-    "dancegrpo": 0.3,
-}
 
 
 @pytest.mark.slow
@@ -54,50 +44,9 @@ def cells(context: Context, family: str) -> list[str]:
     return [str(cell) for cell in families.figures(context)["gains"].rows["clipscore", family].values()]
 
 
-def test_long_runs_reach_shares_of_the_plateau_which_is_their_best_and_not_their_end(tmp_path: Path) -> None:
-    context = finish_all(PROGRAMME, tmp_path, GAINS, "plateaus")
-    found = figures_of(context, "plateaus")
-    assert found is not None
-    # Straight lines: twice the gain reaches every share in half of the iterations.
-    assert {name: round(one["mean"], 1) for name, one in found["iterations"]["24-in-96 BF16"].items()} == {
-        "50%": 2.0, "70%": 2.0, "90%": 2.0, "95%": 2.0, "99%": 2.0
-    }  # fmt: skip
-    slower = found["compute"]["24-in-96 BF16, FLUX.1, its preset"]["95%"]
-    assert slower["mean"] < 2.0
-    assert slower["seeds"] == len(plateaus.SEEDS)
-    fallen = {name: replace(run, curve=[*run.curve, (300, run.curve[0][1])]) for name, run in context.runs.items()}
-    after = figures_of(replace(context, runs=fallen), "plateaus")
-    assert after is not None
-    assert (after["gains"], after["iterations"]) == (found["gains"], found["iterations"])
-
-
 def test_a_table_on_request_stands_once_all_of_its_runs_are_finished(tmp_path: Path) -> None:
-    finish_all(PROGRAMME, tmp_path, GAINS, "gap")
-    assert figures_of(context_of(PROGRAMME, tmp_path), "margin") is None
-    found = figures_of(finish_all(PROGRAMME, tmp_path, GAINS, "margin"), "margin")
-    assert found is not None
-    assert {name: one["gap"]["seeds"] for name, one in found["gap"].items()} == dict.fromkeys(
-        ("clipscore", "hpsv2", "mean of all"), len(gap.SEEDS)
-    )
-
-
-def test_grpo_by_its_authors_settings_has_trials_of_its_own(tmp_path: Path) -> None:
-    finish_all(PROGRAMME, tmp_path, GAINS, "algorithms")
-    found = figures_of(finish_all(PROGRAMME, tmp_path, GAINS, "authors"), "authors")
-    assert found is not None
-    assert found["gains"]["FlowGRPO, clipscore"]["Sol-RL less it"]["mean"] == pytest.approx(0.69, abs=0.05)
-    assert found["gains"]["FlowGRPO, clipscore"]["table 1's less it"]["mean"] == pytest.approx(0, abs=0.05)
-
-
-def test_runs_on_damaged_samples_are_compared(tmp_path: Path) -> None:
-    found = figures_of(finish_all(PROGRAMME, tmp_path, GAINS, "damaged"), "damaged")
-    assert found is not None
-    own, naive, bf16 = (found["gains"][f"every layer, {name}"] for name in ("Sol-RL", "naive quant", "24-in-96 BF16"))
-    assert own["gain, sd"]["mean"] == pytest.approx(0.79, abs=0.1)
-    assert own["less naive quant"]["mean"] == pytest.approx(0.59, abs=1e-6)
-    assert naive["less Sol-RL"]["mean"] == pytest.approx(-0.59, abs=1e-6)
-    assert naive["samples, sd"]["mean"] == pytest.approx((0.2 - 0.8) / 0.1)
-    assert bf16["samples, sd"] == bf16["Spearman"] == ""
+    assert not TABLES["margin"].stands(finish_all(PROGRAMME, tmp_path, "gap"))
+    assert TABLES["margin"].stands(finish_all(PROGRAMME, tmp_path, "margin"))
 
 
 def test_layers_of_the_damaged_models_are_quantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,20 +56,6 @@ def test_layers_of_the_damaged_models_are_quantised(tmp_path: Path, monkeypatch:
     own, every, most = (set(one.policy_at("nvfp4").select(one.transformer)) for one in models)
     assert own < most < every
     assert {name.rpartition(".")[0] for name in every - most} == {"time_embed.emb.timestep_embedder"}
-
-
-def test_ranks_are_compared_with_a_gaussian_model(tmp_path: Path) -> None:
-    found = figures_of(finish_all(PROGRAMME, tmp_path, GAINS, "law"), "law")
-    assert found is not None
-    whole, usual, large = (found["settings"][f"{size}, 12, 6"] for size in (24, 96, 384))
-    assert whole["predicted"] == 1
-    assert large["predicted"] > usual["predicted"] > 1
-    # Twice the gain of 24-in-24 on a straight line, in either setting; the larger group costs more.
-    assert large["× iterations, 90%"]["mean"] == pytest.approx(whole["× iterations, 90%"]["mean"])
-    cost = "× compute, 90%, FLUX.1, its preset"
-    assert large[cost]["mean"] < whole[cost]["mean"]
-    # All runs are alike, so what is measured over the predicted is less where more is predicted.
-    assert found["fits"]["12"]["measured / predicted"] < whole["× iterations, 70%"]["mean"]
 
 
 def test_some_missing_runs_are_named(tmp_path: Path) -> None:
