@@ -6,6 +6,7 @@ pip must neither replace it nor install a second one. Otherwise `--torch` names 
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -53,10 +54,7 @@ def main() -> None:
 
 def name_of(requirement: str) -> str:
     """Project name of a requirement, in lower case."""
-    for position, letter in enumerate(requirement):
-        if not (letter.isalnum() or letter in "-_."):
-            return requirement[:position].lower()
-    return requirement.lower()
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower()
 
 
 def installed() -> dict[str, tuple[str, str]]:

@@ -16,15 +16,13 @@ BASE, WITH_TORCH = "localhost/proof/debian", "localhost/proof/debian-torch"
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="prove-images", description=__doc__)
-    parser.add_argument("--workdir", type=Path, help="parent of the folder with images and logs")
-    parser.add_argument("--keep", action="store_true", help="keep that folder")
-    parser.add_argument("--storage-driver", default="", help="of buildah; default: overlay if supported, else vfs")
+    parser.add_argument("--keep", action="store_true", help="keep images and logs")
     parser.add_argument("--quick", action="store_true", help="build on no other base, and no images of deploy/rewards")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    folder = Path(tempfile.mkdtemp(prefix="prove-images-", dir=arguments.workdir)).resolve()
+    folder = Path(tempfile.mkdtemp(prefix="prove-images-")).resolve()
     try:
-        _prove(images.Buildah(folder, arguments.storage_driver), arguments.quick)
+        _prove(images.Buildah(folder), arguments.quick)
     except (RuntimeError, OSError) as error:
         print(f"prove-images: {error}", file=sys.stderr)
         sys.exit(1)

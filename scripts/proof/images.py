@@ -9,7 +9,6 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.error import URLError
 
@@ -25,24 +24,18 @@ ENV PIP_CONSTRAINT=/etc/pip/constraint.txt
 """
 
 
-@dataclass
 class Buildah:
-    """buildah with its own storage under `folder`."""
+    """buildah with its own storage under `folder`, whose builds have this machine's configuration of pip."""
 
-    folder: Path
-    driver: str = ""
-    pip: list[str] = field(default_factory=list)
-    """buildah options that give pip this machine's configuration during a build."""
-
-    def __post_init__(self) -> None:
-        self.driver = self.driver or ("overlay" if _can_overlay(self.folder) else "vfs")
-        if not self.pip:
-            self.pip = _pip_options(self.folder)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._driver = "overlay" if _can_overlay(folder) else "vfs"
+        self._pip = _pip_options(folder)
 
     def command(self, verb: str, *arguments: str) -> list[str]:
         """Command line of a buildah command."""
         storage = ["--root", str(self.folder / "storage"), "--runroot", str(self.folder / "run")]
-        return ["buildah", *storage, "--storage-driver", self.driver, verb, *arguments]
+        return ["buildah", *storage, "--storage-driver", self._driver, verb, *arguments]
 
     def start(self, image: str, *words: str, entrypoint: Sequence[str] = ()) -> str:
         """Run the image's program, or the one given, with these words and return its output.
@@ -63,7 +56,7 @@ class Buildah:
             RuntimeError: the build failed; includes the end of the log.
         """
         values = [option for name, value in arguments.items() for option in ("--build-arg", f"{name}={value}")]
-        options = ["--isolation", "chroot", "--network", "host", "--layers", "--pull-never", *self.pip, *values]
+        options = ["--isolation", "chroot", "--network", "host", "--layers", "--pull-never", *self._pip, *values]
         _run(self.command("build", *options, "--tag", image, "--file", str(dockerfile), str(context)), log)
 
 

@@ -12,8 +12,8 @@ from solrl_core.rewards.loading import (
     TOKENIZER,
     RewardFile,
     dtype_named,
-    image_processor_at,
     pretrained,
+    processing_at,
     processor_of,
     tokenizer_at,
 )
@@ -58,11 +58,12 @@ class ClipScore(ClipReward):
         dtype: str = "float32",
         batch_size: int = 32,
     ) -> None:
-        from transformers import CLIPModel
+        from transformers import CLIPImageProcessorPil, CLIPModel
 
         weights, own = self.sources({"model": model, "processor": processor})
         clip = pretrained(CLIPModel, weights.where, dtype_named(dtype))
-        preprocessing = self._preprocess_by(image_processor_at(own.where))
+        images = processing_at(CLIPImageProcessorPil, own.where, "an image processor")
+        preprocessing = self._preprocess_by(images)
         super().__init__(clip, tokenizer_at(own.where), preprocessing, device=device, batch_size=batch_size)
 
     def _preprocess_by(self, processor: Any) -> str:

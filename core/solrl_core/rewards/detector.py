@@ -11,7 +11,7 @@ from solrl_core.fingerprint import combined_digest, module_digest, tokenizer_dig
 from solrl_core.rewards.clip import image_features, text_features
 from solrl_core.rewards.geneval_rules import COLOURS, DetectedObject
 from solrl_core.rewards.images import Normalize, pil_squares
-from solrl_core.rewards.loading import dtype_named, object_processor_at, pretrained, tokenizer_at
+from solrl_core.rewards.loading import dtype_named, pretrained, processing_at, tokenizer_at
 
 ALIASES = {
     "aeroplane": "airplane",
@@ -46,10 +46,10 @@ class Detector:
     """
 
     def __init__(self, model: str, *, device: str, dtype: str) -> None:
-        from transformers import AutoModelForObjectDetection
+        from transformers import AutoImageProcessor, AutoModelForObjectDetection
 
         network = pretrained(AutoModelForObjectDetection, model, dtype_named(dtype))
-        self._processor = object_processor_at(model)
+        self._processor = processing_at(AutoImageProcessor, model, "an image processor", backend="pil")
         self._labels = {at: ALIASES.get(name, name) for at, name in network.config.id2label.items()}
         self.names = frozenset(self._labels.values())
         self._model = network.to(device)

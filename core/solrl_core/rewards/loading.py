@@ -60,12 +60,6 @@ def dtype_named(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def check_values(options: Mapping[str, Any]) -> None:
-    """Raise ValueError if values of options that built-in rewards share are invalid."""
-    dtype_named(options.get("dtype", "float32"))
-    batches(0, options.get("batch_size", 1))
-
-
 def published_or(given: str | None, repository: str, name: str, option: str = "checkpoint") -> RewardFile:
     """The local file that an option gives, or the published one."""
     return RewardFile(given or repository, "" if given else name, option)
@@ -120,36 +114,25 @@ def tokenizer_at(where: str) -> Any:
     """
     from transformers import AutoTokenizer
 
-    tokenizer = _processing(AutoTokenizer, where, "a tokenizer")
+    tokenizer = processing_at(AutoTokenizer, where, "a tokenizer")
     # Every call sets these. A saved tokenizer keeps the ones of its last call, which must not be part of the digest.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 
-def image_processor_at(where: str) -> Any:
-    """Load the CLIP image processor of a folder or hub id: the PIL one, whether or not torchvision is installed.
+def processing_at(kind: Any, where: str, what: str, **options: Any) -> Any:
+    """Load a tokenizer or an image processor of a folder or hub id.
+
+    Args:
+        kind: class of transformers. Image processors are those of PIL, whether or not torchvision is installed.
+        where: folder or hub id.
+        what: what it is, for the error.
+        options: of `from_pretrained`.
 
     Raises:
         OSError: there is none.
     """
-    from transformers import CLIPImageProcessorPil
-
-    return _processing(CLIPImageProcessorPil, where, "an image processor")
-
-
-def object_processor_at(where: str) -> Any:
-    """Load the image processor of a detector in a folder or hub id: the PIL one, if there is one.
-
-    Raises:
-        OSError: there is none.
-    """
-    from transformers import AutoImageProcessor
-
-    return _processing(AutoImageProcessor, where, "an image processor", backend="pil")
-
-
-def _processing(kind: Any, where: str, what: str, **options: Any) -> Any:
     try:
         return kind.from_pretrained(where, **options)
     except (OSError, ValueError) as error:

@@ -19,7 +19,7 @@ from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.model_options import ModelOptions
 from solrl_core.registry import Registry
 from solrl_core.rewards.frames import TAKES_CLIPS, FrameRule, frame_rule
-from solrl_core.rewards.loading import check_values
+from solrl_core.rewards.loading import batches, dtype_named
 from solrl_core.suggestions import did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -149,8 +149,12 @@ def load_reward(
         ValueError: no such reward, or its options, weights or tokenizer are invalid.
         OSError: files are missing.
     """
-    if AT in (options or {}):
-        return _connected(name, dict(options or {}), connect)
+    if options and AT in options:
+        if connect is None:
+            raise ValueError(
+                f"got reward {name!r} at {options[AT]!r}; this program scores with rewards of its own only"
+            )
+        return connect(name, dict(options))
     _require_no_address(name, model.options.rewards.get(name, {}))
     given = _options(name, model, options)
     check_reward(name, given)
@@ -181,7 +185,8 @@ def check_reward(name: str, options: Mapping[str, Any], *, all_given: bool = Tru
     REWARDS.check_options(name, {"device", *options} if isinstance(found, type) else options, all_given=all_given)
     if REWARDS.is_built_in(name):
         try:
-            check_values(options)
+            dtype_named(options.get("dtype", "float32"))
+            batches(0, options.get("batch_size", 1))
             getattr(found, "sources", tuple)(options)
         except (ValueError, TypeError) as error:
             raise ValueError(f"cannot load reward {name!r}: {error}") from error
@@ -193,12 +198,6 @@ def check_named(options: Iterable[str], names: Iterable[str]) -> None:
     if unknown := sorted(set(options) - set(wanted)):
         hint = did_you_mean(unknown[0], wanted)
         raise ValueError(f"got options for reward {unknown[0]!r}{hint}; expected some of those loaded: {wanted}")
-
-
-def _connected(name: str, options: dict[str, Any], connect: RewardConnector | None) -> Reward:
-    if connect is None:
-        raise ValueError(f"got reward {name!r} at {options[AT]!r}; this program scores with rewards of its own only")
-    return connect(name, options)
 
 
 def _require_no_address(name: str, options: Mapping[str, Any]) -> None:
