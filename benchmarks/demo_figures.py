@@ -29,7 +29,6 @@ PLAN = """Exploration takes four steps fitted to the model, by the
 
 
 def main() -> None:
-    """Read the runs and write the tables."""
     parser = options(__doc__)
     parser.add_argument("runs", nargs="*", type=Path, help="folders of finished demos, with different seeds")
     parser.add_argument("--note", default="", help="a sentence about the machine at that time, such as its other work")
@@ -64,15 +63,8 @@ def row(folder: Path) -> Row:
         raise ValueError(f"{folder} is not of `solrl-train demo`: its settings differ in {', '.join(differing)}")
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     last = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"][-1]
-    return {
-        "seed": config.seed,
-        "iterations": result["iterations"],
-        "images": result["images"],
-        "explored_in": f"{last['precision'].upper()} ({last['numerics']})",
-        "rewards": result["rewards"],
-        "spearman": result["spearman"],
-        "seconds": result["seconds"],
-    }
+    figures = {name: result[name] for name in ("iterations", "images", "rewards", "spearman", "seconds")}
+    return {"seed": config.seed, "explored_in": f"{last['precision'].upper()} ({last['numerics']})", **figures}
 
 
 def comparable(config: RunConfig) -> dict[str, Any]:
@@ -95,7 +87,6 @@ def processor() -> str:
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """Markdown page."""
     rows: Sequence[Row] = result["runs"]
     where = {one["explored_in"] for one in rows}
     settings = ", ".join(f"`{setting}`" for setting in result["settings"][1:])

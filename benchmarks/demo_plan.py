@@ -19,7 +19,6 @@ SIGMAS = (1.0, 0.85, 0.7, 0.4)
 
 
 def main() -> None:
-    """Fit and write the plan."""
     config = resolve(PRESET).config
     generator = Generator(load_backbone(config.model, device="cpu"), "bf16")
     fitted = fit(generator, recipe_examples(config, generator), SIGMAS, rounds=0)

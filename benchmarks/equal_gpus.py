@@ -6,25 +6,20 @@ explores the 96 in FP8, regenerates 24 and trains on those. Both run the trainer
 turns. The baseline trainer (diffusers' blocks uncompiled, PEFT's layers) trains the same frozen weights.
 
 First, each rank measures its own GPU alone; then all ranks share the work. Numbers of GPUs that were not run are
-computed from the measured parts, and marked. Rows are written as soon as they are measured. A later call measures a
-model again on one GPU, or on all, if rows of that number are missing. Writes benchmarks/results/equal_gpus.{json,md}.
+computed from the measured parts, and marked. Rows are written as soon as they are measured; those of other models and
+numbers of GPUs stay. Writes benchmarks/results/equal_gpus.{json,md}.
 """
 
 import argparse
 import math
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
 from solrl_core.adapter import encode_adapter
-from solrl_core.families import Backbone, load_backbone
-from solrl_core.families.skeleton import Meta
+from solrl_core.families import Backbone
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_proto.rollouts import PromptItem
@@ -43,9 +38,8 @@ from solrl_trainer.session import Session, connect
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import PromptSet
-from support.random_weights import materialize
-from support.results import Results, Row, device_name, options, table
-from support.true_size import MINIATURES, random_hps, random_text, skeleton
+from support.results import Results, Row, device_name, options, table, timed
+from support.true_size import random_backbone, random_hps
 from training_phase import NAMES, PRESETS, RECOMPUTED, PeftPolicy, beside, with_settings
 
 ROLL_OUTS = ("naive", "sol_rl", "sol_rl, 4 fitted steps")
@@ -104,11 +98,9 @@ class Bench:
 
 
 def main() -> None:
-    """Measure the missing rows; write and print the table."""
     parser = options(__doc__, device="cuda")
     parser.add_argument("--models", nargs="+", default=list(PRESETS), choices=list(PRESETS))
     parser.add_argument("--set", nargs="*", default=[], help="further settings of all recipes, key=value")
-    parser.add_argument("--again", action="store_true", help="measure all rows of these models again")
     args = parser.parse_args()
     results = Results("equal_gpus", args.out, page)
     if not args.render:
@@ -122,18 +114,11 @@ def main() -> None:
 
 
 def measure_model(model: str, args: argparse.Namespace, world: Communicator, results: Results) -> None:
-    """Measure one model's rows, unless all are known; rank 0 writes them."""
-    known = {(row["gpus"], row["part"]) for row in results.rows if row["model"] == model}
-    wanted = [{(1, part) for part in (*ROLL_OUTS, TRAINING, OLD_TRAINING)}]
-    wanted.append({(world.size, part) for part in (*ROLL_OUTS, TRAINING)} if world.size > 1 else set())
-    missing_alone, missing_shared = gather_values([bool(args.again or some - known) for some in wanted], world)[0]
-    missing_shared = missing_shared and world.size > 1
-    if not (missing_alone or missing_shared):
-        return
+    """Measure one model's rows; rank 0 writes them."""
     device = pick_device(args.device, world)
     bench = load(model, device, args.set)
     warm_up(bench)
-    for row in chain(alone(bench) if missing_alone else (), shared(bench, world) if missing_shared else ()):
+    for row in chain(alone(bench), shared(bench, world) if world.size > 1 else ()):
         every = gather_values(row["s"], world)
         row |= {"model": model, "device": device_name(device), "torch": torch.__version__, "ranks": every}
         if world.rank == 0:
@@ -176,18 +161,15 @@ def shared(bench: Bench, world: Communicator) -> Iterator[Row]:
 def rolled_out(session: Session, way: str, iteration: int) -> tuple[Row, IterationSamples]:
     """Row of an iteration's samples, and the samples."""
     log = RunLog()
-    with timed() as seconds:
-        samples = collect_samples(session, log, iteration)
-    row = {"gpus": session.world.size, "part": way, "s": seconds()}
+    seconds, samples = timed(lambda: collect_samples(session, log, iteration))
+    row = {"gpus": session.world.size, "part": way, "s": seconds}
     return row | {"explore": log.elapsed("wait"), "regenerate": log.elapsed("regenerate")}, samples
 
 
 def training(session: Session, samples: IterationSamples, iteration: int) -> Row:
     """Row of an iteration's training: update, decay, average, digest, and merging the new version."""
-    log = RunLog()
-    with timed() as seconds:
-        train_step(session, log, iteration, samples)
-    return {"gpus": session.world.size, "part": TRAINING, "s": seconds()}
+    seconds, _ = timed(lambda: train_step(session, RunLog(), iteration, samples))
+    return {"gpus": session.world.size, "part": TRAINING, "s": seconds}
 
 
 def old_training(bench: Bench, session: Session, samples: IterationSamples) -> Row:
@@ -204,9 +186,8 @@ def old_training(bench: Bench, session: Session, samples: IterationSamples) -> R
         settings=config.optimizer.model_copy(update={"activation_checkpointing": False, "updates": 1}),
     )
     chosen = training_samples(session, samples, algorithm.advantages(samples.scores))
-    with timed() as seconds:
-        updater.update(chosen, 0)
-    return {"gpus": 1, "part": OLD_TRAINING, "s": seconds() * all_steps / some, "timed": some, "steps": all_steps}
+    seconds, _ = timed(lambda: updater.update(chosen, 0))
+    return {"gpus": 1, "part": OLD_TRAINING, "s": seconds * all_steps / some, "timed": some, "steps": all_steps}
 
 
 def load(model: str, device: str, further: Sequence[str] = ()) -> Bench:
@@ -217,24 +198,15 @@ def load(model: str, device: str, further: Sequence[str] = ()) -> Bench:
     config = resolve(f"{PRESETS[model]}/sol_rl/hpsv2", overrides=overrides).config
     if device == "cpu":
         config = with_settings(config, {"explore.precision": "bf16", "optimizer.batch": 12})
-        backbone: Backbone = load_backbone(MINIATURES[model])
     else:
         torch.cuda.set_device(torch.device(device).index or 0)
-        with tempfile.TemporaryDirectory() as folder:
-            bare = skeleton(model, Path(folder), device)
-        with Meta():
-            row = bare.encode(["a"], config.guidance)
-        backbone = materialize(bare, device)
-        encoded = random_text(row, model, torch.device(device))
-        # The miniatures' tokenizers give fewer tokens than the real ones.
-        backbone.encode = lambda *_: {name: value.clone() for name, value in encoded.items()}  # type: ignore[method-assign]
+    backbone = random_backbone(model, device, config.guidance)
     rewards = RewardSet({"hpsv2": random_hps(device)})
     old = PeftPolicy(beside(backbone), config.lora, RECOMPUTED[model])
     return Bench(model, config, backbone, rewards, old, Models.build(backbone, config))
 
 
 def weights(bench: Bench) -> dict[str, dict[str, torch.Tensor]]:
-    """Copies of the policies' weights."""
     return {name: bench.models.policy.tensors(name) for name in (CURRENT, OLD)}
 
 
@@ -244,28 +216,7 @@ def restore(bench: Bench, saved: dict[str, dict[str, torch.Tensor]]) -> None:
         bench.models.policy.restore(name, tensors)
 
 
-@contextmanager
-def timed() -> Iterator[Callable[[], float]]:
-    """Yields a function that returns seconds so far, and after the block those of the block; waits for the GPU."""
-    _settle()
-    began = time.perf_counter()
-    ended: list[float] = []
-
-    def seconds() -> float:
-        return (ended[0] if ended else time.perf_counter()) - began
-
-    yield seconds
-    _settle()
-    ended.append(time.perf_counter())
-
-
-def _settle() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 def page(found: Mapping[str, Any]) -> str:
-    """Markdown page of all models."""
     rows = found["rows"]
     devices = sorted({row["device"] for row in rows})
     lines = [

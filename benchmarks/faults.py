@@ -34,7 +34,6 @@ _NOTES = """
 
 
 def rows() -> dict[str, Row]:
-    """All rows, cheap ones first."""
     from fault_trials import corrupted, explorations, redis_lost, trainings, two_fronts
 
     every = (two_fronts.ROW, *redis_lost.ROWS, corrupted.ROW, *explorations.ROWS, *trainings.ROWS)
@@ -58,10 +57,12 @@ def main() -> int:
     passed = True
     for name in () if args.render else args.only or known:
         row, place = known[name], f"{name}, {_version(args.redis)}" if args.redis else name
-        stored[place] = _measure(row, args.trials or row.full, results, place)
+        stored[place] = _measure(row, args.trials or row.full)
         passed &= stored[place]["passed"]
-    results.found = {"command": "make faults", "rows": dict(sorted(stored.items(), key=lambda one: _order(one[0])))}
-    results.write()
+        order = [*known]
+        stored = dict(sorted(stored.items(), key=lambda one: (order.index(one[0].split(",")[0]), one[0])))
+        results.found = {"command": "make faults", "rows": stored}
+        results.write()
     results.show()
     return 0 if passed else 1
 
@@ -71,44 +72,33 @@ def _version(program: str) -> str:
     return f"{said.split()[0]} {said.split('v=')[1].split()[0]}"
 
 
-def _order(place: str) -> tuple[int, str]:
-    return list(rows()).index(place.split(",")[0]), place
-
-
-def _measure(row: Row, trials: int, results: Results, place: str) -> dict[str, Any]:
-    """Run a row, writing its result also while it runs, since a long one may be interrupted."""
+def _measure(row: Row, trials: int) -> dict[str, Any]:
     findings, started = Findings(), time.monotonic()
 
-    def result() -> dict[str, Any]:
-        return {
-            "promise": row.promise,
-            "trials": findings.trials,
-            "full": row.full,
-            "counted": dict(findings.counted),
-            "found": findings.found,
-            "broken": list(findings.broken),
-            "passed": findings.passed,
-            "minutes": round((time.monotonic() - started) / 60, 1),
-            "date": time.strftime("%Y-%m-%d"),
-            "python": platform.python_version(),
-        }
-
     def tell(text: str) -> None:
-        done = f"{row.name} {findings.trials}/{trials}"
         if sys.stderr.isatty() or findings.trials % max(1, trials // 50) == 0:
-            print(f"{done} {time.monotonic() - started:.0f} s: {text}", file=sys.stderr, flush=True)
-            results.found["rows"][place] = result()
-            results.write()
+            seconds = time.monotonic() - started
+            print(f"{row.name} {findings.trials}/{trials} {seconds:.0f} s: {text}", file=sys.stderr, flush=True)
 
     findings.tell = tell
     row.run(trials, findings)
     for broken in findings.broken[:20]:
         print(f"{row.name}: BROKEN {broken}", file=sys.stderr, flush=True)
-    return result()
+    return {
+        "promise": row.promise,
+        "trials": findings.trials,
+        "full": row.full,
+        "counted": findings.counted,
+        "found": "; ".join(f"{name}: {value}" for name, value in findings.counted.items()),
+        "broken": findings.broken,
+        "passed": findings.trials > 0 and not findings.broken,
+        "minutes": round((time.monotonic() - started) / 60, 1),
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+    }
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """Markdown page."""
     cells = ((place, one["promise"], _count(one), one["found"], _verdict(one)) for place, one in found["rows"].items())
     lines = [
         "# Fault injection",

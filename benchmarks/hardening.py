@@ -24,12 +24,13 @@ import time
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-from fault_trials.adapters import MODEL
+from fault_trials.adapters import MODEL, rollout_body
 from solrl_http.tokens import create_token
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_trainer.commands.demo import rollout_service
@@ -64,13 +65,7 @@ BEGUN = (
     b"PUT /v1/runs/slow/adapters/0 HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n",
 )
-ROLLOUT = {
-    "model": MODEL,
-    "prompts": [{"id": "p", "text": "a red circle"}],
-    "candidates": {"count": 2, "seed_root": 1},
-    "plan": {"steps": 1},
-    "rewards": [{"name": "clipscore"}],
-}
+ROLLOUT = rollout_body(count=2, steps=1)
 
 Found = TypeVar("Found")
 
@@ -84,7 +79,6 @@ class Service:
 
     @property
     def url(self) -> str:
-        """Its address."""
         return f"http://127.0.0.1:{self.port}"
 
     def peak(self, work: Coroutine[Any, Any, Found]) -> tuple[Found, float]:
@@ -187,7 +181,6 @@ def oversize(limit: int) -> Row:
     def attack(kind: str, name: str, work: Coroutine[Any, Any, list[int]]) -> None:
         answers, peaks[kind][name] = running.peak(work)
         statuses[name] = sorted(set(answers))
-        print(f"{name:40} {statuses[name]} {peaks[kind][name]:+8.1f} MiB", flush=True)
 
     with service(max_body_bytes=limit * MIB, max_adapter_bytes=limit * MIB) as running:
         for target, chunked in BODIES:
@@ -333,10 +326,7 @@ HEAD = (
 )
 
 
-def main() -> int:
-    """Measure the rows; returns 1 if a target was not met."""
-    return measure("hardening", ROWS, __doc__, HEAD)
-
+main = partial(measure, "hardening", ROWS, __doc__, HEAD)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -39,7 +39,6 @@ HEAD = ("model", "size", "batch", "precision", "planned, GiB", "measured, GiB", 
 
 
 def main() -> None:
-    """Measure all models, print the table and write it."""
     tiers = "precisions; by default all that the GPU supports"
     measure_models(
         "memory",
@@ -54,7 +53,6 @@ def main() -> None:
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """Markdown page."""
     rows = sorted(found["rows"], key=lambda row: list(MODELS).index(row["model"]))
     lines = [
         "# Planned and measured memory",

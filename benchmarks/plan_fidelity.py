@@ -50,7 +50,7 @@ from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
 from support.plan_page import ALLOWED, CHECKED, FITTED, FP8, STEPS, TRUE_STEPS, WHOLE, page
 from support.precisions import LISTS, MODELS, OF_PRESET, PRECISIONS, REWARDS, solver_of, use_layers
-from support.results import Results, command
+from support.results import Results, command, options
 
 from minis_recipe.world import sample_prompts
 
@@ -85,9 +85,8 @@ class Models:
     rewards: RewardSet
 
 
-def options(description: str | None) -> argparse.ArgumentParser:
-    """The options of a benchmark that measures these scores."""
-    parser = argparse.ArgumentParser(description=description)
+def _options() -> argparse.ArgumentParser:
+    parser = options(__doc__, device="cpu")
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--prompts", type=int, default=256)
     parser.add_argument("--candidates", type=_candidates, default=96)
@@ -95,9 +94,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--solver", choices=(OF_PRESET, *sorted(SOLVERS)), default=OF_PRESET)
     parser.add_argument("--layers", choices=LISTS, default=LISTS[0], help="quantised at NVFP4")
     parser.add_argument("--chosen-on", type=int, default=16, help="training prompts for choosing the fitted steps")
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--scores", type=Path, default=Path("runs/plan_fidelity"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     return parser
 
 
@@ -109,14 +106,11 @@ def _candidates(text: str) -> int:
 
 
 def main() -> None:
-    """Measure the missing scores, print the table and write it."""
-    parser = options(__doc__)
-    parser.add_argument("--render", action="store_true", help="measure nothing: the page from the JSON alone")
-    args = parser.parse_args()
-    prompts = held_out(args.prompts)
+    args = _options().parse_args()
     results = Results(NAME, args.out, page)
     if args.render:
         return results.show()
+    prompts = held_out(args.prompts)
     rows, off, solvers, used, numerics = [], {}, {}, {}, {}
     for model in args.models:
         scores, solvers[model], used[model], numerics = measure(model, prompts, args)
@@ -125,7 +119,7 @@ def main() -> None:
     names = ("models", "prompts", "candidates", "precisions", "layers", "chosen_on", "device")
     settings = {name: getattr(args, name) for name in names}
     results.found = {
-        "command": command(NAME, options(__doc__), settings | {"solver": args.solver}),
+        "command": command(NAME, _options(), settings | {"solver": args.solver}),
         **settings,
         "solver": used,
         "numerics": numerics,
@@ -145,12 +139,14 @@ def held_out(count: int) -> list[PromptItem]:
         return read_prompts(Path(folder), "test")
 
 
-Measured = tuple[Scores, FittedSolver, str, dict[str, str]]
-"""The scores, the fitted solver, the solver of the six steps, and precision → numerics."""
+def measure(
+    model: str, prompts: Sequence[PromptItem], args: argparse.Namespace
+) -> tuple[Scores, FittedSolver, str, dict[str, str]]:
+    """Score the groups of one model, resuming from the stored scores and storing them.
 
-
-def measure(model: str, prompts: Sequence[PromptItem], args: argparse.Namespace) -> Measured:
-    """Score the groups of one model, resuming from the stored scores and storing them."""
+    Returns:
+        The scores, the fitted solver, the solver of the six steps, and precision → numerics.
+    """
     backbone = load_backbone(model, device=args.device)
     use_layers(backbone, args.layers)
     solver = solver_of(args.solver, backbone.family)
@@ -159,7 +155,9 @@ def measure(model: str, prompts: Sequence[PromptItem], args: argparse.Namespace)
     models = Models(config, Generator(backbone, "bf16"), proxies, RewardSet.load(REWARDS, backbone))
     numerics: dict[str, str] = {precision: generator.numerics for precision, generator in proxies.items()}
     args.scores.mkdir(parents=True, exist_ok=True)
-    solver_file, file = files(model, solver, args)
+    name = "-".join((model, solver, *args.precisions, *([args.layers] if args.layers != "own" else [])))
+    # Scores of older versions, with other decodings, are in files of other names.
+    solver_file, file = args.scores / f"{name}.solver.json", args.scores / f"{name}.whole-fp8.safetensors"
     if not solver_file.is_file():
         solver_file.write_text(choose_solver(models, args.candidates, args.chosen_on).model_dump_json(indent=1) + "\n")
     fitted = FittedSolver.model_validate_json(solver_file.read_text())
@@ -181,13 +179,6 @@ def measure(model: str, prompts: Sequence[PromptItem], args: argparse.Namespace)
             save_file(scores, partial)
             partial.replace(file)
     return scores, fitted, solver, numerics
-
-
-def files(model: str, solver: str, args: argparse.Namespace) -> tuple[Path, Path]:
-    """Files of a model's fitted solver and scores."""
-    name = "-".join((model, solver, *args.precisions, *([args.layers] if args.layers != "own" else [])))
-    # Scores of older versions, with other decodings, are in files of other names.
-    return args.scores / f"{name}.solver.json", args.scores / f"{name}.whole-fp8.safetensors"
 
 
 def choose_solver(models: Models, candidates: int, prompts: int) -> FittedSolver:
@@ -284,7 +275,6 @@ def really_pruned(
 
 
 def grid(candidates: int) -> list[Way]:
-    """All plans with pruning."""
     return [
         (steps, after, keep)
         for steps in (STEPS, FITTED)

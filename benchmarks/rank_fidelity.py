@@ -126,7 +126,6 @@ def _cells(row: Row) -> Sequence[str]:
 
 
 def main() -> None:
-    """Measure, print the page and write it."""
     args = _options().parse_args()
     results = Results(NAME, args.out, page)
     settings = {key: value for key, value in vars(args).items() if key not in ("out", "render", "models")}

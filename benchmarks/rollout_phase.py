@@ -11,22 +11,29 @@ import argparse
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import torch
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.batches import CHUNK_SIZE
+from solrl_core.sampling.device_events import DeviceEvent, record_event
 from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_core.sampling.generator import Generator
-from solrl_proto.rollouts import Plan, Prune
+from solrl_engine.batch_size import AdaptiveBatchSize
+from solrl_engine.sampler import Sampler
+from solrl_engine.scorer import Scorer
+from solrl_engine.side_stream import SideStream
+from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
+from solrl_trainer.rollouts.candidates import GroupSampler
+from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from support.own_process import rows_of
 from support.random_weights import materialize
-from support.results import Results, Row, device_name, options, shown_size, table
-from support.rollout_path import Explorer, shares
+from support.results import Results, Row, device_name, in_turns, options, shown_size, table, timed
 from support.true_size import random_hps, size_of, skeleton
 
 PARTS = ("fp8-decoder", "pruned", "share")
@@ -78,14 +85,71 @@ PHASE = ("model", "exploring", "explore, s", "regenerate, s", "baseline, s", "sp
 SHARE = ("model", "of", "whole, s", *(f"{part}, s" for part in SPENT), "outside transformer")
 
 
+class Explorer:
+    """Generates candidates in batches, as workers of the service and trainers do, and scores each beside the next."""
+
+    def __init__(self, generator: Generator, rewards: RewardSet, batch: int) -> None:
+        self.generator = generator
+        self.rewards = rewards
+        self.batch = batch
+
+    def explore(self, text: str, candidates: int, plan: Plan, *, overlap: bool = True) -> None:
+        """Explore a prompt; `overlap` is whether each batch is scored while the next is generated."""
+        side = SideStream(self.generator.backbone.device, overlaps=None if overlap else False)
+        trained = [RewardSpec(name=name) for name in self.rewards.names]
+        scorer = SampleScorer(Scorer(self.rewards), self.rewards.names, trained, side)
+        sampler = Sampler(self.generator, lambda: plan, batch=AdaptiveBatchSize(self.batch))
+        prompts = [PromptItem(id="benchmark", text=text)] * candidates
+        GroupSampler(sampler, scorer).scores(prompts, range(candidates))
+        side.close()
+
+    def shares(self, candidates: int, plan: Plan, times: Sequence[float]) -> dict[str, Any]:
+        """Seconds of an exploration by part, without overlap.
+
+        The share outside the transformer is 1 − (transformer's seconds without overlap) / total, of which `times` are
+        measurements with overlap, as in the service.
+        """
+        device, backbone = self.generator.backbone.device, self.generator.backbone
+        parts: dict[str, list[tuple[DeviceEvent, DeviceEvent]]] = {}
+        with (
+            watched(device, parts.setdefault("transformer", []), backbone, "velocity"),
+            watched(device, parts.setdefault("encode", []), backbone, "encode"),
+            watched(device, parts.setdefault("decode", []), self.generator, "decode"),
+            watched(device, parts.setdefault("reward", []), self.rewards, "score"),
+        ):
+            before = record_event(device)
+            self.explore("a blue square, apart", candidates, plan, overlap=False)
+            after = record_event(device)
+            after.wait()
+        seconds = {name: sum(end.since(start) for start, end in marks) for name, marks in parts.items()}
+        seconds["other"] = after.since(before) - sum(seconds.values())
+        whole = statistics.median(times)
+        return {"served_s": whole, "parts": seconds, "outside": {"served": 1 - seconds["transformer"] / whole}}
+
+
+@contextmanager
+def watched(
+    device: torch.device, marks: list[tuple[DeviceEvent, DeviceEvent]], owner: Any, method: str
+) -> Iterator[None]:
+    """Record marks before and after every call of a method within the block."""
+    call: Callable[..., Any] = getattr(owner, method)
+
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        before = record_event(device)
+        made = call(*args, **kwargs)
+        marks.append((before, record_event(device)))
+        return made
+
+    with patch.object(owner, method, marked):
+        yield
+
+
 def main() -> None:
-    """Measure the selected parts, write and print the tables."""
     parser = options(__doc__, device="cuda")
     parser.add_argument("--models", nargs="+", default=list(NAMES), choices=list(NAMES))
     further = "beside the phase: further plans of it, and shares of its time"
     parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS, help=further)
-    rounds = "rounds of exploring and regenerating; the baseline runs once"
-    parser.add_argument("--rounds", type=int, default=2, help=rounds)
+    parser.add_argument("--rounds", type=int, default=1, help="after one that is not counted, which compiles")
     args = parser.parse_args()
     results = Results("rollout_phase", args.out, page)
     models = results.found.setdefault("models", {})
@@ -111,35 +175,28 @@ def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
     setting |= {"precision": cheap.generator.precision, "baseline": "diffusers' modules"}
     yield {"setting": setting}
     plans, full = explored(sizes, args.parts, backbone.frames), plan_of(sizes, steps=sizes.regenerate_steps)
-    once = plan_of(sizes, steps=1)
-    cheap.explore("warm-up", range(sizes.batch + 1), once)  # compiles both batch sizes
-    for further in ({"frames": FEWER_FRAMES}, {"decoder_precision": "fp8"}):
-        if any(further.items() <= plan.model_dump().items() for plan in plans.values()):
-            cheap.explore("warm-up", range(sizes.batch), once.model_copy(update=further))
     true = Explorer(Generator(backbone, "bf16"), rewards, sizes.batch)
-    true.explore("warm-up", range(min(sizes.kept, sizes.batch)), once)
     with diffusers_modules(backbone):
         baseline = Explorer(Generator(backbone, "bf16"), rewards, sizes.batch)
-        baseline.explore("warm-up", range(sizes.batch), once)
 
-    def generate_all(text: str) -> None:
+    def explored_in(name: str, turn: int) -> float:
+        text = f"a red circle and {name}, {turn}"  # a new text each time, so that the prompt is not cached
+        if name == REGENERATE:
+            return timed(lambda: true.explore(text, sizes.kept, full))[0]
+        if name in plans:
+            return timed(lambda: cheap.explore(text, sizes.candidates, plans[name]))[0]
         with diffusers_modules(backbone):
-            baseline.explore(text, range(sizes.candidates), full)
+            return timed(lambda: baseline.explore(text, sizes.candidates, full))[0]
 
-    works: dict[str, Callable[[str], Any]] = {REGENERATE: lambda text: true.explore(text, range(sizes.kept), full)}
-    works |= {
-        name: lambda text, plan=plan: cheap.explore(text, range(sizes.candidates), plan)  # type: ignore[misc]
-        for name, plan in plans.items()
-    }
-    for times in phase(works, {BASELINE: generate_all}, args.rounds):
-        yield {"phase": {name: {"s": statistics.median(each), "times": each} for name, each in times.items()}}
+    times = in_turns({name: partial(explored_in, name) for name in (BASELINE, REGENERATE, *plans)}, args.rounds)
+    yield {"phase": {name: {"s": statistics.median(each), "times": each} for name, each in times.items()}}
     if "share" in args.parts:
         found: dict[str, Any] = {}
         whole = f"{sizes.explore_steps} steps"
         for name in (whole, whole + FP8):
             if name in plans:
-                found |= {name: shares(cheap, sizes.candidates, plans[name], times[name])}
-        yield {"share": found, "regenerate": shares(true, sizes.kept, full, times[REGENERATE])}
+                found |= {name: cheap.shares(sizes.candidates, plans[name], times[name])}
+        yield {"share": found, "regenerate": true.shares(sizes.kept, full, times[REGENERATE])}
 
 
 @contextmanager
@@ -178,26 +235,10 @@ def explored(sizes: Sizes, parts: Sequence[str], frames: int) -> dict[str, Plan]
 
 
 def plan_of(sizes: Sizes, **settings: Any) -> Plan:
-    """A plan with the model's guidance."""
     return Plan(guidance=sizes.guidance, **settings)
 
 
-def phase(
-    works: dict[str, Callable[[str], Any]], once: dict[str, Callable[[str], Any]], rounds: int
-) -> Iterator[dict[str, list[float]]]:
-    """Seconds of works by name, timed in turns, some of them once; all so far after each work."""
-    times: dict[str, list[float]] = {}
-    for turn in range(rounds):
-        # Those of one round first: without the baseline, a phase that was cut off says nothing.
-        for name, work in (works if turn else once | works).items():
-            began = time.perf_counter()
-            work(f"a red circle and {name}, {turn}")  # a new text each time, so that the prompt is not cached
-            times.setdefault(name, []).append(time.perf_counter() - began)
-            yield times
-
-
 def page(result: Mapping[str, Any]) -> str:
-    """Markdown tables of the measured parts."""
     models = {name: result["models"][name] for name in NAMES if name in result["models"]}
     devices = {one["setting"]["device"] for one in models.values()}
     lines = [
@@ -211,8 +252,8 @@ def page(result: Mapping[str, Any]) -> str:
         "## Rollout phase",
         "",
         "A phase explores 96 candidates and regenerates 24 of them in BF16 at 10 steps. The baseline generates all 96",
-        "in BF16 at 10 steps, and is measured once. Of clips there are 8 and 2, at 20 steps, and a plan may explore",
-        "their first frames alone. Of several rounds, times are medians.",
+        "in BF16 at 10 steps. Of clips there are 8 and 2, at 20 steps, and a plan may explore their first frames",
+        "alone. Of several rounds, times are medians.",
         "Decoded in FP8: the decoder's convolutions compute in FP8, for images that are only scored.",
         "Pruned to N after k: after k steps, only the N most extreme candidates continue.",
         "",
@@ -232,7 +273,6 @@ def page(result: Mapping[str, Any]) -> str:
 
 
 def _phase(name: str, one: Mapping[str, Any]) -> Iterator[Sequence[str]]:
-    """Cells of each exploration plan."""
     seconds = {plan: each["s"] for plan, each in one["phase"].items()}
     regenerate, whole = seconds.pop(REGENERATE), seconds.pop(BASELINE)
     for plan, explore in seconds.items():

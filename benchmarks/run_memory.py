@@ -40,7 +40,6 @@ HEAD = ("model", "micro-batch", "recomputed blocks", "planned, GiB", "measured, 
 
 
 def main() -> None:
-    """Measure each model in a separate process; print the table and write it."""
     further = "further settings of all runs, key=value"
     measure_models(
         "run_memory",
@@ -81,7 +80,6 @@ def measure(family: str, args: argparse.Namespace) -> Iterator[Row]:
 
 
 def train(config: RunConfig, family: str, folder: Path, device: str) -> None:
-    """Train with random weights."""
     backbone = materialize(skeleton(family, folder, device), device)
     rewards = RewardSet({"hpsv2": random_hps(device)})
     if device != "cpu":
@@ -102,13 +100,11 @@ def peaks(device: str) -> tuple[float, float]:
 
 
 def sizes(row: Row) -> Sequence[str]:
-    """Cells of what was planned and measured."""
     planned, measured, reserved = row["planned"], row["measured"], row["reserved"]
     return f"{planned:.2f}", f"{measured:.2f}", f"{planned / measured - 1:+.1%}", f"{reserved:.2f}"
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """Markdown page."""
     rows = found["rows"]
     lines = [
         "# Planned and measured memory of a run",

@@ -41,7 +41,6 @@ more prompts."""
 
 
 def main() -> None:
-    """Simulate all layouts; write and print the tables."""
     args = options(__doc__).parse_args()
     results = Results("shared_service", args.out, page)
     if not args.render:
@@ -72,14 +71,13 @@ def rows() -> Iterator[Row]:
 
 
 def configured(model: str, settings: Mapping[str, Any]) -> RunConfig:
-    """The settings of a model's preset, and these."""
     return resolve(f"{model}/sol_rl/hpsv2", overrides=[f"{name}={value}" for name, value in settings.items()]).config
 
 
 def simulated(parts: Stages, prompts: int, serving: int, runs: int, speed: float, between: float = 1.0) -> Row:
     """One layout: planned by `solrl-train layout`, and simulated with so many seconds between iterations."""
     planned = served(parts, prompts, serving, 1, runs=runs, speed=speed)
-    found = simulate(
+    together, shares = simulate(
         parts,
         prompts=prompts,
         serving=serving,
@@ -95,8 +93,8 @@ def simulated(parts: Stages, prompts: int, serving: int, runs: int, speed: float
         "share": planned.share,
         "explored": planned.explored,
         "planned": planned.seconds / runs,
-        "s": found.together,
-        "unfair": max(abs(share * runs - 1) for share in found.shares),
+        "s": together,
+        "unfair": max(abs(share * runs - 1) for share in shares),
     }
 
 
@@ -141,7 +139,6 @@ def naive(config: RunConfig, rates: Rates, parts: Stages) -> float:
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """Markdown page of all models."""
     every = found["rows"]
     same = [row for row in every if row["served by"] == next(iter(SPEEDS))]
     unfair = max(row["unfair"] for row in every)

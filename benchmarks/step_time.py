@@ -11,7 +11,6 @@ import gc
 import re
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from solrl_core.families.skeleton import Meta
 from solrl_core.precision import apply_policy
 from solrl_core.sampling.device_events import record_event
 from support.random_weights import randomize
-from support.results import Row, device_name, measure_models, shown_size, table
+from support.results import Row, device_name, in_turns, measure_models, shown_size, table, timed
 from support.true_size import random_text, size_of, skeleton
 
 Run = Callable[[], Any]
@@ -55,7 +54,6 @@ KERNELS = 25
 
 
 def main() -> None:
-    """Measure each model in its own process; write and print the tables."""
     measure_models(
         "step_time",
         __doc__,
@@ -79,13 +77,15 @@ def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
             transformer = build(backbone, tier, device)
             stack = partial(Backbone.stack, backbone) if tier == BASELINE else backbone.stack
             run = step(backbone, transformer, text, batch, model, stack)
-            seconds, out = timed(run, device)
+            compiling, out = timed(run)
             row = {"model": model, "tier": tier, "device": device_name(device), "size": size_of(backbone)}
-            row |= {"batch": batch, "compile_s": seconds, "finite": bool(out.isfinite().all())}
+            row |= {"batch": batch, "compile_s": compiling, "finite": bool(out.isfinite().all())}
             ready.append((row, run))
             gc.collect()
-        times = in_turns([run for _, run in ready], device)
-        for (row, run), each in zip(ready, times, strict=True):
+        works = {row["tier"]: lambda _, run=run: seconds(run, backbone.device) for row, run in ready}
+        times = in_turns(works, ROUNDS)
+        for row, run in ready:
+            each = times[row["tier"]]
             row["ms"], row["times_ms"] = 1000 * statistics.median(each), [round(1000 * one, 2) for one in each]
             row["kernels"] = kernels(run) if device != "cpu" else {}
             yield row
@@ -113,31 +113,13 @@ def step(
     return torch.inference_mode()(run)
 
 
-def timed(run: Run, device: str) -> tuple[float, Any]:
-    """Run and synchronise; return seconds of wall-clock time and the result."""
-    began = time.perf_counter()
-    out = run()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began, out
-
-
-def in_turns(runs: list[Run], device: str) -> list[list[float]]:
-    """Time all `runs` interleaved, in `ROUNDS` rounds, by the device's clock; returns seconds per run and round.
-
-    One more round runs first and is discarded, because matrix libraries choose their kernels in the first calls.
-    """
-    here = torch.device(device)
-    times: list[list[float]] = [[] for _ in runs]
-    for turn in range(-1, ROUNDS):
-        for run, each in zip(runs, times, strict=True):
-            before = record_event(here)
-            run()
-            after = record_event(here)
-            after.wait()
-            if turn >= 0:
-                each.append(after.since(before))
-    return times
+def seconds(run: Run, device: torch.device) -> float:
+    """Seconds of a call, by the device's clock."""
+    before = record_event(device)
+    run()
+    after = record_event(device)
+    after.wait()
+    return after.since(before)
 
 
 def kernels(run: Run) -> dict[str, float]:
@@ -166,7 +148,6 @@ def spent(row: Row) -> dict[str, float]:
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """Markdown tables of all rows."""
     order = list(BATCH), list(ALL_TIERS)
     rows = sorted(found["rows"], key=lambda row: (order[0].index(row["model"]), order[1].index(row["tier"])))
     devices = ", ".join(dict.fromkeys(row["device"] for row in rows))

@@ -8,17 +8,14 @@ Each model is measured in a separate process. Writes benchmarks/results/training
 import argparse
 import copy
 import statistics
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_core.families import Backbone, load_backbone
-from solrl_core.families.skeleton import Meta
+from solrl_core.families import Backbone
 from solrl_core.lora import target_modules
 from solrl_core.sampling.device_events import DeviceEvent, record_event
 from solrl_trainer.algorithms.registry import ALGORITHMS
@@ -27,9 +24,8 @@ from solrl_trainer.policy.policy import CURRENT, OLD, Policy
 from solrl_trainer.policy.update import Updater
 from solrl_trainer.settings.config import Lora, RunConfig
 from solrl_trainer.settings.presets import resolve
-from support.random_weights import materialize
-from support.results import Row, device_name, measure_models, table
-from support.true_size import MINIATURES, random_text, skeleton
+from support.results import Row, device_name, in_turns, measure_models, table
+from support.true_size import random_backbone
 from torch import nn
 
 PRESETS = {"flux": "flux1", "sd3": "sd3", "sana": "sana", "sd3-medium": "sd3-medium"}
@@ -63,14 +59,10 @@ class PeftPolicy:
             for name in (CURRENT, OLD):
                 inject_adapter_in_model(config, self.transformer, adapter_name=name)
         self._tuners = [module for module in self.transformer.modules() if isinstance(module, BaseTunerLayer)]
-        self.weights: dict[str, list[nn.Parameter]] = {CURRENT: [], OLD: []}
-        for name, weights in self.weights.items():
-            for layer in map(self.transformer.get_submodule, self.layers):
-                for part in (layer.lora_A, layer.lora_B):
-                    weight = part[name].weight  # type: ignore[index,union-attr]
-                    weight.data = weight.data.float()
-                    weights.append(weight)
-        self.parameters = self.weights[CURRENT]
+        self.parameters: list[nn.Parameter] = []
+        for layer in map(self.transformer.get_submodule, self.layers):
+            for part in (layer.lora_A, layer.lora_B):
+                self.parameters.append(part.float()[CURRENT].weight)  # type: ignore[index,union-attr,operator]
         self._activate(CURRENT)
 
     def _activate(self, name: str) -> None:
@@ -156,14 +148,20 @@ class Timed:
 
 
 def main() -> None:
-    """Measure each model in a separate process; write and print the table."""
     measure_models("training_phase", __doc__, list(PRESETS), measure, page)
 
 
 def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
     """Yield rows of the baseline and of solrl, measured in turns."""
     config = resolve(f"{PRESETS[model]}/sol_rl/hpsv2", overrides=["optimizer.updates=1"]).config
-    backbone, samples = true_model(model, config, args.device)
+    backbone, count = random_backbone(model, args.device, config.guidance), config.optimizer.batch
+    latents = torch.randn(count, *backbone.latent_shape, generator=torch.Generator().manual_seed(0))
+    samples = TrainingSamples(
+        latents.to(args.device),
+        torch.linspace(-2, 2, count),
+        backbone.encode(["a"], config.guidance),
+        torch.zeros(count, dtype=torch.int64),
+    )
     fraction = MICRO_BATCHES / (len(backbone.sigmas(config.regenerate.steps)) - 1)
     config = with_settings(config, {"algorithm.timestep_fraction": min(1.0, fraction + 1e-6)})
     theirs = with_settings(config, {"optimizer.activation_checkpointing": False})
@@ -171,39 +169,13 @@ def measure(model: str, args: argparse.Namespace) -> Iterator[Row]:
         "baseline": Timed(PeftPolicy(beside(backbone), config.lora, RECOMPUTED[model]), backbone, theirs),
         "solrl": Timed(Policy(backbone, config.lora, config.seed), backbone, config),
     }
-    times: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-    for turn in range(-1, ROUNDS):  # the first, which compiles, is not counted
-        for way, updates in ways.items():
-            took = updates.run(samples, max(0, turn))
-            if turn >= 0:
-                times[way].append(took)
-    for way, each in times.items():
+    works = {way: lambda turn, one=one: one.run(samples, max(0, turn)) for way, one in ways.items()}
+    for way, each in in_turns(works, ROUNDS).items():
         yield {
             **{"model": model, "device": device_name(args.device), "torch": torch.__version__, "kind": "way"},
             **{"way": way, "batch": config.optimizer.batch, "rounds": each},
             **{part: statistics.median(one[part] for one in each) for part in (*PARTS, "all")},
         }
-
-
-def true_model(model: str, config: RunConfig, device: str) -> tuple[Backbone, TrainingSamples]:
-    """A transformer of true size with random weights, and a micro-batch of samples of one prompt."""
-    with tempfile.TemporaryDirectory() as folder:
-        bare = skeleton(model, Path(folder), device)
-        if device == "cpu":
-            backbone: Backbone = load_backbone(MINIATURES[model])
-            row = backbone.encode(["a"], config.guidance)
-        else:
-            with Meta():
-                row = bare.encode(["a"], config.guidance)
-            parts = {name: part for name, part in bare.parts.items() if name != "transformer"}
-            bare.parts = {"transformer": bare.transformer}
-            backbone = materialize(bare, device)
-            backbone.parts = parts
-            row = random_text(row, model, torch.device(device))
-    count = config.optimizer.batch
-    latents = torch.randn(count, *backbone.latent_shape, generator=torch.Generator().manual_seed(0)).to(device)
-    advantages = torch.linspace(-2, 2, count)
-    return backbone, TrainingSamples(latents, advantages, row, torch.zeros(count, dtype=torch.int64))
 
 
 def beside(backbone: Backbone) -> Backbone:
@@ -215,7 +187,6 @@ def beside(backbone: Backbone) -> Backbone:
 
 
 def with_settings(config: RunConfig, values: dict[str, Any]) -> RunConfig:
-    """The settings with some values replaced."""
     raw = config.model_dump()
     for key, value in values.items():
         section, _, name = key.partition(".")
@@ -236,7 +207,6 @@ HEAD = (
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """Markdown page of the results."""
     rows = [row for model in NAMES for row in found["rows"] if row["model"] == model]
     baseline = {row["model"]: row["all"] for row in rows if row["way"] == "baseline"}
     lines = [

@@ -194,7 +194,6 @@ def naive(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """Markdown page of all runs."""
     runs = dict(sorted(found["runs"].items(), key=lambda item: [item[0].startswith(f"{model}:") for model in PRESETS]))
     repeated = max(run["repeated"] for run in runs.values())
     lines = [

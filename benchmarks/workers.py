@@ -11,7 +11,6 @@ Writes benchmarks/results/workers.{json,md}; settings that did not run this time
 import argparse
 import os
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,7 +30,7 @@ from solrl_rollout.engine.workers import Worker, process_workers
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
-from support.results import Results, device_name, options, table
+from support.results import Results, device_name, in_turns, options, table
 from support.true_size import written
 
 MODEL, STEPS = "mini-sana", 6
@@ -49,7 +48,6 @@ TITLES = {
 
 
 def main() -> None:
-    """Measure, print the table and write it."""
     args = arguments()
     results = Results("workers", args.out, page)
     if not args.render:
@@ -65,18 +63,15 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     settings = settings_of(args)
     several = f"{args.workers} processes"
     names = [LOCAL, PROCESS, several]
-    rates: dict[str, list[float]] = {name: [] for name in names}
+    rates: dict[str, list[float]] = {}
     for together in [names] if args.device == "cpu" else [[name] for name in names]:
         with ExitStack() as stack:
-            engines = {
-                name: stack.enter_context(running(workers_of(name, args, settings), settings)) for name in together
-            }
-            for number in range(-1, args.rounds):  # the first is not counted
-                for name in together[:: 1 if number % 2 else -1]:
-                    rate = measure(engines[name], settings, args.chunks * (args.workers if name == several else 1))
-                    print(f"{name}, round {number + 1}: {rate:.2f} candidates per second", file=sys.stderr, flush=True)
-                    if number >= 0:
-                        rates[name].append(rate)
+            works = {}
+            for name in together:
+                engine = stack.enter_context(running(workers_of(name, args, settings), settings))
+                count = args.chunks * (args.workers if name == several else 1)
+                works[name] = lambda _, engine=engine, count=count: measure(engine, settings, count)
+            rates |= in_turns(works, args.rounds)
     return {
         "device": device_name(args.device),
         "cores": len(os.sched_getaffinity(0)),
@@ -95,7 +90,6 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     parser = options(__doc__)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -109,7 +103,6 @@ def arguments() -> argparse.Namespace:
 
 
 def settings_of(args: argparse.Namespace) -> RolloutSettings:
-    """The settings of every engine."""
     chosen: dict[str, Any] = {"model": (MODEL,), "rewards": ("clipscore",)}
     if args.true_size:
         model, options = written(args.true_size, args.device)
@@ -156,12 +149,10 @@ def measure(engine: Engine, settings: RolloutSettings, count: int) -> float:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Median of the ratios of each round."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def page(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown page."""
     lines = [
         "# Several workers",
         "",

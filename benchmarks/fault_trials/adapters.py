@@ -44,7 +44,6 @@ def put(
 
 
 def kind(answer: httpx.Response) -> str:
-    """Problem kind of an error response."""
     name: str = answer.json()["type"].removeprefix("urn:solrl:problem:")
     return name
 
@@ -65,5 +64,4 @@ def rollout_body(
 
 
 def small_config(*overrides: str, **arguments: Any) -> RunConfig:
-    """Configuration of a small run."""
     return resolve("mini-sana/sol_rl/clipscore", overrides=[*SMALL, *overrides], arguments=arguments).config

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fault_trials.event_log import EventLog
-from fault_trials.kill_points import KillPoint, replace
+from fault_trials.kill_points import KillPoint, after, before, replace
 
 
 def started(target: Callable[..., None], arguments: Sequence[Any], log: str) -> None:
@@ -65,24 +65,17 @@ def serve(argv: Sequence[str], event_log: str, environment: Mapping[str, str]) -
     from solrl_rollout.cli import main
     from solrl_rollout.engine.engine import WorkerHandle
     from solrl_rollout.engine.queue.scheduler import Scheduler
-    from solrl_rollout.engine.work import Chunk
     from solrl_rollout.engine.workers import remote
 
-    log, submit, put_back = EventLog(Path(event_log)), Scheduler.submit, WorkerHandle.put_back
+    log = EventLog(Path(event_log))
 
-    def watched_submit(self: Scheduler, chunks: list[Chunk], *, first: bool = False) -> None:
+    def note(event: str, chunks: Sequence[Any]) -> None:
         for chunk in chunks:
-            log.add("queued", run=chunk.job.run, prompt=chunk.prompt.id)
-        submit(self, chunks, first=first)
+            log.add(event, run=chunk.job.run, prompt=chunk.prompt.id)
 
-    def watched_put_back(self: WorkerHandle, begun: Sequence[Chunk]) -> None:
-        for chunk in begun:
-            log.add("lost", run=chunk.job.run, prompt=chunk.prompt.id)
-        put_back(self, begun)
-
+    before(Scheduler, "submit", lambda _, chunks, **named: note("queued", chunks))
+    before(WorkerHandle, "put_back", lambda _, begun: note("lost", begun))
     watch_chunks(log)
-    replace(Scheduler, "submit", watched_submit)
-    replace(WorkerHandle, "put_back", watched_put_back)
     # Worker processes load their backend by this name.
     os.environ["FAULTS_EVENT_LOG"] = event_log
     replace(remote, "importable", lambda _: f"{__name__}:{watched_backend.__name__}")
@@ -102,17 +95,16 @@ def watch_chunks(log: EventLog) -> None:
     """Note each chunk that this process begins, its steps and its end."""
     from solrl_rollout.engine.chunk_scorer import ChunkScorer
     from solrl_rollout.engine.model_runner import ModelRunner
-    from solrl_rollout.engine.work import Chunk, GeneratedChunk, ScoredChunk
+    from solrl_rollout.engine.work import Chunk, GeneratedChunk
 
-    def note(event: str, chunk: Chunk, **more: Any) -> None:
+    def note(event: str, chunk: Chunk) -> None:
         if chunk.job.tenant:  # the warm-up is nobody's
-            job = f"{os.getpid()}/{id(chunk.job)}"
-            log.add(event, pid=os.getpid(), job=job, run=chunk.job.run, prompt=chunk.prompt.id, **more)
+            log.add(event, pid=os.getpid(), run=chunk.job.run, prompt=chunk.prompt.id, seeds=list(chunk.seeds))
 
-    generate, score = ModelRunner.generate, ChunkScorer.score_here
+    generate = ModelRunner.generate
 
     def watched_generate(self: ModelRunner, chunk: Chunk, between: Callable[[], None], *rest: Any) -> GeneratedChunk:
-        note("begun", chunk, seeds=list(chunk.seeds))
+        note("begun", chunk)
 
         def step() -> None:
             between()
@@ -120,13 +112,8 @@ def watch_chunks(log: EventLog) -> None:
 
         return generate(self, chunk, step, *rest)
 
-    def watched_score(self: ChunkScorer, generated: GeneratedChunk) -> ScoredChunk:
-        scored = score(self, generated)
-        note("made", generated.chunk, seeds=list(generated.chunk.seeds))
-        return scored
-
     replace(ModelRunner, "generate", watched_generate)
-    replace(ChunkScorer, "score_here", watched_score)
+    after(ChunkScorer, "score_here", lambda _, generated: note("made", generated.chunk))
 
 
 def train(argv: Sequence[str], event_log: str, kill_point: KillPoint | None, victim: int) -> None:
@@ -136,33 +123,27 @@ def train(argv: Sequence[str], event_log: str, kill_point: KillPoint | None, vic
     """
     from solrl_trainer.commands.cli import main
     from solrl_trainer.policy import update
-    from solrl_trainer.policy.update import Updater
     from solrl_trainer.records.run_log import RunLog
-    from solrl_trainer.rollouts.iteration import IterationSamples
 
     log, rank = EventLog(Path(event_log)), os.environ.get("RANK", "0")
-    ready, pairs, optimise = RunLog.samples_ready, update.training_pairs, Updater.update
 
-    def watched_samples(self: RunLog, iteration: int, samples: IterationSamples) -> None:
+    def gathered(_: RunLog, iteration: int, samples: Any) -> None:
         seeds = [group.seeds for group in samples.groups]
         log.add("gathered", rank=rank, iteration=iteration, seeds=seeds, latents=digest(samples.latents))
-        ready(self, iteration, samples)
 
-    def watched_update(self: Updater, samples: Any, iteration: int, *progress: Any) -> Any:
+    def begins(updater: update.Updater, _: Any, iteration: int, *progress: Any) -> None:
         # In one order, since a restored state lists the same values in another.
-        states = [sorted(state.items()) for _, state in sorted(self.optimizer.state_dict()["state"].items())]
-        moments = [value for state in states for _, value in state]
-        weights = digest(*self.policy.parameters)
-        log.add("begins", rank=rank, iteration=iteration, weights=weights, optimizer=digest(*moments))
-        return optimise(self, samples, iteration, *progress)
+        states = [sorted(state.items()) for _, state in sorted(updater.optimizer.state_dict()["state"].items())]
+        moments = digest(*(value for state in states for _, value in state))
+        weights = digest(*updater.policy.parameters)
+        log.add("begins", rank=rank, iteration=iteration, weights=weights, optimizer=moments)
 
-    def watched_pairs(units: int, steps: int, fraction: float, generator: torch.Generator) -> Any:
+    def random(units: int, steps: int, fraction: float, generator: torch.Generator) -> None:
         log.add("random", rank=rank, state=digest(generator.get_state()))
-        return pairs(units, steps, fraction, generator)
 
-    replace(RunLog, "samples_ready", watched_samples)
-    replace(Updater, "update", watched_update)
-    replace(update, "training_pairs", watched_pairs)
+    before(RunLog, "samples_ready", gathered)
+    before(update.Updater, "update", begins)
+    before(update, "training_pairs", random)
     if kill_point is not None and rank == str(victim):
         kill_point.plant()
     sys.argv = ["solrl-train", *argv]
@@ -170,7 +151,6 @@ def train(argv: Sequence[str], event_log: str, kill_point: KillPoint | None, vic
 
 
 def digest(*tensors: torch.Tensor) -> str:
-    """Digest of the tensors' bytes."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(tensor.detach().cpu().contiguous().numpy().tobytes())

@@ -31,5 +31,4 @@ class EventLog:
 
     @property
     def size(self) -> int:
-        """Current size of the file in bytes."""
         return self.path.stat().st_size

@@ -48,6 +48,8 @@ _BESIDE = "beside"
 EVENTS = ("begun", "step", "made")
 
 Event = dict[str, Any]
+Made = tuple[str, tuple[int, ...]]
+"""Prompt and seeds of a chunk."""
 
 
 @dataclass(frozen=True)
@@ -59,33 +61,27 @@ class Shape:
 
     @property
     def prompts(self) -> list[PromptItem]:
-        """Prompts of the groups."""
         return [PromptItem(id=f"p{i}", text=f"{i + 2} red circles") for i in range(self.groups)]
 
     @property
     def chunks(self) -> int:
-        """Number of chunks to generate."""
         return self.groups * -(-self.candidates // _CHUNK)
 
 
 SHAPES = (Shape(4, 24), Shape(3, 48))
 
 
-@dataclass
 class Asked:
     """An exploration by a trainer's client, in its own thread."""
 
-    service: RolloutService
-    shape: Shape
-    run: str
-
-    def __post_init__(self) -> None:
+    def __init__(self, service: RolloutService, shape: Shape, run: str) -> None:
+        self.service, self.shape, self.run = service, shape, run
         self.groups: list[RolloutGroup] = []
         self.pushed_again = False
-        self.since = self.service.event_log.size
-        self._client = RolloutClient(self.service.url, patience=_PATIENCE, pause=0.05)
-        candidates = f"explore.candidates={self.shape.candidates}"
-        config = small_config(candidates, run=self.run, rollout_url=self.service.url, output=Path("."))
+        self.since = service.event_log.size
+        self._client = RolloutClient(service.url, patience=_PATIENCE, pause=0.05)
+        candidates = f"explore.candidates={shape.candidates}"
+        config = small_config(candidates, run=run, rollout_url=service.url, output=Path("."))
         supply = AdapterSupply(self._client, run=config.run, model=config.model_name, lag=0)
 
         def restore(problem: Problem) -> bool:
@@ -98,13 +94,12 @@ class Asked:
         supply.push(1, adapter_file(1))
         pool = ThreadPoolExecutor(1)
         self._answer = pool.submit(
-            source.candidates_of, self.shape.prompts, 1, _ROOT, iteration=1, on_group=self.groups.append
+            source.candidates_of, shape.prompts, 1, _ROOT, iteration=1, on_group=self.groups.append
         )
         pool.shutdown(wait=False)
 
     @property
     def done(self) -> bool:
-        """Whether the exploration has ended."""
         return self._answer.done()
 
     def finish(self) -> Sequence[RolloutGroup]:
@@ -114,7 +109,6 @@ class Asked:
         return answer.groups
 
     def events(self) -> list[Event]:
-        """Events at the service since the request."""
         return self.service.event_log.events(self.since)
 
     def wait(self, kind: str, count: int) -> Event:
@@ -131,13 +125,20 @@ Hurt = Callable[[Asked, int, int, random.Random], Sequence[RolloutGroup]]
 came last, the number of trials before, and chances."""
 
 
-def kills(service: RolloutService, name: str, trials: int, hurt: Hurt, findings: Findings) -> Iterator[tuple[str, Any]]:
-    """Yield trials, in each of which `hurt` kills something: its name, the exploration, and how often chunks were
-    begun and made. All must have the undisturbed answer, with every seed once."""
+def kills(
+    service: RolloutService, name: str, trials: int, hurt: Hurt, findings: Findings, turn: int = 0
+) -> Iterator[tuple[str, tuple[Asked, Counter[Made], Counter[Made]]]]:
+    """Yield trials, which begin with the shape of number `turn`, and in each of which `hurt` kills something.
+
+    All must have the undisturbed answer, with every seed once.
+
+    Yields:
+        A trial's name, its exploration, and how often each chunk was begun, and made.
+    """
     chance, done, number = random.Random(name), 0, 0
     whole: dict[Shape, tuple[Sequence[RolloutGroup], Mapping[str, int]]] = {}
     while done < trials:
-        shape, kind, number = SHAPES[done % len(SHAPES)], EVENTS[done % len(EVENTS)], number + 1
+        shape, kind, number = SHAPES[(done + turn) % len(SHAPES)], EVENTS[done % len(EVENTS)], number + 1
         if shape not in whole:
             asked = Asked(service, shape, f"{name}-whole-{shape.candidates}")
             whole[shape] = asked.finish(), Counter(one["event"] for one in asked.events())
@@ -177,10 +178,10 @@ def service_killed(trials: int, findings: Findings) -> None:
 
     # The client's pauses otherwise grow with every retry.
     with running_redis("everysec") as server, patch.object(rollouts, "Retries", partial(Retries, longest=0.3)):
-        for where, flags in {"memory": (), "Redis": ("--redis-url", server.url)}.items():
-            count = trials // 2 if where == "memory" else -(-trials // 2)
+        for turn, (where, flags) in enumerate({"memory": (), "Redis": ("--redis-url", server.url)}.items()):
             with rollout_service(*flags) as service:
-                for trial, (asked, begun, made) in kills(service, where.lower(), count, hurt, findings):
+                every = kills(service, where.lower(), (trials + turn) // 2, hurt, findings, turn)
+                for trial, (asked, begun, made) in every:
                     twice, shape = {prompt for (prompt, _), times in made.items() if times > 1}, asked.shape
                     few = len(twice) <= 1 and max(made.values()) <= 2
                     findings.require(few, trial, f"groups {sorted(twice)} were made twice")
@@ -306,7 +307,6 @@ def _let_all_make(service: RolloutService) -> None:
 
 
 def restarts_of(service: RolloutService) -> int:
-    """Times that a worker was loaded again."""
     return int(_sum(service, "solrl_worker_restarts_total"))
 
 

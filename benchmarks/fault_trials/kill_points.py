@@ -31,8 +31,30 @@ def die(*_: object, **__: object) -> NoReturn:
 
 
 def replace(owner: object, name: str, by: Callable[..., Any]) -> None:
-    """Replace a function for the rest of this process."""
     patch.object(owner, name, by).start()
+
+
+def before(owner: Any, name: str, act: Callable[..., object]) -> None:
+    """Have `act` called with the arguments before each call of a function."""
+    call = getattr(owner, name)
+
+    def watched(*args: Any, **named: Any) -> Any:
+        act(*args, **named)
+        return call(*args, **named)
+
+    replace(owner, name, watched)
+
+
+def after(owner: Any, name: str, act: Callable[..., object]) -> None:
+    """Have `act` called with the arguments after each call of a function."""
+    call = getattr(owner, name)
+
+    def watched(*args: Any, **named: Any) -> Any:
+        made = call(*args, **named)
+        act(*args, **named)
+        return made
+
+    replace(owner, name, watched)
 
 
 @dataclass(frozen=True)
@@ -55,14 +77,13 @@ class KillPoint:
         from solrl_trainer.records.run_log import RunLog
 
         if self.point in (*PHASES, "evaluate"):
-            begun = (self.iteration, self.point)
-            _after(RunLog, "_show", lambda log, iteration, name: (iteration, name) == begun, self._later)
+            after(RunLog, "_show", self._in_phase)
         elif self.point == "line":
-            _after(MetricsFile, "log", self._is_mine, _cut_line)
+            after(MetricsFile, "log", self._in_line)
         elif self.point == "rewind":
             _half("write_text", "metrics.jsonl.partial")
         elif self.point == "pushed":
-            _after(RolloutClient, "push", lambda client, run, version, *_: version == self.iteration + 1, die)
+            after(RolloutClient, "push", lambda _, run, version, *rest: version == self.iteration + 1 and die())
         elif self.point == "report":
             replace(run, "write_report", die)
         else:
@@ -79,31 +100,16 @@ class KillPoint:
 
             replace(checkpoints, "save", doomed)
 
-    def _later(self, *_: object) -> None:
-        timer = threading.Timer(self.delay, die)
-        timer.daemon = True
-        timer.start()
+    def _in_phase(self, _: Any, iteration: int, name: str) -> None:
+        if (iteration, name) == (self.iteration, self.point):
+            timer = threading.Timer(self.delay, die)
+            timer.daemon = True
+            timer.start()
 
-    def _is_mine(self, metrics: Any, event: str, **values: Any) -> bool:
-        return event == "iteration" and values["iteration"] == self.iteration
-
-
-def _cut_line(metrics: Any, *_: object, **__: object) -> None:
-    os.truncate(metrics._path, metrics._path.stat().st_size - 40)
-    die()
-
-
-def _after(owner: Any, name: str, when: Callable[..., bool], act: Callable[..., None]) -> None:
-    """Have `act` called with the arguments after each call of a method for which `when` is so."""
-    call = getattr(owner, name)
-
-    def watched(*args: Any, **named: Any) -> Any:
-        made = call(*args, **named)
-        if when(*args, **named):
-            act(*args, **named)
-        return made
-
-    replace(owner, name, watched)
+    def _in_line(self, metrics: Any, event: str, **values: Any) -> None:
+        if event == "iteration" and values["iteration"] == self.iteration:
+            os.truncate(metrics._path, metrics._path.stat().st_size - 40)
+            die()
 
 
 def _half(method: str, name: str) -> None:

@@ -10,7 +10,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,11 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         assert self._process.pid is not None
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the process is running."""
         return self._process.is_alive()
 
     def send_signal(self, number: int) -> None:
@@ -60,7 +58,6 @@ class Program:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Send SIGKILL and wait for the end of the process."""
         self._process.kill()
         self._process.join()
 
@@ -83,12 +80,10 @@ class RankPrograms(Program):
         super().__init__(as_ranks, (size, free_port(), target, *arguments), log)
 
     def send(self, rank: int, number: int) -> None:
-        """Send a signal to a rank."""
         ranks = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()[-self.size :]
         os.kill(int(ranks[rank]), number)
 
     def stop(self) -> None:
-        """End torchrun and its ranks."""
         self.send_signal(signal.SIGTERM)
         self.wait()
 
@@ -114,33 +109,22 @@ class RolloutService:
         self._program: Program | None = None
 
     def start(self) -> None:
-        """Start the service and wait until it is ready."""
-        self.launch()
-        self.wait_until_ready()
-
-    def launch(self) -> None:
-        """Start the service without waiting."""
         from fault_trials.child import serve
 
         argv = ["serve", "--model", "mini-sana", "--port", str(self.port), *self._flags]
         self._program = Program(serve, (argv, str(self.event_log.path), self.environment), self._log)
+        while self._program.alive:
+            with suppress(httpx.TransportError):
+                if self.http.get("/health/ready").status_code == 200:
+                    return
+            time.sleep(0.2)
+        raise RuntimeError(f"the service ended during its start:\n{self._log.read_text(errors='replace')[-3000:]}")
 
     @property
     def pid(self) -> int:
         """Process id; the service must be running."""
         assert self._program is not None
         return self._program.pid
-
-    def wait_until_ready(self) -> None:
-        """Wait until the service is ready."""
-        while self._program is not None and self._program.alive:
-            try:
-                if self.http.get("/health/ready").status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.2)
-        raise RuntimeError(f"the service ended during its start:\n{self._log.read_text(errors='replace')[-3000:]}")
 
     def kill(self) -> None:
         """Send SIGKILL; does nothing if the service is not running."""

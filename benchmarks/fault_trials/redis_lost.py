@@ -146,7 +146,6 @@ async def _push_old(server: RedisServer) -> None:
 
 
 async def _commands(server: RedisServer) -> list[str]:
-    """Redis commands of an undisturbed push."""
     await _push_old(server)
     store, death = RedisRunStore(server.url), Death()
     death.plant(store)

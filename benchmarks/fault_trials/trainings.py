@@ -39,7 +39,6 @@ class Kind:
 
     @property
     def settings(self) -> list[str]:
-        """Flags of `solrl-train run`."""
         more = (f"explore.lag={self.lag}", f"checkpoint_every={self.every}", *self.further)
         return [word for setting in (*SMALL, *more) for word in ("--set", setting)]
 
@@ -85,13 +84,11 @@ class Run:
         return self.begin(kill_point, resume=resume, victim=victim).wait()
 
     def remove(self) -> None:
-        """Delete the run's folder and its adapters at the service."""
         shutil.rmtree(self.folder)
         self.service.http.delete(f"/v1/runs/{self.name}")
 
     @property
     def log(self) -> str:
-        """End of the processes' output."""
         return self.log_path.read_text(errors="replace")[-600:]
 
     @cached_property

@@ -12,12 +12,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import scale
+from fairness import sharing, sharing_workers, small_beside_big, starving
 from lookahead import lookahead
 from overload import overload
 from pushing import pushing
-from sharing import sharing, sharing_workers, small_beside_big
 from soak import soak
-from starving import starving
 from support.targets import Rows, measure
 
 ROWS: Rows = {

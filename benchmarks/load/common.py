@@ -32,9 +32,9 @@ def service(*flags: str) -> Iterator[str]:
         yield url
 
 
-def client_of(url: str) -> RolloutClient:
+def client_of(url: str, token: str | None = None) -> RolloutClient:
     """Client that keeps retrying while the queue is full."""
-    return RolloutClient(url, patience=600)
+    return RolloutClient(url, token=token, patience=600)
 
 
 def push_runs(url: str, names: list[str]) -> None:

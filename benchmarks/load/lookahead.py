@@ -4,13 +4,15 @@ Service and trainer each get half of the CPU cores, so that they do not compete.
 """
 
 import os
+import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from common import seconds_of, service
-from solrl_client.rollouts import RolloutClient
+from common import adapter_file, client_of, seconds_of, service
+from fault_trials.adapters import layout
 from solrl_trainer.records.metrics_file import own_time, read_metrics
 from solrl_trainer.service.run_client import run_client
 from solrl_trainer.settings.presets import resolve
@@ -52,26 +54,20 @@ def _explore_seconds(url: str) -> float:
     """Median seconds of an iteration's exploration on an otherwise idle machine."""
     config = resolve(PRESET, overrides=_SETTINGS, arguments={"rollout_url": url, "run": "alone"}).config
     config = config.model_copy(update={"explore": config.explore.model_copy(update={"precision": "auto"})})
-    prompts = read_prompts(find_prompts(config.prompts), "train")
-    from solrl_core.adapter import encode_adapter
-    from solrl_core.families import load_backbone
-    from solrl_trainer.policy.policy import Policy
-
-    policy = Policy(load_backbone(config.model), config.lora, config.seed)
-    with RolloutClient(url, patience=600) as client:
+    prompts, times = read_prompts(find_prompts(config.prompts), "train"), []
+    with client_of(url) as client:
         source = run_client(config, client)
-        client.push(config.run, 0, None, config.model_name, encode_adapter(policy.behaviour()))
-        times = []
+        client.push(config.run, 0, None, config.model_name, adapter_file(layout(), rank=config.lora.rank, seed=0))
         for i in range(4):
             asked = prompts_of_iteration(prompts, config.explore.prompts, config.seed, i)
             times.append(seconds_of(lambda asked=asked, i=i: source.candidates_of(asked, 0, i, iteration=i)))
-    return sorted(times[1:])[len(times[1:]) // 2]
+    return statistics.median(times[1:])
 
 
 def _seconds(url: str, lag: int, iterations: int, of: Callable[[dict[str, float]], float]) -> float:
     """Median of `of`(seconds by phase) over the later iterations of a real run."""
     output = Path(f"runs/load/lag-{lag}")
-    subprocess.run(["rm", "-rf", str(output)], check=True)
+    shutil.rmtree(output, ignore_errors=True)
     command = [sys.executable, "-m", "solrl_trainer", "run", "--preset", PRESET, "--rollout-url", url]
     command += ["--output", str(output), "--iterations", str(iterations)]
     settings = (*_SETTINGS, f"explore.lag={lag}", f"run=lag-{lag}", "explore.precision=auto")
@@ -81,5 +77,4 @@ def _seconds(url: str, lag: int, iterations: int, of: Callable[[dict[str, float]
     lines = read_metrics(output / "metrics.jsonl")
     pushes = {line["version"]: line["seconds"] for line in lines if line["event"] == "push"}
     each = [of(line["seconds"] | pushes[line["version"]]) for line in lines if line["event"] == "iteration"]
-    later = sorted(each[2:])
-    return later[len(later) // 2]
+    return statistics.median(each[2:])

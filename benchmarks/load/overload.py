@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -10,15 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import httpx
-from common import percentile, request, service
+from common import GROUP, counters, percentile, request, service
 from support.targets import Row
 
-_GROUP = 24
 _TIMES = 10
-_SAMPLED = 0.05
+_SAMPLED = 0.25
+"""Seconds between two samples of the queue."""
 _OPENED = 3.0
 """Seconds between opening a connection and sending its request: trainers hold open connections."""
-_WAITING = re.compile(r"^solrl_queue_candidates\{.*\} (\S+)$", re.MULTILINE)
 
 
 @dataclass
@@ -33,7 +31,7 @@ class Answers:
     @property
     def lost(self) -> int:
         """Number of requests that were neither refused nor answered in full."""
-        return len(self.other) + sum(made != _GROUP for made in self.made)
+        return len(self.other) + sum(made != GROUP for made in self.made)
 
 
 def overload(limit: int, seconds: float) -> Row:
@@ -45,12 +43,12 @@ def overload(limit: int, seconds: float) -> Row:
         limit: limit of the queue in candidates.
         seconds: duration of the stream.
     """
-    burst_size = _TIMES * limit // _GROUP
+    burst_size = _TIMES * limit // GROUP
     with service("--queue-limit", str(limit)) as url:
         with _depths(url) as depths:
             burst = asyncio.run(_ask(url, [0.0] * burst_size))
             served = sum(burst.made) / burst.seconds
-            every = _GROUP / (_TIMES * served)
+            every = GROUP / (_TIMES * served)
             stream = asyncio.run(_ask(url, [i * every for i in range(int(seconds / every))]))
         held = max(depths)
     p99s = [percentile(answers.refused, 0.99) for answers in (burst, stream)]
@@ -107,7 +105,7 @@ async def _ask(url: str, at: list[float]) -> Answers:
 
 
 def _bytes(i: int) -> bytes:
-    body = request(None, 1, _GROUP, root=i).model_dump_json(exclude_none=True).encode()
+    body = request(None, 1, GROUP, root=i).model_dump_json(exclude_none=True).encode()
     head = "POST /v1/rollouts HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
@@ -118,10 +116,8 @@ def _depths(url: str) -> Iterator[list[float]]:
     found, over = [0.0], threading.Event()
 
     def sample() -> None:
-        client = httpx.Client(base_url=url, timeout=60)
         while not over.wait(_SAMPLED):
-            metrics = client.get("/metrics").text
-            found.append(sum(float(waiting) for waiting in _WAITING.findall(metrics)))
+            found.append(counters(url).get("solrl_queue_candidates", 0.0))
 
     thread = threading.Thread(target=sample)
     thread.start()

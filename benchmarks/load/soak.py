@@ -5,8 +5,6 @@ import socket
 import statistics
 import threading
 import time
-from dataclasses import asdict, dataclass
-from typing import Self
 
 import httpx
 import redis
@@ -85,37 +83,24 @@ def _soak(url: str, keys: redis.Redis, seconds: float) -> Row:
     if faults:
         raise faults[0]
     warm = max(1, round(WARM_UP * len(memory)))
-    first, last = Window.of(memory[warm : 2 * warm]), Window.of(memory[-warm:])
+    first, last = _window(memory[warm : 2 * warm]), _window(memory[-warm:])
+    growth = {name: last[name] - first[name] for name in first}
     steady = sorted(set(count[warm:]))
     asked = counters(url)["solrl_http_requests_total"] - len(memory)
     return Row(
         f"soak, {seconds / 60:.0f} minutes",
         "memory grows ≤ 10 MiB after warm-up, median and minimum; Redis keys constant",
-        f"median {last.median - first.median:+.1f} MiB, minimum {last.least - first.least:+.1f} MiB, from the first "
+        f"median {growth['median']:+.1f} MiB, minimum {growth['least']:+.1f} MiB, from the first "
         f"{WARM_UP * seconds / 60:.1f} minutes after warm-up to the last; {' to '.join(map(str, steady))} keys; "
         f"{asked:.0f} requests",
-        last.median - first.median <= GROWTH and last.least - first.least <= GROWTH and len(steady) == 1,
-        {
-            "memory_mib": memory,
-            "first": asdict(first),
-            "last": asdict(last),
-            "keys": count,
-            "requests": asked,
-        },
+        max(growth.values()) <= GROWTH and len(steady) == 1,
+        {"memory_mib": memory, "first": first, "last": last, "keys": count, "requests": asked},
     )
 
 
-@dataclass(frozen=True)
-class Window:
+def _window(memory: list[float]) -> dict[str, float]:
     """Resident memory in MiB within a time window. Batches come and go; the minimum is what stays between them."""
-
-    median: float
-    least: float
-
-    @classmethod
-    def of(cls, memory: list[float]) -> Self:
-        """Summarise the samples of a window."""
-        return cls(statistics.median(memory), min(memory))
+    return {"median": statistics.median(memory), "least": min(memory)}
 
 
 def _leave(url: str, body: str) -> None:

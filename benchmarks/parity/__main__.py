@@ -27,7 +27,6 @@ DATA = ROOT / "tests/trainer/algorithms/data"
 
 
 def main() -> int:
-    """Compare, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help="algorithm, a module of benchmarks/parity")
     parser.add_argument("clone", type=Path, help="clone of its public code")

@@ -38,7 +38,6 @@ _FIGURES = {"kl": "kl_loss", "old_distance": "ema_kl_loss", "clipped": "clipfrac
 
 
 def ours(case: Mapping[str, Any]) -> Values:
-    """Values of this project."""
     given = fixed_inputs()
     algorithm = Awm(AwmSettings(**case))
     advantages = algorithm.advantages(given["rewards"]).flatten().repeat(_TIMES)

@@ -26,7 +26,6 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def ours(case: Mapping[str, Any]) -> Values:
-    """Values of this project."""
     given, settings = fixed_inputs(), DanceGrpoSettings(recompute=False, **case)
     algorithm, solver, levels = DanceGrpo(settings), DanceSde(settings.eta), given["sigmas"].double()
     sigma, sigma_next = levels[list(_STEPS)], levels[[step + 1 for step in _STEPS]]
@@ -39,7 +38,6 @@ def ours(case: Mapping[str, Any]) -> Values:
 
 
 def theirs(published: Published, case: Mapping[str, Any]) -> Values:
-    """Values of the public code."""
     step = published.definitions(_SCRIPT, ["flux_step"], {"torch": torch, "math": math})["flux_step"]
     given, settings = fixed_inputs(), DanceGrpoSettings(**case)
     v = given["v"].requires_grad_()

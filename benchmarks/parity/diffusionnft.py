@@ -41,7 +41,6 @@ COUNTS = (1, 2, 10, 74, 75, 76, 100, 208, 209, 499, 500, 501, 2000)
 
 
 def ours(case: Any) -> Values:
-    """Values of this project."""
     if case is None:
         return _our_others()
     mode, (beta, clip, weight) = case
@@ -65,7 +64,6 @@ def _our_others() -> Values:
 
 
 def theirs(published: Published, case: Any) -> Values:
-    """Values of the public code."""
     if case is None:
         return _their_others(published)
     mode, (beta, clip, weight) = case

@@ -23,7 +23,6 @@ _FIGURES = {
 
 
 def ours(beta: float) -> Values:
-    """Values of this project."""
     given = fixed_inputs()
     v, x0, noise = given["v"].requires_grad_(), given["x0"], given["noise"]
     t = torch.full((2 * _PAIRS,), 0.5, dtype=torch.float64)

@@ -16,14 +16,12 @@ CASES = {"returning": (1e-5, 1), "all beyond": (1e-5, -1), "some beyond": (0.4, 
 
 
 def ours(case: tuple[float, int]) -> Values:
-    """Values of this project."""
     threshold, sign = case
     settings = FlowGrpoSettings(trust_region="dppo", kl_threshold=threshold, kl_weight=0)
     return ours_within(settings, ("ratio", "clipped", "old_divergence"), sign)
 
 
 def theirs(published: Published, case: tuple[float, int]) -> Values:
-    """Values of the public code."""
     threshold, sign = case
     names: dict[str, Any] = {"torch": torch, "Dict": dict, "Tuple": tuple}
     found = published.definitions(_LOSS, ["_gaussian_kl_div", "_flowdppo_kl_adv_loss"], names)

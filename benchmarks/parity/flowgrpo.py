@@ -31,7 +31,6 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def ours(case: Mapping[str, Any]) -> Values:
-    """Values of this project."""
     given, settings = fixed_inputs(), FlowGrpoSettings(recompute=False, **case)
     algorithm = FlowGrpo(settings)
     v, batch = given["v"].requires_grad_(), fixed_steps(given, SDES[settings.sde](settings.eta))

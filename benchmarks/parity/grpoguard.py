@@ -18,7 +18,6 @@ CASES: dict[str, dict[str, Any]] = {"narrow": {"clip_range": 2e-6}, "wide": {"cl
 
 
 def ours(case: Mapping[str, Any]) -> Values:
-    """Values of this project."""
     return ours_within(FlowGrpoSettings(trust_region="guard", kl_weight=0, **case), ("ratio", "clipped"))
 
 

@@ -23,7 +23,6 @@ class Published:
 
     @property
     def commit(self) -> str:
-        """The commit that is checked out."""
         command = ["git", "-C", str(self.folder), "rev-parse", "HEAD"]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 

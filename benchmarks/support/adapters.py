@@ -31,7 +31,6 @@ def random_adapter(
 
 
 def content_digest(body: bytes) -> str:
-    """Content-Digest header of a body."""
     return f"sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:"
 
 

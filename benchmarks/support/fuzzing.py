@@ -44,7 +44,6 @@ class Tally:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """Figures for the JSON."""
         answers = {str(status): count for status, count in sorted(self.answers.items())}
         return {"asked": self.answers.total(), "different": len(self.different), "answers": answers}
 

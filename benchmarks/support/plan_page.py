@@ -147,7 +147,6 @@ def _plan(row: Row) -> Plan:
 
 
 def _name(steps: int, after: int, keep: int, how: str = WHOLE) -> str:
-    """Short name of a plan."""
     long = "" if steps == STEPS else f"{steps} fitted steps"
     name = ", ".join(filter(None, [long, f"after {after} keep {keep}" if after < steps else ""])) or "unpruned"
     return name + {WHOLE: "", FP8: ", decoded in FP8"}[how]

@@ -8,7 +8,6 @@ _PORTS = range(10_000, 32_768)
 
 
 def free_port() -> int:
-    """Choose an unused loopback port."""
     while True:
         port = random.SystemRandom().choice(_PORTS)
         with socket.socket() as probe:

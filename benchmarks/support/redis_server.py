@@ -37,7 +37,6 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start and wait until it answers."""
         append = ["--appendonly", "no"]
         if self.appendfsync != "never":
             append = ["--appendonly", "yes", "--appendfsync", self.appendfsync]
@@ -64,7 +63,6 @@ class RedisServer:
             self._process = None
 
     def restart(self) -> None:
-        """Kill the server and start it again from the files in its folder."""
         self.kill()
         self.start()
 
@@ -75,7 +73,6 @@ class RedisServer:
                 time.sleep(0.005)
 
     def version(self) -> str:
-        """Version that the server reports."""
         with redis.Redis.from_url(self.url) as client:
             return str(client.info("server")["redis_version"])
 

@@ -4,14 +4,16 @@ import argparse
 import json
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from support.own_process import Row, rows_of
 
+Found = TypeVar("Found")
 Page = Callable[[Any], str]
 """Markdown page of the content of the JSON file."""
 
@@ -31,7 +33,6 @@ class Results:
 
     @property
     def rows(self) -> list[Row]:
-        """The rows that the file has."""
         rows: list[Row] = self.found.setdefault("rows", [])
         return rows
 
@@ -43,15 +44,12 @@ class Results:
         print(str(row)[:300], file=sys.stderr, flush=True)
 
     def keep(self, wanted: Callable[[Row], bool]) -> None:
-        """Forget all other rows."""
         self.found["rows"] = [row for row in self.rows if wanted(row)]
 
     def write(self) -> None:
-        """Write the JSON file."""
         self._file.write_text(json.dumps(self.found, indent=1) + "\n")
 
     def show(self) -> None:
-        """Write the page, and print it."""
         text = self._page(self.found)
         self._file.with_suffix(".md").write_text(text)
         print(text, flush=True)
@@ -101,6 +99,34 @@ def measure_models(
     results.show()
 
 
+def in_turns(works: Mapping[str, Callable[[int], Found]], rounds: int) -> dict[str, list[Found]]:
+    """What works return, by name, in rounds that take them in turns, so that all run at the same clocks.
+
+    One more round, −1, runs first and is discarded: code is compiled then, and matrix libraries choose their kernels.
+    """
+    found: dict[str, list[Found]] = {name: [] for name in works}
+    for turn in range(-1, rounds):
+        for name in list(works)[:: 1 if turn % 2 else -1]:
+            result = works[name](turn)
+            if turn >= 0:
+                found[name].append(result)
+    return found
+
+
+def timed(work: Callable[[], Found]) -> tuple[float, Found]:
+    """Seconds of a call on a GPU that is idle before, and its result."""
+    began = _idle()
+    made = work()
+    return _idle() - began, made
+
+
+def _idle() -> float:
+    """The time, once the GPU has done its work."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def command(name: str, parser: argparse.ArgumentParser, settings: Mapping[str, Any]) -> str:
     """Command line of a benchmark that gives these settings."""
     words = ["python", f"benchmarks/{name}.py"]
@@ -122,5 +148,4 @@ def shown_size(size: int | str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Lines of a Markdown table."""
     return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(map(str, row))} |" for row in rows)]

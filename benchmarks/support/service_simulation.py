@@ -50,11 +50,9 @@ class Clock:
         self._order = itertools.count()
 
     def after(self, seconds: float, then: Callable[[], None]) -> None:
-        """Have something happen in so many seconds."""
         heapq.heappush(self._coming, (self.now + seconds, next(self._order), then))
 
     def begin(self, process: Process) -> None:
-        """Begin a process."""
 
         def go_on() -> None:
             for wait in process:
@@ -112,7 +110,6 @@ class Service:
         """Seconds of work by run."""
 
     def put(self, work: Sequence[Work]) -> None:
-        """Queue chunks."""
         self._queue.put(work)
         for worker in sorted(self._free):
             self._begin(worker)
@@ -168,7 +165,6 @@ class Run:
         """Number of prompts that it explores itself."""
 
     def train(self) -> Process:
-        """All iterations."""
         local = self.prompts - round(self.prompts * self.share)
         self._explore(0)
         for iteration in range(_ITERATIONS):
@@ -210,24 +206,6 @@ class Run:
             self._arrived[iteration, prompt].happen()
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Outcome of a simulation.
-
-    Attributes:
-        seconds: per prompt of each run, while all train and after each one's second iteration.
-        shares: share of the service's work by run in that time.
-    """
-
-    seconds: tuple[float, ...]
-    shares: tuple[float, ...]
-
-    @property
-    def together(self) -> float:
-        """Seconds per prompt of all runs together."""
-        return 1 / sum(1 / seconds for seconds in self.seconds)
-
-
 def simulate(
     stages: Stages,
     *,
@@ -238,10 +216,14 @@ def simulate(
     explored: float,
     push: float,
     speed: float,
-) -> Outcome:
+) -> tuple[float, list[float]]:
     """Simulate equal runs that begin one after the other; `serving` is the number of the service's GPUs.
 
     The other arguments are those of `Run`.
+
+    Returns:
+        Seconds per prompt of all runs together, while all train and after each one's second iteration; and the share of
+        the service's work by run in that time.
     """
     clock = Clock()
     service = Service(clock, serving)
@@ -253,10 +235,8 @@ def simulate(
     clock.run(until=lambda: any(len(run.ended) == _ITERATIONS for run in every))
     end, work = clock.now, [service.seconds[run] - before[run] for run in range(runs)]
     done = [_iterations_at(run.ended, end) - _iterations_at(run.ended, begin) for run in every]
-    return Outcome(
-        tuple((end - begin) / iterations / prompts for iterations in done),
-        tuple(seconds / sum(work) for seconds in work),
-    )
+    each = [(end - begin) / iterations / prompts for iterations in done]
+    return 1 / sum(1 / seconds for seconds in each), [seconds / sum(work) for seconds in work]
 
 
 def _iterations_at(ended: Sequence[float], time: float) -> float:

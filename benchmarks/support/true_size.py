@@ -5,6 +5,7 @@ On a CPU they have the miniatures' sizes, to try the benchmarks out.
 
 import json
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.load import locate
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_core.families.skeleton import load_skeleton
+from solrl_core.families.skeleton import Meta, load_skeleton
 from solrl_core.model_options import MODELS_OWN, ImageSize, size_text
 from solrl_core.rewards.hpsv2 import HpsV2
 from solrl_core.rewards.loading import dtype_named
@@ -23,7 +25,7 @@ from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel
 
 from support.own_process import Row, rows_of
-from support.random_weights import randomize
+from support.random_weights import materialize, randomize
 from support.tiny_skeletons import TINY as TINY_MODELS
 from support.tiny_skeletons import write_tiny
 from support.true_shapes import write_skeleton
@@ -61,6 +63,21 @@ def skeleton(model: str, folder: Path, device: str) -> PipelineBackbone:
 def size_of(backbone: PipelineBackbone) -> int | str:
     """Width of square images in pixels; size of other samples, such as "832×480×33", which has frames."""
     return backbone.width if backbone.width == backbone.height and backbone.frames == 1 else size_text(backbone)
+
+
+def random_backbone(model: str, device: str, guidance: float) -> Backbone:
+    """A model of true size with random weights, whose prompts are encoded as random states; on a CPU its miniature."""
+    if device == "cpu":
+        return load_backbone(MINIATURES[model])
+    with tempfile.TemporaryDirectory() as folder:
+        bare = skeleton(model, Path(folder), device)
+    with Meta():
+        row = bare.encode(["a"], guidance)
+    backbone = materialize(bare, device)
+    encoded = random_text(row, model, torch.device(device))
+    # The miniatures' tokenizers give fewer tokens than the real ones.
+    backbone.encode = lambda *_: {name: value.clone() for name, value in encoded.items()}  # type: ignore[method-assign]
+    return backbone
 
 
 def random_text(text: Mapping[str, Tensor], model: str, device: torch.device) -> dict[str, Tensor]:
@@ -123,7 +140,6 @@ def write(folder: Path, device: str, name: str) -> Iterator[Row]:
 
 
 def save(module: Any, folder: Path) -> None:
-    """Save a part in its library's format."""
     module.save_pretrained(folder)
 
 
@@ -131,7 +147,6 @@ class RandomHps(HpsV2):
     """HPSv2's arithmetic with random weights. The scores are meaningless; NaN becomes 0."""
 
     def __call__(self, *args: Any) -> Tensor:
-        """Score [N] images."""
         return super().__call__(*args).nan_to_num()
 
 

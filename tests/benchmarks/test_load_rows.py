@@ -12,7 +12,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 @pytest.mark.release
 def test_new_run_names_win_a_tenant_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS / "load"), *sys.path])
-    from starving import starving
+    from fairness import starving
 
     made = starving(8).figures["made"]
     assert made["modest"] == 8
