@@ -12,7 +12,6 @@ from typing import Any
 
 from fake_backend import FakeBackend
 from solrl_engine.backend import GenerationRequest
-from solrl_rollout.engine import external_rewards
 
 
 def uneven(*_: Any) -> FakeBackend:
@@ -86,9 +85,3 @@ def paced(*_: Any) -> FakeBackend:
             notes.write(".")
 
     return FakeBackend(on_step=on_step)
-
-
-def patient(*_: Any) -> FakeBackend:
-    """Its process waits ten minutes for the servers that runs bring."""
-    external_rewards.TIMEOUT = 600.0
-    return FakeBackend()

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 
 from solrl_engine.scorer import sum_times
 from solrl_proto.rollouts import (
@@ -92,7 +93,7 @@ class RolloutHandle:
             # In a thread, since it copies whole latents.
             places, survivors = await asyncio.to_thread(group.survivors, self._request.plan.prune.keep)
             self._engine.scheduler.submit(survivors, first=True)
-            group = group.after_pruning(places, await self._scored(survivors))
+            group = replace(group, finished=await self._scored(survivors), places=places)
         # In a thread, since it compresses images.
         answer = await asyncio.to_thread(group.answer)
         if answer.truncated_tokens:

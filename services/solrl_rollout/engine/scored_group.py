@@ -3,7 +3,7 @@
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -58,10 +58,6 @@ class ScoredGroup:
         return places, [
             Chunk(job, prompt, [seeds[i] for i in part], start=halfway.rows(part), until=until) for part in parts
         ]
-
-    def after_pruning(self, places: Sequence[int], finished: Sequence[ScoredChunk]) -> "ScoredGroup":
-        """This group with its survivors finished."""
-        return replace(self, finished=finished, places=places)
 
     def answer(self) -> RolloutGroup:
         """Its part of the answer.

@@ -27,8 +27,6 @@ from solrl_rollout.engine.workers import process_workers
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
-from unfit_backends import patient
-from worker_helpers import engine_of as several_workers
 
 HELD = "served_rewards:held"
 BOUND = 3
@@ -221,22 +219,6 @@ def test_closing_waits_for_servers_and_cancels_the_rest(
     assert engine.scheduler.dead
 
 
-def test_a_worker_process_is_sent_as_many_chunks_as_servers_may_score() -> None:
-    app = Misbehaving()
-    with engine_with(app, BOUND) as engine:
-        app.mode = "slow"
-        chunks = [chunk(name, Path(), NAME, REWARD) for name in "abcdef"]
-        engine.scheduler.submit(chunks)
-        until(lambda: app.asked.count("/v1/scores") == BOUND)
-        app.mode = "well"
-        app.leave.set()
-        for one in chunks:
-            rewards: dict[str, Any] = one.result.result(600).rewards
-            assert torch.equal(rewards[REWARD], images_of(one).mean((1, 2, 3)))
-            served = as_floats(as_uint8(images_of(one))).mean((1, 2, 3))
-            assert rewards[NAME].tolist() == pytest.approx(served.tolist(), abs=1e-6)
-
-
 def test_a_server_that_a_run_brings_delays_no_others(
     server: RewardProcess, backend: Observed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,25 +239,6 @@ def test_a_server_that_a_run_brings_delays_no_others(
             open_gate(tmp_path)
         for one in own:
             assert_scored(one)
-
-
-@pytest.mark.release
-def test_worker_processes_connect_to_a_server_that_a_run_brings(server: RewardProcess, tmp_path: Path) -> None:
-    with several_workers(patient, reward_hosts=(server.address,), scoring_in_flight=1) as engine:
-        try:
-            engine.start().result(600)
-            own = [chunk(name, tmp_path, brings=server) for name in "abcd"]
-            engine.scheduler.submit(own)
-            until(lambda: server.waiting == COUNT)  # it scores the chunk of the other worker
-            other = chunk("e", tmp_path, REWARD)
-            engine.scheduler.submit([other])
-            assert_scored(other)
-            assert server.waiting == COUNT
-        finally:
-            open_gate(tmp_path)
-        for one in own:
-            assert_scored(one)
-        assert sum(worker.chunks for worker in engine.workers) == 5
 
 
 def test_a_cancelled_chunk_leaves_a_server_that_does_not_answer() -> None:

@@ -109,19 +109,6 @@ def test_messages_of_any_size_arrive_in_order_also_after_the_end_of_the_connecti
             end.receive()
 
 
-def test_a_message_may_arrive_byte_by_byte() -> None:
-    # Of packets, each read returns one.
-    whole, parts = socket.socketpair(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    Messages(whole[0]).send({"n": 1}, b"body")
-    for byte in whole[1].recv(1000):
-        parts[0].send(bytes([byte]))
-    parts[0].close()
-    messages = Messages(parts[1])
-    assert messages.receive() == ({"n": 1}, b"body")
-    with pytest.raises(ConnectionError):
-        messages.receive()
-
-
 def test_an_adapter_in_shared_memory_is_mapped_once_and_freed_with_its_last_reference() -> None:
     connection = ProcessConnection({}, SharedAdapters(memory_file))
     child, adapter = Child(print, map_adapter), random_adapter(LAYOUT, 1)
