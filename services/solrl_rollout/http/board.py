@@ -94,13 +94,8 @@ def _service(service: Service, tenant: str) -> ServiceStatus:
         store="redis" if service.settings.store_url not in (None, "memory://") else "memory",
         models=tuple(
             HostedStatus(
-                name=hosted.info.name,
-                family=hosted.info.family,
-                width=hosted.info.width,
-                height=hosted.info.height,
-                frames=hosted.info.frames,
+                **hosted.info.model_dump(include=set(HostedStatus.model_fields)),
                 default_precision=hosted.default_precision,
-                precisions=hosted.info.precisions,
                 at_once=hosted.batch_limits(),
             )
             for hosted in service.hosted.values()
