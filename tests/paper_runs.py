@@ -13,6 +13,21 @@ from paper.tuning import USUAL, trials
 
 PROMPTS = 12
 MACHINE = "a machine"
+TINY: dict[str, Any] = {
+    "explore.prompts": 2,
+    "explore.candidates": 6,
+    "explore.keep": 4,
+    "iterations": 2,
+    "optimizer.updates": 1,
+    "lora.rank": 2,
+    "checkpoint_every": 1,
+    "evaluate.every": 1,
+    "evaluate.prompts": 3,
+    "evaluate.seeds": 2,
+    "evaluate.steps": 2,
+    "evaluate.fidelity_prompts": 0,
+}
+"""Settings of a run that takes seconds."""
 
 
 def finish(experiment: Experiment, folder: Path, gain: float, **changes: Any) -> None:

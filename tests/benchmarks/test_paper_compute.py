@@ -1,4 +1,4 @@
-"""Accounting of compute: passes as they are really made, and their times at true shapes."""
+"""Accounting of compute: passes as they are really made, their times at true shapes, and the share of evaluations."""
 
 import json
 import shutil
@@ -10,24 +10,13 @@ import pytest
 import torch
 from paper.compute import SOURCES, STORED, costs_of, passes_of_iteration, store_costs
 from paper.experiments import RESULTS, Programme
+from paper_runs import TINY
 from solrl_core.families.sana import Sana
 from solrl_core.sampling.generator import Generator
 from solrl_trainer import loop
 from solrl_trainer.loop import train
+from solrl_trainer.settings.presets import MODELS, RECIPES, resolve
 
-TINY = {
-    "explore.prompts": 2,
-    "iterations": 1,
-    "optimizer.batch": 8,
-    "optimizer.updates": 1,
-    "lora.rank": 2,
-    "evaluate.every": 0,
-    "evaluate.prompts": 1,
-    "evaluate.seeds": 1,
-    "evaluate.steps": 1,
-    "evaluate.rewards": [],
-    "evaluate.fidelity_prompts": 0,
-}
 SMALL = {
     "sol_rl": {"explore.candidates": 6, "explore.keep": 4, "explore.prune": {"after": 2, "keep": 4}},
     "naive_quant": {"explore.candidates": 6, "explore.keep": 4},
@@ -70,7 +59,8 @@ def test_passes_are_those_that_a_run_makes(recipe: str, tmp_path: Path, monkeypa
     monkeypatch.setattr(Sana, "velocity", velocity)
     for name in ("evaluate_base", "evaluate_average", "_pairs"):
         monkeypatch.setattr(loop, name, uncounted(getattr(loop, name)))
-    config = Programme(changes=TINY | SMALL[recipe]).experiment(recipe, 1).config
+    unjudged = {"iterations": 1, "optimizer.batch": 8, "evaluate.every": 0, "evaluate.rewards": []}
+    config = Programme(changes=TINY | unjudged | SMALL[recipe]).experiment(recipe, 1).config
     train(config.model_copy(update={"output": tmp_path}), None)
     counted = passes_of_iteration(config)
     fixed = counted["train old"] + counted["train reference"]
@@ -96,3 +86,35 @@ def test_later_measurements_do_not_change_the_stored_costs(tmp_path: Path) -> No
     (runs / STORED).unlink()
     costs_of.cache_clear()
     assert costs_of("sana", runs)["ms"]["generate fp8"] == 2 * costs_of("sana", measured)["ms"]["generate fp8"]
+
+
+def share_of_curve(model: str, recipe: str) -> float:
+    """Passes of the evaluations along a run, over all passes on the trainer's device.
+
+    The passes of cheap candidates are left out, as a service may explore on another device. A pass of training counts
+    as one without a gradient, which takes less time. Both make the share larger than that of the time. Guidance makes
+    all passes alike dearer, so it is left out.
+    """
+    config = resolve(f"{model}/{recipe}/clipscore", overrides=["guidance=1"]).config
+    judge, own = config.evaluate, passes_of_iteration(config)
+    if config.two_stage:
+        del own[f"generate {config.explore.precision}"]
+    evaluations = (config.iterations - 1) // judge.every
+    assert evaluations >= 3
+    images = evaluations * judge.prompts * config.curve_seeds
+    return images * judge.steps / (config.iterations * own.total())
+
+
+GENERATING = [name for name in RECIPES if name not in ("sft", "dpo_pairs")]
+"""Recipes on stored images generate nothing, so that their iterations are short beside any evaluation."""
+
+
+@pytest.mark.parametrize("recipe", GENERATING)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_curve_of_each_preset_costs_at_most_a_twentieth(model: str, recipe: str) -> None:
+    assert 0 < share_of_curve(model, recipe) <= 0.05
+
+
+def test_a_run_without_evaluations_along_it_compares_all_seeds() -> None:
+    for overrides, seeds in ((["iterations=10"], 4), (["evaluate.every=0"], 4), ([], 1), (["evaluate.seeds=1"], 1)):
+        assert resolve("mini-sana/sol_rl/clipscore", overrides=overrides).config.curve_seeds == seeds

@@ -19,24 +19,10 @@ from paper.finished import MixedRunsError, file_of, read_finished
 from paper.runner import run_all
 from paper.tuning import Tuning, trials
 from paper.worker import do
-from paper_runs import MACHINE, context_of, finish
+from paper_runs import MACHINE, TINY, context_of, finish
 from solrl_trainer.loop import train
 from solrl_trainer.settings.config import RunConfig
 
-TINY: dict[str, Any] = {
-    "explore.prompts": 2,
-    "explore.candidates": 6,
-    "explore.keep": 4,
-    "iterations": 2,
-    "optimizer.updates": 1,
-    "lora.rank": 2,
-    "checkpoint_every": 1,
-    "evaluate.every": 1,
-    "evaluate.prompts": 3,
-    "evaluate.seeds": 2,
-    "evaluate.steps": 2,
-    "evaluate.fidelity_prompts": 0,
-}
 PROGRAMME = Programme(seeds=(1, 2))
 
 

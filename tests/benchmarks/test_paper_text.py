@@ -16,7 +16,7 @@ from paper.page import draw_words
 from paper.tables import TABLES, text
 from paper.words import WORDS, load_images, read_words, right, save_images
 from paper.worker import do
-from paper_runs import PROMPTS, context_of, finish, finish_all
+from paper_runs import PROMPTS, TINY, context_of, finish, finish_all
 from PIL import Image
 
 PROGRAMME = Programme()
@@ -89,12 +89,7 @@ def test_the_readme_leads_with_the_stored_words() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("rapidocr") is None, reason="the extra `ocr` is not installed")
 def test_a_run_on_text_leaves_its_words(tmp_path: Path) -> None:
-    tiny: dict[str, Any] = {
-        **{"explore.prompts": 2, "explore.candidates": 6, "explore.keep": 4, "iterations": 1, "evaluate.every": 1},
-        **{"optimizer.updates": 1, "lora.rank": 2, "evaluate.prompts": 3, "evaluate.seeds": 2, "evaluate.steps": 2},
-        **{"evaluate.curve_seeds": 2, "evaluate.fidelity_prompts": 0},
-    }
-    own = text.on_text(context_of(Programme(changes=tiny), tmp_path))
+    own = text.on_text(context_of(Programme(changes=TINY | {"iterations": 1, "evaluate.curve_seeds": 2}), tmp_path))
     experiment = own.programme.experiment("sol_rl", 1)
     do(experiment, tmp_path)
     before, after = load_images(file_of(experiment.name, tmp_path, WORDS), 3)

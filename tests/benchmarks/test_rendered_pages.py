@@ -42,7 +42,6 @@ NAMES = (
     r"24-in-\d\d|FLUX\.1|SD3\.5|NVFP4|FP[48]|BF16|H200|HPSv2|table \d|64 × 64|95 % intervals|"
     r"24 samples|(24|96)\s+candidates|12 (called|a\s+side)"
 )
-
 """Names with digits, and the sizes that name a setting."""
 
 
@@ -121,30 +120,22 @@ def test_readme_hours_follow_from_the_measured_iterations(row: str, section: str
 
 
 WITHIN = 0.01
-
 """BF16 rounds differently on other processor types, which changes fitted weights."""
 
 RECORDED = json.loads((ROOT / "benchmarks/results/demo.json").read_text())
 
 
-def finished(folder: Path, *overrides: str) -> Path:
-    """A demo's folder, with the figures of a recorded run."""
-    folder.mkdir()
-    arguments = {"output": folder, "run": "demo", "seed": 7, "rollout_url": "http://127.0.0.1:1234"}
-    config = demo_config(overrides, arguments)
-    (folder / "config.json").write_text(config.model_dump_json())
-    (folder / "result.json").write_text(json.dumps(RECORDED["runs"][0]))
+def test_a_run_is_read_without_its_paths(tmp_path: Path) -> None:
+    config = demo_config((), {"output": tmp_path, "run": "demo", "seed": 7, "rollout_url": "http://127.0.0.1:1234"})
     lines = [
         {"event": "iteration", "version": 5, "precision": "bf16", "numerics": "native"},
         {"event": "iteration", "version": 6, "precision": "nvfp4", "numerics": "emulated"},
         {"event": "evaluation", "version": 6, "rewards": {}},
     ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
-
-
-def test_a_run_is_read_without_its_paths(tmp_path: Path) -> None:
-    found = row(finished(tmp_path / "run"))
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    (tmp_path / "result.json").write_text(json.dumps(RECORDED["runs"][0]))
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = row(tmp_path)
     assert found == RECORDED["runs"][0] | {"seed": 7}
     assert found["explored_in"] == "NVFP4 (emulated)"
     assert str(tmp_path) not in json.dumps(found)
