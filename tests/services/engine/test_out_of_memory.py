@@ -9,7 +9,6 @@ import pytest
 import small_memory
 import torch
 from fake_backend import REWARD, FakeBackend, chunk, engine_of, job, running_engine, scored
-from prometheus_client.parser import text_string_to_metric_families
 from service_helpers import RunningService, rollout_request, running_service, scores
 from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_proto.problems import ProblemError
@@ -39,11 +38,9 @@ def at_once(service: RunningService, model: int) -> dict[str, int]:
 
 def times(service: RunningService, model: str, part: str) -> float:
     """Number of times that memory ran out, from the metrics."""
-    families = text_string_to_metric_families(service.client.get("/metrics").text)
-    samples = [sample for family in families for sample in family.samples]
-    labels = {"model": model, "part": part}
-    found = (one.value for one in samples if one.name == "solrl_out_of_memory_total" and one.labels == labels)
-    return next(found, 0.0)
+    name = f'solrl_out_of_memory_total{{model="{model}",part="{part}"}} '
+    lines = service.client.get("/metrics").text.splitlines()
+    return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 
 def ask(service: RunningService, model: str, plan: dict[str, Any], **more: Any) -> httpx.Response:

@@ -1,15 +1,14 @@
 """Several backbones in one service, each with its name; equal parts are shared."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_backend import engine_of
+from fake_backend import chunk, engine_of, job
 from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service
-from solrl_proto import Plan, PromptItem
 from solrl_proto.models import ModelList
-from solrl_rollout.engine.work import Chunk, Job
 from solrl_rollout.settings import ModelSpec, RolloutSettings, parse_model
 from transformers import CLIPModel
 
@@ -93,16 +92,12 @@ def test_models_and_experiments_share_one_loaded_reward(loads: list[str]) -> Non
     try:
         assert [model.info.rewards for model in hosted] == [REWARDS] * 2
         chunks = [
-            Chunk(
-                Job(tenant, run, model, None, "bf16", Plan(steps=1), REWARDS, images=False),
-                PromptItem(id="p", text="a red circle"),
-                range(2),
-            )
+            chunk(replace(job(run, tenant, rewards=REWARDS), model=model), count=2)
             for model in ("mini-sd3", "flux")
             for tenant, run in (("one", "a"), ("one", "b"), ("other", "a"))
         ]
         engine.scheduler.submit(chunks)
-        assert all(chunk.result.result().rewards.keys() == set(REWARDS) for chunk in chunks)
+        assert all(one.result.result().rewards.keys() == set(REWARDS) for one in chunks)
     finally:
         engine.close()
     assert sorted(loads) == ["mini-clip", "mini-pickscore"]
