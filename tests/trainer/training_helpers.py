@@ -35,10 +35,10 @@ def make_policy(backbone: Backbone, config: RunConfig) -> tuple[Policy, torch.op
 
 
 def make_samples(
-    backbone: Backbone, advantages: list[float] | None = None, prompts: list[str] = PROMPTS
+    backbone: Backbone, advantages: list[float] | None = None, prompts: list[str] = PROMPTS, seed: int = 7
 ) -> TrainingSamples:
-    """Four random latents, the same number for each prompt."""
-    latents = torch.randn(4, *backbone.latent_shape, generator=torch.Generator().manual_seed(7))
+    """Four random latents of a seed, the same number for each prompt."""
+    latents = torch.randn(4, *backbone.latent_shape, generator=torch.Generator().manual_seed(seed))
     values = [1.0, -1.0, 0.5, -0.5] if advantages is None else advantages
     rows = torch.arange(len(prompts)).repeat_interleave(4 // len(prompts))
     return TrainingSamples(latents, torch.tensor(values), backbone.encode(prompts), rows)
