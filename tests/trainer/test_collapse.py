@@ -83,35 +83,22 @@ def test_the_alarm_keeps_what_decides(known: int, caplog: pytest.LogCaptureFixtu
     assert [message.split(":")[0] for message in caplog.messages] == ["this run may be collapsing at version 40"]
 
 
-def test_the_alarm_is_raised_once(caplog: pytest.LogCaptureFixture) -> None:
-    alarm, found = CollapseAlarm(), lines(18, objective_clipped=lambda i: 0.95)
-    for line in found:
-        alarm.iteration(line)
-    (said,) = caplog.messages
-    assert said.startswith("this run may be collapsing at version 5: 95 % of")
-    assert "`--resume` with `--checkpoint` continues from an earlier version" in said
-
-
-def test_a_runs_log_watches_its_iterations(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    log = RunLog(MetricsFile(tmp_path / "metrics.jsonl"))
+def test_a_runs_log_watches_its_iterations_also_when_resumed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    log = RunLog(metrics)
     for i in range(20):
         log.iteration_trained(iteration_record(i))
     assert not caplog.messages
-    (tmp_path / "metrics.jsonl").write_text("damaged\n")  # it does not read its file again
-    for _ in range(10):
-        log.iteration_trained(iteration_record(75))
-    assert [message.split(":")[0] for message in caplog.messages] == ["this run may be collapsing at version 76"]
-
-
-def test_a_resumed_runs_log_compares_with_those_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    metrics = MetricsFile(tmp_path / "metrics.jsonl")
-    for i in range(20):
-        metrics.log("iteration", **iteration_record(i).line())
-    log = RunLog(metrics)
-    log.rewind(10)
-    for _ in range(5):
-        log.iteration_trained(iteration_record(75))
-    assert [message.split(":")[0] for message in caplog.messages] == ["this run may be collapsing at version 76"]
+    resumed = RunLog(metrics)
+    resumed.rewind(10)
+    (tmp_path / "metrics.jsonl").write_text("damaged\n")  # they do not read their file again
+    for one in (log, resumed):
+        for _ in range(10):
+            one.iteration_trained(iteration_record(75))
+        (said,) = caplog.messages
+        assert said.startswith("this run may be collapsing at version 76: ")
+        assert "`--resume` with `--checkpoint` continues from an earlier version" in said
+        caplog.clear()
 
 
 def test_a_log_compares_with_no_iteration_of_other_rewards(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

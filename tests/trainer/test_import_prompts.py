@@ -62,13 +62,11 @@ def test_formats_are_read_with_metadata(tmp_path: Path, name: str, text: str, ro
     assert by_prompt(imported(tmp_path, written(tmp_path / name, text))) == by_prompt(rows)
 
 
-TABLE = {"caption": ["an owl", "a cat"], "jpg_0": [b"\x00", b"\x01"], "best": [{"uid": "x"}, None]}
-EXPECTED = [{"prompt": "an owl", "best": {"uid": "x"}}, {"prompt": "a cat", "best": None}]
-
-
 def test_parquet_is_read_without_its_images(tmp_path: Path) -> None:
-    parquet.write_table(pyarrow.table(TABLE), tmp_path / "pick.parquet")
-    assert by_prompt(imported(tmp_path, tmp_path / "pick.parquet")) == by_prompt(EXPECTED)
+    table = {"caption": ["an owl", "a cat"], "jpg_0": [b"\x00", b"\x01"], "best": [{"uid": "x"}, None]}
+    parquet.write_table(pyarrow.table(table), tmp_path / "pick.parquet")
+    found = by_prompt(imported(tmp_path, tmp_path / "pick.parquet"))
+    assert found == by_prompt([OWL | {"best": {"uid": "x"}}, CAT | {"best": None}])
 
 
 def test_a_saved_data_set_has_its_splits(tmp_path: Path) -> None:
@@ -86,14 +84,14 @@ def test_a_saved_data_set_has_its_splits(tmp_path: Path) -> None:
     assert [item.text for item in read_prompts(tmp_path / "set", "test")] == ["a cat"]
 
 
-def test_a_hub_folder_has_its_splits_by_name(tmp_path: Path) -> None:
+def test_a_hub_folder_has_its_splits_by_name_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    data = tmp_path / "hub" / "data"
+    data.mkdir(parents=True)
     for split in ("train", "test"):
-        (tmp_path / "hub" / "data").mkdir(parents=True, exist_ok=True)
-        table = pyarrow.table({"prompt": [f"{split} owl"]})
-        parquet.write_table(table, tmp_path / "hub" / "data" / f"{split}-00000-of-00001.parquet")
+        parquet.write_table(pyarrow.table({"prompt": [f"{split} owl"]}), data / f"{split}-00000-of-00001.parquet")
     import_prompts([tmp_path / "hub"], tmp_path / "set", test_file=tmp_path / "hub")
     assert [item.text for item in read_prompts(tmp_path / "set", "test")] == ["test owl"]
-    (tmp_path / "hub" / "data" / "test-00000-of-00001.parquet").unlink()
+    (data / "test-00000-of-00001.parquet").unlink()
     with pytest.raises(ValueError, match=r"hub with data; expected files of the split 'test'"):
         import_prompts([tmp_path / "hub"], tmp_path / "other", test_file=tmp_path / "hub")
 
@@ -140,14 +138,6 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, erro
     assert not (tmp_path / "set").exists()
 
 
-@pytest.mark.parametrize("name", ["train.txt", "test.txt", "train.jsonl", "test_metadata.jsonl"])
-def test_a_folder_that_has_prompts_is_left_alone(tmp_path: Path, name: str) -> None:
-    there = written(tmp_path / "set" / name, "mine")
-    with pytest.raises(ValueError, match=f"{name} is there already; choose another --output"):
-        imported(tmp_path, written(tmp_path / "a.txt", "one\ntwo\n"))
-    assert [path.name for path in there.parent.iterdir()] == [name]
-
-
 def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("prompt\nein Käfer\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"a\.csv:2: this is not UTF-8"):
@@ -158,6 +148,11 @@ def test_the_command_makes_a_set_that_a_run_takes(tmp_path: Path) -> None:
     path = written(tmp_path / "mine.csv", "id,beschreibung\n" + "".join(f"{i},{i} red circles\n" for i in range(30)))
     words = ["prompts", str(path), "--key", "beschreibung", "--output", str(tmp_path / "set")]
     assert f"{tmp_path}/set/test_metadata.jsonl: 3 prompts" in typed(main, *words).stdout
-    assert "is there already; choose another --output" in refused(main, *words)
+    for name in ("train.txt", "test_metadata.jsonl"):
+        written(tmp_path / name / name, "mine")
+        for folder in ("set", name):
+            said = refused(main, *words[:-1], str(tmp_path / folder))
+            assert "is there already; choose another --output" in said
+        assert [path.name for path in (tmp_path / name).iterdir()] == [name]
     run = ["run", "--dry-run", "--preset", "mini-sana/naive_scaling/clipscore", "--output", str(tmp_path / "run")]
     assert typed(main, *run, "--set", f"prompts={tmp_path}/set", "--set", "explore.prompts=4").returncode == 0

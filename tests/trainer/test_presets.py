@@ -13,18 +13,16 @@ from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
 from solrl_trainer.settings.presets import RECIPES, ConfigError, names, resolve, resolve_again
 from solrl_trainer.settings.settings_yaml import settings_yaml, sourced_yaml
-from typed import typed
+from typed import accepted, typed
 
 PRESET = "mini-sana/sol_rl/clipscore"
 
 
-@pytest.mark.parametrize("name", names())
-def test_every_preset_resolves(name: str) -> None:
-    resolved = resolve(name)
-    assert resolved.config.preset == name
-    assert resolved.config.rewards == {name.rpartition("/")[2]: 1.0}
-    assert resolved.config.explore.keep <= resolved.config.explore.candidates
-    assert RunConfig.model_validate_json(resolved.config.model_dump_json()) == resolved.config
+def test_every_preset_resolves() -> None:
+    for name in names():
+        config = resolve(name).config
+        assert (config.preset, config.rewards) == (name, {name.rpartition("/")[2]: 1.0})
+        assert RunConfig.model_validate_json(config.model_dump_json()) == config
 
 
 @pytest.mark.parametrize(
@@ -75,18 +73,6 @@ def test_every_setting_has_a_source_and_a_file_wins_over_the_model() -> None:
     assert resolved.sources.keys() == keys
 
 
-@pytest.mark.parametrize(
-    ("text", "of", "value"),
-    [
-        ("optimizer.learning_rate=1e-3", "learning_rate", 1e-3),
-        ("optimizer.betas=[0.8, 0.9]", "betas", (0.8, 0.9)),
-        ("optimizer.updates = 2", "updates", 2),
-    ],
-)
-def test_set_parses_yaml(text: str, of: str, value: Any) -> None:
-    assert getattr(resolve(PRESET, overrides=[text]).config.optimizer, of) == value
-
-
 def refusal(preset: str = PRESET, **layers: Any) -> str:
     with pytest.raises(ConfigError) as raised:
         resolve(preset, **layers)
@@ -117,26 +103,15 @@ def test_an_unknown_setting_is_refused_with_its_name_and_source(key: str, layer:
     assert len(message) < 450, "a typo is answered with near names, not with all of them"
 
 
-@pytest.mark.parametrize("name", ["checkpointing", "gradient_checkpointing"])
-def test_other_names_of_a_setting_are_answered_with_its_own(name: str) -> None:
-    assert "did you mean 'optimizer.activation_checkpointing'" in refusal(overrides=[f"optimizer.{name}=true"])
-
-
 @pytest.mark.parametrize(
     ("layers", "said"),
     [
         ({"overrides": ["explore.steps=0"]}, ["explore.steps", "--set", "0"]),
-        ({"overrides": ["explore.candidates=1"]}, ["explore.candidates", "--set"]),
         ({"overrides": ["explore.precision=int4"]}, ["explore.precision", "--set", "'fp8'", "nvfp4"]),
         ({"files": {"a.yaml": {"optimizer": {"eps": "low"}}}}, ["optimizer.eps", "a.yaml", "'low'"]),
         ({"arguments": {"run": "a/../b"}}, ["run", "command line", "'a/../b'"]),
-        ({"arguments": {"seed": -1}}, ["seed", "command line", "-1"]),
         ({"overrides": ["optimizer.betas=[a, 0.9]"]}, ["optimizer.betas", "--set", "'a'"]),
-        ({"overrides": ["policy.decay_max=1"]}, ["policy.decay_max", "--set"]),
-        ({"overrides": ["guidance=0.5"]}, ["guidance", "--set"]),
-        ({"overrides": ["algorithm.timestep_fraction=0"]}, ["algorithm.timestep_fraction", "--set"]),
         ({"overrides": ["optimizer.learning_rate=.nan"]}, ["optimizer.learning_rate", "--set", "nan"]),
-        ({"overrides": ["optimizer.learning_rate=.inf"]}, ["optimizer.learning_rate", "--set", "inf"]),
     ],
 )
 def test_a_bad_value_names_its_setting_and_its_source(layers: dict[str, Any], said: list[str]) -> None:
@@ -144,20 +119,15 @@ def test_a_bad_value_names_its_setting_and_its_source(layers: dict[str, Any], sa
     assert all(part in message for part in said), message
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return typed(main, *arguments)
-
-
 def test_a_dry_run_prints_each_setting_with_its_source_and_does_nothing(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("explore:\n  steps: 4\n")
-    done = command(
-        "run",
-        "--dry-run",
+    done = accepted(
+        main,
+        *("run", "--dry-run"),
         *("--preset", PRESET, "--config", str(file), "--output", str(tmp_path / "run"), "--iterations", "3"),
         *("--set", "optimizer.updates=2", "--set", "explore.keep=8"),
     )
-    assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     for line in (
         f"explore.steps: 4  # {file}",
@@ -187,17 +157,9 @@ def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
     COMP_WORDS=(solrl-train ex); COMP_CWORD=1; _tyro_solrl_train; echo "${COMPREPLY[@]}"
     COMP_WORDS=(solrl-train export --ch); COMP_CWORD=2; _tyro_solrl_train; echo "${COMPREPLY[@]}"
     """
-    completion = command("--tyro-print-completion", "bash").stdout
+    completion = typed(main, "--tyro-print-completion", "bash").stdout
     done = subprocess.run(["bash", "-c", completion + script], capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines()[-2:] == ["export", "--checkpoint"], done.stderr
-
-
-def test_reward_weights_may_come_from_a_file_or_the_command_line() -> None:
-    wanted = {"clipscore": 0.5, "hpsv2": 1.0, "pickscore": 0.0}
-    by_file = resolve(PRESET, files={"file": {"rewards": wanted}})
-    by_override = resolve(PRESET, overrides=["rewards={clipscore: 0.5, hpsv2: 1.0, pickscore: 0}"])
-    assert by_file.config.rewards == by_override.config.rewards == wanted
-    assert [(spec.name, spec.weight) for spec in by_file.config.trained] == [("clipscore", 0.5), ("hpsv2", 1.0)]
 
 
 @pytest.mark.parametrize(

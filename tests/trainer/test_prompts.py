@@ -83,13 +83,6 @@ def test_prompts_of_both_splits_are_said(tmp_path: Path) -> None:
     assert in_both(train, read_split(written(tmp_path, "test.txt", "four\n"), "test")) == ""
 
 
-@pytest.mark.parametrize("name", ["negative_prompt", "negative_prompts", "neg_prompt"])
-def test_negative_prompts_are_refused(tmp_path: Path, name: str) -> None:
-    lines = [json.dumps({"prompt": "one", name: ""}), json.dumps({"prompt": "two", name: "blurred"})]
-    with pytest.raises(ValueError, match=rf"train_metadata\.jsonl:2: got a '{name}', .*remove it"):
-        read_prompts(written(tmp_path, "train_metadata.jsonl", "\n".join(lines)), "train")
-
-
 def test_an_id_depends_only_on_the_text(tmp_path: Path) -> None:
     first = {i.text: i.id for i in read_prompts(written(tmp_path, "train.txt", "one\ntwo\nthree"), "train")}
     lines = '{"prompt": "three", "tag": "x"}\n{"prompt": "one"}\n'
@@ -109,18 +102,16 @@ def test_an_id_depends_only_on_the_text(tmp_path: Path) -> None:
         '{"prompt": 5}',
         '{"prompt": "one", "prompt": "two"}',
         '{"prompt": "\\ud800"}',
+        '{"prompt": "two", "negative_prompt": "blurred"}',
+        '{"prompt": "two", "neg_prompt": "blurred"}',
     ],
 )
-def test_an_invalid_line_is_named(tmp_path: Path, line: str) -> None:
-    text = f'{{"prompt": "good"}}\n\n{line}\n'
+def test_an_invalid_line_is_named_and_so_is_an_empty_set(tmp_path: Path, line: str) -> None:
+    text = f'{{"prompt": "good", "negative_prompt": ""}}\n\n{line}\n'
     with pytest.raises(ValueError, match=r"train_metadata\.jsonl:3: "):
         read_prompts(written(tmp_path, "train_metadata.jsonl", text), "train")
-
-
-@pytest.mark.parametrize("name", ["train.txt", "train_metadata.jsonl"])
-def test_an_empty_set_is_an_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="train prompts are empty"):
-        read_prompts(written(tmp_path, name, "\n \n"), "train")
+        read_prompts(written(tmp_path, "train_metadata.jsonl", "\n \n"), "train")
 
 
 def test_sets_are_found_by_name_or_folder_and_the_shapes_have_the_verifiers_metadata(tmp_path: Path) -> None:

@@ -5,10 +5,8 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,42 +49,17 @@ def own_prompts(tmp_path: Path) -> Path:
     return folder
 
 
-def test_every_run_has_a_separate_folder() -> None:
-    assert resolve(PRESET).config.output == Path("runs/mini-sana-naive_scaling-clipscore")
-    first = resolve(PRESET, arguments={"run": "first"})
-    assert (first.config.output, first.sources["output"]) == (Path("runs/first"), "run")
-    assert resolve(PRESET, overrides=["run=second"]).config.output == Path("runs/second")
-    assert resolve(PRESET, files={"a.yaml": {"run": "third", "output": "here"}}).config.output == Path("here")
-
-
-@pytest.fixture(scope="module")
-def holder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
-    """Another process that has locked a folder."""
-    folder = tmp_path_factory.mktemp("held") / "run"
-    script = (
-        "import pathlib, sys, time; from solrl_trainer.records.folder import locked\n"
-        "with locked(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "held\n"
-    yield folder, process
-    process.kill()
-    process.wait()
-    process.stdout.close()
-
-
-def test_a_folder_in_use_is_refused_before_anything_else(holder: tuple[Path, subprocess.Popen[str]]) -> None:
-    folder, process = holder
-    before = sorted(folder.iterdir())
-    for extra in ([], ["--dry-run"]):
-        # The prompts do not exist, either, but the folder is checked first.
-        said = refused(main, "run", "--preset", PRESET, "--output", str(folder), *sets("prompts=nowhere"), *extra)
-        assert said.startswith(f"solrl-train: {folder} is in use by another process")
-    done = typed(main, "run", "--preset", PRESET, "--output", str(folder))
-    assert f"(process {process.pid})" in done.stderr
-    assert "--run or --output" in done.stderr
-    assert typed(main, "calibrate", "--output", str(folder)).returncode == 2
-    assert sorted(folder.iterdir()) == before
+def test_a_folder_in_use_is_refused_before_anything_else(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with locked(folder):
+        before = sorted(folder.iterdir())
+        for extra in ([], ["--dry-run"]):
+            # The prompts do not exist, either, but the folder is checked first.
+            said = refused(main, "run", "--preset", PRESET, "--output", str(folder), *sets("prompts=nowhere"), *extra)
+            assert said.startswith(f"solrl-train: {folder} is in use by another process (process {os.getpid()})")
+            assert "--run or --output" in said
+        assert typed(main, "calibrate", "--output", str(folder)).returncode == 2
+        assert sorted(folder.iterdir()) == before
 
 
 def test_a_folder_that_cannot_be_written_is_refused_with_its_option(tmp_path: Path) -> None:
@@ -127,21 +100,17 @@ def test_an_unreadable_file_is_named(words: list[str], variables: dict[str, str]
     assert (done.returncode, done.stderr.partition(said)[1]) == (2, said), done.stderr
 
 
-def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+def test_a_lock_ends_with_its_block_and_its_process(tmp_path: Path) -> None:
     check_free(tmp_path / "nowhere")
-    with locked(tmp_path / "run"):
-        with pytest.raises(FolderInUseError):
-            check_free(tmp_path / "run")
-        with pytest.raises(FolderInUseError), locked(tmp_path / "run"):
-            pass
-    with locked(tmp_path / "run"):
-        assert (tmp_path / "run" / ".lock").read_text() == f"{os.getpid()}\n"
+    with locked(tmp_path), pytest.raises(FolderInUseError), locked(tmp_path):
+        pass
     child = os.fork()
     if not child:
-        with locked(tmp_path / "run"):
+        with locked(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
-    check_free(tmp_path / "run")
+    assert (tmp_path / ".lock").read_text() == f"{child}\n"
+    check_free(tmp_path)
 
 
 def test_a_reward_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,18 +298,6 @@ def test_changed_evaluation_settings_evaluate_the_base_again(half: Path) -> None
     assert f"lora.rank: 2  # {half / 'config.json'}" in lines
     assert "evaluate.seeds: 2  # --set" in lines
     assert "evaluating held-out prompts (version 0)" in accepted(main, *words).stderr
-
-
-def test_a_damaged_checkpoint_is_named_and_the_previous_one_can_be_resumed(runs: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "whole"
-    shutil.copytree(runs / "whole", folder)
-    damaged = folder / "checkpoints" / "000002" / "state.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
-    said = refused(main, "run", "--resume", str(folder))
-    assert "000002 is damaged: state.safetensors" in said
-    assert "--checkpoint 1" in said
-    accepted(main, "run", "--resume", str(folder), "--checkpoint", "1")
-    assert state(folder, 2) == state(runs / "whole", 2)
 
 
 def test_settings_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -47,38 +47,41 @@ def go(service: RunningService, output: Path, *overrides: str) -> tuple[RunConfi
     return config, [note for note in notes if "page" in note]
 
 
-@pytest.fixture(scope="module")
-def told(service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """A run of two iterations, whose reports all arrived."""
-    config, notes = go(service, tmp_path_factory.mktemp("runs") / "told")
+def test_a_run_reports_its_metrics_curve_settings_and_last_samples(service: RunningService, tmp_path: Path) -> None:
+    config, notes = go(service, tmp_path / "judged", "evaluate.every=1", "evaluate.seeds=2")
     assert notes == []
-    return config
-
-
-def detail_of(service: RunningService, config: RunConfig) -> RunDetail:
-    return RunDetail.model_validate_json(service.client.get(f"/v1/runs/{config.run}/iterations").content)
-
-
-def test_a_run_reports_the_values_of_its_metrics(service: RunningService, told: RunConfig) -> None:
-    detail = detail_of(service, told)
-    lines = [line for line in read_metrics(told.output / "metrics.jsonl") if line["event"] == "iteration"]
+    detail = RunDetail.model_validate_json(service.client.get(f"/v1/runs/{config.run}/iterations").content)
+    (run,) = [one for one in service.client.get("/v1/status").json()["runs"] if one["run"] == config.run]
+    metrics = read_metrics(config.output / "metrics.jsonl")
+    lines = [line for line in metrics if line["event"] == "iteration"]
     assert detail.curve.iterations == (0, 1)
     series = detail.curve.series
     for name, key in (("proxy", "proxy_mean"), ("best", "reward_best"), ("worst", "reward_worst"), ("loss", "loss")):
         assert series[name] == pytest.approx([line[key] for line in lines], rel=1e-4), name
     assert series["reward:clipscore"] == series["mean"]
     assert {"seconds:explore", "seconds:wait", "seconds:regenerate", "seconds:train", "seconds:push"} <= series.keys()
-    (run,) = [one for one in service.client.get("/v1/status").json()["runs"] if one["run"] == told.run]
     assert (run["head"], run["last"]["planned"], run["last"]["version"]) == (2, 2, 2)
+    assert run["activity"]["iteration"] >= 0
+    evaluations = [line for line in metrics if line["event"] == "evaluation"]
+    assert [(line["version"], line["images"]) for line in evaluations] == [(0, 2), (1, 2), (2, 2)]
+    assert [one.version for one in detail.held_out] == [0, 1, 2]
+    for line, shown in zip(evaluations, detail.held_out, strict=True):
+        assert {name: one.mean for name, one in shown.rewards.items()} == pytest.approx(line["rewards"])
+        assert next(iter(shown.rewards)) == "clipscore"
+        if shown.version:
+            assert {name: one.low for name, one in shown.rewards.items()} == pytest.approx(line["low"])
+    assert [list(one["rewards"]) for one in run["held_out"]] == [["clipscore"]] * 2
+    assert detail.settings.trained == config.weights
+    assert detail.settings.values["explore.candidates"] == "12"
+    assert not {"output", "rollout_url"} & detail.settings.values.keys()
     samples = detail.samples
-    assert (samples.precision, samples.numerics) == ("nvfp4", "emulated")
+    assert (samples.iteration, samples.precision, samples.numerics) == (1, "nvfp4", "emulated")
     assert [pair.place for pair in samples.pairs] == ["best", "worst"] * 2
-
-    def pixels(text: str) -> np.ndarray:
-        return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB")).astype(float)
-
     for pair in samples.pairs:
-        explored, regenerated = pixels(pair.explored), pixels(pair.regenerated)
+        explored, regenerated = (
+            np.asarray(Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB")).astype(float)
+            for text in (pair.explored, pair.regenerated)
+        )
         assert explored.shape == regenerated.shape == (64, 64, 3)
         assert 0.2 < np.abs(explored - regenerated).mean() < 60
 
@@ -110,24 +113,3 @@ def test_a_clip_s_thumbnail_plays_it_in_as_many_frames_as_fit(noise: float, fram
         made.seek(frames - 1)
         made.load()
         assert made.info["timestamp"] + made.info["duration"] == pytest.approx(33 * FRAME_MS, abs=frames)
-
-
-def test_a_run_reports_its_curve_settings_and_last_samples(service: RunningService, tmp_path: Path) -> None:
-    config, notes = go(service, tmp_path / "judged", "evaluate.every=1", "evaluate.seeds=2", "iterations=3")
-    assert notes == []
-    lines = [line for line in read_metrics(config.output / "metrics.jsonl") if line["event"] == "evaluation"]
-    assert [(line["version"], line["images"]) for line in lines] == [(0, 2), (1, 2), (2, 2), (3, 2)]
-    detail = detail_of(service, config)
-    assert [one.version for one in detail.held_out] == [0, 1, 2, 3]
-    for line, shown in zip(lines, detail.held_out, strict=True):
-        assert {name: one.mean for name, one in shown.rewards.items()} == pytest.approx(line["rewards"])
-        assert next(iter(shown.rewards)) == "clipscore"
-        if shown.version:
-            assert {name: one.low for name, one in shown.rewards.items()} == pytest.approx(line["low"])
-    assert detail.settings.trained == config.weights
-    assert detail.settings.values["explore.candidates"] == "12"
-    assert not {"output", "rollout_url"} & detail.settings.values.keys()
-    assert detail.samples.iteration == 2
-    (run,) = [one for one in service.client.get("/v1/status").json()["runs"] if one["run"] == config.run]
-    assert [list(one["rewards"]) for one in run["held_out"]] == [["clipscore"]] * 2
-    assert run["activity"]["iteration"] >= 0

@@ -20,6 +20,14 @@ def page_of(folder):
     return write_report(folder).read_text(encoding="utf-8")
 
 
+def read_lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def write_lines(folder, lines):
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 def words(page):
     """Visible text of the page."""
     text = re.sub(r"<(style|title)>.*?</\1>", "", page, flags=re.S)
@@ -103,29 +111,26 @@ def test_rank_fidelity_is_shown_along_the_run(tmp_path):
     assert fidelity.count("<use ") == 2 * 3
 
 
-@pytest.mark.parametrize(("at", "regenerated"), [("service", True), ("trainer", True), ("none", False)])
+@pytest.mark.parametrize(("at", "regenerated"), [("service", True), ("none", False)])
 def test_the_page_says_whether_samples_were_regenerated(tmp_path, at, regenerated):
     folder = finished_run(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"regenerate": config["regenerate"] | {"at": at}}))
-    assert (
-        "regenerated in BF16, of their best and worst halves, and of all candidates as explored"
-        in words(page_of(folder))
-    ) == regenerated
+    assert ("regenerated in BF16, of their best and worst halves" in words(page_of(folder))) == regenerated
 
 
 @pytest.mark.parametrize("prompts", [7, 8])
 def test_a_sum_of_rewards_has_its_card_and_its_chart(tmp_path, prompts):
     finished_run(tmp_path)
     (tmp_path / "result.json").write_text(json.dumps(result_of_sum(prompts)))
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(tmp_path)
     for line in lines:
         if line["event"] == "evaluation":
             line["rewards"][LONG_REWARD] = 0.5
             if line["version"]:
                 line["low"] |= {"weighted sum": 0.17, LONG_REWARD: 0.4}
                 line["high"] |= {"weighted sum": 0.18, LONG_REWARD: 0.6}
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(tmp_path, lines)
     page = page_of(tmp_path)
     text = words(page)
     formula = f"clipscore − 0.2 × {LONG_REWARD}"
@@ -141,10 +146,10 @@ def test_a_sum_of_rewards_has_its_card_and_its_chart(tmp_path, prompts):
 
 def test_the_held_out_curve_has_the_interval_of_its_gain(tmp_path):
     finished_run(tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(tmp_path)
     again = {"event": "evaluation", "version": 0, "rewards": {"clipscore": 0.2412, "verifier": 0.482}}
     lines = [line | {"images": 128} if line["event"] == "evaluation" else line for line in [*lines, again]]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(tmp_path, lines)
     page = page_of(tmp_path)
     curve = page.partition("Held-out curve")[2].partition("</section>")[0]
     assert "The band is the 95 % interval" in words(curve)
@@ -178,7 +183,7 @@ def test_shares_of_rewards_and_gaps_of_log_probabilities_are_shown_where_a_run_h
         | {"shares": {"clipscore": 1 - share, "red": share}, "objective/gap": {"1.0": 0.0, "0.9": 2e-4}}
         for i, share in enumerate((0.02, 0.06))
     ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(folder, lines)
     page = page_of(folder)
     assert "within a prompt, means over all iterations: clipscore 96.0 %, red 4.0 %." in words(page)
     assert "Caution: hardly trained, because of a share below 5 %: red." in words(page)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from solrl_core.interrupts import INTERRUPTED, interrupt_message, unwinding
@@ -122,7 +121,12 @@ def _dispatch(command: Command, rank_info: RankInfo) -> int:
 
             print_presets()
         case Report():
-            _report(command.folder)
+            from solrl_trainer.commands.run import gallery_grid
+            from solrl_trainer.report.page import write_report
+
+            if (command.folder / "gallery.json").is_file():
+                gallery_grid(command.folder)
+            print(write_report(command.folder))
         case Runs():
             from solrl_trainer.commands.runs import delete_run, list_runs
 
@@ -261,15 +265,6 @@ def _export(command: Export) -> None:
         print(f"transformer with the LoRA merged in: {files[0].parent / 'transformer'}")
     if repository is not None:
         print(f"pushed: {push(files, repository, f'LoRA of {config.run}')}")
-
-
-def _report(folder: Path) -> None:
-    from solrl_trainer.commands.run import gallery_grid
-    from solrl_trainer.report.page import write_report
-
-    if (folder / "gallery.json").is_file():
-        gallery_grid(folder)
-    print(write_report(folder))
 
 
 def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:

@@ -105,35 +105,29 @@ def _object(row: Any, place: str) -> dict[str, Any]:
     return row
 
 
-def _separated(delimiter: str) -> Callable[[Path], Iterator[Row]]:
-    def read(path: Path) -> Iterator[Row]:
-        table = csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, strict=True)
-        try:
-            for fields in table:
-                place = f"{path}:{table.line_num}"
-                if None in fields or None in fields.values():
-                    expected = len(table.fieldnames or ())
-                    raise ValueError(f"{place}: got another number of cells than the first line's {expected}")
-                yield place, fields
-        except csv.Error as error:
-            raise ValueError(f"{path}:{table.line_num}: {error}") from error
-
-    return read
+def _separated(path: Path) -> Iterator[Row]:
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    table = csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, strict=True)
+    try:
+        for fields in table:
+            place = f"{path}:{table.line_num}"
+            if None in fields or None in fields.values():
+                expected = len(table.fieldnames or ())
+                raise ValueError(f"{place}: got another number of cells than the first line's {expected}")
+            yield place, fields
+    except csv.Error as error:
+        raise ValueError(f"{path}:{table.line_num}: {error}") from error
 
 
-def _parquet(path: Path) -> Iterator[Row]:
-    yield from _table(_arrow("parquet").ParquetFile(path).iter_batches(), path)
-
-
-def _arrow_stream(path: Path) -> Iterator[Row]:
-    with _arrow("ipc").open_stream(path) as stream:
-        yield from _table(stream, path)
-
-
-def _table(batches: Any, path: Path) -> Iterator[Row]:
-    """Rows of a table, without columns that JSON has no form for, such as images."""
+def _table(path: Path) -> Iterator[Row]:
+    """Rows of Parquet or of an Arrow stream, without columns that JSON has no form for, such as images."""
+    try:
+        from pyarrow import ipc, parquet
+    except ImportError as error:
+        raise ValueError(f"reading Parquet and Arrow needs pyarrow ({error}): pip install 'solrl[parquet]'") from error
+    is_parquet = path.suffix.lower() == ".parquet"
     number = 0
-    for batch in batches:
+    for batch in parquet.ParquetFile(path).iter_batches() if is_parquet else ipc.open_stream(path):
         kept = [name for name, kind in zip(batch.schema.names, batch.schema.types, strict=True) if _plain(kind)]
         for fields in batch.select(kept).to_pylist():
             number += 1
@@ -145,21 +139,12 @@ def _plain(kind: Any) -> bool:
     return not any(part in text for part in ("binary", "timestamp", "date", "time", "duration", "decimal"))
 
 
-def _arrow(module: str) -> Any:
-    try:
-        import importlib
-
-        return importlib.import_module(f"pyarrow.{module}")
-    except ImportError as error:
-        raise ValueError(f"reading Parquet and Arrow needs pyarrow ({error}): pip install 'solrl[parquet]'") from error
-
-
 _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".txt": _text,
     ".jsonl": _json_lines,
     ".json": _json,
-    ".csv": _separated(","),
-    ".tsv": _separated("\t"),
-    ".parquet": _parquet,
-    ".arrow": _arrow_stream,
+    ".csv": _separated,
+    ".tsv": _separated,
+    ".parquet": _table,
+    ".arrow": _table,
 }
