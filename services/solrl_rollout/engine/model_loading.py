@@ -1,5 +1,6 @@
 """Loading of all hosted models and their rewards onto one device, and the warm-up that shows whether they fit."""
 
+import errno
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -65,7 +66,9 @@ def _alone(lock: str | None) -> Iterator[None]:
             try:
                 named.bind(f"\0{lock}")
                 break
-            except OSError:  # taken
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
                 time.sleep(0.1)
         yield
 
