@@ -10,7 +10,7 @@ import json
 from solrl_core.families.load import load_backbone
 from solrl_core.sampling.fitting import fit
 from solrl_core.sampling.generator import Generator
-from solrl_trainer.calibration.solver_fitting import recipe_examples
+from solrl_trainer.calibration.plans import recipe_examples
 from solrl_trainer.commands.demo import PRESET, plan_file
 from solrl_trainer.settings.presets import resolve
 

@@ -26,12 +26,12 @@ from solrl_proto.rollouts import PromptItem
 from solrl_trainer.loop import collect_samples, train_step, training_samples
 from solrl_trainer.policy.policy import CURRENT, OLD
 from solrl_trainer.policy.update import trained_steps
-from solrl_trainer.ranks.communicator import Communicator, SingleProcess, gather_values, pick_device
+from solrl_trainer.ranks.communicator import Communicator, gather_values, pick_device
 from solrl_trainer.ranks.rank_info import read_rank_info
 from solrl_trainer.ranks.rank_runtime import process_group
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.rollouts.device_source import DeviceSource
-from solrl_trainer.rollouts.iteration import IterationSamples
+from solrl_trainer.rollouts.exploration import IterationSamples
 from solrl_trainer.rollouts.loading import Loaded
 from solrl_trainer.rollouts.models import Models
 from solrl_trainer.session import Session, connect
@@ -128,16 +128,16 @@ def measure_model(model: str, args: argparse.Namespace, world: Communicator, res
 def warm_up(bench: Bench) -> None:
     """Compile everything on this GPU alone, and give the policies their first weights back."""
     first = weights(bench)
-    warm = bench.session(SingleProcess(), WARM_UP)
+    warm = bench.session(Communicator(), WARM_UP)
     train_step(warm, RunLog(), 0, collect_samples(warm, RunLog(), 0))
-    warm = bench.session(SingleProcess(), {**NAIVE, **WARM_UP, "explore.steps": 1})
+    warm = bench.session(Communicator(), {**NAIVE, **WARM_UP, "explore.steps": 1})
     collect_samples(warm, RunLog(), 0)
     restore(bench, first)
 
 
 def alone(bench: Bench) -> Iterator[Row]:
     """Rows of one GPU: seconds of one prompt by part."""
-    solo, first = SingleProcess(), weights(bench)
+    solo, first = Communicator(), weights(bench)
     sessions = {way: bench.session(solo, settings) for way, settings in SETTINGS.items()}
     for way, session in sessions.items():
         row, samples = rolled_out(session, way, 0)
@@ -183,7 +183,7 @@ def old_training(bench: Bench, session: Session, samples: IterationSamples) -> R
         policy=bench.old,
         optimizer=torch.optim.AdamW(bench.old.parameters, lr=config.optimizer.learning_rate),
         algorithm=type(algorithm)(algorithm.settings.model_copy(update={"timestep_fraction": (some + 0.5) / steps})),
-        settings=config.optimizer.model_copy(update={"activation_checkpointing": False, "updates": 1}),
+        config=with_settings(config, {"optimizer.activation_checkpointing": False, "optimizer.updates": 1}),
     )
     chosen = training_samples(session, samples, algorithm.advantages(samples.scores))
     seconds, _ = timed(lambda: updater.update(chosen, 0))

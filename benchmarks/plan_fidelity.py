@@ -41,7 +41,7 @@ from solrl_engine.side_stream import SideStream
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune
 from solrl_proto.selection import best_worst
-from solrl_trainer.calibration.solver_fitting import fit_solvers, recipe_examples
+from solrl_trainer.calibration.plans import fit_solvers, recipe_examples
 from solrl_trainer.records.evaluations import paired_gain
 from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.sample_scorer import SampleScorer

@@ -14,8 +14,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from solrl_trainer.layouts.layouts import served
-from solrl_trainer.layouts.rates import Rates, Stages, shipped_rates, stages
+from solrl_trainer.layouts.layouts import Rates, Stages, served, shipped_rates, stages
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 from support.results import Results, Row, options, table

@@ -109,16 +109,8 @@ class Timed:
 
         policy.gradient_norm = gradient_norm
         self.policy = policy
-        self.updater = Updater(
-            backbone=backbone,
-            policy=policy,
-            optimizer=optimizer,
-            algorithm=ALGORITHMS.find(config.algorithm.name)(config.algorithm),
-            settings=config.optimizer,
-            sigmas=backbone.sigmas(config.regenerate.steps),
-            guidance=config.guidance,
-            seed=config.seed,
-        )
+        algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)
+        self.updater = Updater(backbone, policy, optimizer, algorithm, config)
 
     def _mark(self, part: str) -> None:
         """Count the device's work since the last mark as `part`."""

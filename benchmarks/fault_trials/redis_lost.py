@@ -24,7 +24,7 @@ from solrl_rollout.store.errors import StoreUnavailableError
 from solrl_rollout.store.redis_store import RedisRunStore
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.service.adapter_supply import AdapterSupply
-from solrl_trainer.service.run_client import run_client
+from solrl_trainer.service.run_client import RunClient
 from support.adapters import stored_version
 from support.redis_server import Keys, RedisServer, dump, running_redis
 
@@ -272,7 +272,7 @@ def _explore(number: int, loss: str, server: RedisServer, service: RolloutServic
     config = small_config(run=f"trial-{number}", rollout_url=service.url, output=Path("."))
     with RolloutClient(service.url, patience=60, pause=0.05) as client, shown_log(notes.append):
         supply = AdapterSupply(client, run=config.run, model=config.model_name, lag=0)
-        source = replace(run_client(config, client), restore=supply.restore)
+        source = replace(RunClient(config, client), restore=supply.restore)
         supply.start({0: adapter_file(0)})
         supply.push(1, adapter_file(1))
         before = source.candidates_of([_PROMPT], 1, 5, iteration=1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from solrl_rollout.engine.queue.fair_queue import FairQueue, Quantum
-from solrl_trainer.layouts.rates import Stages
+from solrl_trainer.layouts.layouts import Stages
 
 CHUNKS = 4
 """Chunks of a group of 96 candidates; a group's 24 samples are one."""

@@ -42,7 +42,7 @@ def with_weights_apart(argv: Sequence[str]) -> None:
 def with_a_slow_rank(argv: Sequence[str]) -> None:
     """`solrl-train` with no time for collectives beyond the patience; rank 1 is two seconds late in each iteration."""
     from solrl_trainer.ranks import collectives
-    from solrl_trainer.rollouts.iteration import IterationSamples
+    from solrl_trainer.rollouts.exploration import IterationSamples
 
     collectives._MARGIN = 0.001
     gather = IterationSamples.gather.__func__  # type: ignore[attr-defined]
@@ -143,9 +143,9 @@ def with_a_broken_reward(argv: Sequence[str], rank: int) -> None:
 
 def with_few_fitted_prompts(argv: Sequence[str]) -> None:
     """`solrl-train calibrate`, with solvers fitted to few prompts."""
-    from solrl_trainer.calibration import solver_fitting
+    from solrl_trainer.calibration import plans as plans_module
 
-    solver_fitting.FITTED_PROMPTS = 2
+    plans_module.FITTED_PROMPTS = 2
     solrl_train(argv)
 
 
@@ -153,7 +153,7 @@ def with_a_forgetful_service(argv: Sequence[str], run: str, explored: str) -> No
     """`solrl-train`; when rank 0 has all candidates of iteration 1, the service loses the run before rank 1 asks."""
     from pathlib import Path
 
-    from solrl_trainer.rollouts.iteration import IterationSamples
+    from solrl_trainer.rollouts.exploration import IterationSamples
     from solrl_trainer.service.run_client import RunClient
 
     request, gather, complete = RunClient.candidates_of, IterationSamples.gather.__func__, Path(explored)  # type: ignore[attr-defined]

@@ -15,18 +15,24 @@ from solrl_core.layer_list import write_layer_list
 from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_core.sampling.generator import Generator
 from solrl_proto.rollouts import Plan
-from solrl_trainer.calibration import solver_fitting
+from solrl_trainer.calibration import plans as plans_module
 from solrl_trainer.calibration.deciding import Requirement
 from solrl_trainer.calibration.measuring import shared_beginnings, shared_steps
-from solrl_trainer.calibration.plans import PlanSet, plans
-from solrl_trainer.calibration.solver_fitting import fit_solvers, fitting_steps, measured_prompts, recipe_examples
+from solrl_trainer.calibration.plans import (
+    PlanSet,
+    fit_solvers,
+    fitting_steps,
+    measured_prompts,
+    plans,
+    recipe_examples,
+)
 from solrl_trainer.commands import calibrate as module
 from solrl_trainer.commands.calibrate import calibrate
-from solrl_trainer.layouts.rates import shipped_rates
+from solrl_trainer.layouts.layouts import shipped_rates
 from solrl_trainer.report.frontier import PlanPoint, frontier
 from solrl_trainer.rollouts.candidates import GroupSampler
+from solrl_trainer.rollouts.exploration import exploration_plan
 from solrl_trainer.rollouts.loading import check_bindings
-from solrl_trainer.rollouts.plans import exploration_plan
 from solrl_trainer.settings.presets import ConfigError, resolve
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
 
@@ -45,11 +51,11 @@ def small(*more: str) -> Any:
 
 @pytest.fixture
 def one_fitted_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solver_fitting, "FITTED_PROMPTS", 1)
+    monkeypatch.setattr(plans_module, "FITTED_PROMPTS", 1)
 
 
 def test_solvers_are_fitted_to_the_recipes_steps_on_training_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solver_fitting, "FITTED_PROMPTS", 6)
+    monkeypatch.setattr(plans_module, "FITTED_PROMPTS", 6)
     generator = Generator(load_backbone("mini-sana"), "bf16")
     (solver,) = fit_solvers(generator, recipe_examples(small(), generator), [(1.0, 0.75, 0.5, 0.25)])
     # With the recipe's own four levels there is nothing to gain: the fitted steps end in the same place.
@@ -86,7 +92,7 @@ def test_the_pages_say_how_long_it_takes() -> None:
 
 @pytest.mark.slow
 def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solver_fitting, "FITTED_PROMPTS", 4)
+    monkeypatch.setattr(plans_module, "FITTED_PROMPTS", 4)
     shown: list[tuple[float, float]] = []
     summary = calibrate(
         small(),
@@ -132,7 +138,7 @@ def test_the_cheapest_good_plan_is_written_for_a_run(tmp_path: Path, monkeypatch
 
 
 def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solver_fitting, "FITTED_PROMPTS", 4)
+    monkeypatch.setattr(plans_module, "FITTED_PROMPTS", 4)
     limits = PlanSet(steps=(), keep=(12,), schedules=SCHEDULES[:1])
     config = small("explore.precision=bf16", "model=mini-sana")
     summary = calibrate(config, tmp_path, prompts=1, requirement=Requirement(0.7), limits=limits)
@@ -181,13 +187,15 @@ def test_a_plan_is_bound_to_the_model_and_settings_of_its_measurement(tmp_path: 
             resolve(PRESET, overrides=[*SMALL[:2], other], files={"file": written})
 
 
-def test_it_measures_on_unfitted_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]) -> None:
-    monkeypatch.setattr(solver_fitting, "FITTED_PROMPTS", 2)
-    prompts = tmp_path / "prompts"
-    prompts.mkdir()
-    (prompts / "train.txt").write_text("a red circle\na blue square\na green triangle\n")
-    (prompts / "test.txt").write_text("a white star\n")
-    config = small("explore.precision=bf16", f"prompts={prompts}")
+def test_it_measures_on_unfitted_prompts_of_which_few_are_enough_if_none_are_fitted_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    monkeypatch.setattr(plans_module, "FITTED_PROMPTS", 2)
+    (tmp_path / "train.txt").write_text("a red circle\na blue square\na green triangle\n")
+    (tmp_path / "test.txt").write_text("a white star\n")
+    layers = tmp_path / "layers.json"
+    write_layer_list(layers, module_digest(load_backbone(small_model()).transformer), {"nvfp4": ()})
+    config = small("explore.precision=bf16", f"prompts={tmp_path}", f"layers={layers}")
     scored: list[str] = []
     scores = GroupSampler.scores
     monkeypatch.setattr(GroupSampler, "scores", lambda own, p, s: (scored.append(p[0].text), scores(own, p, s))[1])
@@ -197,6 +205,10 @@ def test_it_measures_on_unfitted_prompts(tmp_path: Path, monkeypatch: pytest.Mon
     limits = PlanSet(steps=(), schedules=SCHEDULES[:1])
     with pytest.raises(ValueError, match="has 3 training prompts; expected at least 4: 2 to fit on and 2 others"):
         calibrate(config, tmp_path, prompts=2, requirement=Requirement(0), limits=limits)
+    summary = calibrate(config, tmp_path, prompts=3, requirement=Requirement(0), limits=ONE_PLAN)
+    assert summary["prompts"] == 3
+    written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
+    assert resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config.layers == layers
 
 
 def test_prompts_for_fitting_are_needed_only_if_something_is_fitted() -> None:
@@ -210,18 +222,6 @@ def test_prompts_for_fitting_are_needed_only_if_something_is_fitted() -> None:
         assert measured_prompts(config, 16, fits=fits) == train[24:40]
     with pytest.raises(ValueError, match=r"expected at least 1025 to measure on \(--prompts\)"):
         measured_prompts(config, 1025, fits=False)
-
-
-def test_a_small_set_is_enough_without_fitted_steps(tmp_path: Path) -> None:
-    (tmp_path / "train.txt").write_text("a red circle\na blue square\n")
-    (tmp_path / "test.txt").write_text("a white star\n")
-    layers = tmp_path / "layers.json"
-    write_layer_list(layers, module_digest(load_backbone(small_model()).transformer), {"nvfp4": ()})
-    config = small("explore.precision=bf16", f"prompts={tmp_path}", f"layers={layers}")
-    summary = calibrate(config, tmp_path, prompts=2, requirement=Requirement(0), limits=ONE_PLAN)
-    assert summary["prompts"] == 2
-    written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
-    assert resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config.layers == layers
 
 
 def test_the_frontier_contains_the_plans_that_no_other_dominates() -> None:

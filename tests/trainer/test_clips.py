@@ -25,15 +25,12 @@ from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 from tiny_pipelines import FRAMES, write_wan
-from training_helpers import TINY
+from training_helpers import QUICK
 
 REWARDS = {"training_helpers:redness": 1.0, "motion": 0.1}
 SMALL = (
-    *TINY,
-    *("explore.prompts=2", "explore.candidates=4", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
-    *("optimizer.updates=1", "optimizer.learning_rate=3e-2", "iterations=1", "prompts=shapes", "guidance=2.5"),
-    *("evaluate.prompts=2", "evaluate.seeds=2", "evaluate.steps=2", "evaluate.fidelity_prompts=0"),
-    f"rewards={REWARDS}",
+    *(*QUICK, "explore.keep=4", "optimizer.updates=1", "optimizer.learning_rate=3e-2", "prompts=shapes"),
+    *("guidance=2.5", "evaluate.prompts=2", "evaluate.seeds=2", f"rewards={REWARDS}"),
 )
 
 

@@ -15,7 +15,7 @@ from solrl_trainer.loop import train
 from solrl_trainer.policy.encoders import Encoders
 from solrl_trainer.rollouts.models import Models
 from torch import nn
-from training_helpers import PROMPTS, tiny_config
+from training_helpers import PROMPTS, QUICK, tiny_config
 
 Move = tuple[str, str]
 """Class of a moved encoder, and the device."""
@@ -96,11 +96,7 @@ def test_they_leave_after_an_error(moves: list[Move], monkeypatch: pytest.Monkey
 def test_a_run_moves_them_once_per_iteration_and_trains_the_same(moves: list[Move], tmp_path: Path) -> None:
     adapters = {}
     for where in ("gpu", "cpu"):
-        overrides = [
-            *("rollout_url=null", "explore.prompts=2", "explore.candidates=4", "explore.keep=2", "explore.steps=1"),
-            *("regenerate.steps=2", "evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=1", "iterations=2"),
-            *("evaluate.fidelity_prompts=0", f"optimizer.encoders={where}"),
-        ]
+        overrides = (*QUICK, "rollout_url=null", "evaluate.prompts=2", "iterations=2", f"optimizer.encoders={where}")
         moves.clear()
         config = tiny_config(*overrides, output=tmp_path / where, run=where)
         train(config, Watcher())

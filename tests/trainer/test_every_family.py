@@ -2,10 +2,10 @@
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stderr
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
@@ -18,16 +18,14 @@ from solrl_trainer.policy.update import UpdateFigures, Updater
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
-from training_helpers import TINY
+from training_helpers import QUICK
 
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
 TRAINED = {"mini-sana": "imagereward", "mini-sd3": "hpsv2", "mini-flux": "pickscore"}
 SMALL = (
-    *TINY,
-    *("iterations=1", "explore.prompts=2", "explore.candidates=8", "explore.keep=4", "explore.steps=2"),
-    *("regenerate.steps=2", "optimizer.updates=1", "optimizer.batch=8", "optimizer.learning_rate=1e-2"),
-    *("algorithm.timestep_fraction=0.5", "evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=2"),
-    "evaluate.fidelity_prompts=0",
+    *(*QUICK, "explore.candidates=8", "explore.keep=4", "optimizer.updates=1", "optimizer.batch=8"),
+    *("optimizer.learning_rate=1e-2", "algorithm.timestep_fraction=0.5", "evaluate.prompts=2"),
+    "evaluate.rewards=[verifier, verifier_graded, judge]",
 )
 
 
@@ -52,19 +50,6 @@ def service() -> Iterator[RunningService]:
         yield running
 
 
-T = TypeVar("T")
-
-
-def kept(function: Callable[..., T], seen: list[T]) -> Callable[..., T]:
-    """The function itself, with its return values recorded."""
-
-    def called(*args: Any, **kwargs: Any) -> T:
-        seen.append(function(*args, **kwargs))
-        return seen[-1]
-
-    return called
-
-
 @pytest.fixture(scope="module", params=TRAINED)
 def finished(
     request: pytest.FixtureRequest, service: RunningService, tmp_path_factory: pytest.TempPathFactory
@@ -79,14 +64,18 @@ def finished(
     results: list[Result] = []
     samples: list[TrainingSamples] = []
     said = io.StringIO()
-    update = Updater.update
+    train, update = run.train, Updater.update
+
+    def kept(*arguments: Any, **options: Any) -> Result:
+        results.append(train(*arguments, **options))
+        return results[0]
 
     def watched(self: Updater, training: TrainingSamples, iteration: int, *more: Any) -> UpdateFigures:
         samples.append(training)
         return update(self, training, iteration, *more)
 
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(said):
-        patch.setattr(run, "train", kept(run.train, results))
+        patch.setattr(run, "train", kept)
         patch.setattr(Updater, "update", watched)
         summary = run.run(config)
     return Finished(config, summary, said.getvalue(), results[0], samples[0])

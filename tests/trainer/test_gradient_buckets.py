@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 from solrl_trainer.policy.gradient_buckets import BUCKETS, GradientBuckets
+from solrl_trainer.ranks.communicator import Communicator
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PARAMETERS = [torch.zeros(5, 3), torch.zeros(7)]
 
 
-class Threads:
+class Threads(Communicator):
     """One rank of a world of threads."""
 
     def __init__(self, rank: int, size: int, barrier: threading.Barrier, given: dict[int, torch.Tensor]) -> None:
-        self.rank = self.local_rank = rank
-        self.size = size
+        self.rank, self.size = rank, size
         self._barrier, self._given = barrier, given
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -30,9 +30,6 @@ class Threads:
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.stack(self.gather(tensor)).sum(0)
-
-    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.gather(tensor)[0]
 
 
 def on_all(size: int, work: Callable[[Threads], Any]) -> list[Any]:
@@ -81,15 +78,8 @@ def test_any_number_of_ranks_gives_the_same_bits(size: int, count: int) -> None:
 @pytest.mark.parametrize(("size", "count", "most"), [(1, 5, 5), (2, 5, 3), (3, 9, 4), (10, 9, 2)])
 def test_the_largest_share_is_known(size: int, count: int, most: int) -> None:
     """Of eight buckets, three ranks have three, three and two."""
-    shares = [
-        sum(
-            GradientBuckets(PARAMETERS, Threads(rank, size, threading.Barrier(1), {}), CPU).owns(n)
-            for n in range(count)
-        )
-        for rank in range(size)
-    ]
-    gradients = GradientBuckets(PARAMETERS, Threads(0, size, threading.Barrier(1), {}), CPU)
-    assert gradients.most(count) == max(shares) == most
+    ranks = [GradientBuckets(PARAMETERS, Threads(rank, size, threading.Barrier(1), {}), CPU) for rank in range(size)]
+    assert ranks[0].most(count) == max(sum(map(rank.owns, range(count))) for rank in ranks) == most
 
 
 def test_one_process_adds_few_micro_batches_in_their_order() -> None:

@@ -16,15 +16,12 @@ from solrl_trainer.policy.policy import CURRENT, Policy
 from solrl_trainer.records import checkpoints
 from solrl_trainer.settings.presets import resolve
 from tiny_pipelines import write_flux2_klein, write_qwen_image
-from training_helpers import TINY
+from training_helpers import QUICK
 
 QWEN = {"qwen-image": write_qwen_image, "flux2-klein": write_flux2_klein}
 SMALL = (
-    *TINY,
-    *("rollout_url=null", "explore.prompts=1", "explore.candidates=4", "explore.keep=2", "explore.steps=2"),
-    *("regenerate.steps=2", "optimizer.updates=1", "optimizer.learning_rate=3e-2", "iterations=1", "prompts=shapes"),
-    *("evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.fidelity_prompts=0", "guidance=2.5"),
-    "rewards={'training_helpers:redness': 1}",
+    *(*QUICK, "rollout_url=null", "explore.prompts=1", "optimizer.updates=1", "optimizer.learning_rate=3e-2"),
+    *("prompts=shapes", "guidance=2.5", "rewards={'training_helpers:redness': 1}"),
 )
 PROMPT = "a red circle"
 

@@ -2,15 +2,25 @@
 
 import dataclasses
 import json
-import logging
 import re
 from pathlib import Path
 
 import pytest
 from solrl_trainer.commands.cli import main
-from solrl_trainer.layouts.layouts import colocated, layouts, served
-from solrl_trainer.layouts.rates import MeasuredRates, Rates, Stages, fit_rates, shipped_rates, stages
-from solrl_trainer.layouts.running import WasteNote, running_text, waste, waste_text
+from solrl_trainer.layouts.layouts import (
+    MeasuredRates,
+    Rates,
+    Stages,
+    colocated,
+    fit_rates,
+    layouts,
+    running_text,
+    served,
+    shipped_rates,
+    stages,
+    waste,
+    waste_text,
+)
 from solrl_trainer.settings.presets import resolve, resolve_again
 from training_helpers import tiny_config
 from typed import accepted, refused
@@ -222,11 +232,3 @@ def test_advice_fits_the_settings(settings: tuple[str, ...], said: str) -> None:
     assert compare
     alone = resolve_again(config, overrides=changes.split())
     assert not alone.config.uses_service
-
-
-def test_a_run_that_waits_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    note = WasteNote(tiny_config())
-    with caplog.at_level(logging.WARNING, "solrl_trainer"):
-        for share in (0.0, 0.0, 0.1, 0.5, 0.4, 0.5, 0.6):
-            note.iteration(share)
-    assert [record.message.partition(" of ")[0] for record in caplog.records] == ["this run waited 40 %"]

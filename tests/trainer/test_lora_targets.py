@@ -18,17 +18,14 @@ from solrl_trainer.memory.training_memory import plan_training
 from solrl_trainer.policy.policy import Policy
 from solrl_trainer.settings.config import Lora
 from solrl_trainer.settings.presets import resolve
-from training_helpers import TINY
+from training_helpers import QUICK
 from typed import accepted, typed
 
 VALUES = r".*attn1\.to_v"
 SMALL = (
-    *TINY,
-    f"model={small_model()}",
-    f"lora.targets={json.dumps(VALUES)}",
-    *("explore.prompts=1", "explore.candidates=4", "explore.keep=2", "explore.steps=2", "iterations=2"),
-    *("evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.rewards=[]", "evaluate.every=0"),
-    *("evaluate.fidelity_prompts=0", "optimizer.learning_rate=1e-2", "policy.decay_max=0"),
+    *QUICK,
+    *(f"model={small_model()}", f"lora.targets={json.dumps(VALUES)}", "explore.prompts=1", "iterations=2"),
+    *("optimizer.learning_rate=1e-2", "policy.decay_max=0"),
 )
 
 

@@ -24,7 +24,7 @@ from solrl_proto.identifiers import Precision
 from solrl_trainer.commands.cli import main
 from solrl_trainer.memory import run_memory, training_memory
 from solrl_trainer.memory.run_memory import MemoryLayout, RunMemory, Wanted, plan_run
-from solrl_trainer.memory.training_memory import TrainingPlan, iteration_bytes, plan_training, wanted_blocks
+from solrl_trainer.memory.training_memory import TrainingPlan, iteration_bytes, plan_training
 from solrl_trainer.policy.lora import inject
 from solrl_trainer.settings.config import Lora
 from solrl_trainer.settings.presets import resolve
@@ -203,16 +203,16 @@ def test_the_base_is_sharded_if_training_does_not_fit_otherwise() -> None:
         ((), 1, Wanted(False, None, None)),
         ((), 4, Wanted(None, None, None)),
         (("optimizer.shard_base=true", "optimizer.encoders=cpu"), 4, Wanted(True, True, None)),
-        (("optimizer.shard_base=false", "optimizer.encoders=gpu", "optimizer.activation_checkpointing=3"), 2, STAYING),
+        (("optimizer.activation_checkpointing=false",), 1, Wanted(False, None, 0)),
+        (("optimizer.activation_checkpointing=true",), 1, Wanted(False, None, 5)),
+        (("optimizer.activation_checkpointing=99",), 1, Wanted(False, None, 5)),
+        (("optimizer.encoders=gpu", "optimizer.activation_checkpointing=3"), 1, Wanted(False, False, 3)),
     ],
 )
-def test_settings_determine_the_layout(settings: tuple[str, ...], ranks: int, expected: Wanted | MemoryLayout) -> None:
+def test_settings_determine_the_layout(settings: tuple[str, ...], ranks: int, expected: Wanted) -> None:
     wanted = Wanted.of(tiny_config(*settings), 5, ranks)
-    if isinstance(expected, MemoryLayout):
-        assert wanted.layout == replace(expected, checkpointed=3)
-    else:
-        assert wanted == expected
-        assert wanted.layout is None
+    assert wanted == expected
+    assert wanted.layout == (replace(STAYING, checkpointed=3) if expected.checkpointed == 3 else None)
 
 
 @pytest.mark.release
@@ -341,9 +341,6 @@ def test_the_command_names_a_micro_batch_that_fits() -> None:
     assert "On a GPU of 6 GB the run fits" in typed(main, "memory", *again, COLUMNS="200").stdout
 
 
-MIB = 2**20
-
-
 def low_precision(name: str) -> PipelineBackbone:
     """A miniature with a GPU's dtypes."""
     backbone = load_backbone(name)
@@ -413,20 +410,11 @@ def test_blocks_that_run_twice_keep_twice_as_much(tmp_path: Path, monkeypatch: p
 
 def test_the_fewest_blocks_that_fit_recompute() -> None:
     plan = PLAN.training
-    assert plan.total(0) == (5 + 40 + 10) * MIB
-    assert plan.total(1) == (5 + 1 + 30 + 20) * MIB
-    assert plan.total(4) == (5 + 4 + 20) * MIB
-    assert plan.checkpointed(plan.total(0)) == 0
-    assert plan.checkpointed(plan.total(0) - 1) == 2
-    assert plan.checkpointed(plan.total(3)) == 3
-    assert plan.checkpointed(0) == 4
+    assert [plan.total(count) for count in (0, 1, 4)] == [(5 + 40 + 10) * MIB, (5 + 1 + 30 + 20) * MIB, 29 * MIB]
+    limits = (plan.total(0), plan.total(0) - 1, plan.total(3), 0)
+    assert [plan.checkpointed(limit) for limit in limits] == [0, 2, 3, 4]
     # It is proportional to the micro-batch.
     assert plan.scaled(0.5) == TrainingPlan(kept=(5 * MIB,) * 4, inputs=(MIB // 2,) * 4, state=5 * MIB)
-
-
-@pytest.mark.parametrize(("setting", "expected"), [("auto", None), ("false", 0), ("true", 5), ("2", 2), ("99", 5)])
-def test_a_runs_setting_overrides_the_plan(setting: str, expected: int | None) -> None:
-    assert wanted_blocks(tiny_config(f"optimizer.activation_checkpointing={setting}"), 5) == expected
 
 
 @torch._dynamo.config.patch(recompile_limit=1, accumulated_recompile_limit=1)

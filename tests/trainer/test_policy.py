@@ -7,7 +7,7 @@ from solrl_core.adapter import decode_adapter, encode_adapter
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_core.sampling.generator import Generator
-from solrl_trainer.policy.policy import CURRENT, OLD, Policy, old_decay, require_finite
+from solrl_trainer.policy.policy import CURRENT, OLD, Policy
 from solrl_trainer.settings.config import Lora, PolicySettings
 from training_helpers import same, velocity
 
@@ -43,69 +43,6 @@ def test_only_the_current_policy_leaves_the_base(loaded: Backbone, backbone: Bac
     assert not torch.allclose(velocity(backbone, policy), base, atol=1e-3)
 
 
-def test_initial_weights_are_gaussian_and_depend_only_on_the_seed(loaded: Backbone) -> None:
-    def made(seed: int) -> Policy:
-        mine = own_copy(loaded)
-        return Policy(mine, LORA, seed)
-
-    torch.manual_seed(1)
-    first = made(5).tensors(CURRENT)
-    torch.manual_seed(2)
-    state = torch.get_rng_state()
-    assert same(made(5).tensors(CURRENT), first)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not same(made(6).tensors(CURRENT), first)
-    a = torch.cat([value.flatten() for key, value in first.items() if "lora_A" in key])
-    assert float(a.std()) == pytest.approx(1 / LORA.rank, rel=0.05)
-    assert abs(float(a.mean())) < 0.02
-    assert all(not value.any() for key, value in first.items() if "lora_B" in key)
-
-
-def test_the_old_policy_follows_with_its_decay(loaded: Backbone, backbone: Backbone, policy: Policy) -> None:
-    move(policy)
-    first, current = policy.tensors(OLD), policy.tensors(CURRENT)
-    policy.decay_old(0.25)
-    old = policy.tensors(OLD)
-    assert all(torch.allclose(old[key], 0.25 * first[key] + 0.75 * current[key], atol=1e-7) for key in old)
-    assert same(policy.tensors(CURRENT), current)
-    with policy.old():
-        between = velocity(backbone, policy)
-    assert not torch.allclose(between, velocity(loaded), atol=1e-4)
-    assert not torch.allclose(between, velocity(backbone, policy), atol=1e-4)
-
-
-def test_the_average_follows_faster_at_first(policy: Policy) -> None:
-    expected = {key: value.double() for key, value in policy.averaged.items()}
-    for iteration in range(100):
-        move(policy, seed=iteration)
-        policy.average(iteration, 0.9)
-        decay = min(0.9, (1 + iteration) / (10 + iteration))
-        current = policy.tensors(CURRENT)
-        expected = {key: decay * value + (1 - decay) * current[key].double() for key, value in expected.items()}
-    assert all(torch.allclose(policy.averaged[key], value.float(), atol=1e-5) for key, value in expected.items())
-    before = policy.tensors(CURRENT)
-    policy.averaged["base_model.model.x"] = torch.zeros(1)
-    assert same(policy.tensors(CURRENT), before)
-
-
-# The decay types of Sol-RL's released code: always the current policy, linear, flat then linear, linear to any value.
-DECAY_TYPES = [
-    ({"decay_max": 0}, {1: 0, 75: 0, 5000: 0}),
-    ({}, {1: 0.001, 75: 0.075, 499: 0.499, 500: 0.5, 5000: 0.5}),
-    (
-        {"decay_flat": 75, "decay_rate": 0.0075, "decay_max": 0.999},
-        {1: 0, 75: 0, 76: 0.0075, 175: 0.75, 208: 0.9975, 209: 0.999},
-    ),
-    ({"decay_rate": 0.8 / 40, "decay_max": 0.8}, {10: 0.2, 40: 0.8, 41: 0.8}),
-]
-
-
-@pytest.mark.parametrize(("settings", "expected"), DECAY_TYPES)
-def test_the_decay_is_flat_then_linear_then_flat(settings: dict[str, float], expected: dict[int, float]) -> None:
-    found = {count: old_decay(count, PolicySettings.model_validate(settings)) for count in expected}
-    assert found == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("counter", ["iterations", "updates"])
 def test_a_decay_counts_iterations_or_optimiser_steps(policy: Policy, counter: str) -> None:
     """Three iterations of two steps each."""
@@ -119,8 +56,8 @@ def test_a_decay_counts_iterations_or_optimiser_steps(policy: Policy, counter: s
     for iteration in range(3):
         for step in (2 * iteration + 1, 2 * iteration + 2):
             move(policy, seed=step)
-            policy.average_step(step, settings)
             if counter == "updates":
+                policy.average(step, settings.ema)
                 average = followed(average, (1 + step) / (10 + step))
         policy.decay_and_average(iteration, settings, steps=2)
         old = followed(old, 0.1 * (iteration + 1) * (2 if counter == "updates" else 1))
@@ -154,17 +91,12 @@ def test_only_the_current_weights_are_trained(backbone: Backbone, policy: Policy
     assert all(p.requires_grad for p in policy.parameters)
 
 
-def test_gradients_reach_every_current_weight_and_nothing_else(backbone: Backbone, policy: Policy) -> None:
+def test_a_gradient_is_clipped_to_a_norm(backbone: Backbone, policy: Policy) -> None:
     move(policy)
-    with policy.old():
-        velocity(backbone, policy)
     velocity(backbone, policy).square().mean().backward()  # type: ignore[no-untyped-call]
-    assert all(p.grad is not None and bool(p.grad.any()) for p in policy.parameters)
-    others = [p for p in policy.transformer.parameters() if all(p is not mine for mine in policy.parameters)]
-    assert all(p.grad is None for p in others)
-    norm = torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None]).norm()
+    norm = torch.cat([p.grad.flatten() for p in policy.parameters]).norm()
     assert policy.gradient_norm(float(norm) / 2) == pytest.approx(float(norm), rel=1e-4)
-    clipped = torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None]).norm()
+    clipped = torch.cat([p.grad.flatten() for p in policy.parameters]).norm()
     assert float(clipped) == pytest.approx(float(norm) / 2, rel=1e-3)
 
 
@@ -186,13 +118,6 @@ def test_its_adapter_covers_every_target_and_merges_to_the_trained_policy(loaded
         )
     # The merged weight is rounded to BF16, which changes the velocity far less than the adapter does.
     assert float((merged - trained).norm()) < 0.1 * float((trained - base).norm())
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_non_finite_value_stops_the_run_and_is_named(value: float) -> None:
-    with pytest.raises(FloatingPointError, match=r"the loss is (nan|inf|-inf) at iteration 3"):
-        require_finite(value, "the loss", "iteration 3")
-    require_finite(1.0, "the loss", "iteration 3")
 
 
 @pytest.mark.parametrize("checkpointed", [0, 1, 99])

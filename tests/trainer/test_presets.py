@@ -8,7 +8,7 @@ import pytest
 import yaml
 from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.commands.cli import main
-from solrl_trainer.rollouts.plans import exploration_plan
+from solrl_trainer.rollouts.exploration import exploration_plan
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
 from solrl_trainer.settings.presets import RECIPES, ConfigError, names, resolve, resolve_again

@@ -8,7 +8,7 @@ import pytest
 from solrl_core.families import load_backbone
 from solrl_minis import catalog
 from solrl_proto.rollouts import PromptItem
-from solrl_trainer.ranks.communicator import SingleProcess
+from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.session import open_session
 from solrl_trainer.settings.config import PromptSource
 from solrl_trainer.settings.long_prompts import warn_of_long_prompts
@@ -208,5 +208,5 @@ def test_long_prompts_are_named_also_by_a_run(notes: list[str], tmp_path: Path) 
     (tmp_path / "train.txt").write_text(f"a red circle\n{LONG}\n")
     (tmp_path / "test.txt").write_text("a green cross\n")
     settings = [f"prompts={tmp_path}", "explore.prompts=1", "lora.rank=2", "evaluate.rewards=clipscore"]
-    with open_session(resolve("mini-sana/naive_scaling/clipscore", overrides=settings).config, SingleProcess()):
+    with open_session(resolve("mini-sana/naive_scaling/clipscore", overrides=settings).config, Communicator()):
         assert [note for note in notes if note.startswith("1 of 2 training prompts are longer")]

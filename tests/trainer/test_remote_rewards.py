@@ -16,18 +16,14 @@ from solrl_trainer.commands.doctor import check
 from solrl_trainer.commands.run import run
 from solrl_trainer.memory.run_memory import reward_sizes
 from solrl_trainer.records.metrics_file import read_metrics
-from solrl_trainer.service.requirements import require_rewards
-from solrl_trainer.service.reward_specs import reward_specs
+from solrl_trainer.service.requirements import require_rewards, reward_specs
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.preflight import check_run, require_judges, usable_judges
 from solrl_trainer.settings.presets import resolve
+from training_helpers import QUICK
 
 AWAY = "http://127.0.0.1:9"
-SMALL = (
-    *("lora.rank=2", "lora.alpha=4", "optimizer.updates=1", "optimizer.batch=8", "iterations=1"),
-    *("explore.prompts=1", "explore.candidates=8", "explore.keep=4", "explore.steps=2"),
-    *("regenerate.steps=2", "evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.rewards=[]"),
-)
+SMALL = (*QUICK, "explore.prompts=1", "explore.keep=4", "explore.candidates=8", "optimizer.updates=1")
 
 
 def test_a_reward_of_a_server_needs_no_code_here(notes: list[str]) -> None:

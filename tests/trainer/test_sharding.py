@@ -9,7 +9,7 @@ from solrl_core.sampling.generator import Generator
 from solrl_trainer.policy import sharding
 from solrl_trainer.policy.policy import Policy
 from solrl_trainer.policy.sharding import check_sharding, place, shard_base, sharded_bytes
-from solrl_trainer.ranks.communicator import Communicator, SingleProcess
+from solrl_trainer.ranks.communicator import Communicator
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -28,12 +28,12 @@ class Two:
 def test_it_is_refused_where_it_cannot_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
     config, cpu = tiny_config("optimizer.shard_base=true"), torch.device("cpu")
     with pytest.raises(ValueError, match=r"for one process; expected several ranks: start with torchrun"):
-        check_sharding(config, cpu, SingleProcess())
+        check_sharding(config, cpu, Communicator())
     monkeypatch.setattr(sharding, "thread_count", lambda: 3)
     with pytest.raises(ValueError, match=r"on a CPU with 3 threads; expected one: set OMP_NUM_THREADS=1"):
         check_sharding(config, cpu, Two())  # type: ignore[arg-type]
     check_sharding(config, torch.device("cuda"), Two())  # type: ignore[arg-type]
-    check_sharding(tiny_config(), cpu, SingleProcess())
+    check_sharding(tiny_config(), cpu, Communicator())
 
 
 class Model(nn.Module):
@@ -79,7 +79,7 @@ def four_ranks() -> Iterator[Communicator]:
 
     dist.init_process_group("fake", rank=0, world_size=4, store=dist.HashStore())
 
-    class Four(SingleProcess):
+    class Four(Communicator):
         size = 4
 
         def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:

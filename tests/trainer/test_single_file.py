@@ -15,16 +15,10 @@ from solrl_trainer.commands.run import run
 from solrl_trainer.records.status_reports import run_settings
 from solrl_trainer.report.model_card import model_card
 from solrl_trainer.settings.presets import resolve
-from training_helpers import TINY
+from training_helpers import QUICK
 from typed import accepted
 
 PRESET = "mini-sd3/sol_rl/clipscore"
-SMALL = (
-    *TINY,
-    *("iterations=1", "explore.prompts=2", "explore.candidates=8", "explore.keep=4", "explore.steps=2"),
-    *("regenerate.steps=2", "optimizer.updates=1", "optimizer.batch=8", "evaluate.prompts=2", "evaluate.seeds=1"),
-    *("evaluate.steps=2", "evaluate.fidelity_prompts=0", "evaluate.rewards=[]"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +35,7 @@ def test_a_service_and_a_run_take_it_and_agree_with_the_folder(model: str, tmp_p
         assert served["name"] == "sd3.5_mini"
         assert served["digests"]["transformer"] == module_digest(load_backbone("mini-sd3").transformer)
         arguments = {"output": tmp_path / "run", "run": "file", "rollout_url": service.url}
-        config = resolve(PRESET, overrides=[*SMALL, f"model={model}"], arguments=arguments).config
+        config = resolve(PRESET, overrides=[*QUICK, f"model={model}"], arguments=arguments).config
         assert run(config)["iterations"] == 1
 
 

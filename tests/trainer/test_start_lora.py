@@ -20,6 +20,7 @@ from solrl_trainer.policy.policy import CURRENT, OLD, Policy
 from solrl_trainer.policy.start_lora import read_start
 from solrl_trainer.settings.config import Lora
 from solrl_trainer.settings.presets import resolve
+from training_helpers import QUICK
 from typed import typed
 
 TARGET = "transformer_blocks.0.attn.to_out.0"
@@ -157,10 +158,7 @@ def test_a_run_trains_on_from_its_start(flux: PipelineBackbone, tmp_path: Path) 
     adapter = random_adapter(flux, 3, 1.0, 2, 2.0)
     small = Adapter(2, 2.0, {key: 0.01 * tensor for key, tensor in adapter.tensors.items()})
     (tmp_path / "l.safetensors").write_bytes(encode_for_diffusers(small))
-    words = ["explore.prompts=1", "explore.candidates=4", "explore.keep=2", "explore.steps=2", "regenerate.steps=2"]
-    words += ["evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.every=0", "lora.rank=2"]
-    words += ["evaluate.fidelity_prompts=0", "optimizer.learning_rate=1e-12", "optimizer.updates=1", "iterations=1"]
-    words += ["optimizer.weight_decay=0"]
+    words = [*QUICK, "explore.prompts=1", "optimizer.learning_rate=1e-12", "optimizer.weight_decay=0"]
     words += [f"start_lora={tmp_path / 'l.safetensors'}", f"output={tmp_path / 'run'}"]
     run(resolve("mini-flux/sol_rl/clipscore", overrides=words).config)
     asked = ("export", str(tmp_path / "run"), "--output", str(tmp_path / "out"), "--format", "kohya")

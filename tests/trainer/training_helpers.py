@@ -8,16 +8,23 @@ from safetensors.torch import load_file
 from solrl_core.families import Backbone
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingSamples
-from solrl_trainer.memory.training_memory import wanted_blocks
+from solrl_trainer.memory.run_memory import Wanted
 from solrl_trainer.policy.policy import Policy
 from solrl_trainer.policy.update import UpdateFigures, Updater
-from solrl_trainer.ranks.communicator import Communicator, SingleProcess
+from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.rollouts.models import build_policy
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 
 TINY = ("lora.rank=2", "lora.alpha=4", "regenerate.steps=4", "optimizer.updates=2", "optimizer.batch=4")
+QUICK = (
+    *TINY,
+    *("explore.prompts=2", "explore.candidates=4", "explore.keep=2", "explore.steps=2", "regenerate.steps=2"),
+    *("evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.every=0", "evaluate.rewards=[]"),
+    *("evaluate.fidelity_prompts=0", "iterations=1"),
+)
+"""Settings of a run that takes a second."""
 PROMPTS = ["a red circle", "two blue squares", "a green cross", "a small cyan triangle"]
 
 
@@ -30,7 +37,7 @@ def tiny_config(*overrides: str, **arguments: Any) -> RunConfig:
 def make_policy(backbone: Backbone, config: RunConfig) -> tuple[Policy, torch.optim.AdamW]:
     """A new policy and its optimiser."""
     blocks = sum(len(list(backbone.transformer.get_submodule(name).children())) for name in backbone.blocks)
-    policy = build_policy(backbone, config, wanted_blocks(config, blocks) or 0)
+    policy = build_policy(backbone, config, Wanted.of(config, blocks, 1).checkpointed or 0)
     return policy, torch.optim.AdamW(policy.parameters, lr=config.optimizer.learning_rate)
 
 
@@ -52,17 +59,8 @@ def updater(
     world: Communicator | None = None,
 ) -> Updater:
     """The updater of a run with these settings."""
-    return Updater(
-        backbone=backbone,
-        policy=policy,
-        optimizer=optimizer,
-        algorithm=ALGORITHMS.find(config.algorithm.name)(config.algorithm),
-        settings=config.optimizer,
-        sigmas=backbone.sigmas(config.regenerate.steps),
-        guidance=config.guidance,
-        seed=config.seed,
-        world=world or SingleProcess(),
-    )
+    algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)
+    return Updater(backbone, policy, optimizer, algorithm, config, world or Communicator())
 
 
 def train_on(

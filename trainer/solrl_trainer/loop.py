@@ -13,8 +13,7 @@ from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 
-from solrl_trainer.algorithms.algorithm import advantages_of
-from solrl_trainer.algorithms.gdpo import aggregated, normalised
+from solrl_trainer.algorithms.algorithm import advantages_of, aggregated, normalised
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.evaluation.held_out import (
     evaluate_along,
@@ -25,16 +24,15 @@ from solrl_trainer.evaluation.held_out import (
 )
 from solrl_trainer.policy.start_lora import read_start
 from solrl_trainer.policy.update import OneStep, UpdateFigures
-from solrl_trainer.ranks.communicator import Communicator, SingleProcess, require_equal, wait_for_rank_zero
+from solrl_trainer.ranks.communicator import Communicator, require_equal, wait_for_rank_zero
 from solrl_trainer.records import checkpoints
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.records import IterationRecord, share_without_spread, spread_of
 from solrl_trainer.records.reward_shares import log_shares, reward_shares
 from solrl_trainer.records.run_log import RunLog, open_run_log
-from solrl_trainer.rollouts.exploration import Exploration, seed_root
+from solrl_trainer.rollouts.exploration import Exploration, IterationSamples, explored_prompts, seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, outermost, parts_of
-from solrl_trainer.rollouts.iteration import IterationSamples, explored_prompts
 from solrl_trainer.rollouts.pairs import SHOWN_EACH, SHOWN_PROMPTS, CandidatePairs, candidate_pairs
 from solrl_trainer.selection import select
 from solrl_trainer.session import Session, open_session
@@ -99,7 +97,7 @@ def train(
         ValueError: the run cannot be resumed with these settings, prompts, model, rewards or libraries.
         FloatingPointError: a loss or gradient that is not finite.
     """
-    world = world or SingleProcess()
+    world = world or Communicator()
     found = checkpoints.latest(config.output / "checkpoints", checkpoint, world) if resume else None
     with (
         open_run_log(config, reporter, world, trackers) as log,
@@ -234,8 +232,17 @@ def train_step(
 ) -> None:
     """Train on an iteration's samples, unless `step` has, and push the next version of the behaviour policy."""
     config, models = session.config, session.models
+    values = _aggregated(session, samples.prompts, samples.scores, samples.rewards)
     with log.phase(iteration, "train"):
-        update = _update(session, log, iteration, samples) if step is None else step.finish()
+        if step is None:
+            total, algorithm = samples.scores.numel(), session.updater.algorithm
+            update = session.updater.update(
+                training_samples(session, samples, advantages_of(algorithm, values)),
+                iteration,
+                lambda done, every: log.counted(iteration, "trained", int(total * done / every), total),
+            )
+        else:
+            update = step.finish()
         models.policy.decay_and_average(iteration, config.policy, config.optimizer.steps)
         adapter = encode_adapter(models.policy.behaviour())
     digest = adapter_digest(adapter)
@@ -243,8 +250,8 @@ def train_step(
 
     # First the line, then the checkpoint, then the push: a run that is interrupted anywhere and resumed neither loses a
     # line nor pushes different bytes under the same version.
-    session.scores = _aggregated(session, samples.prompts, samples.scores, samples.rewards).cpu()
-    record = _record(session, log, iteration, samples, update, digest)
+    session.scores = values.cpu()
+    record = _record(session, log, iteration, samples, values, update, digest)
     log.iteration_trained(record)
     session.checkpoint(iteration + 1, adapter, log.held_out(config.weights))
     with log.phase(iteration, "push"):
@@ -259,27 +266,23 @@ def _aggregated(
     return aggregated(config.algorithm, scores, rewards, weights_of_all(prompts, config.rewards))
 
 
-def _update(session: Session, log: RunLog, iteration: int, samples: IterationSamples) -> UpdateFigures:
-    total, scores = samples.scores.numel(), _aggregated(session, samples.prompts, samples.scores, samples.rewards)
-    return session.updater.update(
-        training_samples(session, samples, advantages_of(session.updater.algorithm, scores)),
-        iteration,
-        lambda done, all_pairs: log.counted(iteration, "trained", int(total * done / all_pairs), total),
-    )
-
-
 def begin_pairs(
     session: Session, log: RunLog, iteration: int, samples: IterationSamples
 ) -> Pending[CandidatePairs | None]:
-    """Begin to collect images for the report, so that training does not wait for them.
+    """Begin to collect explored and regenerated images of some selected seeds for the report.
 
-    A service makes them while this device trains. Otherwise this device does, under the explored version, when they are
-    asked for.
+    Training does not wait for them: a service makes them meanwhile, or this device does, under the explored version,
+    when they are asked for.
     """
     models, adapter = session.models, session.adapters[iteration]
 
     def collect() -> CandidatePairs | None:
-        pairs = _pairs(session, samples)
+        pairs = None
+        if session.world.rank == 0 and session.config.two_stage:
+            try:
+                pairs = candidate_pairs(samples, session.source, prompts=SHOWN_PROMPTS, each=SHOWN_EACH)
+            except ProblemError as error:  # of a service; a training must not fail because of images for its report
+                logger.warning(f"the report does not show explored and regenerated images: {error}")
         log.pairs_ready(iteration, samples, pairs)
         return pairs
 
@@ -291,20 +294,6 @@ def begin_pairs(
         return pairs
 
     return in_background(collect, "solrl-pairs") if session.config.uses_service else return_and_collect
-
-
-def _pairs(session: Session, samples: IterationSamples) -> CandidatePairs | None:
-    """Explored and regenerated images of some selected seeds.
-
-    None if the service refuses: a training must not fail because of images for its report.
-    """
-    if session.world.rank > 0 or not session.config.two_stage:
-        return None
-    try:
-        return candidate_pairs(samples, session.source, prompts=SHOWN_PROMPTS, each=SHOWN_EACH)
-    except ProblemError as error:
-        logger.warning(f"the report does not show explored and regenerated images: {error}")
-        return None
 
 
 def training_samples(session: Session, samples: IterationSamples, advantages: torch.Tensor) -> TrainingSamples:
@@ -351,18 +340,14 @@ def _shares(config: RunConfig, samples: IterationSamples) -> dict[str, float]:
     return reward_shares(rewards, weights_of_all(samples.prompts, config.rewards))
 
 
-def _of_prompts(rewards: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Each reward's values [groups, kept] in the groups that have it."""
-    own = {name: values[~values.isnan().any(1)] for name, values in rewards.items()}
-    return {name: values for name, values in own.items() if len(values)}
-
-
-def _share_refilled(planned: Sequence[PromptItem], explored: Sequence[PromptItem]) -> float:
-    return sum(one.id != other.id for one, other in zip(planned, explored, strict=True)) / len(planned)
-
-
 def _record(
-    session: Session, log: RunLog, iteration: int, samples: IterationSamples, update: UpdateFigures, digest: str
+    session: Session,
+    log: RunLog,
+    iteration: int,
+    samples: IterationSamples,
+    values: torch.Tensor,
+    update: UpdateFigures,
+    digest: str,
 ) -> IterationRecord:
     exploration, config = samples.exploration, session.config
     seconds = {
@@ -372,6 +357,10 @@ def _record(
         "regenerate": log.elapsed("regenerate") if config.two_stage else None,
         "train": log.elapsed("train"),
     }
+    planned = [prompt.id for prompt in session.prompts(iteration)]
+    replaced = [prompt.id != own for prompt, own in zip(samples.prompts, planned, strict=True)]
+    # Each reward's values in the groups that have it.
+    rewards = {name: own[~own.isnan().any(1)] for name, own in samples.rewards.items()}
     return IterationRecord(
         iteration=iteration,
         explored_version=exploration.version,
@@ -380,9 +369,9 @@ def _record(
         proxy_mean=samples.proxy_mean,
         spearman=log.spearman.get(iteration),
         score=spread_of(samples.scores),
-        without_spread=share_without_spread(_aggregated(session, samples.prompts, samples.scores, samples.rewards)),
-        refilled=_share_refilled(session.prompts(iteration), samples.prompts) if config.explore.refill else None,
-        rewards={name: spread_of(own) for name, own in _of_prompts(samples.rewards).items()},
+        without_spread=share_without_spread(values),
+        refilled=sum(replaced) / len(planned) if config.explore.refill else None,
+        rewards={name: spread_of(own) for name, own in rewards.items() if len(own)},
         shares=_shares(config, samples),
         weights=mean_weights(samples.prompts, config.rewards),
         digest=digest,

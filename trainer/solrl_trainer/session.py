@@ -4,26 +4,30 @@ import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from solrl_client.retries import OnWait, ignore
 from solrl_proto.rollouts import PromptItem
 
-from solrl_trainer.layouts.running import running_text
-from solrl_trainer.policy.sharding import LockstepCommunicator
+from solrl_trainer.layouts.layouts import running_text
 from solrl_trainer.policy.update import Updater
 from solrl_trainer.ranks.communicator import Communicator, pick_device
 from solrl_trainer.records import checkpoints
 from solrl_trainer.rollouts.device_source import DeviceSource, open_device_source
 from solrl_trainer.rollouts.models import Models
-from solrl_trainer.rollouts.source import Source
-from solrl_trainer.service.service_source import open_service_source
+from solrl_trainer.service.service_source import ServiceSource, open_service_source
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.long_prompts import warn_of_long_prompts
 from solrl_trainer.settings.prompts import PromptSet, prompts_of_run
 
 logger = logging.getLogger(__name__)
+
+Source = DeviceSource | ServiceSource
+"""Explores and regenerates the groups of a run under the versions that it is given.
+
+Exploration is under the version of `explore.lag` iterations before, regeneration under the newest: the behaviour
+policy, in BF16 and with all steps.
+"""
 
 
 @dataclass
@@ -71,7 +75,7 @@ class Session:
     def streams(self) -> bool:
         """Whether the next iteration trains on samples as they arrive."""
         config, known = self.config, self.scores is not None or not self.config.algorithm.global_std
-        return config.streamed and known and not self.updater.in_step
+        return config.streamed and known and not self.world.in_step
 
     def prompts(self, iteration: int) -> list[PromptItem]:
         """Prompts of an iteration, for all ranks together."""
@@ -79,7 +83,7 @@ class Session:
         return self.train_prompts.of_iteration(config.explore.prompts, config.seed, iteration)
 
     def start(self, adapters: Mapping[int, bytes], pushed: Collection[str]) -> None:
-        """Start from these versions of the behaviour policy; arguments as of `Source.start`."""
+        """Start from these files of the behaviour policy by version; `pushed`: digests of all pushed so far."""
         self.adapters = dict(adapters)
         self.source.start(adapters, pushed)
 
@@ -105,7 +109,7 @@ def open_session(config: RunConfig, world: Communicator, on_wait: OnWait = ignor
     Args:
         config: the run's settings.
         world: ranks that train together.
-        on_wait: told of waits for servers.
+        on_wait: told of waits for the service and reward servers.
 
     Raises:
         ProblemError: the service cannot be reached, or does not host the model.
@@ -150,13 +154,7 @@ def check_ranks(config: RunConfig, world: Communicator) -> None:
 
 
 def connect(config: RunConfig, source: Source, train: PromptSet, test: list[PromptItem]) -> Session:
-    """Make a session of a source. Sessions may share models, one after the other; each has its own optimiser.
-
-    Args:
-        config: the run's settings.
-        source: built with these settings.
-        train, test: training and held-out prompts.
-    """
+    """Make a session of a source. Sessions may share models, one after the other; each has its own optimiser."""
     models, optimizer = source.device.models, config.optimizer
     adamw = torch.optim.AdamW(
         models.policy.parameters,
@@ -165,17 +163,5 @@ def connect(config: RunConfig, source: Source, train: PromptSet, test: list[Prom
         weight_decay=optimizer.weight_decay,
         eps=optimizer.eps,
     )
-    updater = Updater(
-        backbone=models.backbone,
-        policy=models.policy,
-        optimizer=adamw,
-        algorithm=source.device.algorithm,
-        settings=optimizer,
-        sigmas=models.backbone.sigmas(config.regenerate.steps),
-        guidance=config.guidance,
-        seed=config.seed,
-        world=models.world,
-        in_step=isinstance(models.world, LockstepCommunicator),
-        after_step=partial(models.policy.average_step, settings=config.policy),
-    )
+    updater = Updater(models.backbone, models.policy, adamw, source.device.algorithm, config, models.world)
     return Session(config, source, updater, train, test[: config.evaluate.prompts])

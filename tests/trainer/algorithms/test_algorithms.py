@@ -164,18 +164,6 @@ def test_a_pair_shares_its_batch_its_time_and_its_noise(backbone: Backbone) -> N
     assert all(v.current.requires_grad and not v.reference.requires_grad for _, v in Pairs.seen)
 
 
-def test_the_batch_size_changes_only_the_rounding_of_pairs(backbone: Backbone) -> None:
-    policy, _ = make_policy(backbone, tiny_config())
-    start, found = policy.tensors(CURRENT), []
-    for size in (2, 12):
-        config = configured("Pairs", "optimizer.updates=1", f"optimizer.batch={size}")
-        policy.restore(CURRENT, start)
-        optimizer = torch.optim.AdamW(policy.parameters)
-        found.append(train_on(make_samples(backbone, prompts=PROMPTS[:1]), policy, backbone, optimizer, config, 0))
-    assert found[0].loss == pytest.approx(found[1].loss, rel=1e-4)
-    assert found[0].grad_norm == pytest.approx(found[1].grad_norm, rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [("Forgetful", "did not request the 'old' policy's velocity"), ("Idle", r"units of shape \(0, 2\)")],

@@ -7,16 +7,14 @@ import torch
 from run_folders import iteration_record
 from solrl_core.families import Backbone
 from solrl_core.sampling.generator import Generator
-from solrl_core.sampling.sde import Cps, DanceSde, FlowSde, StochasticSolver
+from solrl_core.sampling.sde import FlowSde
 from solrl_engine.sampler import Sampler
 from solrl_proto.rollouts import Plan, PromptItem
-from solrl_trainer.algorithms.algorithm import Velocities
 from solrl_trainer.algorithms.dancegrpo import DanceGrpo, DanceGrpoSettings
 from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings
-from solrl_trainer.algorithms.grpo import clipped_objective, kl_divergence, masked_objective
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrainingSamples, TrajectoryBatch, Window
-from solrl_trainer.policy.update import UpdateFigures
+from solrl_trainer.policy.update import UpdateFigures, training_pairs
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError, resolve
 from training_helpers import TINY, make_policy, updater
@@ -113,89 +111,6 @@ def test_the_gap_to_the_recording_is_logged_by_noise_level(backbone: Backbone, l
     assert (line["objective/gap"], line["objective/ratio"]) == ({"0.9000": 0.5}, 1.0)
 
 
-def test_ratios_are_clipped_where_they_gain_and_beyond_the_threshold_only_come_back() -> None:
-    change = torch.log(torch.tensor([1.5, 1.5, 0.5, 0.5, 1.05])).requires_grad_()
-    advantages = torch.tensor([2.0, -2.0, 2.0, -2.0, 9.0])
-    value, figures = clipped_objective(change, advantages.clamp(-5, 5), 0.1)
-    assert float(value.detach()) == pytest.approx((-2 * 1.1 + 2 * 1.5 - 2 * 0.5 + 2 * 0.9 - 5 * 1.05) / 5)
-    assert float(figures["clipped"]) == pytest.approx(4 / 5)
-    value.backward()  # type: ignore[no-untyped-call]
-    assert torch.allclose(change.grad * 5, torch.tensor([0.0, 3.0, -1.0, 0.0, -5.25]))
-    # A step beyond the threshold may only come back.
-    change = torch.tensor([0.1, -0.1, 0.1, -0.1, 0.1]).requires_grad_()
-    advantages, kl = torch.tensor([2.0, 2.0, -2.0, -2.0, 2.0]), torch.tensor([1.0, 1.0, 1.0, 1.0, 0.1])
-    value, figures = masked_objective(change, advantages, kl, 0.5)
-    (gradient,) = torch.autograd.grad(value, change)
-    ratio = change.detach().exp()
-    assert torch.allclose(gradient * 5, -advantages * ratio * torch.tensor([0.0, 1, 1, 0, 1]))
-    assert float(figures["clipped"]) == pytest.approx(2 / 5)
-    assert float(figures["old_divergence"]) == pytest.approx(4.1 / 5)
-
-
-def steps_of(solver: StochasticSolver) -> tuple[TrajectoryBatch, Velocities]:
-    """Three recorded steps at different levels, and velocities of three policies at them."""
-    x, old, current, reference, noise = torch.randn(5, 3, 2, 4, 4, generator=torch.Generator().manual_seed(2)).unbind(0)
-    sigma = torch.tensor([1.0, 0.7, 0.4], dtype=torch.float64)
-    then = torch.tensor([0.9, 0.5, 0.1], dtype=torch.float64)
-    mean, deviation = solver.gaussian(x, sigma, then, old)
-    x_next = mean + deviation * noise
-    log_prob = solver.log_prob(x, sigma, then, old, x_next)
-    batch = TrajectoryBatch(x, sigma.float(), torch.tensor([1.0, -1.0, 0.3]), x_next, sigma, then, log_prob, solver)
-    return batch, Velocities(current.requires_grad_(), {"old": old, "reference": reference})
-
-
-def test_the_divergence_is_that_of_two_gaussians_or_of_preserving_steps() -> None:
-    batch, velocity = steps_of(FlowSde(0.7))
-    (mean, deviation), (other, _) = batch.gaussian_under(velocity.current), batch.gaussian_under(velocity.reference)
-    normal = torch.distributions.Normal
-    expected = torch.distributions.kl_divergence(normal(mean, deviation), normal(other, deviation)).flatten(1).mean(1)
-    kl = kl_divergence(batch, velocity.current, velocity.reference)
-    assert torch.allclose(kl, expected, rtol=1e-5)
-    # The paper's: Δt/2 · (s·(1 − σ)/(2σ) + 1/s)² · |v − v_ref|².
-    now, step = batch.sigma, batch.sigma - batch.sigma_next
-    s = 0.7 * (now / (1 - torch.where(now == 1, batch.sigma_next, now))).sqrt()
-    apart = (velocity.current - velocity.reference).square().flatten(1).mean(1)
-    assert torch.allclose(kl.double(), step / 2 * (s * (1 - now) / (2 * now) + 1 / s) ** 2 * apart, rtol=1e-5)
-    released = FlowGrpo(FlowGrpoSettings()).released_kl(batch, kl)
-    assert torch.allclose(released.double(), kl.double() * step, rtol=1e-6)
-    # Of coefficients-preserving steps, it is weighed as it is.
-    batch, velocity = steps_of(Cps(0.8))
-    parts = [FlowGrpo(FlowGrpoSettings(sde="cps", kl_weight=weight)).loss(batch, velocity) for weight in (0.0, 0.04)]
-    kl = kl_divergence(batch, velocity.current, velocity.reference).detach().mean()
-    assert float((parts[1].value - parts[0].value).detach()) == pytest.approx(0.04 * float(kl), rel=1e-4)
-
-
-@pytest.mark.parametrize("recompute", [True, False])
-def test_flowgrpo_adds_the_weighted_divergence(recompute: bool) -> None:
-    batch, velocity = steps_of(FlowSde(0.7))
-    parts = [
-        FlowGrpo(FlowGrpoSettings(kl_weight=weight, clip_range=0.2, recompute=recompute)).loss(batch, velocity)
-        for weight in (0.0, 0.04)
-    ]
-    kl = kl_divergence(batch, velocity.current, velocity.reference)
-    expected = 0.04 * (kl.detach() * (batch.sigma - batch.sigma_next)).mean()
-    assert float((parts[1].value - parts[0].value).detach()) == pytest.approx(float(expected), rel=1e-4)
-    assert parts[0].figures.keys() == {"ratio", "clipped", "old_kl"}
-    assert float(parts[1].figures["kl"]) == pytest.approx(float(kl.detach().mean()))
-    change = (batch.log_prob_under(velocity.current) - batch.log_prob).detach()
-    assert float(parts[0].figures["old_kl"]) == pytest.approx(float((change**2).mean() / 2), rel=1e-3)
-    assert float(parts[0].figures["clipped"]) == float(((change.exp() - 1).abs() > 0.2).float().mean()) > 0
-
-
-def test_the_guarded_ratio_is_the_noise_times_the_change_of_the_mean() -> None:
-    """It is linear in the mean, so it does not drift below 1 as the square of the change does."""
-    batch, velocity = steps_of(DanceSde(0.3))
-    settings = DanceGrpoSettings(trust_region="guard", clip_range=0.9)
-    (mean, deviation), (old, _) = batch.gaussian_under(velocity.current), batch.gaussian_under(velocity.old)
-    noise = (batch.x_next - old) / deviation
-    log_ratio = (noise * (mean - old)).flatten(1).mean(1).detach()
-    figures = DanceGrpo(settings).loss(batch, velocity).figures
-    assert float(figures["ratio"]) == pytest.approx(float(log_ratio.exp().mean()), rel=1e-4)
-    plain = DanceGrpo(settings.model_copy(update={"trust_region": "clip"})).loss(batch, velocity).figures
-    assert float(plain["ratio"]) < float(figures["ratio"])
-    assert plain["old_kl"] == figures["old_kl"]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_trust_regions_that_compare_means_need_them(name: str) -> None:
     for region in ("guard", "dppo"):
@@ -259,8 +174,41 @@ def test_samples_of_one_step_are_refused(loaded: Backbone) -> None:
         data.sigmas(samples, [1.0, 0.0])
 
 
-@pytest.mark.parametrize("recipe", ["flowgrpo_two_stage", "dancegrpo_two_stage", "flowgrpo_fast_two_stage"])
-def test_a_service_cannot_record(recipe: str) -> None:
-    assert configured(recipe, "explore.steps=4").regenerate.at == "trainer"
-    with pytest.raises(ConfigError, match="trains on every step or uses a solver of its own"):
-        configured(recipe, "explore.steps=4", "rollout_url=http://gpu-node:8100", "regenerate.at=service")
+class OwnSolver(FlowGrpo):
+    """FlowGRPO with a solver object, which a plan cannot name."""
+
+    @property
+    def trains_on(self) -> RecordedTrajectory:
+        return RecordedTrajectory(FlowSde(0.7))
+
+
+OWN = f"algorithm.name={__name__}:OwnSolver"
+
+
+def test_a_service_cannot_regenerate_recorded_samples_nor_a_plan_name_a_solver_of_ones_own() -> None:
+    with pytest.raises(ConfigError, match="OwnSolver trains on every step or uses a solver of its own"):
+        configured("naive_scaling", OWN, "rollout_url=http://gpu-node:8100", "regenerate.at=service")
+    with pytest.raises(ConfigError, match="OwnSolver do not take stochastic steps that a plan can name"):
+        configured("naive_scaling", OWN, "regenerate.at=trainer", "explore.sampler=training", "explore.steps=4")
+
+
+def test_every_step_of_a_sample_is_recorded_and_a_batch_has_those_of_its_samples(loaded: Backbone) -> None:
+    samples = recorded(loaded, configured("naive_scaling", OWN))
+    recording = samples.recording
+    assert recording.states.shape == (STEPS + 1, *samples.latents.shape)
+    assert recording.log_probs.shape == (STEPS, 4)
+    assert (recording.sigmas[0], recording.sigmas[-1]) == (1, 0)
+    assert torch.equal(recording.states[-1], samples.latents)
+    some = recording.rows([2, 0])
+    assert torch.equal(some.states, recording.states[:, [2, 0]])
+    assert torch.equal(some.log_probs, recording.log_probs[:, [2, 0]])
+    rows, steps = training_pairs(4, STEPS, 1.0, torch.Generator().manual_seed(0))
+    sigmas = torch.tensor(recording.sigmas, dtype=torch.float64)
+    batch = RecordedTrajectory(FlowSde(0.7)).batch(samples, rows, steps, sigmas, None, torch.device("cpu"))
+    part = batch.rows(slice(3, 7))
+    for place, (row, step) in enumerate(zip(rows[3:7].tolist(), steps[3:7].tolist(), strict=True)):
+        assert torch.equal(part.x[place], recording.states[step, row])
+        assert torch.equal(part.x_next[place], recording.states[step + 1, row])
+        assert float(part.log_prob[place]) == float(recording.log_probs[step, row])
+        assert (float(part.sigma[place]), float(part.sigma_next[place])) == recording.sigmas[step : step + 2]
+        assert float(part.advantages[place]) == ADVANTAGES[row]

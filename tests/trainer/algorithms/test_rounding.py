@@ -9,11 +9,10 @@ from solrl_core.rewards import RewardSet
 from solrl_core.rewards.reward import PlainDefaults
 from solrl_minis import catalog
 from solrl_proto.selection import ROUNDING, levelled, rounding
-from solrl_trainer.algorithms.algorithm import Velocities, advantages_of
+from solrl_trainer.algorithms.algorithm import Velocities, advantages_of, without_spread
 from solrl_trainer.algorithms.diffusionnft import AdvantageMode, trained_advantages
 from solrl_trainer.algorithms.dpo import DiffusionDpo, DpoSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
-from solrl_trainer.algorithms.rounding import without_spread
 from solrl_trainer.algorithms.training_data import ForwardBatch
 from solrl_trainer.records.records import share_without_spread
 from solrl_trainer.selection import choose

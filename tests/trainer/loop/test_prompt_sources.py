@@ -23,14 +23,9 @@ from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import ConfigError, resolve
 from solrl_trainer.settings.prompts import read_prompts
-from training_helpers import TINY, iterations
+from training_helpers import QUICK, iterations
 
-SMALL = (
-    *TINY,
-    *("explore.prompts=4", "explore.candidates=4", "explore.keep=2", "explore.steps=2", "regenerate.steps=2"),
-    *("evaluate.prompts=4", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.rewards=[]"),
-    "evaluate.fidelity_prompts=0",
-)
+SMALL = (*QUICK, "explore.prompts=4", "evaluate.prompts=4")
 
 
 @pytest.fixture(scope="module")

@@ -12,20 +12,17 @@ from small_model import small_model
 from solrl_minis import catalog
 from solrl_proto.rollouts import PromptItem
 from solrl_trainer.loop import Result, train
-from solrl_trainer.ranks.communicator import Communicator, SingleProcess
+from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.session import check_ranks
 from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import PromptSet, prompts_of_iteration, read_prompts
-from training_helpers import TINY, iterations
+from training_helpers import QUICK, iterations
 
 SETTINGS = (
-    *TINY,
-    f"model={small_model()}",
-    f"rewards={{'{__name__}:redness_of_red': 1}}",
-    *("explore.prompts=4", "explore.candidates=6", "explore.keep=4", "explore.steps=2", "explore.precision=bf16"),
-    *("evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.rewards=[]", "evaluate.every=0"),
-    *("evaluate.fidelity_prompts=0", "rollout_url=null", "optimizer.shard_base=false"),
+    *(*QUICK, f"model={small_model()}", f"rewards={{'{__name__}:redness_of_red': 1}}", "explore.prompts=4"),
+    *("explore.candidates=6", "explore.keep=4", "explore.precision=bf16", "rollout_url=null"),
+    "optimizer.shard_base=false",
 )
 
 
@@ -90,7 +87,7 @@ def test_no_prompt_comes_twice_in_an_iteration() -> None:
         assert ids(places[0])[:1] == [prompts_of_iteration(few, 3, 7, iteration + 1)[0].id] or iteration % 3 == 2
 
 
-class TwoRanks(SingleProcess):
+class TwoRanks(Communicator):
     size = 2
 
 
@@ -101,7 +98,7 @@ def test_what_cannot_refill_is_refused_before_loading(tmp_path: Path) -> None:
     world: Communicator = TwoRanks()
     with pytest.raises(ValueError, match=r"refill is 2, and 2 ranks .* out of step; .*shard_base=false"):
         check_ranks(config, world)
-    check_ranks(config, SingleProcess())
+    check_ranks(config, Communicator())
     for split in ("train", "test"):
         (tmp_path / f"{split}.txt").write_text("a red circle\na blue square\n")
     settings = ["rollout_url=null", "explore.refill=3", f"prompts={tmp_path}"]

@@ -126,7 +126,6 @@ def test_a_rank_that_waits_as_long_as_the_patience_fails_no_other(tmp_path: Path
     assert run(2, words, tmp_path / "log", with_a_slow_rank) == 0, (tmp_path / "log").read_text()
 
 
-pytestmark = pytest.mark.slow
 FIGURES = {
     "awm": {"ratio", "clipped", "error", "old_distance", "kl"},
     "dpo": {"accuracy", "margin", "tied", "error", "reference_error"},

@@ -10,7 +10,7 @@ from solrl_core.arithmetic import arithmetic
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import Latents, RolloutGroup
-from solrl_trainer.ranks.communicator import SingleProcess
+from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.service.regenerator import from_base64
 from solrl_trainer.service.requirements import note_arithmetic
 from solrl_trainer.service.service_source import ServiceSource
@@ -47,7 +47,7 @@ def test_a_run_notes_the_threads_of_its_service(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     with running_service() as service:
         config = tiny_config("evaluate.rewards=clipscore", f"rollout_url={service.url}", run="threads")
-        with open_session(config, SingleProcess()) as session:
+        with open_session(config, Communicator()) as session:
             assert isinstance(session.source, ServiceSource)
             client = session.source.client
             assert client.numerics == {"bf16": "emulated", "nvfp4": "emulated"}

@@ -19,89 +19,29 @@ def clock() -> Clock:
     return Clock()
 
 
-def iterate(balance: Balance, clock: Clock, *, explore: float, regenerate: float, train: float, prompts: int) -> float:
-    """An iteration of both sides; returns the seconds in which one of them waits."""
-    service = prompts * explore + balance.served * regenerate
-    local = (prompts - balance.served) * regenerate
-    balance.explored_in(explore)
-    with balance.asking():
-        if local:
-            with balance.regenerating():
-                clock.now += regenerate
-            clock.now += local - regenerate
-        else:
-            balance.served_in(regenerate)
-        clock.now += prompts * train
-        late = max(0.0, service - local - prompts * train)
-        with balance.waiting():
-            clock.now += late
-    early = max(0.0, local + prompts * train - service)
-    balance._answered -= early
-    balance.end_iteration()
-    return late + early
-
-
-@pytest.mark.parametrize(
-    ("explore", "regenerate", "train", "served"),
-    [(7.5, 7.0, 12.5, 41), (10.6, 7.0, 13.4, 34), (40.0, 7.0, 12.5, 0), (1.0, 7.0, 20.0, 47)],
-)
-def test_neither_side_waits_long(clock: Clock, explore: float, regenerate: float, train: float, served: int) -> None:
-    balance = Balance(48, clock=clock)
-    assert balance.served == 24
-    for _ in range(5):
-        waits = iterate(balance, clock, explore=explore, regenerate=regenerate, train=train, prompts=48)
-    assert abs(balance.served - served) <= 1
-    if 0 < balance.served < 47:
-        assert waits <= 2 * regenerate
-
-
-def test_the_first_iteration_decides_nothing_and_each_tells_its_waits(clock: Clock) -> None:
-    balance = Balance(8, clock=clock)
-    iterate(balance, clock, explore=100.0, regenerate=1.0, train=1.0, prompts=8)
-    assert balance.served == 4
-    balance = Balance(8, regenerate=1.0, clock=clock)
-    for train, waited in ((3.0, 1.0), (6.0, 0.0), (1.0, 1.0)):
-        clock.now += train
-        with balance.waiting():
-            clock.now += waited
-        assert balance.end_iteration() == waited / (train + waited)
-    # A given share is explored.
-    assert [Balance(8, explore=share, regenerate=None).explored for share in (1.0, 0.5, 0.01)] == [8, 4, 1]
-    assert Balance(1, explore="auto").explored == 1
-
-
-@pytest.mark.parametrize(("share", "served"), [(1.0, 8), (0.5, 4), (0.01, 1)])
-def test_a_given_share_stays(clock: Clock, share: float, served: int) -> None:
-    balance = Balance(8, regenerate=share, clock=clock)
-    for _ in range(3):
-        iterate(balance, clock, explore=100.0, regenerate=1.0, train=1.0, prompts=8)
-    assert balance.served == served
-
-
 class Overlap:
     """A service that explores one iteration ahead of a trainer, and the times of both."""
 
-    def __init__(self, balance: Balance, clock: Clock, *, explore: float, regenerate: float, speed: float) -> None:
+    def __init__(self, balance: Balance, clock: Clock, *, explore: float, regenerate: float, speed: float = 1) -> None:
         self.balance, self.clock = balance, clock
         self.explore, self.regenerate, self.speed = explore, regenerate, speed
         self.free = 0.0
-        self.requested = [balance.explored]
         self.explored_at = [0.0]
 
     def iterate(self, train: float, prompts: int) -> float:
         """An iteration; returns its seconds."""
         balance, clock, began = self.balance, self.clock, self.clock.now
-        regenerated, explored = balance.served, balance.explored
+        regenerated, explored = balance.regenerate.served, balance.explore.served
         self.free = max(self.free, began) + regenerated * self.regenerate / self.speed
         self.free += explored * self.explore / self.speed
         self.explored_at.append(self.free)
-        balance.explored_in(self.explore / self.speed)
-        balance.served_in(self.regenerate / self.speed)
+        balance.explore.served_in(self.explore / self.speed)
+        balance.regenerate.served_in(self.regenerate / self.speed)
         if here := prompts - explored:
-            with balance.exploring(here):
+            with balance.explore.timed(here):
                 clock.now += here * self.explore
         if here := prompts - regenerated:
-            with balance.regenerating():
+            with balance.regenerate.timed():
                 clock.now += self.regenerate
             clock.now += (here - 1) * self.regenerate
         clock.now += prompts * train
@@ -111,6 +51,43 @@ class Overlap:
         balance._answered = self.free
         balance.end_iteration()
         return clock.now - began
+
+
+@pytest.mark.parametrize(
+    ("explore", "regenerate", "train", "served"),
+    [(7.5, 7.0, 12.5, 41), (10.6, 7.0, 13.4, 34), (40.0, 7.0, 12.5, 0), (1.0, 7.0, 20.0, 47)],
+)
+def test_neither_side_waits_long(clock: Clock, explore: float, regenerate: float, train: float, served: int) -> None:
+    balance = Balance(48, clock=clock)
+    assert balance.regenerate.served == 24
+    overlap = Overlap(balance, clock, explore=explore, regenerate=regenerate)
+    for _ in range(12):
+        overlap.iterate(train, 48)
+    assert abs(balance.regenerate.served - served) <= 1
+
+
+def test_the_first_iteration_decides_nothing_and_each_tells_its_waits(clock: Clock) -> None:
+    balance = Balance(8, clock=clock)
+    Overlap(balance, clock, explore=100.0, regenerate=1.0).iterate(1.0, 8)
+    assert balance.regenerate.served == 4
+    balance = Balance(8, regenerate=1.0, clock=clock)
+    for train, waited in ((3.0, 1.0), (6.0, 0.0), (1.0, 1.0)):
+        clock.now += train
+        with balance.waiting():
+            clock.now += waited
+        assert balance.end_iteration() == waited / (train + waited)
+    # A given share is explored.
+    assert [Balance(8, explore=share, regenerate=None).explore.served for share in (1.0, 0.5, 0.01)] == [8, 4, 1]
+    assert Balance(1, explore="auto").explore.served == 1
+
+
+@pytest.mark.parametrize(("share", "served"), [(1.0, 8), (0.5, 4), (0.01, 1)])
+def test_a_given_share_stays(clock: Clock, share: float, served: int) -> None:
+    balance = Balance(8, regenerate=share, clock=clock)
+    overlap = Overlap(balance, clock, explore=100.0, regenerate=1.0)
+    for _ in range(3):
+        overlap.iterate(1.0, 8)
+    assert balance.regenerate.served == served
 
 
 @pytest.mark.parametrize("regenerate", ["auto", None])
@@ -123,4 +100,4 @@ def test_a_lagging_exploration_is_divided(clock: Clock, explore: float, speed: f
     together = 48 * (explore + 7.0 + 12.5) / (1 + speed)
     least = together if regenerate else max(together, 48 * 19.5)
     assert sum(seconds) / len(seconds) == pytest.approx(least, rel=0.04)
-    assert balance.served == 0 or balance.explored == 48
+    assert balance.regenerate.served == 0 or balance.explore.served == 48

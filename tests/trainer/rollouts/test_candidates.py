@@ -16,8 +16,6 @@ from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
 from solrl_proto.rollouts import Plan, PromptItem, Prune, RewardSpec
 from solrl_proto.selection import best_worst
-from solrl_trainer.evaluation.evaluate import evaluate
-from solrl_trainer.ranks.communicator import SingleProcess
 from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.settings.config import RunConfig
@@ -176,25 +174,3 @@ def test_scoring_is_repeated_with_fewer_images() -> None:
     assert small.batches == [3] * 4
     with pytest.raises(torch.OutOfMemoryError):
         scorer_of(Brightness(0)).score(["brightness"], images, prompts)
-
-
-def test_an_evaluation_fits_its_batches_into_memory(generator: Generator) -> None:
-    def evaluated(by: Any, reward: Brightness, **noted: Any) -> torch.Tensor:
-        sampler = Sampler(by, lambda: Plan(steps=2), batch=AdaptiveBatchSize(**noted))
-        scores = scorer_of(reward, AdaptiveBatchSize(doing="scoring", **noted))
-        return evaluate(sampler, scores, PROMPTS, SingleProcess(), seeds=2).scores["brightness"]
-
-    notes: list[str] = []
-    small, reward = Small(generator, 2), Brightness(1)
-    found = evaluated(small, reward, on_exhausted=notes.append)
-    expected = evaluated(generator, Brightness(24))
-    assert torch.allclose(found, expected, atol=1e-5)
-    assert found.unique().numel() == found.numel()
-    assert small.batches == [24, 3, *[1] * 6]
-    assert reward.batches == [6, 3, *[1] * 6]
-    assert [note.partition(" images")[0] for note in notes] == [
-        "memory ran out generating 6",
-        "memory ran out generating 3",
-        "memory ran out scoring 6",
-        "memory ran out scoring 3",
-    ]

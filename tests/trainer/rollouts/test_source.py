@@ -8,7 +8,7 @@ import torch
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutRequest
 from solrl_trainer.service.balance import Balance
-from solrl_trainer.service.run_client import run_client
+from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.service.service_source import ServiceSource
 from solrl_trainer.settings.presets import resolve
 from training_helpers import tiny_config
@@ -45,7 +45,7 @@ def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
         "mini-sana/flowgrpo_fast_two_stage/clipscore", overrides=[*moving, "rollout_url=http://gpu-node:8100"]
     ).config
     client: Any = Asked()
-    asking = run_client(config, client)
+    asking = RunClient(config, client)
     source = ServiceSource(config.model_copy(update={"iterations": 3}), asking, DEVICE, Balance(2))
     for version in range(3):
         source.push(version, b"")
@@ -70,7 +70,7 @@ class Late(Balance):
 def test_a_run_that_waits_for_its_service_says_so(caplog: pytest.LogCaptureFixture) -> None:
     config = tiny_config("iterations=6")
     client: Any = Asked()
-    source = ServiceSource(config, run_client(config, client), DEVICE, Late(2))
+    source = ServiceSource(config, RunClient(config, client), DEVICE, Late(2))
     for version in range(1, 7):
         source.push(version, b"")
     assert [record.message.partition(" of ")[0] for record in caplog.records] == ["this run waited 50 %"]
@@ -78,7 +78,7 @@ def test_a_run_that_waits_for_its_service_says_so(caplog: pytest.LogCaptureFixtu
 
 def test_a_request_that_a_service_would_refuse_is_a_problem_before_it_is_sent() -> None:
     client: Any = Asked()
-    source = run_client(tiny_config(), client)
+    source = RunClient(tiny_config(), client)
     with pytest.raises(ProblemError) as raised:
         source.group_of(PROMPTS[0], [5, 5 + 2**32], 0)
     problem = raised.value.problem

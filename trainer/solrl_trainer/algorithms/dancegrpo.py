@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 from solrl_proto.rollouts import Eta, SdeKind
 
+from solrl_trainer.algorithms.algorithm import centred
 from solrl_trainer.algorithms.grpo import Grpo, GrpoSettings
-from solrl_trainer.algorithms.rounding import centred
 
 if TYPE_CHECKING:
     import torch

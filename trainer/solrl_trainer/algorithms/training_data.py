@@ -246,13 +246,7 @@ class Window:
     every: int = 1
 
     def first(self, steps: int, iteration: int, seed: int) -> int:
-        """Index of the window's first step, for a sampler with this number of steps.
-
-        Args:
-            steps: steps of the sampler.
-            iteration: iteration of the run.
-            seed: seed of the run, for a random place.
-        """
+        """Index of the window's first of a sampler's `steps`; the run's `seed` decides a random place."""
         if self.size is None:
             return 0
         places = max(1, min(int(self.within * steps), steps - 1) - self.size + 1)

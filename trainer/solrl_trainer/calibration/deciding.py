@@ -70,13 +70,9 @@ class MeasuredPlan:
 
 
 def assess(observed: Sequence[Observed], true: torch.Tensor, keep: int, reference: Plan) -> list[MeasuredPlan]:
-    """Cost and fidelity of each plan.
+    """Cost and fidelity of each plan, compared with the reference, which is one of them.
 
-    Args:
-        observed: the plans; the reference is one of them.
-        true: true scores [prompts, N].
-        keep: number of candidates selected from a group, half from either end.
-        reference: plan to compare with.
+    `true` are the true scores [prompts, N], of which `keep` are selected from a group, half from either end.
     """
     base = next(one for one in observed if one.plan == reference)
     apart = np.stack([separations(one.scores, true, keep) for one in observed])

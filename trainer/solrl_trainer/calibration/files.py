@@ -24,16 +24,7 @@ def content(
     reference: Plan,
     verdict: Sequence[str],
 ) -> dict[str, Any]:
-    """Content of calibration.json.
-
-    Args:
-        config: the run's settings.
-        measured: all plans.
-        requirement: what a plan must reach.
-        chosen: the chosen plan, if there is one.
-        reference: the plan that others are compared with.
-        verdict: how sure the decision is, in sentences.
-    """
+    """Content of calibration.json; other plans are compared with the `reference`."""
     return {
         "model": config.model,
         "rewards": config.rewards,
@@ -75,16 +66,10 @@ def write(
     layers: Path | None,
     about: str,
 ) -> None:
-    """Write the files; plan.yaml only if a plan was chosen.
+    """Write the files, with the `summary` of `content`; plan.yaml only if a plan was chosen.
 
-    Args:
-        folder: output folder.
-        summary: see `content`.
-        chosen: the chosen plan.
-        binding: model and settings that the plan was chosen for.
-        size: of the images that it was chosen for.
-        layers: the layer list that it was chosen with.
-        about: description of the measurement, for the plot.
+    It was chosen for the `binding` and images of this `size`, with the layer list `layers`. The plot says what it is
+    `about`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "calibration.json", json.dumps(summary, indent=1) + "\n")

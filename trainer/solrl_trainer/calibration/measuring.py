@@ -5,7 +5,7 @@ A machine that becomes slower, or faster, changes the times of all plans alike, 
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,12 +38,8 @@ class Observed:
 class Bench:
     """Measurement of plans on prompts that the ranks share.
 
-    Args:
-        maker: see `Maker`.
-        prompts: prompts of all ranks.
-        seeds: seeds of each prompt's group, by the prompt's id; groups are equally large.
-        world: ranks that share the prompts.
-        finish: called with the solver steps of each part of the work.
+    `seeds` are of each prompt's group, by the prompt's id; groups are equally large. `finish` is called with the solver
+    steps of each part of the work.
     """
 
     def __init__(
@@ -60,7 +56,10 @@ class Bench:
 
     def scores(self, plan: Plan) -> torch.Tensor:
         """Scores [prompts, N] of a plan without pruning."""
-        rows = [self._maker(plan).scores(*self._group_of(prompt)) for prompt in self._progress(plan)]
+        rows = []
+        for prompt in self._own:
+            rows.append(self._maker(plan).scores(*self._group_of(prompt)))
+            self._finish(solver_steps(plan, self._candidates))
         return gather_rows(torch.stack(rows) if rows else torch.empty(0, self._candidates), self._world)
 
     def measure(self, plans: Sequence[Plan]) -> list[Observed]:
@@ -88,11 +87,6 @@ class Bench:
     def _group_of(self, prompt: PromptItem) -> tuple[list[PromptItem], Sequence[int]]:
         """The prompt of each candidate, and their seeds."""
         return [prompt] * self._candidates, self._seeds[prompt.id]
-
-    def _progress(self, plan: Plan) -> Iterator[PromptItem]:
-        for prompt in self._own:
-            yield prompt
-            self._finish(solver_steps(plan, self._candidates))
 
     def _turn(
         self, ways: Sequence[Sequence[tuple[int, Plan]]], prompt: PromptItem

@@ -28,18 +28,20 @@ from solrl_trainer.calibration.measuring import Bench, Maker
 from solrl_trainer.calibration.plans import (
     PlanSet,
     explored_precisions,
+    fit_on_rank_zero,
+    fitting_steps,
+    measured_prompts,
     name,
     plans,
     reference_plan,
-    true_plan,
 )
-from solrl_trainer.calibration.solver_fitting import fit_on_rank_zero, fitting_steps, measured_prompts
 from solrl_trainer.ranks.communicator import pick_device
 from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
 from solrl_trainer.records.figures import few_prompts_text, sum_text
 from solrl_trainer.records.time_left import OnProgress, ProgressCounter
 from solrl_trainer.records.waits import Waits
 from solrl_trainer.rollouts.candidates import GroupSampler
+from solrl_trainer.rollouts.exploration import training_plan
 from solrl_trainer.rollouts.loading import check_decoder_precision, warn_of_decoder_emulation
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.settings.config import RunConfig
@@ -106,7 +108,7 @@ def calibrate(
     }
     generators = {"bf16": Generator(backbone, "bf16")}
     bench = Bench(_maker(config, backbone, generators), measured_on, seeds, world, lambda part: work.finish(part))
-    truth, reference = true_plan(config), reference_plan(config, precisions)
+    truth, reference = training_plan(config, config.regenerate.steps), reference_plan(config, precisions)
     work = ProgressCounter(bench.steps(expected, truth) + fitting_steps(config, limits.schedules), progress)
 
     true = bench.scores(truth)

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from solrl_trainer.commands.options import Layout
-from solrl_trainer.layouts.layouts import GpuLayout, layouts
-from solrl_trainer.layouts.rates import MeasuredRates, Rates, shipped_rates, stages
+from solrl_trainer.layouts.layouts import GpuLayout, MeasuredRates, Rates, layouts, shipped_rates, stages
 from solrl_trainer.settings.config import RunConfig
 
 _HOUR = 3600.0

@@ -7,10 +7,10 @@ from solrl_client.retries import ignore
 from solrl_core.adapter import encode_adapter
 
 from solrl_trainer.algorithms.algorithm import advantages_of
-from solrl_trainer.layouts.rates import MeasuredRates, Stages, fit_rates
+from solrl_trainer.layouts.layouts import MeasuredRates, Stages, fit_rates
 from solrl_trainer.loop import collect_samples, training_samples
 from solrl_trainer.policy.update import trained_steps
-from solrl_trainer.ranks.communicator import SingleProcess
+from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.rollouts.device_source import DeviceSource, open_device_source
 from solrl_trainer.session import Session, connect
@@ -26,10 +26,7 @@ def measure_rates(config: RunConfig) -> MeasuredRates:
     """Load a run's model and rewards, and measure its stages on one GPU.
 
     A group of 24 candidates is explored and regenerated in 2 steps and trained, which compiles. Then a group of 4
-    exploring steps is timed through all stages, and the exploring of one of 2.
-
-    Args:
-        config: the run's settings; its service is left out.
+    exploring steps is timed through all stages, and the exploring of one of 2. The run's service is left out.
 
     Raises:
         ValueError, OSError: model, reward or prompts cannot be loaded, or the GPU does not explore at the precision.
@@ -38,7 +35,7 @@ def measure_rates(config: RunConfig) -> MeasuredRates:
     # Half of the steps: seconds are proportional to steps, of regenerating and, through their number, of training.
     more = _small(config, _MORE, -(-config.regenerate.steps // 2))
     fewer = _small(config, _FEWER, _FEWER)
-    with open_device_source(more, train, SingleProcess(), ignore) as source:
+    with open_device_source(more, train, Communicator(), ignore) as source:
         first, second = (
             connect(one, DeviceSource(one, source.loaded, source.models, train), train, []) for one in (more, fewer)
         )

@@ -43,11 +43,7 @@ _TRAINING = {
 def plan(config: RunConfig, *, gpu: float | None, gpus: int, out: Path | None) -> None:
     """Print the plan; with `out`, also write it as JSON.
 
-    Args:
-        config: the run's settings.
-        gpu: the GPU's memory in 10⁹ bytes; by default that of this machine's GPU.
-        gpus: number of such GPUs, each with one rank.
-        out: file to write.
+    Each of `gpus` GPUs has one rank and `gpu` · 10⁹ bytes; by default those of this machine's GPU.
 
     Raises:
         ValueError, OSError: model or reward is unknown, or the model's configurations cannot be read.

@@ -1,5 +1,6 @@
 """Memory plan of a run on its GPUs, from its settings and the model's configurations; no weights are needed."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,14 +9,18 @@ import torch
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import Meta
 from solrl_core.memory_plan import RESERVED, generation_peaks, keep_unmerged, modules_of, weight_bytes
+from solrl_core.precision import fastest_precision
 from solrl_core.rewards.size import reward_bytes
 from solrl_core.sampling.generator import Generator
 from solrl_proto.identifiers import Precision
 from torch import nn
 
-from solrl_trainer.memory.training_memory import TrainingPlan, iteration_bytes, plan_training, wanted_blocks
-from solrl_trainer.policy.sharding import sharded_bytes
+from solrl_trainer.memory.training_memory import TrainingPlan, iteration_bytes, plan_training
+from solrl_trainer.policy.sharding import check_sharding, sharded_bytes
+from solrl_trainer.ranks.communicator import Communicator, gather_values
 from solrl_trainer.settings.config import RunConfig
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,10 +50,13 @@ class Wanted:
     def of(cls, config: RunConfig, blocks: int, ranks: int) -> "Wanted":
         """Those of a run with this many ranks, of a model with this many blocks."""
         optimizer = config.optimizer
+        checkpointed = optimizer.activation_checkpointing
+        if checkpointed != "auto":
+            checkpointed = min(int(checkpointed), blocks) if type(checkpointed) is int else blocks * bool(checkpointed)
         return cls(
             sharded=False if ranks == 1 else None if optimizer.shard_base == "auto" else optimizer.shard_base,
             offloaded=None if optimizer.encoders == "auto" else optimizer.encoders == "cpu",
-            checkpointed=wanted_blocks(config, blocks),
+            checkpointed=None if checkpointed == "auto" else checkpointed,
         )
 
     @property
@@ -127,10 +135,9 @@ class RunMemory:
     def phases(self, layout: MemoryLayout) -> dict[str, int]:
         """Phase → peak bytes in addition to those in use in every phase."""
         whole = self.gathered if layout.sharded else 0
-        phases = {
-            phase: peak + whole * phase.startswith("denoise") + sum(self.encoders.values()) * _onloads(phase, layout)
-            for phase, peak in self.generation.items()
-        }
+        phases = {phase: peak + whole * phase.startswith("denoise") for phase, peak in self.generation.items()}
+        if layout.offloaded:
+            phases["encode"] += sum(self.encoders.values())
         return {**phases, "train": whole + sum(self.training.activations(layout.checkpointed).values())}
 
     def total(self, layout: MemoryLayout) -> int:
@@ -150,18 +157,11 @@ class RunMemory:
         return 0
 
 
-def _onloads(phase: str, layout: MemoryLayout) -> bool:
-    return phase == "encode" and layout.offloaded
-
-
 def plan_run(config: RunConfig, backbone: PipelineBackbone, fastest: Precision, ranks: int = 1) -> RunMemory:
-    """Plan a run on the meta device; it counts tensors.
+    """Plan a run on `ranks` GPUs; it counts tensors on the meta device.
 
-    Args:
-        config: the run's settings.
-        backbone: the run's model from `load_skeleton`. It cannot generate afterwards.
-        fastest: fastest native precision of the GPU, which explore.precision=auto selects.
-        ranks: number of GPUs.
+    The model is of `load_skeleton`, and cannot generate afterwards. explore.precision=auto selects the GPU's `fastest`
+    native precision.
 
     Raises:
         ValueError: a reward does not exist.
@@ -215,3 +215,55 @@ def reward_sizes(config: RunConfig, model_options: Mapping[str, Mapping[str, Any
         name: reward_bytes(name, {**model_options.get(name, {}), **config.reward_options.get(name, {})})
         for name in names
     }
+
+
+def find_layout(config: RunConfig, backbone: PipelineBackbone, world: Communicator) -> MemoryLayout:
+    """The layout that the settings and the memory plan determine; the log says what is unusual in it.
+
+    The model has no generators and policy yet, and its large parts may be in host memory. All ranks share the base, or
+    none.
+
+    Raises:
+        ValueError: the base is to be sharded, and cannot be.
+    """
+    check_sharding(config, backbone.device, world)
+    blocks = sum(len(list(backbone.transformer.get_submodule(name).children())) for name in backbone.blocks)
+    wanted = Wanted.of(config, blocks, world.size)
+    if backbone.device.type != "cuda":
+        layout = MemoryLayout(wanted.sharded is True, wanted.offloaded is True, wanted.checkpointed or 0)
+    else:
+        layout = wanted.layout or _planned(config, backbone, world)
+    if layout.sharded:
+        logger.info(f"the base is sharded across {world.size} ranks; optimizer.shard_base overrides this")
+    if layout.offloaded:
+        logger.info("text encoders are moved to the device only to encode prompts; optimizer.encoders overrides this")
+    return layout
+
+
+def _planned(config: RunConfig, backbone: PipelineBackbone, world: Communicator) -> MemoryLayout:
+    plan = plan_run(config, backbone.on_meta(), fastest_precision(backbone.device), world.size)
+    gpu = usable_bytes(backbone, plan)
+    layout = plan.layout(gpu)
+    if any(gather_values(layout.sharded, world)) and not layout.sharded:
+        layout = replace(plan, wanted=replace(plan.wanted, sharded=True)).layout(gpu)
+    if plan.wanted.checkpointed is None:
+        blocks = len(plan.training.kept)
+        logger.info(
+            f"the run needs about {plan.total(layout) / 2**30:.1f} of {(gpu - RESERVED) / 2**30:.1f} GiB: with "
+            f"micro-batches of {config.optimizer.batch}, {blocks - layout.checkpointed} of {blocks} blocks keep their "
+            f"activations, {layout.checkpointed} recompute them; optimizer.activation_checkpointing overrides this"
+        )
+    return layout
+
+
+def usable_bytes(backbone: PipelineBackbone, plan: RunMemory) -> int:
+    """Bytes of a GPU that a run can use, those of its loaded rewards and parts included."""
+    device = backbone.device
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    rewards = sum(size for size in plan.rewards.values() if size is not None)
+    loaded = {
+        name: part
+        for name, part in modules_of(backbone).items()
+        if all(weight.device == device for weight in part.parameters())
+    }
+    return torch.cuda.mem_get_info(device)[0] + cached + rewards + sum(weight_bytes(loaded).values())

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from solrl_trainer.algorithms.registry import ALGORITHMS
-from solrl_trainer.policy.checkpoint_wrapper import CheckpointWrapper, wrap_blocks
 from solrl_trainer.policy.lora import chosen_layers, inject
+from solrl_trainer.policy.policy import CheckpointWrapper, wrap_blocks
 from solrl_trainer.settings.config import Lora, RunConfig
 
 _STATE = 24
@@ -70,14 +70,9 @@ class TrainingPlan:
 def plan_training(
     backbone: Backbone, lora: Lora, batch: int, conditioning: Conditioning, guidance: float = 1.0
 ) -> TrainingPlan:
-    """Plan the memory of training a model, on any device, in micro-batches of `batch` samples.
+    """Plan the memory of training a model without an injected policy, on any device; it is not modified.
 
-    Args:
-        backbone: a model without an injected policy; not modified.
-        lora: the adapter's shape.
-        batch: samples in one backward pass.
-        conditioning: an encoded prompt, one row.
-        guidance: the run's guidance.
+    A backward pass has `batch` samples, and `conditioning` is one row, an encoded prompt.
     """
     own = _on_meta(backbone)
     getattr(own, "fuse", lambda transformer: None)(own.transformer)
@@ -113,14 +108,6 @@ def plan_training(
     kept = tuple(sum(kept for kept, _ in passes) for passes in sizes)
     inputs = tuple(sum(inputs for _, inputs in passes) for passes in sizes)
     return TrainingPlan(kept, inputs, _STATE * sum(weight.numel() for layer in layers for weight in layer.current))
-
-
-def wanted_blocks(config: RunConfig, blocks: int) -> int | None:
-    """Number of blocks, of `blocks`, that the run's settings checkpoint; None for `auto`."""
-    wanted = config.optimizer.activation_checkpointing
-    if wanted == "auto":
-        return None
-    return min(int(wanted), blocks) if type(wanted) is int else blocks * bool(wanted)
 
 
 def iteration_bytes(config: RunConfig, backbone: Backbone, row: Conditioning) -> dict[str, int]:

@@ -3,15 +3,17 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.families import Backbone
 from solrl_core.lora import adapter_layout
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
 
-from solrl_trainer.policy.checkpoint_wrapper import checkpoint_first, wrap_blocks
 from solrl_trainer.policy.lora import chosen_layers, inject
 from solrl_trainer.settings.config import Lora, PolicySettings
 
@@ -23,6 +25,48 @@ _WITHOUT_GRADIENT = [
     SDPBackend.MATH,
 ]
 """Kernels that torch may choose from in passes without gradient."""
+
+
+class CheckpointWrapper(nn.Module):
+    """A transformer block in training.
+
+    Attributes:
+        block: the block, compiled on a GPU.
+        checkpointed: activation checkpointing: the backward pass recomputes activations, which are not kept.
+        discarding: the block runs in gradient mode, but its graph is discarded. A compiler fuses a pass without
+            gradient differently, and equal weights would then give different numbers.
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+        self.checkpointed = False
+        self.discarding = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return value of the block."""
+        if self.discarding:
+            with torch.enable_grad():
+                return tree_map(_detached, self.block(*args, **kwargs))
+        if self.checkpointed and torch.is_grad_enabled():
+            return checkpoint(self.block, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        return self.block(*args, **kwargs)
+
+
+def wrap_blocks(transformer: nn.Module, backbone: Backbone) -> list[CheckpointWrapper]:
+    """Wrap each block in a `CheckpointWrapper`, in place; return these in execution order."""
+    blocks = []
+    for name in backbone.blocks:
+        parent = transformer.get_submodule(name)
+        for index, block in list(parent.named_children()):
+            blocks.append(CheckpointWrapper(block))
+            setattr(parent, index, blocks[-1])
+    return blocks
+
+
+def _detached(x: Any) -> Any:
+    """A tensor without its graph but with its `requires_grad`, by which compiled code is selected, too."""
+    return x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
 
 
 class Policy:
@@ -71,8 +115,12 @@ class Policy:
         self.blocks = wrap_blocks(self.transformer, backbone)
 
     def checkpoint_activations(self, blocks: int) -> None:
-        """Use activation checkpointing in this many blocks: the backward pass recomputes their activations."""
-        checkpoint_first(self.blocks, blocks)
+        """Use activation checkpointing in the first so many blocks: the backward pass recomputes their activations.
+
+        It frees the last blocks' activations first, which makes room for recomputed ones.
+        """
+        for index, block in enumerate(self.blocks):
+            block.checkpointed = index < blocks
 
     def _activate(self, name: Literal["current", "old"] | None) -> None:
         for layer in self.layers.values():
@@ -125,11 +173,6 @@ class Policy:
         self.decay_old(old_decay((iteration + 1) * (1 if by_iteration else steps), settings))
         if by_iteration:
             self.average(iteration, settings.ema)
-
-    def average_step(self, step: int, settings: PolicySettings) -> None:
-        """Move the evaluation weights after the run's optimiser step `step`, from 1, if each step counts."""
-        if settings.counter == "updates":
-            self.average(step, settings.ema)
 
     @torch.no_grad()
     def decay_old(self, decay: float) -> None:

@@ -6,7 +6,6 @@ step: a rank with nothing to generate takes part in the others' passes until all
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from solrl_core.families import Backbone
@@ -18,23 +17,21 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from solrl_trainer.policy.checkpoint_wrapper import wrap_blocks
+from solrl_trainer.policy.policy import Policy, wrap_blocks
 from solrl_trainer.ranks.communicator import Communicator, gather_values
 from solrl_trainer.settings.config import RunConfig
-
-if TYPE_CHECKING:
-    from solrl_trainer.policy.policy import Policy
-
 
 SHARDED = ("transformer", "generator")
 """Parts of a run, by the names of the memory plan, whose blocks are sharded."""
 
 
-class LockstepCommunicator:
+class LockstepCommunicator(Communicator):
     """A world whose ranks share the weights of a generator.
 
     Before any other collective, a rank takes part in the generator's passes of the others until none has any left.
     """
+
+    in_step = True
 
     def __init__(self, world: Communicator, take_part: Callable[[], None]) -> None:
         """`take_part` does the collectives of one pass."""
@@ -47,26 +44,21 @@ class LockstepCommunicator:
         gather_values(True, self._world)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum of all ranks' tensors, bit-equal on every rank."""
         self._finish()
         return self._world.all_reduce(tensor)
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """All ranks' tensors in the order of ranks, on every rank; their first axes may differ in length."""
         self._finish()
         return self._world.gather(tensor)
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Rank 0's tensor, on every rank; `tensor` has its shape. No rank returns before rank 0 has called it."""
         self._finish()
         return self._world.broadcast(tensor)
 
     def notify(self, text: str) -> None:
-        """Send a text to rank 0, without waiting."""
         self._world.notify(text)
 
     def on_notice(self, handle: Callable[[str], object]) -> None:
-        """On rank 0: call `handle` with the text of each notice, in another thread. Its error shuts all ranks down."""
         self._world.on_notice(handle)
 
     def _finish(self) -> None:
@@ -91,9 +83,10 @@ def check_sharding(config: RunConfig, device: torch.device, world: Communicator)
 
 
 def place(module: nn.Module, device: torch.device) -> None:
-    """Move a module's weights to a device; modules that share them keep sharing them."""
+    """Move the weights of a module outside of sharded blocks to a device; modules that share them keep sharing them."""
     for tensor in (*module.parameters(), *module.buffers()):
-        tensor.data = tensor.data.to(device)
+        if not isinstance(tensor, DTensor):
+            tensor.data = tensor.data.to(device)
 
 
 def sharded_bytes(modules: Mapping[str, nn.Module], blocks: Sequence[str], ranks: int) -> tuple[dict[str, int], int]:
@@ -136,7 +129,7 @@ def _is_shared(weight: torch.Tensor, ranks: int) -> bool:
 
 
 def shard_base(
-    backbone: Backbone, generator: Generator, others: Sequence[Generator], policy: "Policy", world: Communicator
+    backbone: Backbone, generator: Generator, others: Sequence[Generator], policy: Policy, world: Communicator
 ) -> LockstepCommunicator:
     """Spread the blocks of a policy and of its BF16 generator over the ranks, in place.
 
@@ -160,7 +153,7 @@ def shard_base(
         _shard_together(trained, own, mesh, adapters) for trained, own in zip(policy.blocks, served, strict=True)
     ]
     for transformer in (policy.transformer, generator.transformer):
-        _place_rest(transformer, backbone.device)
+        place(transformer, backbone.device)
 
     def read(name: str) -> torch.Tensor:
         weight = policy.layers[name].base.weight.detach()
@@ -196,13 +189,6 @@ def _shard_together(trained: nn.Module, served: nn.Module, mesh: DeviceMesh, who
         owner, _, own = name.rpartition(".")
         setattr(served.get_submodule(owner), own, parts[same])
     return sharded
-
-
-def _place_rest(transformer: nn.Module, device: torch.device) -> None:
-    """Move the weights outside of sharded blocks."""
-    for tensor in (*transformer.parameters(), *transformer.buffers()):
-        if not isinstance(tensor, DTensor):
-            tensor.data = tensor.data.to(device)
 
 
 @torch.inference_mode()

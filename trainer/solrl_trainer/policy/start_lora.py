@@ -34,12 +34,8 @@ def find_start(path: Path) -> Path:
 def read_start(path: Path, backbone: PipelineBackbone, initial: Adapter) -> dict[str, Tensor]:
     """Weights by PEFT key with which an adapter makes the change of a file, of at most its rank.
 
-    Modules that the file lacks keep their initial weights, which change nothing, and so do further ranks.
-
-    Args:
-        path: as for `find_start`.
-        backbone: the model.
-        initial: adapter of the run before its first step.
+    Modules that the file lacks keep the weights of `initial`, the run's adapter before its first step, which change
+    nothing, and so do further ranks. `path` is as for `find_start`.
 
     Raises:
         ValueError: the file is no LoRA of these modules, or has a higher rank; says what to do.

@@ -17,9 +17,9 @@ from solrl_trainer.algorithms.algorithm import Algorithm, FixedPolicy, Velocitie
 from solrl_trainer.algorithms.training_data import TrainingData, TrainingSamples
 from solrl_trainer.policy.gradient_buckets import GradientBuckets
 from solrl_trainer.policy.policy import Policy, require_finite
-from solrl_trainer.ranks.communicator import Communicator, SingleProcess, gather_values, share
+from solrl_trainer.ranks.communicator import Communicator, gather_values, share
 from solrl_trainer.records.time_left import OnProgress, ProgressCounter
-from solrl_trainer.settings.config import Optimizer
+from solrl_trainer.settings.config import Optimizer, RunConfig
 
 _DIFFERENTIABLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """Kernels for families whose blocks leave attention to torch. cuDNN's gradients are wrong for some memory layouts
@@ -62,26 +62,21 @@ class Updater:
         policy: the weights to train.
         optimizer: optimiser of `policy.parameters`.
         algorithm: defines units, micro-batches and loss.
-        settings: learning rates, epochs, optimiser steps, micro-batch size and gradient clipping.
-        sigmas: schedule of the regenerated samples, steps + 1 values.
-        guidance: guidance of the velocities.
-        seed: seed of the run.
+        config: the run's settings.
         world: the ranks that share the work.
-        in_step: every rank computes as many micro-batches as any, because they share the base's weights.
-        after_step: called after each optimiser step with its number in the run, from 1.
     """
 
     backbone: Backbone
     policy: Policy
     optimizer: torch.optim.Optimizer
     algorithm: Algorithm[Any, Any]
-    settings: Optimizer
-    sigmas: Sequence[float]
-    guidance: float
-    seed: int
-    world: Communicator = field(default_factory=SingleProcess)
-    in_step: bool = False
-    after_step: Callable[[int], None] = lambda step: None
+    config: RunConfig
+    world: Communicator = field(default_factory=Communicator)
+
+    @property
+    def settings(self) -> Optimizer:
+        """Learning rates, epochs, optimiser steps, micro-batch size and gradient clipping."""
+        return self.config.optimizer
 
     @cached_property
     def _data(self) -> TrainingData[Any]:
@@ -121,7 +116,7 @@ class Updater:
         return UpdateFigures(sum(losses) / len(losses), sum(norms) / len(norms), max(norms), _summed(figures))
 
     def _generator(self, name: str) -> torch.Generator:
-        return torch.Generator().manual_seed(expand_seeds(self.seed, name, 1)[0])
+        return torch.Generator().manual_seed(expand_seeds(self.config.seed, name, 1)[0])
 
     def _units(self, samples: TrainingSamples) -> torch.Tensor:
         units = self.algorithm.units(samples.advantages, samples.kept)
@@ -131,7 +126,8 @@ class Updater:
         return units
 
     def _sigmas(self, samples: TrainingSamples) -> torch.Tensor:
-        return torch.tensor(self._data.sigmas(samples, self.sigmas), dtype=torch.float64)
+        schedule = self.backbone.sigmas(self.config.regenerate.steps)
+        return torch.tensor(self._data.sigmas(samples, schedule), dtype=torch.float64)
 
     def _step(self, loss: float, number: int, where: str) -> float:
         """Take the optimiser step of this number in the run, from 1; returns the norm of its gradient."""
@@ -141,7 +137,8 @@ class Updater:
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.rate((number - 1) // self.settings.steps)
         self.optimizer.step()
-        self.after_step(number)
+        if self.config.policy.counter == "updates":
+            self.policy.average(number, self.config.policy.ema)
         return norm
 
     def _parts(
@@ -173,28 +170,19 @@ class Updater:
         Returns:
             Loss, and the shares of the algorithm's figures by micro-batch on all ranks.
         """
-        batch = max(1, self.settings.batch // units.shape[1])
         gradients = GradientBuckets(self.policy.parameters, self.world, self.backbone.device)
-        computed = []
-        starts = range(0, len(units), batch)
-        for number, start in enumerate(starts):
-            part = slice(start, start + batch)
-            shape = samples.latents.shape[1:]
-            noise = self._data.draw(len(units[part]), shape, generator)
+        batch, shape, computed = max(1, self.settings.batch // units.shape[1]), samples.latents.shape[1:], []
+        parts = torch.split(torch.arange(len(units)), batch)
+        for number, part in enumerate(parts):
+            noise = self._data.draw(len(part), shape, generator)
+            compute = partial(self._micro_batch, samples, units[part], steps[part], sigmas, noise, len(units))
             if number == 0:
-                first_noise = noise
-            if not gradients.owns(number):
-                work.finish(len(units[part]))
-                continue
-            with sdpa_kernel(_DIFFERENTIABLE):
-                add = partial(gradients.add, number)
-                parts = self._micro_batch(samples, units[part], steps[part], sigmas, noise, len(units), add)
-            computed.append((number, parts))
-            work.finish(len(units[part]))
-        for _ in range(gradients.most(len(starts)) - len(computed) if self.in_step else 0):
-            with sdpa_kernel(_DIFFERENTIABLE):  # for the other ranks, which need this one's part of the base
-                part = slice(batch)
-                self._micro_batch(samples, units[part], steps[part], sigmas, first_noise, len(units), _discard)
+                again = partial(compute, _discard)
+            if gradients.owns(number):
+                computed.append((number, compute(partial(gradients.add, number))))
+            work.finish(len(part))
+        for _ in range(gradients.most(len(parts)) - len(computed) if self.world.in_step else 0):
+            again()  # for the other ranks, which need this one's part of the base
         every = _gathered(computed, self.world)
         self._set_gradients(gradients.total())
         return sum(loss for loss, _ in every), [figures for _, figures in every]
@@ -203,6 +191,7 @@ class Updater:
         for parameter, gradient in zip(self.policy.parameters, gradients, strict=True):
             parameter.grad = gradient
 
+    @sdpa_kernel(_DIFFERENTIABLE)
     def _micro_batch(
         self,
         samples: TrainingSamples,
@@ -229,7 +218,7 @@ class Updater:
 
         def velocity(part: slice, transformer: nn.Module = policy.transformer) -> torch.Tensor:
             own = {name: value[part] for name, value in conditioning.items()}
-            return self.backbone.velocity(transformer, batch.x[part], batch.t[part], own, self.guidance)
+            return self.backbone.velocity(transformer, batch.x[part], batch.t[part], own, self.config.guidance)
 
         within = {"old": (policy.old, policy.transformer), "reference": (policy.reference, policy.base)}
         fixed: dict[FixedPolicy, list[torch.Tensor]] = {}
@@ -285,22 +274,9 @@ class OneStep:
     def __init__(
         self, updater: Updater, iteration: int, prompts: int, progress: OnProgress = lambda done, total: None
     ) -> None:
-        """Begin a step.
-
-        Args:
-            updater: its settings must be for one step per iteration.
-            iteration: its number.
-            prompts: number of prompts of all ranks.
-            progress: as of `Updater.update`.
-        """
-        if updater.settings.steps != 1:
-            raise ValueError(
-                f"got optimizer.updates={updater.settings.updates}, epochs={updater.settings.epochs}; "
-                "expected 1 of each for a step that accumulates over the whole iteration"
-            )
-        self._updater = updater
-        self._iteration = iteration
-        self._prompts = prompts
+        """Begin the step of an iteration over `prompts` of all ranks; `progress` is as of `Updater.update`."""
+        assert updater.settings.steps == 1
+        self._updater, self._iteration, self._prompts = updater, iteration, prompts
         self._own = len(share(range(prompts), updater.world))
         self._progress = progress
         self._gradients = GradientBuckets(updater.policy.parameters, updater.world, updater.backbone.device)
@@ -332,8 +308,7 @@ class OneStep:
         for number, pairs in enumerate(torch.split(torch.arange(len(index)), size)):
             noise = updater._data.draw(len(pairs), samples.latents.shape[1:], generator)
             work = partial(updater._micro_batch, samples, units[index[pairs]], at[pairs], sigmas, noise, 1)
-            with sdpa_kernel(_DIFFERENTIABLE):
-                self._computed.append(((place, number), work(add)))
+            self._computed.append(((place, number), work(add)))
             self._again.append(partial(work, _discard))
             self._work.finish(len(pairs))
         self._pairs += len(index)
@@ -345,10 +320,9 @@ class OneStep:
             FloatingPointError: a loss or gradient that is not finite; the weights remain those of the last valid step.
         """
         updater, world = self._updater, self._updater.world
-        if updater.in_step and self._own < -(-self._prompts // world.size):
+        if world.in_step and self._own < -(-self._prompts // world.size):
             for work in self._again:  # for the other ranks, which need this one's part of the base
-                with sdpa_kernel(_DIFFERENTIABLE):
-                    work()
+                work()
         every = _gathered(self._computed, world)
         pairs = sum(gather_values(self._pairs, world))
         gradients = self._gradients.total()
@@ -373,7 +347,7 @@ def _gathered(
     Read only after the last: earlier, each number would wait for the GPU, and then the GPU for more work.
     """
     own = [
-        (number, sum(float(loss) for loss, _ in parts), _summed(_read(figures) for _, figures in parts))
+        (number, sum(float(loss) for loss, _ in parts), _summed(figures for _, figures in parts))
         for number, parts in computed
     ]
     every = [micro_batch for part in gather_values(own, world) for micro_batch in part]
@@ -409,14 +383,10 @@ def _discard(part: int, gradient: Sequence[torch.Tensor]) -> None:
     """Drop a gradient."""
 
 
-def _read(figures: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
-    return {name: float(figure) for name, figure in figures.items()}
-
-
-def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def _summed(parts: Iterable[Mapping[str, float | torch.Tensor]]) -> dict[str, float]:
     """The sum of each figure."""
     total: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():
-            total[name] = total.get(name, 0.0) + value
+            total[name] = total.get(name, 0.0) + float(value)
     return total

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.ranks.rank_info import RankInfo
 
 _MARGIN = 1800.0
@@ -16,7 +17,7 @@ _NOTICE_PAUSE = 0.5
 """Seconds between looks for a notice."""
 
 
-class DistributedWorld:
+class DistributedWorld(Communicator):
     """Ranks as processes: gloo for tensors on a CPU, NCCL for those on a GPU.
 
     A barrier of gloo precedes each collective. It notices at once that a process has ended, and names a rank that is
@@ -50,13 +51,11 @@ class DistributedWorld:
         self._gloo = dist.new_group(backend="gloo", timeout=self._timeout)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum of all ranks' tensors, bit-equal on every rank."""
         total = tensor.clone(memory_format=torch.contiguous_format)
         self._call(dist.all_reduce, total)
         return total
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """All ranks' tensors in the order of ranks, on every rank; their first axes may differ in length."""
         length = torch.tensor([len(tensor)])
         lengths = [torch.zeros_like(length) for _ in range(self.size)]
         self._call(dist.all_gather, lengths, length)
@@ -68,32 +67,25 @@ class DistributedWorld:
         return [part[: int(one)] for part, one in zip(parts, lengths, strict=True)]
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Rank 0's tensor, on every rank; `tensor` has its shape. No rank returns before rank 0 has called it."""
         sent = tensor.clone(memory_format=torch.contiguous_format)
         self._call(dist.broadcast, sent, 0)
         return sent
 
     def notify(self, text: str) -> None:
-        """Send a text to rank 0, without waiting."""
         self._store.set(f"notice/{self._store.add('notices', 1)}", text)
 
     def on_notice(self, handle: Callable[[str], object]) -> None:
-        """On rank 0: call `handle` with the text of each notice, in another thread. Its error ends all ranks."""
-
         def serve() -> None:
             number = 1
-            while not self._closed.wait(_NOTICE_PAUSE):
-                while self._store.check([f"notice/{number}"]):
-                    handle(self._store.get(f"notice/{number}").decode())
-                    number += 1
-
-        def watched() -> None:
             try:
-                serve()
+                while not self._closed.wait(_NOTICE_PAUSE):
+                    while self._store.check([f"notice/{number}"]):
+                        handle(self._store.get(f"notice/{number}").decode())
+                        number += 1
             except Exception as error:
                 self._fail(error)
 
-        threading.Thread(target=watched, name="solrl-notices", daemon=True).start()
+        threading.Thread(target=serve, name="solrl-notices", daemon=True).start()
 
     def close(self) -> None:
         """Wait for all ranks, and destroy torch's process group."""

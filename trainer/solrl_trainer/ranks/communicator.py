@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,61 +11,38 @@ from solrl_trainer.ranks.rank_info import RankInfo
 Item = TypeVar("Item")
 
 
-class Communicator(Protocol):
-    """Ranks of a run and their collectives, which every rank must call in the same order."""
+class Communicator:
+    """Ranks of a run and their collectives, which every rank must call in the same order; here, one process alone.
 
-    @property
-    def rank(self) -> int:
-        """Rank of this process, from 0."""
+    Attributes:
+        rank: rank of this process, from 0.
+        size: number of processes.
+        local_rank: rank of this process on its machine, from 0.
+        in_step: every rank computes as many passes as any, because they share the base's weights.
+    """
 
-    @property
-    def size(self) -> int:
-        """Number of processes."""
-
-    @property
-    def local_rank(self) -> int:
-        """Rank of this process on its machine, from 0."""
+    rank = 0
+    size = 1
+    local_rank = 0
+    in_step = False
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum of all ranks' tensors, bit-equal on every rank."""
+        return tensor
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """All ranks' tensors in the order of ranks, on every rank; their first axes may differ in length."""
+        return [tensor]
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         """Rank 0's tensor, on every rank; `tensor` has its shape. No rank returns before rank 0 has called it."""
+        return tensor
 
     def notify(self, text: str) -> None:
         """Send a text to rank 0, without waiting."""
 
     def on_notice(self, handle: Callable[[str], object]) -> None:
-        """On rank 0: call `handle` with the text of each notice, in another thread. Its error shuts all ranks down."""
-
-
-class SingleProcess:
-    """One process."""
-
-    rank = 0
-    size = 1
-    local_rank = 0
-
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself."""
-        return tensor
-
-    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The tensor alone."""
-        return [tensor]
-
-    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself."""
-        return tensor
-
-    def notify(self, text: str) -> None:
-        """Do nothing: no other rank has anything to tell."""
-
-    def on_notice(self, handle: Callable[[str], object]) -> None:
-        """Do nothing: there is no other rank."""
+        """On rank 0: call `handle` with the text of each notice, in another thread. Its error ends all ranks."""
 
 
 def share(items: Sequence[Item], world: Communicator) -> Sequence[Item]:
@@ -98,15 +75,7 @@ def broadcast_bytes(data: bytes | None, world: Communicator) -> bytes:
 
 
 def require_equal(what: str, value: str, world: Communicator) -> None:
-    """Stop a run whose ranks have diverged.
-
-    Args:
-        what: name of the value.
-        value: value that must be the same on all ranks.
-
-    Raises:
-        RuntimeError: it differs; names the ranks and their values.
-    """
+    """Stop a run whose ranks have diverged in a value, by a RuntimeError that names the ranks and their values."""
     found = gather_values(value, world)
     if len(set(found)) > 1:
         ranks = {one: [rank for rank, other in enumerate(found) if other == one] for one in found}

@@ -4,7 +4,6 @@ torchrun ends all ranks of a machine when one of them ends early. gloo or a miss
 The store of the ranks holds the first reason, so each machine prints that alone.
 """
 
-import fcntl
 import os
 import signal
 import socket
@@ -15,6 +14,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import psutil  # type: ignore[import-untyped]
 from solrl_core.interrupts import leave
 from solrl_proto.printable import printable
 
@@ -73,19 +73,15 @@ class RankRuntime:
         return bytes(self._store.get(key)).decode()
 
     def world(self, device: str, patience: float) -> "Communicator":
-        """Collectives of the ranks.
-
-        Args:
-            device: the run's device setting.
-            patience: the run's patience in seconds.
+        """Collectives of the ranks, by the run's settings of `device` and `patience` in seconds.
 
         Raises:
             ValueError: this rank has no such device.
         """
-        from solrl_trainer.ranks.communicator import SingleProcess, pick_device
+        from solrl_trainer.ranks.communicator import Communicator, pick_device
 
         if self._store is None:
-            return SingleProcess()
+            return Communicator()
         from solrl_trainer.ranks.collectives import DistributedWorld
 
         kind = pick_device(device, self.rank_info).partition(":")[0]
@@ -189,12 +185,6 @@ def _rendezvous(rank_info: RankInfo) -> Any:
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 """Environment variable with the name of the interface that gloo uses."""
-_SIOCGIFADDR = 0x8915
-"""Linux's request for an interface's IPv4 address; other systems answer with an error."""
-_REQUEST_BYTES = 40
-"""Size of its argument, `struct ifreq`."""
-_ADDRESS = slice(20, 24)
-"""Place of the address in it."""
 
 
 def choose_interface(address: str) -> None:
@@ -209,21 +199,6 @@ def choose_interface(address: str) -> None:
         except OSError:  # not an IPv4 address
             return
         own = probe.getsockname()[0]
-    name = interface_of(own)
-    if name is not None:
-        os.environ.setdefault(GLOO_INTERFACE, name)
-
-
-def interface_of(address: str) -> str | None:
-    """Name of the interface with an IPv4 address; None for loopback, and for an address that no interface has."""
-    if address.startswith("127."):
-        return None
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe, _SIOCGIFADDR, name.encode().ljust(_REQUEST_BYTES, b"\0"))
-            except OSError:  # an interface without an address
-                continue
-            if answer[_ADDRESS] == socket.inet_aton(address):
-                return name
-    return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if not own.startswith("127.") and own in [one.address for one in addresses]:
+            os.environ.setdefault(GLOO_INTERFACE, name)

@@ -19,7 +19,7 @@ from solrl_core.adapter import Adapter
 from solrl_proto.adapters import AdapterFile
 
 from solrl_trainer.policy.policy import CURRENT, OLD, Policy
-from solrl_trainer.ranks.communicator import Communicator, SingleProcess, broadcast_bytes
+from solrl_trainer.ranks.communicator import Communicator, broadcast_bytes
 from solrl_trainer.records.output_files import write_file, writing
 from solrl_trainer.settings.config import RunConfig
 
@@ -136,7 +136,7 @@ def latest(folder: Path, version: int | None = None, world: Communicator | None 
         ValueError: there is none of `version`.
         DamagedCheckpointError: a file is damaged. Names the file, and the newest intact checkpoint.
     """
-    world = world or SingleProcess()
+    world = world or Communicator()
     found = _newest(folder, version) if world.rank == 0 else None
     if world.size == 1:
         return found

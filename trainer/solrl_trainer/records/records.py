@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from solrl_proto.status import Estimate, HeldOut, IterationReport, RunSettings, Samples, ScoringTime, Spread
 
-from solrl_trainer.algorithms.algorithm import AT
-from solrl_trainer.algorithms.rounding import without_spread
+from solrl_trainer.algorithms.algorithm import AT, without_spread
 from solrl_trainer.policy.update import UpdateFigures
 from solrl_trainer.records.evaluations import Evaluation, compare
 from solrl_trainer.records.figures import TRAINED_SUM

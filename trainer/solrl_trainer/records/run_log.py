@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 from solrl_client.retries import Wait
@@ -19,12 +18,11 @@ from solrl_trainer.records.metrics_file import MetricsFile, own_time
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
 from solrl_trainer.records.status_reports import StatusReporter
-from solrl_trainer.rollouts.exploration import Exploration
+from solrl_trainer.rollouts.exploration import Exploration, IterationSamples
 from solrl_trainer.rollouts.groups import CandidateGroup
-from solrl_trainer.rollouts.iteration import IterationSamples
 from solrl_trainer.rollouts.pairs import CandidatePairs
-from solrl_trainer.service.reward_specs import reward_specs
-from solrl_trainer.service.run_client import RunClient, run_client
+from solrl_trainer.service.requirements import reward_specs
+from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.resuming import Change
 from solrl_trainer.trackers.run_trackers import Trackers
@@ -233,7 +231,7 @@ def open_run_log(
             def source() -> RunClient:
                 hosted = client.model(config.model_name)
                 rewards = reward_specs(config.trained, config, hosted)
-                return replace(run_client(config, client), rewards=rewards, frames=hosted.frames)
+                return RunClient(config, client, rewards=rewards, frames=hosted.frames)
 
             reports = StatusReporter(client, config, source)
             status = stack.enter_context(reports)

@@ -10,9 +10,6 @@ from typing import Literal
 
 import torch
 from solrl_client.retries import OnWait
-from solrl_core.families import Backbone
-from solrl_core.precision import numerics, supported_precisions
-from solrl_core.precision.fp8 import require_fp8
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.solver_specs import SolverSpec
 from solrl_engine.batch_size import AdaptiveBatchSize
@@ -24,14 +21,20 @@ from solrl_proto.rollouts import Plan, PromptItem, RewardTime
 from solrl_proto.status import ScoringTime
 
 from solrl_trainer.algorithms.registry import ALGORITHMS
-from solrl_trainer.policy.sharding import LockstepCommunicator
-from solrl_trainer.ranks.communicator import Communicator, pick_device, share
+from solrl_trainer.ranks.communicator import Communicator, share
 from solrl_trainer.rollouts.candidates import GroupSampler
-from solrl_trainer.rollouts.exploration import Exploration, ExplorationSummary, has_spread, scored, seed_root
+from solrl_trainer.rollouts.exploration import (
+    Exploration,
+    ExplorationSummary,
+    exploration_plan,
+    has_spread,
+    scored,
+    seed_root,
+    training_plan,
+)
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, flattened, parts_of
-from solrl_trainer.rollouts.loading import Loaded, load, warn_of_decoder_emulation, warn_of_emulation
+from solrl_trainer.rollouts.loading import Loaded, load
 from solrl_trainer.rollouts.models import Models
-from solrl_trainer.rollouts.plans import exploration_plan, training_plan
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.rollouts.stored_images import StoredImages
 from solrl_trainer.settings.config import RunConfig
@@ -76,39 +79,9 @@ logger = logging.getLogger(__name__)
 def open_device_source(
     config: RunConfig, train: PromptSet, world: Communicator, on_wait: OnWait
 ) -> Iterator["DeviceSource"]:
-    """Load a run that explores on this device, which must compute in its precision.
-
-    Args:
-        config: the run's settings.
-        train: training prompts.
-        world: ranks that train together.
-        on_wait: told of waits for reward servers.
-
-    Raises:
-        ValueError, OSError: the device does not compute in the precision; and as `load`.
-    """
-    require_precision_here(config, world)
+    """Load a run that explores on this device; arguments as of `open_session`, errors as of `load`."""
     loaded = load(config, world, on_wait)
-    warn_of_emulation_here(config, loaded.backbone)
     yield DeviceSource(config, loaded, Models.build(loaded.backbone, config, world), train)
-
-
-def require_precision_here(config: RunConfig, world: Communicator) -> None:
-    """Refuse a device that does not compute in the precision of exploration.
-
-    Raises:
-        ValueError: the device does not.
-    """
-    if config.explore.precision == "fp8":
-        require_fp8(torch.device(pick_device(config.device, world)))
-
-
-def warn_of_emulation_here(config: RunConfig, backbone: Backbone) -> None:
-    """Warn if this device, which explores, emulates what was requested by name."""
-    device = backbone.device
-    warn_of_decoder_emulation(config.explore.decoder_precision, backbone)
-    emulated = [one for one in supported_precisions(device) if numerics(one, device) == "emulated"]
-    warn_of_emulation(emulated, config.explore.precision)
 
 
 class DeviceSource:
@@ -125,14 +98,7 @@ class DeviceSource:
     """
 
     def __init__(self, config: RunConfig, loaded: Loaded, models: Models, train: PromptSet) -> None:
-        """Set up samplers and scorers.
-
-        Args:
-            config: the run's settings.
-            loaded: the model and all rewards of the settings.
-            models: built on this model with these settings.
-            train: training prompts.
-        """
+        """Set up samplers and scorers; `models` are built on the model of `loaded` with these settings."""
         self._config, self._train = config, train
         self.loaded, self.models = loaded, models
         self.algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)
@@ -276,5 +242,5 @@ class DeviceSource:
         return Sampler(generator, plan, solver, data.recorded, self._batch(generator))
 
     def _batch(self, generator: Generator) -> AdaptiveBatchSize:
-        sharded = isinstance(self.models.world, LockstepCommunicator) and generator is self.models.generator
+        sharded = self.models.world.in_step and generator is self.models.generator
         return AdaptiveBatchSize(self._config.batch, on_exhausted=logger.warning, retries=not sharded)

@@ -5,12 +5,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import torch
 from solrl_client.retries import OnWait
 from solrl_core.errors import MismatchError
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.decoder_fp8 import fp8_convolutions
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import SCHEDULE, model_digest, part_digests, schedule_digest
+from solrl_core.precision import numerics, supported_precisions
+from solrl_core.precision.fp8 import require_fp8
 from solrl_core.rewards import RewardSet
 from solrl_proto.identifiers import Precision
 from solrl_proto.rollouts import DecoderPrecision, ModelBinding, RequestedPrecision
@@ -43,12 +46,17 @@ class Loaded:
 def load(config: RunConfig, world: Communicator, on_wait: OnWait) -> Loaded:
     """Load the model and the rewards; `on_wait` is told of waits for reward servers.
 
+    A warning says what a device that explores emulates.
+
     Raises:
         MismatchError: the plan is of another model.
         DecoderError: the model's decoder cannot compute in the precision of exploration.
-        ValueError, OSError: model or rewards cannot be loaded, or the layer list is of another model.
+        ValueError, OSError: model or rewards cannot be loaded, the layer list is of another model, or this device
+            explores and does not compute in the precision.
     """
     device = pick_device(config.device, world)
+    if config.explores_here and config.explore.precision == "fp8":
+        require_fp8(torch.device(device))
     backbone = load_backbone(
         config.model,
         device=device,
@@ -58,6 +66,11 @@ def load(config: RunConfig, world: Communicator, on_wait: OnWait) -> Loaded:
         size=config.generate.size,
     )
     check_decoder_precision(config.explore.decoder_precision, backbone)
+    if config.explores_here:
+        warn_of_decoder_emulation(config.explore.decoder_precision, backbone)
+        supported = supported_precisions(backbone.device)
+        emulated = [one for one in supported if numerics(one, backbone.device) == "emulated"]
+        warn_of_emulation(emulated, config.explore.precision)
     if config.explore.frames is not None:
         backbone.check_frames(config.explore.frames)
     rewards = RewardSet.load(

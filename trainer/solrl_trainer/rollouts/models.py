@@ -13,12 +13,11 @@ from solrl_proto.adapters import adapter_digest
 from solrl_proto.identifiers import Precision
 from solrl_proto.rollouts import AdapterUse
 
-from solrl_trainer.memory.layout_search import find_layout
-from solrl_trainer.memory.run_memory import explored_precision
+from solrl_trainer.memory.run_memory import explored_precision, find_layout
 from solrl_trainer.policy.encoders import Encoders
 from solrl_trainer.policy.policy import Policy
 from solrl_trainer.policy.sharding import place, shard_base
-from solrl_trainer.ranks.communicator import Communicator, SingleProcess
+from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.settings.config import RunConfig
 
 
@@ -54,15 +53,10 @@ class Models:
         """Build generators and policies on a clean backbone, in the only order that works.
 
         A generator copies the clean transformer and keeps references to the weights under each adapter. The policy
-        then replaces those layers in place, so every generator comes before the policy.
-
-        Args:
-            backbone: the loaded model; its transformer gets the policy's adapters. Transformer and text encoders may be
-                in host memory; they are moved as the memory plan says.
-            config: the run's settings.
-            world: ranks that train together, over which the base may be spread; by default this process alone.
+        then replaces those layers in place, so every generator comes before the policy. Transformer and text encoders
+        may be in host memory; they are moved as the memory plan says. The base may be spread over the `world`.
         """
-        world = world or SingleProcess()
+        world = world or Communicator()
         layout = find_layout(config, backbone, world)
         encoders = Encoders(backbone, offloaded=layout.offloaded)
         backbone.cache_at_least(config.explore.prompts)
@@ -110,13 +104,7 @@ def _unsharded(backbone: Backbone, precision: Precision) -> Generator:
 
 
 def build_policy(backbone: Backbone, config: RunConfig, checkpointed: int = 0) -> Policy:
-    """Inject the run's adapters into the backbone's transformer.
-
-    Args:
-        backbone: the loaded model.
-        config: the run's settings.
-        checkpointed: number of blocks with activation checkpointing.
-    """
+    """Inject the run's adapters into the backbone's transformer; `checkpointed` blocks recompute their activations."""
     reference = None
     if config.optimizer.reference == "fp8" and backbone.device.type == "cuda":
         reference = _unsharded(backbone, "fp8").transformer

@@ -1,12 +1,13 @@
 """Pairs of explored and regenerated images of the same seeds, for the report and the service's page."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
+from solrl_proto.rollouts import PromptItem
 
-from solrl_trainer.rollouts.iteration import IterationSamples
-from solrl_trainer.rollouts.source import ImageSource
+from solrl_trainer.rollouts.exploration import IterationSamples
 
 SHOWN_PROMPTS = 3
 """The most of an iteration's prompts of which pairs are shown."""
@@ -50,6 +51,22 @@ class CandidatePairs:
     def _begins(self, i: int) -> bool:
         """Whether a prompt's pairs begin at `i`: the best come first, and the worst last."""
         return i == 0 or self.pairs[i - 1].place == "worst"
+
+
+class ImageSource(Protocol):
+    """A source of images of explored candidates."""
+
+    def images_of(
+        self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
+    ) -> tuple[torch.Tensor, float]:
+        """Images of candidates explored for an iteration under `version`, in the order of the prompts.
+
+        Returns:
+            Images `for_showing`, float32 in [0, 1], and the seconds that the exploring device spent on them.
+
+        Raises:
+            ProblemError: a service refuses, has lost the version, or cannot be reached.
+        """
 
 
 def candidate_pairs(samples: IterationSamples, source: ImageSource, *, prompts: int, each: int) -> CandidatePairs:

@@ -37,11 +37,9 @@ class SampleScorer:
             side: stream to score on.
             on_times: called with the time of each reward, whenever images were scored.
         """
-        self._scorer = scorer
+        self._scorer, self._side, self._on_times = scorer, side, on_times
         self._names = tuple(names)
         self._weights = {spec.name: spec.weight for spec in trained}
-        self._side = side
-        self._on_times = on_times
 
     @property
     def overlaps(self) -> bool:

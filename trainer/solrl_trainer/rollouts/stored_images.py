@@ -19,14 +19,7 @@ class StoredImages:
     def __init__(
         self, files: Mapping[str, Sequence[Path]], backbone: PipelineBackbone, rewards: Sequence[str], batch: int
     ) -> None:
-        """Set up a source of groups.
-
-        Args:
-            files: of each prompt's images by its id, as of `stored_files`.
-            backbone: the model.
-            rewards: of the run; none is computed of stored images.
-            batch: largest number of images that are encoded at once.
-        """
+        """`files`: as of `stored_files`. `rewards`: of the run, none of which is computed. `batch`: encoded at once."""
         if backbone.frames > 1:
             raise ValueError(
                 f"got clips of {backbone.frames} frames to train on stored images; expected generate.frames=1, which "

@@ -25,11 +25,8 @@ class AdapterSupply:
 
     def __init__(self, client: RolloutClient, *, run: str, model: str, lag: int, on_wait: OnWait = ignore) -> None:
         """`lag`: number of versions by which exploration is behind the newest. `on_wait`: told of a loss' end, too."""
-        self._on_wait = on_wait
-        self._client = client
-        self._run = run
-        self._model = model
-        self._lag = lag
+        self._client, self._on_wait = client, on_wait
+        self._run, self._model, self._lag = run, model, lag
         self._adapters: dict[int, bytes] = {}
         self._lock = threading.RLock()
 

@@ -17,10 +17,11 @@ _UNTIMED = 1
 
 
 @dataclass
-class _Stage:
+class Stage:
     """Division of one stage.
 
     Attributes:
+        clock: gives the time in seconds.
         prompts: of this rank in each iteration.
         served: number of them at the service.
         least, most: fewest and most at the service.
@@ -28,12 +29,24 @@ class _Stage:
         seconds: of a prompt on this device; the service's until this device has made some.
     """
 
+    clock: Callable[[], float]
     prompts: int
     served: int
     least: int
     most: int
     follows: bool
     seconds: float = 0.0
+
+    @contextmanager
+    def timed(self, prompts: int = 1) -> Iterator[None]:
+        """This device does the stage of so many prompts within the block."""
+        began = self.clock()
+        yield
+        self.seconds = (self.clock() - began) / prompts
+
+    def served_in(self, seconds: float) -> None:
+        """The service took so many seconds for a prompt; counts until this device has made some."""
+        self.seconds = self.seconds or seconds
 
     @property
     def work(self) -> float:
@@ -57,6 +70,9 @@ class Balance:
     its number of GPUs and its other runs. What is moved is what makes both waits equal. This device takes regenerating
     first, and exploring if that is not enough. It always regenerates the first of several prompts: the service's first
     samples would not come sooner, and after the push.
+
+    Attributes:
+        explore, regenerate: the two stages.
     """
 
     def __init__(
@@ -77,11 +93,11 @@ class Balance:
         """
         # One prompt is explored here at first, so that its time is known, and what compiles does so at the start.
         first = max(1, prompts - 1 if explore == "auto" else round(prompts * explore))
-        self._explore = _Stage(prompts, first, 1, prompts, explore == "auto")
+        self.explore = Stage(clock, prompts, first, 1, prompts, explore == "auto")
         share = _FIRST_SHARE if regenerate == "auto" else regenerate
         served = 0 if share is None else max(1, round(prompts * share))
         most = max(1, prompts - 1) if regenerate == "auto" else prompts
-        self._regenerate = _Stage(prompts, served, 0, most, regenerate == "auto")
+        self.regenerate = Stage(clock, prompts, served, 0, most, regenerate == "auto")
         self._clock = clock
         self._waited = 0.0
         self._requests = 0
@@ -89,36 +105,12 @@ class Balance:
         self._iterations = 0
         self._lock = Lock()
 
-    @property
-    def explored(self) -> int:
-        """Number of prompts that the service explores."""
-        return self._explore.served
-
-    @property
-    def served(self) -> int:
-        """Number of prompts that the service regenerates in this iteration."""
-        return self._regenerate.served
-
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """This device waits for the service within the block."""
         began = self._clock()
         yield
         self._waited += self._clock() - began
-
-    @contextmanager
-    def exploring(self, prompts: int) -> Iterator[None]:
-        """This device explores so many prompts within the block."""
-        began = self._clock()
-        yield
-        self._explore.seconds = (self._clock() - began) / prompts
-
-    @contextmanager
-    def regenerating(self) -> Iterator[None]:
-        """This device regenerates a prompt's samples within the block."""
-        began = self._clock()
-        yield
-        self._regenerate.seconds = self._clock() - began
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -131,14 +123,6 @@ class Balance:
             with self._lock:
                 self._requests -= 1
                 self._answered = self._clock()
-
-    def explored_in(self, seconds: float) -> None:
-        """The service took so many seconds to explore a prompt; counts until this device has explored some."""
-        self._explore.seconds = self._explore.seconds or seconds
-
-    def served_in(self, seconds: float) -> None:
-        """The service took so many seconds for the samples of a prompt; counts until this device has made some."""
-        self._regenerate.seconds = self._regenerate.seconds or seconds
 
     def end_iteration(self) -> float:
         """Divide the next iteration by the times of this one, and begin to time it.
@@ -158,7 +142,7 @@ class Balance:
 
     def _divide(self, idle: float, busy: float) -> None:
         """Divide by the seconds in which the service was idle, and busy with this run's requests."""
-        stages = [self._regenerate, self._explore]
+        stages = [self.regenerate, self.explore]
         work = sum(stage.work for stage in stages)
         if not work:
             return
@@ -168,7 +152,6 @@ class Balance:
             rest = stage.move(rest)
         if before != [stage.served for stage in stages]:
             logger.info(
-                "the service now explores %d and regenerates %d of %d prompts: this device waited %.1f s, the "
-                "service %.1f s",
-                *(self.explored, self.served, self._explore.prompts, self._waited, idle),
+                f"the service now explores {self.explore.served} and regenerates {self.regenerate.served} of "
+                f"{self.explore.prompts} prompts: this device waited {self._waited:.1f} s, the service {idle:.1f} s"
             )

@@ -1,7 +1,6 @@
 """Regeneration at a rollout service, which also scores the samples; this process repeats one of each iteration."""
 
 import base64
-import binascii
 import hashlib
 import logging
 import math
@@ -57,11 +56,8 @@ class ServiceRegenerator:
             balance: number of prompts that the service regenerates.
             exact: whether the service computes with the same arithmetic on a CPU, so that latents have the same bits.
         """
-        self._config = config
-        self._client = client
-        self._device = device
-        self._balance = balance
-        self._exact = exact
+        self._config, self._client, self._device = config, client, device
+        self._balance, self._exact = balance, exact
         self._largest = 0.0
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
 
@@ -71,11 +67,23 @@ class ServiceRegenerator:
         """Samples of the selected seeds under the behaviour policy, which the service has once it is `pushed`."""
         config, device, models = self._config, self._device, self._device.models
         prompts = [prompt.id for prompt in device.own_prompts(iteration)]
-        served = prompts[len(prompts) - self._balance.served :]
+        served = prompts[len(prompts) - self._balance.regenerate.served :]
         prompt, seeds = selection.prompt, selection.seeds
+
+        def here() -> ScoredSamples:
+            with self._balance.regenerate.timed():
+                return device.regenerate([selection], iteration)()
+
         if prompt.id not in served:
-            return lambda: self._regenerate_here(selection, iteration)
-        arriving = self._request(selection, iteration, models.behaviour_digest, pushed)
+            return here
+        adapter = models.behaviour_digest
+
+        def request() -> tuple[ScoredSamples, Mapping[str, RewardTime]]:
+            pushed()
+            with self._slots, self._balance.asking():
+                return self.samples_of(selection, iteration, adapter)
+
+        arriving = in_background(request, "solrl-regenerate")
         which, place = expand_seeds(config.seed, f"repeat/{iteration}", 2)
         repeats, place = prompt.id == served[which % len(served)], place % len(seeds)
         repeated = device.sampler.sample([prompt], [seeds[place]], decode=None).latents if repeats else None
@@ -96,10 +104,6 @@ class ServiceRegenerator:
 
         return arrived
 
-    def _regenerate_here(self, selection: CandidateGroup, iteration: int) -> ScoredSamples:
-        with self._balance.regenerating():
-            return self._device.regenerate([selection], iteration)()
-
     def samples_of(
         self, selection: CandidateGroup, version: int, adapter: str
     ) -> tuple[ScoredSamples, Mapping[str, RewardTime]]:
@@ -111,7 +115,7 @@ class ServiceRegenerator:
             ProblemError: refused or unreachable; 409 `served-differently`: the answer does not match the request.
         """
         answer = self._client.group_of(selection.prompt, selection.seeds, version)
-        self._balance.served_in(answer.seconds.generate + answer.seconds.reward)
+        self._balance.regenerate.served_in(answer.seconds.generate + answer.seconds.reward)
         (group,) = answer.groups
         prompt, none = selection.prompt, torch.full((len(group.seeds),), torch.nan)
         rewards = {name: torch.tensor(group.rewards[name]) for name in group.rewards}
@@ -121,20 +125,10 @@ class ServiceRegenerator:
         rewards = {name: rewards.get(name, none) for name in self._config.rewards}
         return ScoredSamples(latents, torch.empty(0), None, scores, rewards), answer.seconds.rewards
 
-    def _request(
-        self, selection: CandidateGroup, version: int, adapter: str, pushed: Pending[object]
-    ) -> Pending[tuple[ScoredSamples, Mapping[str, RewardTime]]]:
-        def samples() -> tuple[ScoredSamples, Mapping[str, RewardTime]]:
-            pushed()
-            with self._slots, self._balance.asking():
-                return self.samples_of(selection, version, adapter)
-
-        return in_background(samples, "solrl-regenerate")
-
     def _compare(self, served: torch.Tensor, repeated: torch.Tensor, selection: CandidateGroup, place: int) -> None:
         if torch.equal(served, repeated):
             return
-        difference = relative_difference(served, repeated)
+        difference = float((served - repeated).norm() / repeated.norm())
         if not self._exact and difference <= TOLERANCE:
             if difference > 2 * self._largest:
                 logger.info("latents of the service differ by rounding: %.2g of their root mean square", difference)
@@ -148,11 +142,6 @@ class ServiceRegenerator:
             expected="the same bits, as on any CPU of this kind" if self._exact else f"at most {TOLERANCE}",
             action="look for other software or a faulty device on either machine; regenerate.at=trainer does without",
         )
-
-
-def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Root mean square of the difference, relative to that of `other`."""
-    return float((one - other).norm() / other.norm())
 
 
 def from_base64(group: RolloutGroup, shape: Sequence[int], *, adapter: str, url: str) -> torch.Tensor:
@@ -174,7 +163,12 @@ def from_base64(group: RolloutGroup, shape: Sequence[int], *, adapter: str, url:
     name, size = f"group {group.prompt_id!r}: latents", 4 * math.prod(shape)
     if group.latents.adapter != adapter:
         raise served_differently(url, f"{name}.adapter", group.latents.adapter, adapter)
-    parts = [_decoded(value or "") for value in group.latents.values]
+    parts = []
+    for value in group.latents.values:
+        try:
+            parts.append(base64.b64decode(value or "", validate=True))
+        except ValueError:  # something else than base64
+            parts.append(b"")
     for place, part in enumerate(parts):
         if len(part) != size:
             raise served_differently(url, f"{name}.values[{place}]", f"{len(part)} bytes", f"{size} bytes in base64")
@@ -185,11 +179,3 @@ def from_base64(group: RolloutGroup, shape: Sequence[int], *, adapter: str, url:
     if not torch.isfinite(latents).all():
         raise served_differently(url, f"{name}.values", "a value that is not finite", "finite values")
     return latents
-
-
-def _decoded(value: str) -> bytes:
-    """The bytes of base64; none if it is something else."""
-    try:
-        return base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError):
-        return b""

@@ -1,4 +1,4 @@
-"""Problems that the trainer finds with a rollout service."""
+"""What a run requires of a rollout service, and the problems that it finds."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ from solrl_core.errors import MismatchError
 from solrl_core.families import Backbone
 from solrl_core.fingerprint import check_digests
 from solrl_core.model_options import size_text
+from solrl_core.rewards.reward import AT
 from solrl_core.suggestions import did_you_mean
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import ModelInfo, ModelList
@@ -16,21 +17,40 @@ from solrl_proto.printable import printable
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import RewardSpec
 
+from solrl_trainer.settings.config import RunConfig
+
+logger = logging.getLogger(__name__)
+
+
+def reward_specs(
+    rewards: Sequence[RewardSpec], config: RunConfig, hosted: ModelInfo, digests: Mapping[str, str] | None = None
+) -> tuple[RewardSpec, ...]:
+    """Rewards as the run's requests name them: those that the service has not loaded with the run's own server.
+
+    `reward_options` may have it. `digests` of the rewards are as `reward:<name>`; those of the servers must equal them.
+    """
+    options, known = config.reward_options, digests or {}
+
+    def requested(spec: RewardSpec) -> RewardSpec:
+        at = options.get(spec.name, {}).get(AT)
+        if at is None or spec.name in hosted.rewards:
+            return spec
+        return RewardSpec(name=spec.name, weight=spec.weight, at=at, digest=known.get(f"reward:{spec.name}"))
+
+    return tuple(map(requested, rewards))
+
 
 def require_rewards(url: str, service: ModelList, hosted: ModelInfo, rewards: Sequence[RewardSpec]) -> None:
     """Refuse a service that does not score a reward, or does not ask the server that the run brings for it.
 
-    Args:
-        url: URL of the service.
-        service: its models.
-        hosted: the run's model there.
-        rewards: as requests name them.
+    `hosted` is the run's model there; `rewards` are as requests name them.
 
     Raises:
         ProblemError: 422 `reward-not-loaded`.
     """
     for spec in rewards:
-        _require_server(url, service, spec)
+        if spec.at is not None:
+            _require_server(url, service.reward_hosts, spec.name, spec.at)
     wanted = [spec.name for spec in rewards]
     missing = sorted({spec.name for spec in rewards if spec.at is None} - set(hosted.rewards))
     if missing:
@@ -43,27 +63,23 @@ def require_rewards(url: str, service: ModelList, hosted: ModelInfo, rewards: Se
         )
 
 
-def _require_server(url: str, service: ModelList, spec: RewardSpec) -> None:
-    """Refuse a service that does not ask a reward's server."""
-    if spec.at is None:
-        return
-    allowed = service.reward_hosts
-    fault, address = f"the service at {url} has not loaded {spec.name}, and asks no reward servers of runs", spec.at
+def _require_server(url: str, allowed: Sequence[str], name: str, address: str) -> None:
+    fault = f"the service at {url} has not loaded {name}, and asks no reward servers of runs"
     try:
-        address = origin(spec.at, f"address of reward {spec.name!r}")
+        address = origin(address, f"address of reward {name!r}")
         if address in allowed:
             return
         if allowed:
-            fault = f"the service at {url} has not loaded {spec.name}, and does not ask the reward server at {address}"
+            fault = f"the service at {url} has not loaded {name}, and does not ask the reward server at {address}"
     except ValueError as error:
-        fault = f"the service at {url} has not loaded {spec.name}, and can ask no such server for it: {error}"
+        fault = f"the service at {url} has not loaded {name}, and can ask no such server for it: {error}"
     raise ProblemError(
         ProblemKind.REWARD_NOT_LOADED,
         fault,
-        where=f"reward_options.{spec.name}.at",
+        where=f"reward_options.{name}.at",
         got=address,
         expected=list(allowed) or "a reward that is loaded there",
-        action=f"ask its operator to start it with --reward-hosts {address}, or --rewards {spec.name}@{address}",
+        action=f"ask its operator to start it with --reward-hosts {address}, or --rewards {name}@{address}",
     )
 
 
@@ -79,14 +95,9 @@ def run_taken(url: str, run: str, head: int) -> ProblemError:
 
 
 def require_precision(url: str, hosted: ModelInfo, precision: Precision, *, where: str, action: str) -> None:
-    """Refuse a service that does not generate at a precision.
+    """Refuse a service that does not generate at a precision, for which the run will ask.
 
-    Args:
-        url: URL of the service.
-        hosted: the run's model at the service.
-        precision: precision that the run will ask for.
-        where: setting that needs it.
-        action: a setting with which the run does without.
+    The setting at `where` needs it, and with `action` the run does without.
 
     Raises:
         ProblemError: 422 `precision-unsupported`.
@@ -101,9 +112,6 @@ def require_precision(url: str, hosted: ModelInfo, precision: Precision, *, wher
             expected=offered,
             action=f"set {action}, or use a service that offers {precision}",
         )
-
-
-logger = logging.getLogger(__name__)
 
 
 def check_size(hosted: ModelInfo, backbone: Backbone) -> None:
@@ -127,12 +135,7 @@ def check_size(hosted: ModelInfo, backbone: Backbone) -> None:
 
 
 def check_hosted(hosted: ModelInfo, rewards: Sequence[RewardSpec], digests: Mapping[str, str]) -> None:
-    """Compare the digests of a service's model and of its rewards with those of what is loaded here.
-
-    Args:
-        hosted: the run's model at the service.
-        rewards: rewards that the service must score, as requests name them.
-        digests: digests of all parts and rewards loaded here.
+    """Compare the digests of a service's model, and of rewards as requests name them, with those of all loaded here.
 
     Raises:
         MismatchError: a part or a reward differs or is missing there; names it.

@@ -3,7 +3,6 @@
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,14 +22,12 @@ from solrl_proto.rollouts import (
     RolloutTimings,
 )
 
-from solrl_trainer.rollouts.plans import exploration_plan
+from solrl_trainer.rollouts.exploration import exploration_plan
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompt_rewards import asked_rewards, own_rewards, rows_alike
 
-PlanOf = Callable[[int], Plan]
-"""Settings of generation in an iteration."""
 Requested = tuple[tuple[RewardSpec, ...], str | None]
-"""Rewards as a request names them, and the fingerprint that its answer must have."""
+"""Rewards as a request names them, and the fingerprint that its answer must have; None to accept any."""
 
 
 @dataclass(frozen=True)
@@ -38,28 +35,23 @@ class RunClient:
     """Asks a service for candidates of a run, always under an exact adapter version and by one kind of plan.
 
     Attributes:
+        config: the run's settings.
         client: client of the service.
-        run, model: names at the service.
-        candidates: candidates per prompt.
-        plan_of: settings of generation in an iteration.
-        rewards: rewards in the score of prompts that name none, see `reward_specs`.
-        fingerprint: digest of model and these rewards that an answer must have; None to accept any.
+        plan_of: settings of generation in an iteration of a run.
+        rewards: rewards in the score of prompts that name none; by default the trained ones.
+        requested: how a request names rewards; by default as for a service that has loaded them.
         numerics: of each precision, as the service said at the start; None to accept any.
         restore: removes the cause of a refusal, if it can; the request is then repeated.
-        requested: for rewards that prompts name.
         frames: of the model's clips; 1 for images.
     """
 
+    config: RunConfig
     client: RolloutClient
-    run: str
-    model: str
-    candidates: int
-    plan_of: PlanOf
-    rewards: tuple[RewardSpec, ...]
-    fingerprint: str | None = None
+    plan_of: Callable[[RunConfig, int], Plan] = exploration_plan
+    rewards: tuple[RewardSpec, ...] | None = None
+    requested: Callable[[Sequence[RewardSpec]], Requested] = lambda specs: (tuple(specs), None)
     numerics: Mapping[Precision, Numerics] | None = None
     restore: Callable[[Problem], bool] | None = None
-    requested: Callable[[Sequence[RewardSpec]], Requested] = lambda specs: (tuple(specs), None)
     frames: int = 1
 
     @property
@@ -93,14 +85,9 @@ class RunClient:
             ProblemError: refused or unreachable; 422 `digest-mismatch`: the service now serves another model; 409
                 `served-differently`: the answer does not match the request.
         """
-        return self._answer(
-            prompts,
-            version,
-            {"count": self.candidates, "seed_root": seed_root},
-            self._unpruned(iteration) if unpruned else self.plan_of(iteration),
-            ahead=ahead,
-            on_group=on_group,
-        )
+        candidates = {"count": self.config.explore.candidates, "seed_root": seed_root}
+        plan = self._unpruned(iteration) if unpruned else self.plan_of(self.config, iteration)
+        return self._answer(prompts, version, candidates, plan, on_group, ahead=ahead)
 
     def images_of(
         self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
@@ -113,12 +100,12 @@ class RunClient:
         Raises:
             ProblemError: refused or unreachable.
         """
-        plan = self._unpruned(iteration, decoder_precision=None)
+        plan, kind = self._unpruned(iteration, decoder_precision=None), "png"
         asked: list[tuple[Sequence[PromptItem], Sequence[Sequence[int]]]] = [(prompts, seeds)]
         if self.frames > 1:  # of which an answer has room for few
-            each = zip(prompts, seeds, strict=True)
+            each, kind = zip(prompts, seeds, strict=True), "webp"
             asked = [([prompt], [own[i : i + 2]]) for prompt, own in each for i in range(0, len(own), 2)]
-        answers = [self._answer(own, version, {"seeds": which}, plan, images=True) for own, which in asked]
+        answers = [self._answer(own, version, {"seeds": which}, plan, images=kind) for own, which in asked]
         groups = [group for answer in answers for group in answer.groups]
         files = [base64.b64decode(file) for group in groups for file in group.images or () if file is not None]
         images = torch.cat([for_showing(from_file(file, plan.frames or self.frames)[None]) for file in files])
@@ -130,18 +117,18 @@ class RunClient:
 
         Raises as `candidates_of`.
         """
-        return self._answer([prompt], version, {"seeds": [seeds]}, self._unpruned(version), latents=True)
+        return self._answer([prompt], version, {"seeds": [seeds]}, self._unpruned(version), latents="float32")
 
     def _unpruned(self, iteration: int, **others: None) -> Plan:
         """The plan of an iteration without pruning and without these other settings."""
-        return self.plan_of(iteration).model_copy(update={"prune": None, **others})
+        return self.plan_of(self.config, iteration).model_copy(update={"prune": None, **others})
 
-    def rewards_of(self, prompt: PromptItem) -> Requested:
-        """The rewards that are asked for a prompt."""
-        if (own := own_rewards(prompt)) is None:
-            return self.rewards, self.fingerprint
-        asked = asked_rewards(prompt, [spec.name for spec in self.rewards])
-        return self.requested([RewardSpec(name=name, weight=own[name]) for name in asked])
+    def _rewards_of(self, prompt: PromptItem) -> Requested:
+        rewards = self.config.trained if self.rewards is None else self.rewards
+        if (own := own_rewards(prompt)) is not None:
+            asked = asked_rewards(prompt, [spec.name for spec in rewards])
+            rewards = tuple(RewardSpec(name=name, weight=own[name]) for name in asked)
+        return self.requested(rewards)
 
     def _answer(
         self,
@@ -149,67 +136,34 @@ class RunClient:
         version: int,
         candidates: Mapping[str, Any],
         plan: Plan,
+        on_group: Callable[[RolloutGroup], None] = lambda group: None,
         **options: Any,
     ) -> RolloutAnswer:
         """The answer of one request, or of one for each set of rewards, joined."""
-        parts = []
-        for asked, rows in rows_alike(map(self.rewards_of, prompts)):
+        answers, placed = list[RolloutAnswer](), list[tuple[int, RolloutGroup]]()
+        for (rewards, expected), rows in rows_alike(map(self._rewards_of, prompts)):
             seeds = {"seeds": [candidates["seeds"][row] for row in rows]} if "seeds" in candidates else {}
-            own = [prompts[row] for row in rows]
-            parts.append((rows, self._ask(own, version, {**candidates, **seeds}, plan, asked, **options)))
-        answers = [answer for _, answer in parts]
-        places = sorted((row, group) for rows, answer in parts for row, group in zip(rows, answer.groups, strict=True))
-        return answers[0] if len(answers) == 1 else joined(answers, [group for _, group in places])
-
-    def _ask(
-        self,
-        prompts: Sequence[PromptItem],
-        version: int,
-        candidates: Mapping[str, Any],
-        plan: Plan,
-        asked: Requested,
-        *,
-        images: bool = False,
-        latents: bool = False,
-        ahead: bool = False,
-        on_group: Callable[[RolloutGroup], None] = lambda group: None,
-    ) -> RolloutAnswer:
-        rewards, expected = asked
-        request = rollout_request(
-            model=self.model,
-            adapter=AdapterRef(run=self.run, version=version),
-            prompts=tuple(prompts),
-            candidates=candidates,
-            plan=plan,
-            rewards=rewards,
-            images=("webp" if self.frames > 1 else "png") if images else "none",
-            latents="float32" if latents else None,
-            ahead=ahead,
-        )
-        return self.client.rollouts(
-            request,
-            fingerprint=expected,
-            numerics=self.numerics,
-            on_group=on_group,
-            restore=self.restore,
-        )
+            request = rollout_request(
+                model=self.config.model_name,
+                adapter=AdapterRef(run=self.config.run, version=version),
+                prompts=tuple(prompts[row] for row in rows),
+                candidates={**candidates, **seeds},
+                plan=plan,
+                rewards=rewards,
+                **options,
+            )
+            answer = self.client.rollouts(
+                request, fingerprint=expected, numerics=self.numerics, on_group=on_group, restore=self.restore
+            )
+            answers.append(answer)
+            placed += zip(rows, answer.groups, strict=True)
+        return answers[0] if len(answers) == 1 else _joined(answers, placed)
 
 
-def joined(answers: Sequence[RolloutAnswer], groups: Sequence[RolloutGroup]) -> RolloutAnswer:
-    """One answer with these groups, and the seconds of all."""
+def _joined(answers: Sequence[RolloutAnswer], placed: Sequence[tuple[int, RolloutGroup]]) -> RolloutAnswer:
+    """One answer with these groups, in the order of their places, and the seconds of all."""
+    groups = [group for _, group in sorted(placed, key=lambda one: one[0])]
     seconds = [answer.seconds for answer in answers]
     sums = {name: sum(getattr(one, name) for one in seconds) for name in ("queued", "switch", "generate", "reward")}
     total = RolloutTimings(**sums, rewards=sum_times(one.rewards for one in seconds))
     return answers[0].model_copy(update={"groups": tuple(groups), "seconds": total})
-
-
-def run_client(config: RunConfig, client: RolloutClient) -> RunClient:
-    """A client that explores by a run's settings at a service that has loaded all its rewards."""
-    return RunClient(
-        client=client,
-        run=config.run,
-        model=config.model_name,
-        candidates=config.explore.candidates,
-        plan_of=partial(exploration_plan, config),
-        rewards=config.trained,
-    )

@@ -23,21 +23,18 @@ from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import PromptItem, RewardSpec, RolloutGroup
 
-from solrl_trainer.layouts.running import WasteNote
-from solrl_trainer.policy.sharding import LockstepCommunicator
+from solrl_trainer.layouts.layouts import WasteNote
 from solrl_trainer.ranks.communicator import Communicator, wait_for_rank_zero
-from solrl_trainer.rollouts.device_source import DeviceSource, require_precision_here, warn_of_emulation_here
-from solrl_trainer.rollouts.exploration import Exploration, ExplorationSummary, seed_root
+from solrl_trainer.rollouts.device_source import DeviceSource
+from solrl_trainer.rollouts.exploration import Exploration, ExplorationSummary, seed_root, training_plan
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples
 from solrl_trainer.rollouts.loading import load, warn_of_emulation
 from solrl_trainer.rollouts.models import Models
-from solrl_trainer.rollouts.plans import training_plan
 from solrl_trainer.service.adapter_supply import LOST, AdapterSupply
 from solrl_trainer.service.balance import Balance, Share
 from solrl_trainer.service.regenerator import ServiceRegenerator
-from solrl_trainer.service.requirements import check_hosted, check_size, note_arithmetic
-from solrl_trainer.service.reward_specs import reward_specs
-from solrl_trainer.service.run_client import Requested, RunClient, run_client
+from solrl_trainer.service.requirements import check_hosted, check_size, note_arithmetic, reward_specs
+from solrl_trainer.service.run_client import Requested, RunClient
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.preflight import FIRST_PATIENCE
 from solrl_trainer.settings.prompts import PromptSet
@@ -54,21 +51,13 @@ Arrived = CandidateGroup | ExplorationSummary
 def open_service_source(
     config: RunConfig, train: PromptSet, world: Communicator, on_wait: OnWait
 ) -> Iterator["ServiceSource"]:
-    """Load a run that explores at a service, which must have the same model and rewards.
-
-    Args:
-        config: the run's settings.
-        train: training prompts.
-        world: ranks that train together.
-        on_wait: told of waits for servers.
+    """Load a run that explores at a service with the same model and rewards; arguments as of `open_session`.
 
     Raises:
         ProblemError: the service cannot be reached, or does not host the model.
         MismatchError: noise contract or digests differ; names the part.
-        ValueError, OSError: as `load`; and the device explores a share, and does not compute in the precision.
+        ValueError, OSError: as `load`.
     """
-    if config.explores_here:
-        require_precision_here(config, world)
     # The other ranks ask again until rank 0 has pushed the versions that the service lost.
     awaited = LOST if world.rank else ()
     with RolloutClient(config.service_url, patience=config.patience, awaited=awaited, on_wait=on_wait) as client:
@@ -87,18 +76,17 @@ def open_service_source(
         emulated = [info.precision for info in served.precisions if info.numerics == "emulated"]
         warn_of_emulation(emulated, config.explore.precision)
         note_arithmetic(served, arithmetic(loaded.backbone.device))
-        if config.explores_here:
-            warn_of_emulation_here(config, loaded.backbone)
-            config = _in_a_common_precision(config, served, loaded.backbone.device)
+        if config.explores_here and config.explore.precision == "auto":
+            common = common_precision(served, loaded.backbone.device)
+            logger.info("the service and this device explore in %s", common)
+            config = config.model_copy(update={"explore": config.explore.model_copy(update={"precision": common})})
         device = DeviceSource(config, loaded, Models.build(loaded.backbone, config, world), train)
         supply = None
         if world.rank == 0:
             supply = AdapterSupply(client, run=config.run, model=config.model_name, lag=config.lag, on_wait=on_wait)
-        rewards, expected = requested(config.trained)
-        asked = replace(
-            run_client(config, client),
-            rewards=rewards,
-            fingerprint=expected,
+        asked = RunClient(
+            config,
+            client,
             requested=requested,
             numerics={info.precision: info.numerics for info in served.precisions},
             restore=_restore(supply, world),
@@ -106,43 +94,23 @@ def open_service_source(
         )
         regenerates = config.regenerate.at == "service"
         shares: tuple[Share, Share | None] = config.explore.share, config.regenerate.share if regenerates else None
-        if isinstance(device.models.world, LockstepCommunicator):
+        if device.models.world.in_step:
             # Ranks that share the base's weights generate in step, so their divisions may not differ.
             shares = 1.0 if shares[0] == "auto" else shares[0], 1.0 if shares[1] == "auto" else shares[1]
         balance = Balance(len(device.own_prompts(0)), explore=shares[0], regenerate=shares[1])
-        regenerator = _regenerator(config, asked, device, balance, served, requested) if regenerates else None
+        regenerator = None
+        if regenerates:
+            ours = arithmetic(loaded.backbone.device)
+            exact = loaded.backbone.device.type == "cpu" and served.arithmetic == ours
+            whole = replace(
+                asked,
+                plan_of=lambda config, iteration: training_plan(config, config.regenerate.steps),
+                rewards=config.service_rewards(),
+            )
+            regenerator = ServiceRegenerator(config, whole, device, balance, exact=exact)
         source = ServiceSource(config, asked, device, balance, supply=supply, regenerator=regenerator)
         yield source
         source.wait_for_push()
-
-
-def _regenerator(
-    config: RunConfig,
-    client: RunClient,
-    device: DeviceSource,
-    balance: Balance,
-    served: ModelInfo,
-    requested: Callable[[Sequence[RewardSpec]], Requested],
-) -> ServiceRegenerator:
-    here = device.loaded.backbone.device
-    rewards, expected = requested(config.service_rewards())
-    asked = replace(
-        client,
-        plan_of=lambda iteration: training_plan(config, config.regenerate.steps),
-        rewards=rewards,
-        fingerprint=expected,
-    )
-    exact = here.type == "cpu" and served.arithmetic == arithmetic(here)
-    return ServiceRegenerator(config, asked, device, balance, exact=exact)
-
-
-def _in_a_common_precision(config: RunConfig, served: ModelInfo, device: torch.device) -> RunConfig:
-    """The settings with the precision that `auto` means to a service and this device, which both explore."""
-    if config.explore.precision != "auto":
-        return config
-    precision = common_precision(served, device)
-    logger.info("the service and this device explore in %s", precision)
-    return config.model_copy(update={"explore": config.explore.model_copy(update={"precision": precision})})
 
 
 def common_precision(served: ModelInfo, device: torch.device) -> Precision:
@@ -176,7 +144,7 @@ class _Ahead:
     """
 
     own: Sequence[PromptItem]
-    arrived: SimpleQueue[Arrived | BaseException]
+    arrived: SimpleQueue[Arrived | BaseException] = field(default_factory=SimpleQueue)
     groups: deque[CandidateGroup] = field(default_factory=deque)
 
 
@@ -190,6 +158,7 @@ class ServiceSource:
     Attributes:
         client: asks the service for candidates.
         device: this device.
+        wait_for_push: waits until the service has the newest version; raises as the client's push.
     """
 
     def __init__(
@@ -202,25 +171,12 @@ class ServiceSource:
         supply: AdapterSupply | None = None,
         regenerator: ServiceRegenerator | None = None,
     ) -> None:
-        """Set up a source.
-
-        Args:
-            config: the run's settings.
-            client: asks the service for candidates.
-            device: this device.
-            balance: times this device's waits and the service's.
-            supply: pushes adapters to the service; only on rank 0.
-            regenerator: regenerates at the service; by default this device does.
-        """
-        self.client = client
-        self.device = device
-        self._config = config
-        self._balance = balance
-        self._supply = supply
-        self._regenerator = regenerator
+        """`supply` is only on rank 0; without a `regenerator`, this device regenerates."""
+        self.client, self.device = client, device
+        self._config, self._balance = config, balance
+        self._supply, self._regenerator = supply, regenerator
         self._waste = WasteNote(config)
         self.wait_for_push: Pending[object] = lambda: None
-        """Wait until the service has the newest version; raises as the client's push."""
         self._ahead: dict[int, _Ahead] = {}
         self._begun = 0
         """The first iteration that has not begun."""
@@ -245,47 +201,37 @@ class ServiceSource:
         if self.device.models.backbone.device.type != "cpu":
             self._waste.iteration(waited)
         self.device.push(version, adapter)  # first, because sending takes Python's lock, too
-        supply, client = self._supply, self.client
-        if supply is not None:
-            self.wait_for_push = in_background(partial(supply.push, version, adapter), "solrl-push")
+        push: Callable[[], object]
+        if self._supply is not None:
+            push = partial(self._supply.push, version, adapter)
         else:  # another rank pushes
             patience = self._config.patience + _LONGEST_PUSH
-            waiting = partial(client.client.wait_for_version, client.run, version, patience)
-            self.wait_for_push = in_background(waiting, "solrl-wait-for-push")
+            push = partial(self.client.client.wait_for_version, self._config.run, version, patience)
+        self.wait_for_push = in_background(push, "solrl-push")
         self._prefetch(version)
 
     def _prefetch(self, version: int) -> None:
         """Begin all explorations that have not begun, up to iteration `version` + lag."""
-        for iteration in range(max(version, self._begun), min(version + self._lag + 1, self._config.iterations)):
-            prompts, pushed = self.device.own_prompts(iteration), self.wait_for_push
-            here = len(prompts) - self._balance.explored
-            request = partial(self._explore, iteration, prompts[here:], pushed, iteration > version)
-            self._ahead[iteration] = _Ahead(prompts[:here], begun(request))
+        for iteration in range(max(version, self._begun), min(version + self._config.lag + 1, self._config.iterations)):
+            prompts = self.device.own_prompts(iteration)
+            here = len(prompts) - self._balance.explore.served
+            ahead = self._ahead[iteration] = _Ahead(prompts[:here])
+            ask = partial(self._ask, iteration, prompts[here:], self.wait_for_push, iteration > version, ahead.arrived)
+            # A daemon thread, so that a failed run does not wait for candidates.
+            Thread(target=ask, name="solrl-explore", daemon=True).start()
             self._begun = iteration + 1
-
-    @property
-    def _lag(self) -> int:
-        return self._config.lag
 
     def _version(self, iteration: int) -> int:
         """Version under which an iteration is explored."""
-        return max(0, iteration - self._lag)
-
-    def _left(self, version: int) -> list[int]:
-        """Iterations whose prompts this device has yet to explore, under `version`."""
-        return [
-            iteration
-            for iteration, ahead in self._ahead.items()
-            if self._version(iteration) == version and len(ahead.groups) < len(ahead.own)
-        ]
+        return max(0, iteration - self._config.lag)
 
     def _explore_here(self, version: int) -> None:
-        """Explore this device's share of all prompts that are explored under `version`, which is merged."""
-        for iteration in self._left(version):
-            ahead, device = self._ahead[iteration], self.device
-            device.models.encoders.encode([prompt.text for prompt in ahead.own], self._config.guidance)
-            with self._balance.exploring(len(ahead.own)):
-                ahead.groups.extend(device.groups(ahead.own, iteration))
+        """Explore what is left of this device's share of all prompts that are explored under `version`, as merged."""
+        for iteration, ahead in self._ahead.items():
+            if self._version(iteration) == version and len(ahead.groups) < len(ahead.own):
+                self.device.models.encoders.encode([prompt.text for prompt in ahead.own], self._config.guidance)
+                with self._balance.explore.timed(len(ahead.own)):
+                    ahead.groups.extend(self.device.groups(ahead.own, iteration))
 
     def explore(self, iteration: int) -> Exploration:
         """The exploration of an iteration, which `_prefetch` has begun; this device then explores what it has to."""
@@ -308,36 +254,36 @@ class ServiceSource:
                 arrived = arrived.with_groups(groups, seconds)
             yield arrived
 
-    def _explore(
+    def _ask(
         self,
         iteration: int,
         prompts: Sequence[PromptItem],
         pushed: Pending[object],
         ahead: bool,
-        on_arrival: Callable[[Arrived], None],
+        arrived: SimpleQueue[Arrived | BaseException],
     ) -> None:
-        """Ask for an iteration's candidates once `pushed`; `on_arrival` gets each group, and then the summary."""
-        pushed()
-        with self._balance.asking():
-            self._ask(iteration, prompts, ahead, on_arrival)
-
-    def _ask(
-        self, iteration: int, prompts: Sequence[PromptItem], ahead: bool, on_arrival: Callable[[Arrived], None]
-    ) -> None:
+        """Ask for an iteration's candidates once `pushed`; `arrived` gets each group, then the summary, or an error."""
         by_id = {prompt.id: prompt for prompt in prompts}
         version, root = self._version(iteration), seed_root(self._config.seed, iteration)
-        started = time.perf_counter()
-        answer = self.client.candidates_of(
-            prompts,
-            version,
-            root,
-            iteration=iteration,
-            ahead=ahead,
-            on_group=lambda group: on_arrival(candidate_group(by_id[group.prompt_id], group)),
-        )
-        self._balance.explored_in((answer.seconds.generate + answer.seconds.reward) / len(prompts))
+        try:
+            pushed()
+            with self._balance.asking():
+                started = time.perf_counter()
+                answer = self.client.candidates_of(
+                    prompts,
+                    version,
+                    root,
+                    iteration=iteration,
+                    ahead=ahead,
+                    on_group=lambda group: arrived.put(candidate_group(by_id[group.prompt_id], group)),
+                )
+                self._balance.explore.served_in((answer.seconds.generate + answer.seconds.reward) / len(prompts))
+                seconds = time.perf_counter() - started
+        except BaseException as error:
+            arrived.put(error)
+            return
         scores = [score for group in answer.groups for score in group.scores if score is not None]
-        on_arrival(
+        arrived.put(
             ExplorationSummary(
                 iteration,
                 version,
@@ -345,7 +291,7 @@ class ServiceSource:
                 answer.numerics,
                 sum(scores),
                 len(scores),
-                time.perf_counter() - started,
+                seconds,
                 answer.seconds.rewards,
             )
         )
@@ -381,18 +327,3 @@ def candidate_group(prompt: PromptItem, group: RolloutGroup) -> CandidateGroup:
     """The candidates of a service's answer."""
     scores = [torch.nan if score is None else score for score in group.scores]
     return CandidateGroup(prompt, group.seeds, scores)
-
-
-def begun(request: Callable[[Callable[[Arrived], None]], None]) -> SimpleQueue[Arrived | BaseException]:
-    """Begin a request in a thread of its own: what it passes on, to the summary, or its error."""
-    queue: SimpleQueue[Arrived | BaseException] = SimpleQueue()
-
-    def run() -> None:
-        try:
-            request(queue.put)
-        except BaseException as error:
-            queue.put(error)
-
-    # A daemon thread, so that a failed run does not wait for candidates.
-    Thread(target=run, name="solrl-explore", daemon=True).start()
-    return queue

@@ -16,7 +16,7 @@ from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.records.folder import check_new
 from solrl_trainer.records.waits import Waits
-from solrl_trainer.service.requirements import require_precision, require_rewards, run_taken
+from solrl_trainer.service.requirements import require_precision, require_rewards, reward_specs, run_taken
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompt_rewards import check_known, scored_prompts
 from solrl_trainer.settings.prompts import find_prompts, in_both, prompts_of_run, read_split
@@ -174,8 +174,6 @@ def _check_counts(config: RunConfig, folders: Sequence[Path]) -> None:
 
 def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) -> None:
     from solrl_core.sampling.noise import check_noise_contract
-
-    from solrl_trainer.service.reward_specs import reward_specs
 
     hosted, service = client.model(config.model_name), client.models()
     check_noise_contract(service.noise)
