@@ -5,6 +5,7 @@ These are the original files of a model's authors, ComfyUI's, with their prefixe
 
 import importlib
 import logging
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ _SPARE = (".scale_input", ".input_scale", "scaled_fp8", "logit_scale", "position
 _SHOWN = 3
 _SANA = "SanaTransformer2DModel"
 """Its files may have 1×1 convolutions as linear layers, whatever their names."""
+_NORM_OF_SANA = re.compile(r"^blocks\.(\d+)\.(attn|cross_attn)\.([qk])_norm\.")
+"""Of SANA 1.5; diffusers' conversion leaves these weights."""
 
 
 def parts_in(file: Path, encoders: Sequence[str]) -> Collection[str]:
@@ -175,6 +178,9 @@ def _of_diffusers(cls: Any, folder: Path, weights: Tensors, dtype: torch.dtype, 
                 f"{file} does not have the layout of a {cls.__name__}: {what}; its first tensors are "
                 f"{listed(before, _SHOWN)}; expected the original or ComfyUI's file of the model in {folder.parent}"
             ) from error
+    for name in [name for name in weights if _NORM_OF_SANA.match(name)]:
+        new = _NORM_OF_SANA.sub(r"transformer_blocks.\1.\2.norm_\3.", name)
+        converted[new.replace("cross_attn.", "attn2.").replace(".attn.", ".attn1.")] = weights.pop(name)
     for name in converted.keys() & expected.keys():
         if converted[name].ndim == 2 and expected[name][2:] == (1, 1):
             converted[name] = converted[name][..., None, None]

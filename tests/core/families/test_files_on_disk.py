@@ -134,6 +134,22 @@ def test_a_sana_of_its_authors_is_the_folders_transformer(sana: Path, file: str,
     same(load_backbone(str(sana)), MINI_SANA)
 
 
+def test_norms_of_sana_1_5_in_its_authors_file_are_read(sana: Path) -> None:
+    config = sana / "transformer" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"qk_norm": "rms_norm_across_heads"}))
+    given = original.read(sana, "transformer")
+    width = given["transformer_blocks.0.attn1.to_q.weight"].shape[0]
+    blocks = {name.split(".")[1] for name in given if name.startswith("transformer_blocks.")}
+    parts = {"attn.q": "attn1.norm_q", "cross_attn.k": "attn2.norm_k", "attn.k": "attn1.norm_k"}
+    parts["cross_attn.q"] = "attn2.norm_q"
+    drawn = {(block, part): torch.rand(width).bfloat16().float() for block in blocks for part in parts}
+    norms = {f"blocks.{block}.{part}_norm.weight": weight for (block, part), weight in drawn.items()}
+    put(sana, "SANA1.5.pth", "state_dict", original.sana(given) | norms)
+    found = load_backbone(str(sana)).transformer.state_dict()
+    for (block, part), weight in drawn.items():
+        assert torch.equal(found[f"transformer_blocks.{block}.{parts[part]}.weight"], weight)
+
+
 @pytest.mark.parametrize("shards", [0, 3])
 def test_a_sana_with_linear_layers_by_names_of_diffusers_is_loaded(sana: Path, shards: int) -> None:
     weights = original.read(sana, "transformer")
