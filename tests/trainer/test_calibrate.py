@@ -205,7 +205,7 @@ def test_it_measures_on_unfitted_prompts_of_which_few_are_enough_if_none_are_fit
     limits = PlanSet(steps=(), schedules=SCHEDULES[:1])
     with pytest.raises(ValueError, match="has 3 training prompts; expected at least 4: 2 to fit on and 2 others"):
         calibrate(config, tmp_path, prompts=2, requirement=Requirement(0), limits=limits)
-    summary = calibrate(config, tmp_path, prompts=3, requirement=Requirement(0), limits=ONE_PLAN)
+    summary = calibrate(config, tmp_path, prompts=3, requirement=Requirement(-1), limits=ONE_PLAN)
     assert summary["prompts"] == 3
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     assert resolve(PRESET, overrides=SMALL[:2], files={"file": written}).config.layers == layers
