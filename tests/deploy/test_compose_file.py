@@ -12,7 +12,7 @@ from command_checks import parsed
 from proof.compose import load
 from pydantic_settings import BaseSettings
 from solrl_http.settings import SECRETS
-from solrl_remote import chat
+from solrl_remote import vlm_judge
 from solrl_reward.settings import RewardSettings
 from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.commands.demo import DEMO_SETTINGS, PRESET
@@ -194,7 +194,7 @@ def test_options_and_a_key_reach_a_judge_of_the_reward_service(monkeypatch: pyte
     given = {"SOLRL_REMOTE_REWARDS": "vlm_judge", "SOLRL_REMOTE_REWARD_OPTIONS": json.dumps(options)}
     given |= {"SOLRL_JUDGE_TOKEN_PATH": "/run/secrets/judge_token", "SOLRL_OPTIONS_FROM": ""}
     body = load(FILE, given)["services"]["reward"]
-    assert body["environment"][f"{chat.TOKEN}_PATH"] == "/run/secrets/judge_token"
+    assert body["environment"][f"{vlm_judge.TOKEN}_PATH"] == "/run/secrets/judge_token"
     settings = understood(body, monkeypatch)
     assert (settings.rewards, settings.reward_options) == (("vlm_judge",), options)
 
