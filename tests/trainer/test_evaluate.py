@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -24,13 +23,12 @@ from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.evaluate import evaluate_run
 from solrl_trainer.commands.run import run
 from solrl_trainer.settings.presets import resolve
-from training_helpers import TINY
+from training_helpers import QUICK
 from typed import accepted, refused, typed
 
 SMALL = (
-    *TINY,
-    *("explore.prompts=1", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
-    *("evaluate.prompts=3", "evaluate.seeds=2", "evaluate.steps=2", "iterations=1"),
+    *QUICK,
+    *("evaluate.prompts=3", "evaluate.seeds=2", "evaluate.rewards=[verifier, verifier_graded, judge]"),
     "rewards={clipscore: 1, verifier_graded: 0.5}",
 )
 
@@ -178,44 +176,31 @@ def test_the_cards_own_lines_load_the_weights_and_generate(finished: Path, tmp_p
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
-    with FakeHub(token="hf_right") as running:
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", running.url)
+def test_weights_and_card_are_pushed_to_the_hub(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export = ("export", str(finished), "--output", str(tmp_path), "--push-to-hub")
+    with FakeHub(token="hf_right") as hub:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-        yield running
-
-
-def test_weights_and_card_are_pushed_to_the_hub(finished: Path, tmp_path: Path, hub: FakeHub) -> None:
-    asked = ("export", str(finished), "--output", str(tmp_path), "--push-to-hub", "me/shapes")
-    assert f"pushed: {hub.url}/me/shapes" in accepted(main, *asked, HF_TOKEN="hf_right").stdout
-    assert hub.created == ["me/shapes"]
-    assert sorted(hub.files) == ["README.md", "grid.png", "lora.safetensors"]
-    for name, content in hub.files.items():
-        assert base64.b64decode(content) == (tmp_path / name).read_bytes(), name
+        for name, token, message in (
+            ("shapes", "hf_right", "got --push-to-hub 'shapes'; expected USER/NAME"),
+            ("me/shapes", "", "needs a token of Hugging Face that may write: set HF_TOKEN"),
+            ("me/shapes", "hf_wrong", "401 Unauthorized"),
+        ):
+            assert message in refused(main, *export, name, HF_TOKEN=token)
+            assert hub.files == {}
+        assert f"pushed: {hub.url}/me/shapes" in accepted(main, *export, "me/shapes", HF_TOKEN="hf_right").stdout
+        assert hub.created == ["me/shapes"]
+        assert sorted(hub.files) == ["README.md", "grid.png", "lora.safetensors"]
+        for name, content in hub.files.items():
+            assert base64.b64decode(content) == (tmp_path / name).read_bytes(), name
     assert 'load_lora_weights("me/shapes", weight_name="lora.safetensors")' in (tmp_path / "README.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("name", "token", "message"),
-    [
-        ("shapes", "hf_right", "got --push-to-hub 'shapes'; expected USER/NAME"),
-        ("me/shapes", "", "needs a token of Hugging Face that may write: set HF_TOKEN"),
-        ("me/shapes", "hf_wrong", "401 Unauthorized"),
-    ],
-)
-def test_refused_pushes(finished: Path, tmp_path: Path, hub: FakeHub, name: str, token: str, message: str) -> None:
-    asked = ("export", str(finished), "--output", str(tmp_path), "--push-to-hub", name)
-    assert message in refused(main, *asked, HF_TOKEN=token)
-    assert hub.files == {}
-
-
-def test_a_lost_hub_keeps_files(finished: Path, tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ("export", str(finished), "--output", str(tmp_path), "--push-to-hub", "me/shapes")
-    hub.close()
-    said = refused(main, *asked, HF_TOKEN="hf_right")
+    # A lost hub leaves the files.
+    (tmp_path / "lora.safetensors").unlink()
+    said = refused(main, *export, "me/shapes", HF_TOKEN="hf_right")
     assert f"a hub that can be reached (HF_ENDPOINT, HF_HUB_OFFLINE). The files are in {tmp_path}" in said
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert "unset the `HF_HUB_OFFLINE`" in typed(main, *asked, HF_TOKEN="hf_right").stderr
+    assert "unset the `HF_HUB_OFFLINE`" in typed(main, *export, "me/shapes", HF_TOKEN="hf_right").stderr
     assert (tmp_path / "lora.safetensors").is_file()

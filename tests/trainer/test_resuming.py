@@ -14,7 +14,7 @@ from solrl_trainer.commands.cli import main
 from solrl_trainer.records.checkpoints import Checkpoint
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.resuming import check, check_names, parts_before_loading, parts_when_loaded
-from training_helpers import TINY, tiny_config
+from training_helpers import QUICK, tiny_config
 from typed import accepted, refused
 
 PARTS = {
@@ -157,11 +157,6 @@ def test_a_models_own_settings_count_but_not_the_places_of_its_rewards() -> None
         assert digest(options) != plain
 
 
-SMALL = (
-    *TINY,
-    *("explore.prompts=1", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
-    *("evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.rewards=redness:redness"),
-)
 ALGORITHM = """from solrl_trainer.algorithms.diffusionnft import DiffusionNft
 
 
@@ -186,7 +181,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "prompts").mkdir()
     (place / "prompts" / "train.txt").write_text("a red circle\ntwo blue squares\n")
     (place / "prompts" / "test.txt").write_text("a green cross\n")
-    words = [word for one in (*SMALL, f"prompts={place / 'prompts'}") for word in ("--set", one)]
+    settings = (*QUICK, "evaluate.rewards=redness:redness", f"prompts={place / 'prompts'}")
+    words = [word for one in settings for word in ("--set", one)]
     preset = ("--preset", "mini-sana/naive_scaling/clipscore", "--output", str(place / "run"), "--iterations", "2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [str(place), *sys.path])

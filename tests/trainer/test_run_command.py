@@ -22,31 +22,17 @@ from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import resolve
 from support.ports import free_port
 from torch import rand
-from training_helpers import TINY
+from training_helpers import QUICK
 from typed import accepted, refused, typed
 
 PRESET = "mini-sana/naive_scaling/clipscore"
 """Without a service."""
 SERVED = "mini-sana/sol_rl/clipscore"
-SMALL = (
-    *TINY,
-    *("explore.prompts=1", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
-    *("evaluate.prompts=2", "evaluate.seeds=1", "evaluate.steps=2", "evaluate.rewards=verifier"),
-)
+SMALL = (*QUICK, "evaluate.prompts=2", "evaluate.rewards=verifier")
 
 
 def sets(*settings: str) -> list[str]:
     return [word for setting in settings for word in ("--set", setting)]
-
-
-@pytest.fixture
-def own_prompts(tmp_path: Path) -> Path:
-    """Prompts without metadata."""
-    folder = tmp_path / "my_prompts"
-    folder.mkdir()
-    (folder / "train.txt").write_text("a red circle\ntwo blue squares\n")
-    (folder / "test.txt").write_text("a green cross\n")
-    return folder
 
 
 def test_a_folder_in_use_is_refused_before_anything_else(tmp_path: Path) -> None:
@@ -222,8 +208,15 @@ def test_a_dry_run_says_that_the_service_was_not_checked(tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
-def test_evaluation_rewards_that_do_not_fit_are_omitted_with_a_note(own_prompts: Path, notes: list[str]) -> None:
-    overrides = [f"prompts={own_prompts}", "explore.prompts=1"]
+def test_rewards_without_their_metadata_are_refused_or_omitted_with_a_note(tmp_path: Path, notes: list[str]) -> None:
+    (tmp_path / "train.txt").write_text("a red circle\ntwo blue squares\n")
+    (tmp_path / "test.txt").write_text("a green cross\n")
+    overrides = [f"prompts={tmp_path}", "explore.prompts=1"]
+    trained = sets(*overrides, "rewards={clipscore: 1, verifier: 0}")
+    said = refused(main, "run", "--preset", PRESET, "--dry-run", *trained)
+    assert "reward 'verifier' cannot be used with the train prompts" in said
+    assert "train_metadata.jsonl" in said
+    notes.clear()
     config = resolve(PRESET, overrides=overrides).config
     assert config.evaluate.rewards == ("verifier", "verifier_graded", "judge")
     checked = check_run(config, resume=False)
@@ -231,17 +224,10 @@ def test_evaluation_rewards_that_do_not_fit_are_omitted_with_a_note(own_prompts:
     assert notes[0].startswith("held-out images are not scored with verifier: of prompt 'a green cross', expected")
     assert len(notes) == 3
     # Metadata of another set of prompts do not fit, either.
-    (own_prompts / "test.txt").unlink()
+    (tmp_path / "test.txt").unlink()
     line = {"prompt": "a photo of a bench", "tag": "single_object", "include": [{"class": "bench", "count": 1}]}
-    (own_prompts / "test_metadata.jsonl").write_text(json.dumps(line) + "\n")
+    (tmp_path / "test_metadata.jsonl").write_text(json.dumps(line) + "\n")
     assert check_run(resolve(PRESET, overrides=overrides).config, resume=False).evaluate.rewards == ()
-
-
-def test_a_trained_reward_that_does_not_fit_the_prompts_is_refused(own_prompts: Path) -> None:
-    settings = [f"prompts={own_prompts}", "explore.prompts=1", "rewards={clipscore: 1, verifier: 0}"]
-    said = refused(main, "run", "--preset", PRESET, "--dry-run", *sets(*settings))
-    assert "reward 'verifier' cannot be used with the train prompts" in said
-    assert "train_metadata.jsonl" in said
 
 
 @pytest.fixture(scope="module")
@@ -284,15 +270,12 @@ def test_resuming_needs_only_the_folder(runs: Path, half: Path) -> None:
     assert (saved.run, saved.iterations, saved.output) == ("one", 2, half)
 
 
-def test_a_finished_runs_settings_start_another(half: Path, tmp_path: Path) -> None:
+def test_a_finished_runs_settings_start_another_and_may_change(half: Path, tmp_path: Path) -> None:
     asked = ("run", "--config", str(half / "settings.yaml"), "--run", "two", "--output", str(tmp_path / "two"))
     given = yaml.safe_load(accepted(main, *asked, "--dry-run").stdout)
     again = resolve(DEFAULT_PRESET, files={"a.yaml": given}).config
     assert again == saved_settings(half).model_copy(update={"run": "two", "output": tmp_path / "two"})
-
-
-def test_changed_evaluation_settings_evaluate_the_base_again(half: Path) -> None:
-    """A dry run names the sources of its settings."""
+    # Changed settings of the evaluation evaluate the base again; a dry run names the sources of its settings.
     words = ("run", "--resume", str(half), *sets("evaluate.seeds=2"))
     lines = accepted(main, *words, "--dry-run").stdout.splitlines()
     assert f"lora.rank: 2  # {half / 'config.json'}" in lines
