@@ -50,16 +50,13 @@ def test_no_omitted_candidate_is_above_the_best_or_below_the_worst(rewards: list
     assert all(rewards[i] <= r for i in worst for r in left)
 
 
-@pytest.mark.parametrize("count", [-1, 0, 1, 5])
-def test_a_count_out_of_range_is_refused(count: int) -> None:
-    with pytest.raises(ValueError, match=f"count {count} of 4 candidates"):
-        best_worst([1.0, 2.0, 3.0, 4.0], count)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_a_non_finite_reward_is_refused_with_its_index(bad: float) -> None:
-    with pytest.raises(ValueError, match="for candidate 2"):
-        best_worst([1.0, 2.0, bad, bad], 2)
+def test_a_count_out_of_range_and_a_non_finite_reward_are_refused() -> None:
+    for count in (-1, 0, 1, 5):
+        with pytest.raises(ValueError, match=f"count {count} of 4 candidates"):
+            best_worst([1.0, 2.0, 3.0, 4.0], count)
+    for bad in (math.nan, math.inf, -math.inf):
+        with pytest.raises(ValueError, match="for candidate 2"):
+            best_worst([1.0, 2.0, bad, bad], 2)
 
 
 SCORES = [0.1, 0.9, 0.5, 0.3, 0.7, 0.2]
