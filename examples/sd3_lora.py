@@ -1,4 +1,4 @@
-"""What the examples of other trainers' loops share: a LoRA of SD3 by diffusers and PEFT, and its run at a service."""
+"""A LoRA of SD3 by diffusers and PEFT, and its run at a service, for the examples of other trainers' loops."""
 
 import argparse
 import sys

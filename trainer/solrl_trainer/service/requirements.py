@@ -1,4 +1,4 @@
-"""What a run requires of a rollout service, and the problems that it finds."""
+"""Requirements of a run on its rollout service, and the problems that it finds."""
 
 import logging
 from collections.abc import Mapping, Sequence
