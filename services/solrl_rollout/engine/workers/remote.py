@@ -68,7 +68,7 @@ class Connection(Protocol):
 
 
 class SharedAdapters(Generic[Source]):
-    """What workers read each adapter from: encoded once, and freed when nothing refers to the adapter any more."""
+    """Sources that workers read adapters from: each encoded once, and freed when nothing refers to its adapter."""
 
     def __init__(self, write: Callable[[bytes], Source]) -> None:
         """`write` makes the source of an encoded adapter, which is freed when nothing refers to it."""
