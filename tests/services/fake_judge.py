@@ -44,6 +44,7 @@ class FakeJudge:
     """The endpoint, whose exact score of an image is 1 + 4 · its brightness.
 
     Attributes:
+        endpoint: its URL, once a test serves it.
         mode: "well", or a fault.
         faulty: number of further requests to which the fault applies.
         prefix: tokens in front of the score's.
@@ -55,6 +56,7 @@ class FakeJudge:
     """
 
     def __init__(self) -> None:
+        self.endpoint = ""
         self.mode = "well"
         self.faulty = 10**9
         self.prefix: list[str] = []

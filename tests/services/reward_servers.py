@@ -75,8 +75,8 @@ def ask(client: httpx.Client, content: bytes, **headers: str) -> httpx.Response:
     return client.post("/v1/scores", content=content, headers={"Content-Type": SCORES_MEDIA_TYPE, **headers})
 
 
-def scores(client: httpx.Client, content: bytes) -> ScoreAnswer:
-    response = ask(client, content)
+def scores(client: httpx.Client, content: bytes, **headers: str) -> ScoreAnswer:
+    response = ask(client, content, **headers)
     assert response.status_code == 200, response.text
     return ScoreAnswer.model_validate_json(response.content)
 
@@ -121,6 +121,7 @@ class Misbehaving:
     """A reward server of one reward, the mean of an image's pixels, that does what `mode` says, and sets a cookie.
 
     Attributes:
+        address: its URL, once a test serves it.
         mode: "well", or a fault.
         asked: paths of all requests.
         heads: headers of all requests.
@@ -131,6 +132,7 @@ class Misbehaving:
     """
 
     def __init__(self, mode: str = "well") -> None:
+        self.address = ""
         self.mode = mode
         self.asked: list[str] = []
         self.heads: list[dict[str, str]] = []

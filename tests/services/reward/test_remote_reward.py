@@ -43,11 +43,12 @@ def served(*names: str, **settings: Any) -> AbstractContextManager[str]:
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[Misbehaving, str]]:
-    app = Misbehaving()
-    with serving(app) as address:
-        yield app, address
-        app.leave.set()
+def app() -> Iterator[Misbehaving]:
+    """A server that misbehaves."""
+    made = Misbehaving()
+    with serving(made) as made.address:
+        yield made
+        made.leave.set()
 
 
 def score(reward: Any, count: int = 2) -> torch.Tensor:
@@ -103,13 +104,10 @@ def test_floats_are_sent_rounded_to_bytes() -> None:
     assert not torch.equal(found, images.mean((1, 2, 3)))
 
 
-def test_many_images_are_sent_in_batches_over_one_connection(
-    server: tuple[Misbehaving, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_images_are_sent_in_batches_over_one_connection(app: Misbehaving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("solrl_client.timed_client._KEPT_S", 600.0)
-    app, address = server
     images = as_floats(pictures(5))
-    reward = RemoteReward(NAME, address, batch_size=2)
+    reward = RemoteReward(NAME, app.address, batch_size=2)
     for _ in range(2):
         found = reward(images, ["a"] * 5, [{}] * 5)
         assert found == pytest.approx(images.mean((1, 2, 3)), abs=1e-6)
@@ -118,24 +116,22 @@ def test_many_images_are_sent_in_batches_over_one_connection(
 
 
 @pytest.mark.parametrize("mode", FAULTS)
-def test_an_answer_that_cannot_be_used_is_an_error_of_the_server(server: tuple[Misbehaving, str], mode: str) -> None:
-    app, address = server
-    reward = RemoteReward(NAME, address, timeout=2.0 if mode in ("slow", "dripping") else 60)
+def test_an_answer_that_cannot_be_used_is_an_error_of_the_server(app: Misbehaving, mode: str) -> None:
+    reward = RemoteReward(NAME, app.address, timeout=2.0 if mode in ("slow", "dripping") else 60)
     assert reward.digest == DIGEST
     app.mode = mode
     with pytest.raises(RewardUnavailableError) as caught:
         RewardSet({NAME: reward}).score([NAME], as_floats(pictures(2)), PROMPTS, [{}] * 2)
     assert FAULTS[mode] in str(caught.value)
-    assert f"reward 'brightness' at {address}" in str(caught.value)
+    assert f"reward 'brightness' at {app.address}" in str(caught.value)
     assert app.asked == ["/v1/rewards", "/v1/scores"], "asked once, and no other address"
     app.leave.set()
     app.mode = "well"
     assert score(reward) == pytest.approx(as_floats(pictures(2)).mean((1, 2, 3)), abs=1e-6)
 
 
-def test_a_cancelled_call_leaves_the_server(server: tuple[Misbehaving, str]) -> None:
-    app, address = server
-    reward, cancelled, faults = RemoteReward(NAME, address, timeout=600, patience=600), Cancellation(), []
+def test_a_cancelled_call_leaves_the_server(app: Misbehaving) -> None:
+    reward, cancelled, faults = RemoteReward(NAME, app.address, timeout=600, patience=600), Cancellation(), []
 
     def call() -> None:
         with pytest.raises(RewardUnavailableError) as caught:
@@ -155,9 +151,8 @@ def test_a_cancelled_call_leaves_the_server(server: tuple[Misbehaving, str]) -> 
     assert app.asked.count("/v1/scores") == 1
 
 
-def test_a_reward_that_fails_at_the_server_is_not_the_servers_fault(server: tuple[Misbehaving, str]) -> None:
-    app, address = server
-    rewards = RewardSet({NAME: RemoteReward(NAME, address, patience=60)})
+def test_a_reward_that_fails_at_the_server_is_not_the_servers_fault(app: Misbehaving) -> None:
+    rewards = RewardSet({NAME: RemoteReward(NAME, app.address, patience=60)})
     app.mode = "fails"
     with pytest.raises(RewardError, match=r"failed at http:.* as the test says") as caught:
         rewards.score([NAME], as_floats(pictures(2)), PROMPTS, [{}] * 2)
@@ -166,11 +161,10 @@ def test_a_reward_that_fails_at_the_server_is_not_the_servers_fault(server: tupl
 
 
 @pytest.mark.parametrize("mode", [mode for mode in FAULTS if mode != "dripping"])
-def test_a_trainer_asks_again(server: tuple[Misbehaving, str], mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    app, address = server
+def test_a_trainer_asks_again(app: Misbehaving, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, Wait | None]] = []
     timeout = 2.0 if mode == "slow" else 60
-    reward = RemoteReward(NAME, address, timeout=timeout, patience=600, on_wait=lambda *wait: told.append(wait))
+    reward = RemoteReward(NAME, app.address, timeout=timeout, patience=600, on_wait=lambda *wait: told.append(wait))
     pauses: list[float] = []
 
     async def heal(seconds: float) -> None:
@@ -184,7 +178,7 @@ def test_a_trainer_asks_again(server: tuple[Misbehaving, str], mode: str, monkey
     app.mode = mode
     assert len(score(reward)) == 2
     assert pauses == [0.5, 1.0]
-    assert {server for server, _ in told} == {address}
+    assert {server for server, _ in told} == {app.address}
     first, second, end = (wait for _, wait in told)
     assert [wait is not None and FAULTS[mode] in wait.fault for wait in (first, second)] == [True, True]
     assert end is None
@@ -207,10 +201,9 @@ def test_invalid_options_are_refused(options: dict[str, Any], said: str) -> None
     assert "secret" not in str(caught.value)
 
 
-def test_a_server_must_be_there_and_have_the_reward(server: tuple[Misbehaving, str]) -> None:
-    _, address = server
+def test_a_server_must_be_there_and_have_the_reward(app: Misbehaving) -> None:
     with pytest.raises(ValueError, match=r"does not compute reward .hpsv2.; .*brightness.* --rewards hpsv2"):
-        connect_reward("hpsv2", {"at": address})
+        connect_reward("hpsv2", {"at": app.address})
     with pytest.raises(RewardUnavailableError, match=r"gave no answer \(ConnectError"):
         connect_reward(NAME, {"at": NOBODY})
 
@@ -225,24 +218,22 @@ def test_the_token_comes_from_the_environment(tmp_path: Any, monkeypatch: pytest
         assert len(score(RemoteReward(BRIGHT, address))) == 2
 
 
-def test_a_model_cannot_choose_where_images_are_sent(server: tuple[Misbehaving, str]) -> None:
-    app, address = server
+def test_a_model_cannot_choose_where_images_are_sent(app: Misbehaving) -> None:
     cpu = torch.device("cpu")
-    model = PlainDefaults(cpu, ModelOptions(rewards={"clipscore": {"at": address}}))
+    model = PlainDefaults(cpu, ModelOptions(rewards={"clipscore": {"at": app.address}}))
     with pytest.raises(ValueError, match=r"solrl\.json gives 'at' for reward 'clipscore'"):
         load_reward("clipscore", model, connect=connect_reward)
     assert app.asked == []
     with pytest.raises(ValueError, match="rewards of its own only"):
-        load_reward("clipscore", PlainDefaults(cpu), {"at": address})
+        load_reward("clipscore", PlainDefaults(cpu), {"at": app.address})
 
 
 def test_a_server_s_reward_takes_no_memory_here() -> None:
     assert reward_bytes("registered_elsewhere", {"at": NOBODY}) == 0
 
 
-def test_the_rollout_service_answers_503_with_retry_after(server: tuple[Misbehaving, str]) -> None:
-    app, address = server
-    settings = RolloutSettings(rewards=(REWARD, f"{NAME}@{address}"), device="cpu")
+def test_the_rollout_service_answers_503_with_retry_after(app: Misbehaving) -> None:
+    settings = RolloutSettings(rewards=(REWARD, f"{NAME}@{app.address}"), device="cpu")
     rollout = create_rollout_app(settings, load_backend=FakeBackend().load)
     request = rollout_request(rewards=(REWARD, NAME), precision="bf16")
     with client_at(rollout) as client:

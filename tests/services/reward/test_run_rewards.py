@@ -31,23 +31,21 @@ DEAD = f"http://127.0.0.1:{free_port()}"
 OTHER = "sha256:" + "0" * 64
 
 
+@pytest.fixture
+def brought(server: Misbehaving) -> Iterator[Misbehaving]:
+    """The server of a run, which is well at first and has not been asked."""
+    yield server
+    server.leave.set()
+    server.mode = "well"
+    server.asked.clear()
+
+
 @pytest.fixture(scope="module")
-def brought() -> Iterator[tuple[Misbehaving, str]]:
-    """The server of a run."""
+def server() -> Iterator[Misbehaving]:
     app = Misbehaving()
-    with serving(app) as address:
-        yield app, address
+    with serving(app) as app.address:
+        yield app
         app.leave.set()
-
-
-@pytest.fixture(autouse=True)
-def _well(brought: tuple[Misbehaving, str]) -> Iterator[None]:
-    app, _ = brought
-    yield
-    app.leave.set()
-    app.mode = "well"
-    app.asked.clear()
-    app.heads.clear()
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +63,9 @@ def unlisted() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def client(brought: tuple[Misbehaving, str], real: str) -> Iterator[httpx.Client]:
+def client(server: Misbehaving, real: str) -> Iterator[httpx.Client]:
     """A client of a rollout service that allows these servers, and one that is dead."""
-    with client_of(brought[1], real, DEAD) as found:
+    with client_of(server.address, real, DEAD) as found:
         yield found
 
 
@@ -99,11 +97,10 @@ def as_sent(images: torch.Tensor) -> list[float]:
     return means
 
 
-def test_a_run_s_reward_is_scored_for_its_request_alone(client: httpx.Client, brought: tuple[Misbehaving, str]) -> None:
-    _, address = brought
+def test_a_run_s_reward_is_scored_for_its_request_alone(client: httpx.Client, brought: Misbehaving) -> None:
     before = client.get("/v1/models").json()
     (model,) = before["models"]
-    own = {"name": NAME, "weight": 2.0, "at": address, "digest": DIGEST}
+    own = {"name": NAME, "weight": 2.0, "at": brought.address, "digest": DIGEST}
     answer, images = answered(client, own, {"name": REWARD})
     (group,) = answer["groups"]
     assert group["rewards"][NAME] == pytest.approx(as_sent(images), abs=1e-6)
@@ -111,7 +108,7 @@ def test_a_run_s_reward_is_scored_for_its_request_alone(client: httpx.Client, br
     sums = [2 * mine + theirs for mine, theirs in zip(group["rewards"][NAME], group["rewards"][REWARD], strict=True)]
     assert group["scores"] == pytest.approx(sums)
     assert answer["fingerprint"] == fingerprint(model["digests"] | {f"reward:{NAME}": DIGEST}, [NAME, REWARD])
-    without_digest, _ = answered(client, {"name": NAME, "at": address}, {"name": REWARD})
+    without_digest, _ = answered(client, {"name": NAME, "at": brought.address}, {"name": REWARD})
     assert without_digest["fingerprint"] == fingerprint(model["digests"], [REWARD])
 
     assert client.get("/v1/models").json() == before
@@ -119,7 +116,7 @@ def test_a_run_s_reward_is_scored_for_its_request_alone(client: httpx.Client, br
     assert (problem(ask(client, {"name": NAME}))["kind"]) == "reward-unknown"
     metrics = client.get("/metrics").text
     assert NAME not in metrics.replace(REWARD, "")
-    assert address not in metrics
+    assert brought.address not in metrics
 
 
 def test_it_may_have_the_name_of_a_loaded_one(client: httpx.Client, real: str) -> None:
@@ -135,15 +132,14 @@ def test_it_may_have_the_name_of_a_loaded_one(client: httpx.Client, real: str) -
     assert unnamed["fingerprint"] == fingerprint(model["digests"], [])
 
 
-def test_none_is_allowed_by_default(brought: tuple[Misbehaving, str]) -> None:
-    app, address = brought
+def test_none_is_allowed_by_default(brought: Misbehaving) -> None:
     with client_of() as client:
         assert "reward_hosts" not in client.get("/v1/models").json()
-        refused = problem(ask(client, {"name": NAME, "at": address}))
+        refused = problem(ask(client, {"name": NAME, "at": brought.address}))
         assert (refused["status"], refused["kind"]) == (422, "reward-unknown")
-        assert (refused["got"], refused["expected"]) == (address, "no address")
+        assert (refused["got"], refused["expected"]) == (brought.address, "no address")
         assert "--reward-hosts" in refused["action"]
-    assert app.asked == []
+    assert brought.asked == []
 
 
 REFUSED = {
@@ -173,23 +169,19 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_address_that_is_not_listed_is_never_asked(
-    client: httpx.Client, brought: tuple[Misbehaving, str], unlisted: str, name: str
+    client: httpx.Client, brought: Misbehaving, unlisted: str, name: str
 ) -> None:
-    app, address = brought
-    at = REFUSED[name].format(port=address.rsplit(":", 1)[1], other=unlisted)
+    at = REFUSED[name].format(port=brought.address.rsplit(":", 1)[1], other=unlisted)
     refused = problem(ask(client, {"name": NAME, "at": at}))
     assert (refused["status"], refused["kind"]) == (422, "reward-unknown")
     assert refused["where"] == "body.rewards.0.at"
-    assert address in refused["expected"]
+    assert brought.address in refused["expected"]
     assert "secret" not in str(refused)
-    assert app.asked == []
+    assert brought.asked == []
 
 
-def test_hosts_must_be_addresses_and_other_spellings_mean_them(
-    client: httpx.Client, brought: tuple[Misbehaving, str]
-) -> None:
-    _, address = brought
-    for at in (f"{address}/", address.replace("http", "HTTP"), f" {address}"):
+def test_hosts_must_be_addresses_and_other_spellings_mean_them(client: httpx.Client, brought: Misbehaving) -> None:
+    for at in (f"{brought.address}/", brought.address.replace("http", "HTTP"), f" {brought.address}"):
         answered(client, {"name": NAME, "at": at, "digest": DIGEST})
     assert origin("https://Rewards.Lab", "address") == "https://rewards.lab:443"
     assert origin("http://[::1]:9000/", "address") == "http://[::1]:9000"
@@ -205,36 +197,35 @@ MODES = ("slow", "nan", "short", "digest", "elsewhere", "cut", "locked", "broken
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_server_that_fails_fails_its_requests_alone(
-    client: httpx.Client, brought: tuple[Misbehaving, str], mode: str, monkeypatch: pytest.MonkeyPatch
+    client: httpx.Client, brought: Misbehaving, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app, address = brought
     monkeypatch.setattr(external_rewards, "TIMEOUT", 1.0 if mode == "slow" else 60.0)
-    app.leave.clear()
-    app.mode = mode
+    brought.leave.clear()
+    brought.mode = mode
     # With another digest it is connected anew, for which the time limit counts.
-    refused = ask(client, {"name": NAME, "at": address, "digest": OTHER if mode == "slow" else DIGEST})
+    refused = ask(client, {"name": NAME, "at": brought.address, "digest": OTHER if mode == "slow" else DIGEST})
     found = problem(refused)
     assert (found["status"], found["kind"]) == (503, "reward-failed")
     assert refused.headers["retry-after"] == "5"
     said = {"nan": "gave nan for image 3", "short": "gave 3 scores for 4 images"}
     said["locked"] = "no token is sent to a server that a run brings"
     assert said.get(mode, FAULTS[mode]) in found["detail"]
-    assert app.asked == ["/v1/scores"], "asked once, and no other address"
+    assert brought.asked == ["/v1/scores"], "asked once, and no other address"
     answered(client, {"name": REWARD})
     assert NAME not in client.get("/metrics").text.replace(REWARD, "")
-    app.mode = "well"
+    brought.mode = "well"
     monkeypatch.setattr(external_rewards, "TIMEOUT", 60.0)
-    answered(client, {"name": NAME, "at": address, "digest": DIGEST})
+    answered(client, {"name": NAME, "at": brought.address, "digest": DIGEST})
 
 
 def test_a_server_must_be_there_with_the_reward_and_its_digest(
-    client: httpx.Client, brought: tuple[Misbehaving, str], real: str
+    client: httpx.Client, brought: Misbehaving, real: str
 ) -> None:
     has = f"has the digest {DIGEST} now; expected {OTHER}, as the request says"
     cases = (
         ({"name": NAME, "at": DEAD}, f"at {DEAD} gave no answer (ConnectError"),
-        ({"name": NAME, "at": brought[1], "digest": OTHER}, has),
-        ({"name": "hpsv2", "at": brought[1]}, f"does not compute reward 'hpsv2'; expected one of ['{NAME}']"),
+        ({"name": NAME, "at": brought.address, "digest": OTHER}, has),
+        ({"name": "hpsv2", "at": brought.address}, f"does not compute reward 'hpsv2'; expected one of ['{NAME}']"),
         ({"name": "hpsv2", "at": real, "digest": DIGEST}, "does not compute 'hpsv2'"),
     )
     for reward, said in cases:
@@ -244,21 +235,18 @@ def test_a_server_must_be_there_with_the_reward_and_its_digest(
     answered(client, {"name": REWARD})
 
 
-def test_a_server_that_comes_back_with_another_digest_is_asked_anew(
-    client: httpx.Client, brought: tuple[Misbehaving, str]
-) -> None:
-    app, address = brought
-    reward = {"name": NAME, "at": address}
+def test_a_server_that_comes_back_with_another_digest_is_asked_anew(client: httpx.Client, brought: Misbehaving) -> None:
+    reward = {"name": NAME, "at": brought.address}
     answered(client, reward)
-    app.asked.clear()
+    brought.asked.clear()
     answered(client, reward)
-    assert app.asked == ["/v1/scores"], "connected already"
-    app.mode = "digest"
+    assert brought.asked == ["/v1/scores"], "connected already"
+    brought.mode = "digest"
     assert "as when this program connected" in problem(ask(client, reward))["detail"]
-    app.mode = "well"
-    app.asked.clear()
+    brought.mode = "well"
+    brought.asked.clear()
     answered(client, reward)
-    assert app.asked == ["/v1/rewards", "/v1/scores"]
+    assert brought.asked == ["/v1/rewards", "/v1/scores"]
 
 
 def test_neither_the_service_s_token_nor_the_caller_s_headers_are_sent(

@@ -54,12 +54,13 @@ FAILED = {
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[FakeJudge, str]]:
-    fake = FakeJudge()
-    with serving(fake.app) as address:
-        yield fake, f"{address}/v1"
-        fake.leave.set()
-        fake.hold.set()
+def fake() -> Iterator[FakeJudge]:
+    judge = FakeJudge()
+    with serving(judge.app) as address:
+        judge.endpoint = f"{address}/v1"
+        yield judge
+        judge.leave.set()
+        judge.hold.set()
 
 
 def shades(count: int) -> torch.Tensor:
@@ -109,10 +110,9 @@ def exact(images: torch.Tensor) -> torch.Tensor:
     return 1 + 4 * as_floats(images).mean((1, 2, 3))
 
 
-def test_scores_are_expectations_in_the_order_of_the_images_and_paid_for_once(server: tuple[FakeJudge, str]) -> None:
-    fake, address = server
+def test_scores_are_expectations_in_the_order_of_the_images_and_paid_for_once(fake: FakeJudge) -> None:
     images = torch.cat([shades(9), pictures(3, side=8)])
-    judge = VlmJudge(address, MODEL)
+    judge = VlmJudge(fake.endpoint, MODEL)
     found = judged(judge, images)
     torch.testing.assert_close(found, exact(images), rtol=1e-5, atol=1e-5)
     request = fake.asked[0]
@@ -128,38 +128,35 @@ def test_scores_are_expectations_in_the_order_of_the_images_and_paid_for_once(se
     assert len(fake.asked) == 24
 
 
-def test_without_log_probabilities_scores_are_the_stated_numbers(server: tuple[FakeJudge, str]) -> None:
-    fake, address = server
+def test_without_log_probabilities_scores_are_the_stated_numbers(fake: FakeJudge) -> None:
     images, stated = shades(9), torch.tensor([1, 1, 2, 2, 3, 3, 4, 4, 5])
     fake.mode = "no log-probabilities"
-    found = judged(VlmJudge(address, MODEL), images)
+    found = judged(VlmJudge(fake.endpoint, MODEL), images)
     assert (found - exact(images)).abs().max() == pytest.approx(0.5, abs=0.02)
     assert torch.equal(found, found.round())
     fake.mode = "log-probabilities of another text"
-    assert torch.equal(judged(VlmJudge(address, MODEL), images), found)
+    assert torch.equal(judged(VlmJudge(fake.endpoint, MODEL), images), found)
     fake.mode = "well"
-    assert torch.equal(judged(VlmJudge(address, MODEL, logprobs=False), images), found)
+    assert torch.equal(judged(VlmJudge(fake.endpoint, MODEL, logprobs=False), images), found)
     assert "logprobs" not in fake.asked[-1]
     assert int((found != stated).sum()) <= 4  # those halfway
 
 
-def test_a_template_and_a_label_fit_a_model_that_explains(server: tuple[FakeJudge, str]) -> None:
-    fake, address = server
+def test_a_template_and_a_label_fit_a_model_that_explains(fake: FakeJudge) -> None:
     fake.prefix = ["It is", " grey.", "\n", "Final Score:", " "]
     template = "Rate {lowest} to {highest}: [{prompt}]. End with 'Final Score:'."
-    judge = VlmJudge(address, MODEL, template=template, label="Final Score:", max_tokens=64)
+    judge = VlmJudge(fake.endpoint, MODEL, template=template, label="Final Score:", max_tokens=64)
     assert judged(judge, shades(3), "a {lowest} {prompt}") == pytest.approx(torch.tensor([1.0, 3.0, 5.0]), abs=0.02)
     assert question(fake.asked[0]) == "Rate 1 to 5: [a {lowest} {prompt}]. End with 'Final Score:'."
 
 
 @pytest.mark.parametrize("mode", UNAVAILABLE)
-def test_a_fault_of_the_endpoint_is_told_and_spoils_nothing(server: tuple[FakeJudge, str], mode: str) -> None:
-    fake, address = server
-    judge = VlmJudge(address, MODEL, timeout=2.0 if mode == "slow" else 60, patience=0)
+def test_a_fault_of_the_endpoint_is_told_and_spoils_nothing(fake: FakeJudge, mode: str) -> None:
+    judge = VlmJudge(fake.endpoint, MODEL, timeout=2.0 if mode == "slow" else 60, patience=0)
     fake.mode = mode
     with pytest.raises(RewardUnavailableError) as caught:
         RewardSet({JUDGE: judge}).score([JUDGE], as_floats(shades(2)), ["a", "b"], [{}] * 2)
-    assert f"reward 'vlm_judge' at {address} " in str(caught.value)
+    assert f"reward 'vlm_judge' at {fake.endpoint} " in str(caught.value)
     assert UNAVAILABLE[mode] in str(caught.value)
     fake.leave.set()
     fake.mode = "well"
@@ -167,9 +164,8 @@ def test_a_fault_of_the_endpoint_is_told_and_spoils_nothing(server: tuple[FakeJu
 
 
 @pytest.mark.parametrize("mode", FAILED)
-def test_a_fault_of_an_answer_names_the_image(server: tuple[FakeJudge, str], mode: str) -> None:
-    fake, address = server
-    judge = VlmJudge(address, MODEL, patience=600, in_flight=1)
+def test_a_fault_of_an_answer_names_the_image(fake: FakeJudge, mode: str) -> None:
+    judge = VlmJudge(fake.endpoint, MODEL, patience=600, in_flight=1)
     judged(judge, shades(3)[:1])
     fake.mode = mode
     with pytest.raises(RewardError, match=r"failed on image 1 of prompt .a red circle.: ") as caught:
@@ -186,10 +182,9 @@ def test_a_fault_of_an_answer_names_the_image(server: tuple[FakeJudge, str], mod
     [("broken", [0.5, 1.0, 2.0]), ("limited", [7.0, 7.0, 7.0]), ("limited until a date", [0.5, 1.0, 2.0])],
 )
 def test_temporary_faults_are_repeated_with_growing_pauses(
-    server: tuple[FakeJudge, str], mode: str, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+    fake: FakeJudge, mode: str, pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake, address = server
-    judge, clock = VlmJudge(address, MODEL, patience=600), Clock()
+    judge, clock = VlmJudge(fake.endpoint, MODEL, patience=600), Clock()
     monkeypatch.setattr("solrl_remote.vlm_judge.asyncio", clock)
     fake.mode, fake.faulty = mode, 3
     assert result_of(judge._judge(0, grey(), "a")) == pytest.approx(3.0, abs=0.02)
@@ -198,24 +193,22 @@ def test_temporary_faults_are_repeated_with_growing_pauses(
     assert judge.costs == {"requests": 4, "prompt_tokens": 100, "completion_tokens": 2}
 
 
-def test_patience_ends(server: tuple[FakeJudge, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, address = server
+def test_patience_ends(fake: FakeJudge, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.mode = "limited"
     with pytest.raises(RewardUnavailableError, match="answered 429") as caught:
-        judged(VlmJudge(address, MODEL, patience=6.9), shades(1))
+        judged(VlmJudge(fake.endpoint, MODEL, patience=6.9), shades(1))
     assert len(fake.asked) == 1, "it would have to wait for longer"
     assert "times" not in str(caught.value)
     fake.mode = "broken"
-    judge, clock = VlmJudge(address, MODEL, patience=0.9), Clock()
+    judge, clock = VlmJudge(fake.endpoint, MODEL, patience=0.9), Clock()
     monkeypatch.setattr("solrl_remote.vlm_judge.asyncio", clock)
     monkeypatch.setattr("solrl_client.retries.time", clock)
     with pytest.raises(RewardUnavailableError, match="CUDA error, 2 times in"):
         judged(judge, shades(1))
 
 
-def test_requests_in_flight_and_per_second_are_limited(server: tuple[FakeJudge, str]) -> None:
-    fake, address = server
-    judge = VlmJudge(address, MODEL, in_flight=3)
+def test_requests_in_flight_and_per_second_are_limited(fake: FakeJudge) -> None:
+    judge = VlmJudge(fake.endpoint, MODEL, in_flight=3)
     fake.hold.clear()
     found: list[torch.Tensor] = []
     callers = [threading.Thread(target=lambda i=i: found.append(judged(judge, shades(8), f"{i}"))) for i in range(2)]
@@ -229,15 +222,12 @@ def test_requests_in_flight_and_per_second_are_limited(server: tuple[FakeJudge, 
     assert (fake.most, len(fake.asked)) == (3, 16)
     assert torch.equal(found[0], found[1])
     began = time.monotonic()
-    judged(VlmJudge(address, MODEL, per_second=20), shades(4))
+    judged(VlmJudge(fake.endpoint, MODEL, per_second=20), shades(4))
     assert time.monotonic() - began > 2.9 / 20
 
 
-def test_a_limit_of_the_endpoint_holds_all_requests(
-    server: tuple[FakeJudge, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake, address = server
-    judge, clock = VlmJudge(address, MODEL, patience=600), Clock()
+def test_a_limit_of_the_endpoint_holds_all_requests(fake: FakeJudge, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge, clock = VlmJudge(fake.endpoint, MODEL, patience=600), Clock()
     monkeypatch.setattr("solrl_remote.vlm_judge.asyncio", clock)
     clock.goes.clear()
     fake.mode, fake.faulty = "limited", 1
@@ -251,19 +241,16 @@ def test_a_limit_of_the_endpoint_holds_all_requests(
     assert limited.result(600) < held.result(600)
 
 
-def test_the_digest_is_of_model_question_and_parser(
-    server: tuple[FakeJudge, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, address = server
-    same = VlmJudge(address, MODEL).digest
+def test_the_digest_is_of_model_question_and_parser(fake: FakeJudge, monkeypatch: pytest.MonkeyPatch) -> None:
+    same = VlmJudge(fake.endpoint, MODEL).digest
     assert same.startswith("sha256:")
-    assert VlmJudge(f"{address}/", MODEL, in_flight=2, timeout=9, per_second=50, device="cuda").digest == same
+    assert VlmJudge(f"{fake.endpoint}/", MODEL, in_flight=2, timeout=9, per_second=50, device="cuda").digest == same
     changes = {"model": "another", "template": "Rate this: {prompt}", "label": "Score:", "lowest": 0, "highest": 9}
     changes |= {"max_tokens": 17, "logprobs": False}
-    others = {VlmJudge(address, **{"model": MODEL, name: value}).digest for name, value in changes.items()}
+    others = {VlmJudge(fake.endpoint, **{"model": MODEL, name: value}).digest for name, value in changes.items()}
     assert len(others | {same}) == 8
     monkeypatch.setattr("solrl_remote.vlm_judge.source_digest", lambda thing: f"another {thing.__name__}")
-    assert VlmJudge(address, MODEL).digest != same
+    assert VlmJudge(fake.endpoint, MODEL).digest != same
 
 
 @pytest.mark.parametrize(
@@ -280,34 +267,32 @@ def test_the_digest_is_of_model_question_and_parser(
         ({"endpoint": "http://user:secret@host"}, "contains a user or password"),
     ],
 )
-def test_invalid_options_are_refused(server: tuple[FakeJudge, str], options: dict[str, Any], said: str) -> None:
+def test_invalid_options_are_refused(fake: FakeJudge, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=r"got|contains") as caught:
-        VlmJudge(**{"endpoint": server[1], "model": MODEL, **options})
+        VlmJudge(**{"endpoint": fake.endpoint, "model": MODEL, **options})
     assert said in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
 def test_an_endpoint_must_be_one_and_accept_the_key_of_the_environment(
-    server: tuple[FakeJudge, str], monkeypatch: pytest.MonkeyPatch
+    fake: FakeJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake, address = server
     with pytest.raises(RewardUnavailableError, match=r"answered 404 to /models: .*such as http://HOST/v1"):
-        VlmJudge(address.removesuffix("/v1"), MODEL)
+        VlmJudge(fake.endpoint.removesuffix("/v1"), MODEL)
     with pytest.raises(RewardUnavailableError, match=r"gave no answer \(ConnectError"):
         VlmJudge(f"http://127.0.0.1:{free_port()}/v1", MODEL)
     fake.key = KEY
     with pytest.raises(RewardUnavailableError, match=f"answered 401 .*Incorrect API key.* in {TOKEN}"):
-        VlmJudge(address, MODEL)
+        VlmJudge(fake.endpoint, MODEL)
     monkeypatch.setenv(TOKEN, KEY)
-    assert len(judged(VlmJudge(address, MODEL), shades(2))) == 2
+    assert len(judged(VlmJudge(fake.endpoint, MODEL), shades(2))) == 2
 
 
 def test_no_error_or_log_repeats_the_key(
-    server: tuple[FakeJudge, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fake: FakeJudge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fake, address = server
     monkeypatch.setenv(TOKEN, "sk-" + "k3y" * 20)
-    app = create_app(settings(address, patience=0))
+    app = create_app(settings(fake.endpoint, patience=0))
     caplog.handler.setFormatter(TextFormatter())
     caplog.set_level(logging.DEBUG)
     with client_at(app) as client:
@@ -318,7 +303,7 @@ def test_no_error_or_log_repeats_the_key(
         assert "answered 401" in text
         assert "sk-" not in text
     with pytest.raises(RewardUnavailableError) as caught:
-        VlmJudge(address, MODEL)
+        VlmJudge(fake.endpoint, MODEL)
     assert "sk-" not in str(caught.value)
 
 
@@ -327,14 +312,13 @@ def defaults(**options: Any) -> PlainDefaults:
     return PlainDefaults(torch.device("cpu"), ModelOptions(rewards={JUDGE: options}))
 
 
-def test_a_model_cannot_choose_who_judges(server: tuple[FakeJudge, str]) -> None:
-    fake, address = server
+def test_a_model_cannot_choose_who_judges(fake: FakeJudge) -> None:
     with pytest.raises(ValueError, match=r"solrl\.json gives 'endpoint' for reward 'vlm_judge'"):
-        load_reward(JUDGE, defaults(endpoint=address, model=MODEL))
+        load_reward(JUDGE, defaults(endpoint=fake.endpoint, model=MODEL))
     with pytest.raises(ValueError, match=r"solrl\.json gives 'endpoint'"):
-        load_reward(JUDGE, defaults(endpoint="http://other"), {"endpoint": address, "model": MODEL})
-    found = RewardSet.load([JUDGE], defaults(highest=4), {JUDGE: {"endpoint": address, "model": MODEL}})
-    assert found.digests()["reward:vlm_judge"] == VlmJudge(address, MODEL, highest=4).digest
+        load_reward(JUDGE, defaults(endpoint="http://other"), {"endpoint": fake.endpoint, "model": MODEL})
+    found = RewardSet.load([JUDGE], defaults(highest=4), {JUDGE: {"endpoint": fake.endpoint, "model": MODEL}})
+    assert found.digests()["reward:vlm_judge"] == VlmJudge(fake.endpoint, MODEL, highest=4).digest
     assert found.computed_here == ()
     assert fake.asked == []
 
@@ -345,13 +329,12 @@ def settings(address: str, **options: Any) -> RewardSettings:
     )
 
 
-def test_a_reward_service_serves_a_judge(server: tuple[FakeJudge, str]) -> None:
-    fake, judge_address = server
+def test_a_reward_service_serves_a_judge(fake: FakeJudge) -> None:
     content = body(pictures(2), JUDGE)
-    with client_at(create_app(settings(judge_address, patience=0))) as client:
+    with client_at(create_app(settings(fake.endpoint, patience=0))) as client:
         remote = connect_reward(JUDGE, {"at": str(client.base_url)})
         assert isinstance(remote, RemoteReward)
-        assert remote.digest == VlmJudge(judge_address, MODEL).digest
+        assert remote.digest == VlmJudge(fake.endpoint, MODEL).digest
         assert torch.allclose(judged(remote, shades(3)), exact(shades(3)), atol=1e-5)
         assert remote.timeout == 20 + 60, "the judge's timeout is 60 s"
         assert not remote.advice
@@ -376,11 +359,10 @@ def test_a_reward_service_serves_a_judge(server: tuple[FakeJudge, str]) -> None:
 
 
 def test_a_client_does_not_give_up_before_the_judge_is_given_up(
-    server: tuple[FakeJudge, str], caplog: pytest.LogCaptureFixture
+    fake: FakeJudge, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A reward service says how long its judge may take, and a client waits that long by default."""
-    _, judge_address = server
-    with serving(create_app(settings(judge_address, patience=90, timeout=30))) as address:
+    with serving(create_app(settings(fake.endpoint, patience=90, timeout=30))) as address:
         assert connect_reward(JUDGE, {"at": address}).timeout == 20 + 90 + 30
         assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
         short = connect_reward(JUDGE, {"at": address, "timeout": 119})
@@ -391,9 +373,8 @@ def test_a_client_does_not_give_up_before_the_judge_is_given_up(
         assert connect_reward(JUDGE, {"at": address, "timeout": 120}).advice == ""
 
 
-def test_a_rollout_service_asks_a_judge_beside_its_generation(server: tuple[FakeJudge, str]) -> None:
-    fake, address = server
-    options = {JUDGE: {"endpoint": address, "model": MODEL, "patience": 0}}
+def test_a_rollout_service_asks_a_judge_beside_its_generation(fake: FakeJudge) -> None:
+    options = {JUDGE: {"endpoint": fake.endpoint, "model": MODEL, "patience": 0}}
     with running_engine(FakeBackend(), fake.hold, rewards=(REWARD, JUDGE), reward_options=options) as engine:
         fake.hold.clear()
         judging = chunk(job("a", rewards=(REWARD, JUDGE)), count=2)
