@@ -183,22 +183,25 @@ def rollout_request(
     precision: str = "nvfp4",
     images: str = "none",
     rewards: tuple[str, ...] = ("clipscore",),
-    root: int = 7,
+    model: str = MODEL,
+    latents: str | None = None,
+    **plan: Any,
 ) -> dict[str, Any]:
-    """A request with short defaults."""
+    """A request with short defaults; other arguments are fields of its plan."""
     texts = prompts if prompts is not None else ["a red circle"]
     if seeds is None:
-        candidates: dict[str, Any] = {"count": 4 if count is None else count, "seed_root": root}
+        candidates: dict[str, Any] = {"count": 4 if count is None else count, "seed_root": 7}
     else:
         candidates = {"seeds": seeds}
     return {
-        "model": MODEL,
+        "model": model,
         "adapter": adapter and {"run": adapter[0], "version": adapter[1]},
         "prompts": [{"id": f"p{i}", "text": t, "metadata": metadata or {}} for i, t in enumerate(texts)],
         "candidates": candidates,
-        "plan": {"steps": steps, "precision": precision},
+        "plan": {"steps": steps, "precision": precision, **plan},
         "rewards": [{"name": name} for name in rewards],
         "images": images,
+        "latents": latents,
     }
 
 

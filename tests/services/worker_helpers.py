@@ -10,18 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import faulty_rewards
 import pytest
 from fake_backend import REWARD, chunk, job, pinged
 from prometheus_client.parser import text_string_to_metric_families
-from service_helpers import Layout, RunningService, adapter_file, rollout_request
+from service_helpers import Layout, RunningService, adapter_file
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
-LETHAL = f"{faulty_rewards.lethal.__module__}:{faulty_rewards.lethal.__name__}"
+LETHAL = "faulty_rewards:lethal"
 
 
 @contextlib.contextmanager
@@ -32,15 +31,9 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-def groups(
-    service: RunningService, plan: dict[str, Any] | None = None, *, latents: str | None = None, **request: Any
-) -> Any:
+def groups(service: RunningService, **request: Any) -> Any:
     """The groups of an answer."""
-    body = rollout_request(**request) | {"latents": latents}
-    body["plan"] |= plan or {}
-    response = service.client.post("/v1/rollouts", json=body)
-    assert response.status_code == 200, response.text
-    return response.json()["groups"]
+    return service.rollout(**request)["groups"]
 
 
 def counted(service: RunningService, name: str) -> dict[str, float]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hostile_service import DIGEST, Answer, HostileService, hostile_service
+from service_helpers import rollout_request
 from solrl_client.addresses import check_rollout_url
 from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
@@ -36,17 +37,9 @@ def service(shared: HostileService) -> HostileService:
 
 def request_of(**more: Any) -> RolloutRequest:
     """Two prompts with twelve candidates each, two rewards."""
-    return RolloutRequest.model_validate(
-        {
-            "model": "mini-sana",
-            "adapter": {"run": "run", "version": 3},
-            "prompts": [{"id": "p0", "text": "a red circle"}, {"id": "p1", "text": "a blue cross"}],
-            "candidates": {"count": 12, "seed_root": 7},
-            "plan": {"steps": 6, "precision": "bf16"},
-            "rewards": [{"name": "clipscore", "weight": 1.0}, {"name": "verifier", "weight": -0.5}],
-        }
-        | more
-    )
+    asked = rollout_request(["a red circle", "a blue cross"], 12, adapter=("run", 3), steps=6, precision="bf16")
+    asked["rewards"] = [{"name": "clipscore"}, {"name": "verifier", "weight": -0.5}]
+    return RolloutRequest.model_validate(asked | more)
 
 
 def refused(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from outlier_models import save_with_outliers
-from service_helpers import rollout_request, running_service
+from service_helpers import running_service
 from solrl_core.families import load_backbone
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.reward import PlainDefaults
@@ -86,10 +86,8 @@ def test_each_answer_of_an_asked_precision_that_does_not_rank_warns(with_outlier
         fidelity = {one["precision"]: one["rank_fidelity"] for one in model["precisions"]}
         assert fidelity["bf16"] is None
         assert not fidelity["nvfp4"]["trusted"]
-        warned = service.client.post("/v1/rollouts", json=rollout_request() | {"model": "flux"}).json()["warning"]
-        assert "flux at nvfp4 does not rank as in BF16: Spearman" in warned
-        exact = service.client.post("/v1/rollouts", json=rollout_request(precision="bf16") | {"model": "flux"})
-        assert "warning" not in exact.json()
+        assert "flux at nvfp4 does not rank as in BF16: Spearman" in service.rollout(model="flux")["warning"]
+        assert "warning" not in service.rollout(model="flux", precision="bf16")
 
 
 def test_a_gpu_without_units_refuses_nvfp4_before_it_loads_a_model(monkeypatch: pytest.MonkeyPatch) -> None:

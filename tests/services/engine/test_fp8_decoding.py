@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fake_backend import FakeBackend, chunk, job, running_engine, scored
-from service_helpers import RunningService, rollout_request
+from service_helpers import RunningService
 from solrl_core.errors import DecoderError
 from solrl_core.families import load_backbone
 from solrl_core.rewards import RewardSet
@@ -19,9 +19,8 @@ TEXT = "a red circle and a blue square"
 
 
 def test_scores_are_those_of_images_decoded_in_fp8(service: RunningService) -> None:
-    asked = rollout_request(prompts=[TEXT], count=COUNT, steps=STEPS, precision="bf16")
-    asked["plan"]["decoder_precision"] = "fp8"
-    answer = RolloutAnswer.model_validate(service.client.post("/v1/rollouts", json=asked).json())
+    made = service.rollout(prompts=[TEXT], count=COUNT, steps=STEPS, precision="bf16", decoder_precision="fp8")
+    answer = RolloutAnswer.model_validate(made)
     (group,) = answer.groups
     assert answer.plan.decoder_precision == "fp8"
     backbone = load_backbone("mini-sana")

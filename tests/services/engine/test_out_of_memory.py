@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 import small_memory
 import torch
 from fake_backend import REWARD, FakeBackend, chunk, engine_of, job, running_engine, scored
-from service_helpers import RunningService, rollout_request, running_service, scores
+from service_helpers import RunningService, running_service, scores
 from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
@@ -43,12 +42,6 @@ def times(service: RunningService, model: str, part: str) -> float:
     return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 
-def ask(service: RunningService, model: str, plan: dict[str, Any], **more: Any) -> httpx.Response:
-    body = rollout_request(**more) | {"model": model}
-    body["plan"] |= plan
-    return service.client.post("/v1/rollouts", json=body)
-
-
 @pytest.mark.slow
 def test_the_warm_up_finds_the_batch_limits_and_reports_them(small: RunningService) -> None:
     # Scoring fails with 24 and with 12 candidates.
@@ -62,12 +55,9 @@ def test_the_warm_up_finds_the_batch_limits_and_reports_them(small: RunningServi
 
 @pytest.mark.parametrize("prune", [None, {"after": 1, "keep": 20}], ids=["whole", "pruned"])
 def test_halved_batches_give_the_same_answer(small: RunningService, service: RunningService, prune: Any) -> None:
-    plan = {"precision": "bf16", "steps": 3, "prune": prune}
+    asked: Any = {"count": 40, "images": "png", "precision": "bf16", "steps": 3, "prune": prune}
     before = times(small, "other", "bf16")
-    expected, got = (
-        ask(where, model, plan, count=40, images="png").json()["groups"][0]
-        for where, model in ((service, "mini-sana"), (small, "other"))
-    )
+    (expected,), (got,) = service.rollout(**asked)["groups"], small.rollout(model="other", **asked)["groups"]
     assert got["seeds"] == expected["seeds"]
     assert got["pruned"] == expected["pruned"]
     for ours, theirs in zip(got["scores"], expected["scores"], strict=True):
@@ -82,13 +72,13 @@ def test_a_request_whose_halves_fail_is_made_in_quarters_while_others_are_served
     small: RunningService, service: RunningService
 ) -> None:
     # Two rows per candidate: not even twelve fit.
-    plan = {"precision": "bf16", "guidance": 2.0}
+    asked: Any = {"count": 24, "precision": "bf16", "guidance": 2.0}
     with ThreadPoolExecutor(2) as pool:
-        quartered = pool.submit(ask, small, "mini-sana", plan, count=24)
-        beside = pool.submit(ask, small, "mini-sana", {}, count=30)
-    assert scores(beside.result().json()) == scores(ask(small, "mini-sana", {}, count=30).json())
-    expected = scores(ask(service, "mini-sana", plan, count=24).json())[0]
-    assert scores(quartered.result().json())[0] == pytest.approx(expected, abs=1e-4)
+        quartered = pool.submit(small.rollout, **asked)
+        beside = pool.submit(small.rollout, count=30)
+    assert scores(beside.result()) == scores(small.rollout(count=30))
+    (expected,) = scores(service.rollout(**asked))
+    assert scores(quartered.result())[0] == pytest.approx(expected, abs=1e-4)
     assert at_once(small, 0)["bf16"] == CHUNK_SIZE // 4
     assert small.client.get("/health/live").status_code == 200
 

@@ -26,11 +26,9 @@ def fitted() -> dict[str, Any]:
 
 
 def ask(service: RunningService, prune: dict[str, int] | None, solver: Any, **more: Any) -> RolloutAnswer:
-    body = rollout_request(prompts=[TEXT, "two green crosses"], count=COUNT, steps=STEPS, precision="bf16", **more)
-    body["plan"] |= {"prune": prune, "fitted" if isinstance(solver, dict) else "solver": solver}
-    response = service.client.post("/v1/rollouts", json=body)
-    assert response.status_code == 200, response.text
-    return RolloutAnswer.model_validate(response.json())
+    more |= {"prune": prune, "fitted" if isinstance(solver, dict) else "solver": solver}
+    answer = service.rollout(prompts=[TEXT, "two green crosses"], count=COUNT, steps=STEPS, precision="bf16", **more)
+    return RolloutAnswer.model_validate(answer)
 
 
 @pytest.mark.parametrize(("name", "keep"), [("euler", KEEP), ("dpm2", KEEP), ("fitted", KEEP), ("euler", 1000)])
@@ -63,15 +61,14 @@ def test_fitted_steps_equal_the_generator_s(service: RunningService) -> None:
 
 
 def test_a_solver_fitted_to_a_different_model_is_refused(service: RunningService) -> None:
-    body = rollout_request(prompts=[TEXT], count=COUNT, steps=STEPS)
     digests = service.client.get("/v1/models").json()["models"][0]["digests"]
     parts = {part: digest for part, digest in digests.items() if not part.startswith("reward:")}
-    bound = {"model": model_digest(parts), "solver": "euler", "guidance": 1.0}
-    body["plan"]["fitted"] = {**fitted(), "fitted_for": bound}
-    assert service.client.post("/v1/rollouts", json=body).status_code == 200
-    body["plan"]["fitted"] = {**fitted(), "fitted_for": {**bound, "model": "sha256:" + "0" * 64}}
-    response = service.client.post("/v1/rollouts", json=body)
-    assert (response.status_code, problem(response)["kind"]) == (422, "fitted-mismatch")
+    for model, status in ((model_digest(parts), 200), ("sha256:" + "0" * 64, 422)):
+        bound = {"model": model, "solver": "euler", "guidance": 1.0}
+        body = rollout_request([TEXT], COUNT, steps=STEPS, fitted={**fitted(), "fitted_for": bound})
+        response = service.client.post("/v1/rollouts", json=body)
+        assert response.status_code == status
+    assert problem(response)["kind"] == "fitted-mismatch"
 
 
 def test_candidates_with_extreme_predicted_images_survive(service: RunningService) -> None:

@@ -68,9 +68,9 @@ def actors(service: RunningService) -> list[int]:
 
 
 def test_scores_images_and_latents_have_the_same_bits(service: RunningService, two: RunningService) -> None:
-    asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 30, "images": "png", "steps": 4}
-    plan = {"prune": {"after": 2, "keep": 26}, "solver": "dpm2"}
-    assert groups(two, plan, latents="float32", **asked) == groups(service, plan, latents="float32", **asked)
+    asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 30, "images": "png", "latents": "float32"}
+    asked |= {"steps": 4, "prune": {"after": 2, "keep": 26}, "solver": "dpm2"}
+    assert groups(two, **asked) == groups(service, **asked)
     chunks = counted(two, "solrl_worker_chunks_total")
     assert all(chunks[name] > 0 for name in ("ray:0", "ray:1"))
     assert [worker["name"] for worker in two.client.get("/v1/status").json()["service"]["workers"]] == [

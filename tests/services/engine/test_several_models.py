@@ -25,20 +25,17 @@ def test_each_model_answers_under_its_name(both: RunningService) -> None:
     sana, flux = (model.digests for model in listed.models)
     assert sana["transformer"] != flux["transformer"]
     assert sana["reward:clipscore"] == flux["reward:clipscore"]
-    asked = {
-        model: both.client.post("/v1/rollouts", json=rollout_request() | {"model": model}).json()
-        for model in ("mini-sana", "flux")
-    }
+    asked = {model: both.rollout(model=model) for model in ("mini-sana", "flux")}
     assert {model: answer["model"] for model, answer in asked.items()} == {"mini-sana": "mini-sana", "flux": "flux"}
     assert asked["mini-sana"]["groups"][0]["scores"] != asked["flux"]["groups"][0]["scores"]
-    unknown = both.client.post("/v1/rollouts", json=rollout_request() | {"model": "mini-flux"})
+    unknown = both.client.post("/v1/rollouts", json=rollout_request(model="mini-flux"))
     assert (unknown.status_code, problem(unknown)["expected"]) == (404, ["flux", "mini-sana"])
 
 
 def test_an_adapter_belongs_to_the_model_it_was_pushed_for(both: RunningService, layout: Layout) -> None:
     assert both.push("shared", 0, adapter_file(layout, 1)).status_code == 201
     assert both.rollout(adapter=("shared", 0))
-    other = both.client.post("/v1/rollouts", json=rollout_request(adapter=("shared", 0)) | {"model": "flux"})
+    other = both.client.post("/v1/rollouts", json=rollout_request(adapter=("shared", 0), model="flux"))
     assert (other.status_code, problem(other)["kind"]) == (422, "adapter-model")
     foreign = both.put("/v1/runs/foreign/adapters/0", adapter_file(layout, 1), model="flux")
     assert foreign.status_code == 422

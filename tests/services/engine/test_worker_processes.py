@@ -78,8 +78,8 @@ PRUNED = {"prune": {"after": 2, "keep": 26}, "guidance": 2.0, "steps": 4, "preci
 def test_scores_and_images_have_the_same_bits(one: RunningService, two: RunningService, plan: dict[str, Any]) -> None:
     asked: Any = {"prompts": ["a red circle", "two blue squares"], "count": 30, "images": "png", "latents": "float32"}
     before = counted(two, "solrl_worker_chunks_total")
-    theirs = groups(two, plan, **asked)
-    assert theirs == groups(one, plan, **asked)
+    theirs = groups(two, **asked, **plan)
+    assert theirs == groups(one, **asked, **plan)
     after = counted(two, "solrl_worker_chunks_total")
     assert all(after[name] > before.get(name, 0) for name in ("cpu:0", "cpu:1"))
     assert "prune" not in plan or [sum(group["pruned"]) for group in theirs] == [4, 4]

@@ -40,18 +40,15 @@ def small() -> Iterator[RunningService]:
 
 
 def asked(**request: Any) -> dict[str, Any]:
-    return rollout_request(**{"precision": "bf16", **request}) | {"latents": "float32"}
+    return rollout_request(precision="bf16", latents="float32", **request)
 
 
-def answer_of(service: RunningService, request: dict[str, Any]) -> Any:
-    response = service.client.post("/v1/rollouts", json=request)
-    assert response.status_code == 200, response.text
-    return response.json()
+def answer_of(service: RunningService, **request: Any) -> Any:
+    return service.rollout(**{"precision": "bf16", "latents": "float32", **request})
 
 
-def group_of(service: RunningService, request: dict[str, Any]) -> dict[str, Any]:
-    (group,) = answer_of(service, request)["groups"]
-    assert isinstance(group, dict)
+def group_of(service: RunningService, **request: Any) -> Any:
+    (group,) = answer_of(service, **request)["groups"]
     return group
 
 
@@ -73,7 +70,7 @@ def test_latents_are_those_of_the_trainers_generator_bit_for_bit(
 ) -> None:
     file = adapter_file(layout, seed=3)
     assert service.push("latents", 0, file).status_code == 201
-    group = group_of(service, asked(count=30, adapter=("latents", 0)))
+    group = group_of(service, count=30, adapter=("latents", 0))
     assert torch.equal(tensors(group), generated(backbone, 30, file).latents)
     assert group["latents"]["adapter"] == adapter_digest(file)
     assert not torch.equal(tensors(group), generated(backbone, 30).latents)
@@ -82,17 +79,14 @@ def test_latents_are_those_of_the_trainers_generator_bit_for_bit(
 def test_latents_of_the_base_name_no_adapter_and_come_beside_images(
     service: RunningService, backbone: Backbone
 ) -> None:
-    plain = rollout_request(count=2, precision="bf16", images="png")
-    both = group_of(service, plain | {"latents": "float32"})
+    both = group_of(service, count=2, images="png")
     assert torch.equal(tensors(both), generated(backbone, 2).latents)
     assert both.pop("latents")["adapter"] is None
-    assert both == group_of(service, plain)
+    assert both == group_of(service, count=2, images="png", latents=None)
 
 
 def test_pruned_candidates_have_no_latents(service: RunningService, backbone: Backbone) -> None:
-    request = asked(count=30, steps=3)
-    request["plan"]["prune"] = {"after": 1, "keep": 4}
-    group = group_of(service, request)
+    group = group_of(service, count=30, steps=3, prune={"after": 1, "keep": 4})
     assert [value is None for value in group["latents"]["values"]] == group["pruned"]
     survivors = [place for place, pruned in enumerate(group["pruned"]) if not pruned]
     assert len(survivors) == 4
@@ -105,9 +99,7 @@ def test_stochastic_candidates_are_the_trajectories_of_their_seeds_also_when_pru
 ) -> None:
     sde, groups = StochasticSteps.model_validate(KINDS[kind]), []
     for prune in (None, {"after": 2, "keep": 10}):
-        request = asked(count=26, steps=4)
-        request["plan"] |= {"sde": KINDS[kind], "prune": prune}
-        answer = answer_of(service, request)
+        answer = answer_of(service, count=26, steps=4, sde=KINDS[kind], prune=prune)
         assert StochasticSteps.model_validate(answer["plan"]["sde"]) == sde
         groups.append(answer["groups"][0])
     whole, pruned = map(tensors, groups)

@@ -28,8 +28,7 @@ def test_the_lines_have_the_content_of_the_document(service: RunningService) -> 
 def test_the_first_group_arrives_before_the_last_is_begun(
     service: RunningService, prune: dict[str, int] | None
 ) -> None:
-    request = rollout_request(prompts=[f"{i} red circles" for i in range(40)], count=48, steps=2)
-    request["plan"]["prune"] = prune
+    request = rollout_request(prompts=[f"{i} red circles" for i in range(40)], count=48, steps=2, prune=prune)
     streaming = service.send(request, accept=STREAM_MEDIA_TYPE)
     with streaming.socket.makefile("rb") as stream:
         while stream.readline().strip():
