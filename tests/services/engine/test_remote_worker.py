@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from fake_backend import REWARD, FakeBackend, chunk, job, pinged, scored
+from reward_servers import until
 from solrl_core.adapter import Adapter
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
@@ -38,14 +40,19 @@ FINISHED = encode_scored(ScoredChunk({REWARD: torch.ones(4)}, None, None, 0, 0.0
 class Process:
     """A `Connection` to a process that the test plays. It loads, answers pings, and finishes chunks at once.
 
-    It finishes chunks with the prompt `held` only when it is ended. `on_send` is called with each message before it
-    arrives; a message for which it raises does not arrive.
+    It finishes chunks with the prompt `holds` only when it is ended. `on_load` and `on_chunk`, which gets the process
+    and the message's `chunk`, are called before such a message arrives; if they raise, it does not.
     """
 
-    def __init__(self, on_send: Callable[["Process", Header], None] = lambda *_: None) -> None:
-        self.on_send = on_send
+    def __init__(
+        self,
+        on_chunk: Callable[["Process", Header], None] = lambda *_: None,
+        on_load: Callable[[], None] = lambda: None,
+        holds: str = "held",
+    ) -> None:
+        self.on_chunk, self.on_load, self.holds = on_chunk, on_load, holds
         self.ended = False
-        self._held: list[int] = []
+        self.held: list[int] = []
         self._arrived: queue.SimpleQueue[tuple[Header, bytes] | None] = queue.SimpleQueue()
         self.hosted = [encode_hosted(one) for one in LocalWorker(SETTINGS, RolloutMetrics(), FakeBackend).load()]
 
@@ -53,18 +60,19 @@ class Process:
         return adapter
 
     def send(self, header: Header, body: bytes = b"", source: Any = None) -> None:
-        self.on_send(self, header)
         match header["do"]:
             case "load":
+                self.on_load()
                 self.answer({"is": "loaded", "hosted": self.hosted, **STATE})
             case "ping":
                 self.answer({"is": "pong"})
-            case "chunk" if header["chunk"]["prompt"]["text"] == "held":
-                self.answer({"is": "taken"})
-                self._held.append(header["id"])
             case "chunk":
+                self.on_chunk(self, header["chunk"])
                 self.answer({"is": "taken"})
-                self._finish(header["id"])
+                if header["chunk"]["prompt"]["text"] == self.holds:
+                    self.held.append(header["id"])
+                else:
+                    self._finish(header["id"])
 
     def answer(self, header: Header, body: bytes = b"") -> None:
         self._arrived.put((dict(header), body))
@@ -84,7 +92,7 @@ class Process:
 
     def close(self) -> str:
         self.ended = True
-        for id in self._held:
+        for id in self.held:
             self._finish(id)
         self.die()
         return "the test ended it"
@@ -95,7 +103,7 @@ class Process:
 
 
 @contextlib.contextmanager
-def engine_of_workers(*processes: Iterable[Process]) -> Iterator[Engine]:
+def engine_on(*processes: Iterable[Process]) -> Iterator[Engine]:
     """A running engine; its workers each have some processes, one after another."""
     metrics = RolloutMetrics()
     starts = {f"w{i}": iter(own).__next__ for i, own in enumerate(processes)}
@@ -108,11 +116,6 @@ def engine_of_workers(*processes: Iterable[Process]) -> Iterator[Engine]:
         engine.close()
 
 
-def engine_on(*processes: Process) -> contextlib.AbstractContextManager[Engine]:
-    """A running engine whose only worker has each of these processes, one after another."""
-    return engine_of_workers(processes)
-
-
 def adapted(seed: int) -> Any:
     return job(adapter=VersionedAdapter(f"sha256:{seed:064x}", random_adapter({"linear": (4, 4)}, seed)))
 
@@ -122,7 +125,7 @@ def test_an_adapter_without_room_fails_its_chunk_alone() -> None:
         def share(self, adapter: Adapter) -> Adapter:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    with engine_on(Full()) as engine:
+    with engine_on([Full()]) as engine:
         with pytest.raises(ProblemError) as error:
             scored(engine, chunk(adapted(1)))
         assert error.value.problem.kind == "too-many-bytes"
@@ -142,9 +145,9 @@ def test_a_service_may_open_as_many_files_as_its_user() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def breaks_down(process: Process, header: Header) -> None:
+def breaks_down(process: Process, one: Header) -> None:
     """Die of the prompt `fatal`."""
-    if header["do"] == "chunk" and header["chunk"]["prompt"]["text"] == "fatal":
+    if one["prompt"]["text"] == "fatal":
         process.die()
 
 
@@ -158,14 +161,12 @@ def test_chunks_are_spread_over_workers_that_each_merge_a_version_once() -> None
     both = threading.Barrier(2)
     served: list[list[str]] = [[], []]
 
-    def noted(place: int, header: Header) -> None:
-        if header["do"] == "chunk":
-            served[place].append(header["chunk"]["adapter"])
-            if header["chunk"]["prompt"]["text"] == "both":
-                both.wait(600)
+    def note(place: int, _: Process, one: Header) -> None:
+        served[place].append(one["adapter"])
+        if one["prompt"]["text"] == "both":
+            both.wait(600)
 
-    processes = [Process(lambda _, header, place=place: noted(place, header)) for place in range(2)]  # type: ignore[misc]
-    with engine_of_workers(*([one] for one in processes)) as engine:
+    with engine_on(*([Process(partial(note, place))] for place in range(2))) as engine:
         for seed in range(3):
             chunks = [chunk(adapted(seed), "both") for _ in range(2)] + [chunk(adapted(seed)) for _ in range(12)]
             engine.scheduler.submit(chunks)
@@ -179,7 +180,7 @@ def test_chunks_are_spread_over_workers_that_each_merge_a_version_once() -> None
 @pytest.mark.usefixtures("_hasty")
 @pytest.mark.parametrize("deaths", [1, 2])
 def test_a_chunk_that_loses_a_worker_is_made_again_and_one_that_loses_two_fails_alone(deaths: int) -> None:
-    with engine_on(*(Process(breaks_down) for _ in range(deaths)), Process()) as engine:
+    with engine_on([*(Process(breaks_down) for _ in range(deaths)), Process()]) as engine:
         chunks = [chunk(job(), prompt) for prompt in ("a", "fatal", "b")]
         engine.scheduler.submit(chunks)
         for one in chunks[::2] if deaths == 2 else chunks:
@@ -194,8 +195,8 @@ def test_a_chunk_that_loses_a_worker_is_made_again_and_one_that_loses_two_fails_
 
 @pytest.mark.usefixtures("_hasty")
 def test_a_worker_that_keeps_dying_is_given_up_and_the_engine_with_the_last() -> None:
-    unused = Process(lambda *_: pytest.fail("it loads"))
-    with engine_on(*(Process(breaks_down) for _ in range(5)), unused) as engine:
+    unused = Process(on_load=lambda: pytest.fail("it loads"))
+    with engine_on([*(Process(breaks_down) for _ in range(5)), unused]) as engine:
         chunks = [chunk(job(), "fatal") for _ in range(4)]
         engine.scheduler.submit(chunks)
         kinds = []
@@ -210,17 +211,12 @@ def test_a_worker_that_keeps_dying_is_given_up_and_the_engine_with_the_last() ->
 def test_a_lost_chunk_that_was_cancelled_is_not_made_again() -> None:
     texts: list[str] = []
 
-    def cancel(process: Process, header: Header) -> None:
-        if header["do"] == "chunk":
-            engine.cancel(lost.job)
-            process.die()
-
-    def note(_: Process, header: Header) -> None:
-        if header["do"] == "chunk":
-            texts.append(header["chunk"]["prompt"]["text"])
+    def cancel(process: Process, _: Header) -> None:
+        engine.cancel(lost.job)
+        process.die()
 
     lost = chunk(job(), "lost")
-    with engine_on(Process(cancel), Process(note)) as engine:
+    with engine_on([Process(cancel), Process(lambda _, one: texts.append(one["prompt"]["text"]))]) as engine:
         engine.scheduler.submit([lost])
         with pytest.raises(ProblemError):
             lost.result.result(600)
@@ -232,28 +228,27 @@ def test_workers_with_different_models_do_not_start() -> None:
     other = Process()
     other.hosted[0]["info"]["digests"]["transformer"] = f"sha256:{7:064x}"
     expected = r"worker w\d and worker w\d loaded mini-sana differently, in digest of transformer: "
-    with pytest.raises(RuntimeError, match=expected), engine_of_workers([Process()], [other]):
+    with pytest.raises(RuntimeError, match=expected), engine_on([Process()], [other]):
         pass
 
 
 def test_a_message_that_cannot_be_sent_to_a_live_process_ends_it_and_another_makes_the_chunk() -> None:
-    def refuse(_: Process, header: Header) -> None:
-        if header["do"] == "chunk":
-            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
 
     first, sent = Process(refuse), chunk(job())
-    with engine_on(first, Process()) as engine:
+    with engine_on([first, Process()]) as engine:
         assert torch.equal(scored(engine, sent).rewards[REWARD], torch.ones(4))
         assert first.ended
         assert sent.losses == 0
 
 
 def test_a_result_that_arrives_while_its_worker_ends_for_good_counts_once() -> None:
-    def break_down(_: Process, header: Header) -> None:
-        if header["do"] == "chunk" and header["chunk"]["prompt"]["text"] == "fatal":
+    def break_down(_: Process, one: Header) -> None:
+        if one["prompt"]["text"] == "fatal":
             raise RuntimeError("a fault of the front")
 
-    with engine_on(Process(break_down)) as engine:
+    with engine_on([Process(break_down)]) as engine:
         held, fatal = chunk(job(), "held"), chunk(job(), "fatal")
         engine.scheduler.submit([held, fatal])
         assert torch.equal(held.result.result(600).rewards[REWARD], torch.ones(4))
@@ -263,23 +258,11 @@ def test_a_result_that_arrives_while_its_worker_ends_for_good_counts_once() -> N
 
 
 def test_chunks_at_reward_servers_make_room_for_others_and_are_made_again_if_their_process_dies() -> None:
-    sent: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    class Asking(Process):
-        """Hands every chunk over to a server that never answers."""
-
-        def send(self, header: Header, body: bytes = b"", source: Any = None) -> None:
-            if header["do"] != "chunk":
-                super().send(header, body, source)
-                return
-            self.answer({"is": "taken"})
-            sent.put(header["id"])
-
-    first = Asking()
-    with engine_on(first, Process()) as engine:
-        chunks = [chunk(job()) for _ in range(5)]
+    first = Process(holds="asked")
+    with engine_on([first, Process()]) as engine:
+        chunks = [chunk(job(), "asked") for _ in range(5)]
         engine.scheduler.submit(chunks)
-        assert len({sent.get(timeout=600) for _ in chunks}) == 5
+        until(lambda: len(set(first.held)) == 5)
         first.die()
         for one in chunks:
             assert torch.equal(one.result.result(600).rewards[REWARD], torch.ones(4))
@@ -296,7 +279,7 @@ def test_a_ping_while_a_worker_s_end_is_awaited_is_answered() -> None:
             return super().close()
 
     first = Slow()
-    with engine_on(first, Process()) as engine:
+    with engine_on([first, Process()]) as engine:
         try:
             first.die()
             assert ending.wait(600)
@@ -308,7 +291,7 @@ def test_a_ping_while_a_worker_s_end_is_awaited_is_answered() -> None:
 
 def test_a_worker_that_is_closed_while_its_process_starts_does_not_load() -> None:
     starting, go_on = threading.Event(), threading.Event()
-    process = Process(lambda *_: pytest.fail("it loads"))
+    process = Process(on_load=lambda: pytest.fail("it loads"))
 
     def connect() -> Process:
         starting.set()
@@ -333,7 +316,7 @@ def test_deaths_after_steady_service_give_no_worker_up(
 ) -> None:
     monkeypatch.setattr("solrl_rollout.engine.engine._STEADY_SECONDS", steady)
     processes = [Process() for _ in range(7)]
-    with engine_on(*processes) as engine:
+    with engine_on(processes) as engine:
         for restarts, process in enumerate(processes[:-1], 1):
             process.die()
             while engine.workers[0].restarts < restarts and not engine.scheduler.dead:
@@ -344,12 +327,11 @@ def test_deaths_after_steady_service_give_no_worker_up(
 
 @pytest.mark.usefixtures("_hasty")
 def test_deaths_beside_chunks_of_another_worker_give_no_worker_up() -> None:
-    def work_beside(_: Process, header: Header) -> None:
-        if header["do"] == "load":
-            scored(engine, chunk(job()))
+    def work_beside() -> None:
+        scored(engine, chunk(job()))
 
-    dying = [Process(), *(Process(work_beside) for _ in range(7))]
-    with engine_of_workers(dying, [Process()]) as engine:
+    dying = [Process(), *(Process(on_load=work_beside) for _ in range(7))]
+    with engine_on(dying, [Process()]) as engine:
         for restarts, process in enumerate(dying[:-1], 1):
             process.die()
             while engine.workers[0].restarts < restarts:
@@ -364,13 +346,10 @@ def test_a_silent_process_is_replaced_and_its_chunks_are_made_again(monkeypatch:
             if header["do"] == "load":
                 super().send(header, body, source)
 
-    def be_patient(_: Process, header: Header) -> None:
-        if header["do"] == "load":
-            monkeypatch.setattr(remote, "_SILENT", 100.0)
-
+    patient = Process(on_load=lambda: monkeypatch.setattr(remote, "_SILENT", 100.0))
     monkeypatch.setattr(remote, "_SILENT", 0.01)
     silent = Silent()
-    with engine_on(silent, Process(be_patient)) as engine:
+    with engine_on([silent, patient]) as engine:
         assert torch.equal(scored(engine, chunk(job())).rewards[REWARD], torch.ones(4))
         assert silent.ended
         assert engine.workers[0].chunks == 1
