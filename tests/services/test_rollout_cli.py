@@ -17,7 +17,7 @@ from solrl_rollout.serve import _warn_of_password
 from solrl_rollout.settings import RolloutSettings
 from support.ports import free_port
 from support.redis_server import RedisServer
-from typed import typed
+from typed import accepted, refused, typed
 
 
 def here(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -25,16 +25,11 @@ def here(*arguments: str) -> subprocess.CompletedProcess[str]:
     return typed(main, *arguments, COLUMNS="160")
 
 
-def refusal(*arguments: str) -> str:
-    """The message of a `serve` that must fail to start."""
-    return refused(here("serve", *arguments))
-
-
-def refused(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.startswith("solrl-rollout: ")
-    return done.stderr
+def refusal(*arguments: str, command: str = "serve", **environment: str) -> str:
+    """The message of a command that must fail to start."""
+    message = refused(main, command, *arguments, COLUMNS="160", **environment)
+    assert message.startswith("solrl-rollout: ")
+    return message
 
 
 def test_serve_does_not_start_without_its_redis(tmp_path: Path) -> None:
@@ -54,7 +49,9 @@ def test_too_little_memory_for_a_thread_gets_advice() -> None:
         "run_program('solrl-rollout', str, lambda _: threading.Thread(target=print).start())"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert "can't start new thread: too little memory, or too many threads; raise `ulimit -v`" in refused(done)
+    assert done.returncode == 2
+    assert "can't start new thread: too little memory, or too many threads; raise `ulimit -v`" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_password_on_the_command_line_causes_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -88,7 +85,7 @@ def test_serve_refuses_a_port_in_use() -> None:
 )
 def test_a_setting_out_of_range_is_one_line(flags: list[str], said: str) -> None:
     for command in ("serve", "doctor"):
-        message = refused(here(command, *flags))
+        message = refusal(*flags, command=command)
         assert said in message
         assert f"`solrl-rollout {command} --help`" in message
         assert len(message.splitlines()) == 1
@@ -96,10 +93,7 @@ def test_a_setting_out_of_range_is_one_line(flags: list[str], said: str) -> None
 
 @pytest.mark.parametrize("host", ["nosuchhost.invalid", "192.0.2.1", "zz::1", "\u00e9..x"])
 def test_a_host_that_is_not_of_this_machine_is_named(host: str) -> None:
-    done = here("serve", "--host", host, "--allow-anonymous")
-    message = done.stderr
-    assert done.returncode == 2
-    assert "Traceback" not in message
+    message = refused(main, "serve", "--host", host, "--allow-anonymous", COLUMNS="160")
     assert f"at --host; got {host!r}; expected 'a name or address of this machine'" in message
     assert "0.0.0.0" in message
 
@@ -127,10 +121,10 @@ def test_serve_refuses_sizes_that_the_model_cannot_generate(tmp_path: Path) -> N
 
 
 def test_serve_refuses_a_bad_environment() -> None:
-    message = refused(typed(main, "serve", SOLRL_PORT="70000"))
+    message = refusal(SOLRL_PORT="70000")
     assert "in the environment, got SOLRL_PORT=70000; expected a number less than or equal to 65535" in message
     for setting in ({"SOLRL_REWARD_OPTIONS": "{bad"}, {"SOLRL_MAX_BODY_BYTES": "99999999999"}):
-        message = refused(typed(main, "serve", **setting))
+        message = refusal(**setting)
         assert "in the environment, " in message
         assert next(iter(setting)).removeprefix("SOLRL_").lower() in message
 
@@ -140,8 +134,7 @@ def test_the_doctor_finds_no_error_on_this_machine_and_checks_redis_as_a_start_d
         findings = (one for one in redis_findings(own_redis.url) if one.subject == "redis settings")
         return [(one.state, one.action) for one in findings]
 
-    done = here("doctor", "--port", "0", "--redis-url", own_redis.url)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = accepted(main, "doctor", "--port", "0", "--redis-url", own_redis.url, COLUMNS="160")
     for part in ("python", "torch", "precision nvfp4", "precision bf16", "reward clipscore"):
         assert part in done.stdout
     assert "missing" not in done.stdout
