@@ -1,9 +1,7 @@
 """The page in a real browser, with a real service that requires tokens."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,13 @@ import httpx
 import pytest
 from browser import Browser, Page
 from iteration_helpers import held_out, report, run_settings, samples, tell
+from reward_servers import serving
 from service_helpers import Layout, RunningService, adapter_file, running_service
 from solrl_http.tokens import create_token
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 LONG = "a" * 31 + "-" + "b" * 32
 WAITING = "w" * 64
@@ -167,7 +170,14 @@ def test_the_page_shows_the_tenants_runs(browser: Browser, enter: Callable[..., 
         assert any("Content Security Policy" in fault for fault in page.faults())
 
 
-def test_the_page_follows_new_reports(browser: Browser, enter: Callable[..., None], guarded: RunningService) -> None:
+def test_the_page_follows_new_reports_and_progress_within_an_iteration(
+    browser: Browser, enter: Callable[..., None], guarded: RunningService
+) -> None:
+    def report_progress(explored: int) -> int:
+        counts = {"explored": explored, "regenerated": 96, "trained": 0}
+        body: dict[str, Any] = {part: {"done": done, "total": 1152} for part, done in counts.items()}
+        return guarded.client.put("/v1/runs/shapes/activity", json=body | {"iteration": 4}).status_code
+
     with browser.page() as page:
         enter(page, at="run=shapes")
         page.see("window.same = true")
@@ -181,6 +191,12 @@ def test_the_page_follows_new_reports(browser: Browser, enter: Callable[..., Non
         assert "0.7654" in page.see("document.querySelector('.card[aria-current=true]').innerText")
         assert "0.7654" in page.see("document.querySelector('#run .lead .value').innerText")
         page.wait(f"{drawing} && {drawing} !== '{before}'")
+        assert page.see("document.getElementById('activity').hidden")
+        for explored in (480, 960):
+            assert report_progress(explored) == 204
+            page.wait(f"document.getElementById('activity').innerText.includes('explored {explored} of 1,152')")
+        assert "regenerated 96 of 1,152" in page.see("document.getElementById('activity').innerText")
+        assert page.see(CUT) == []
         assert page.see("window.same")
         page.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
         page.wait("document.getElementById('state').textContent.startsWith('no answer')")
@@ -188,27 +204,6 @@ def test_the_page_follows_new_reports(browser: Browser, enter: Callable[..., Non
             "Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1
         )
         page.wait("document.getElementById('state').textContent === 'live'")
-
-
-def test_progress_within_the_iteration_follows(
-    browser: Browser, enter: Callable[..., None], guarded: RunningService
-) -> None:
-    def work(done: int) -> dict[str, int]:
-        return {"done": done, "total": 1152}
-
-    def report_progress(explored: int) -> int:
-        body = {"iteration": 4, "explored": work(explored), "regenerated": work(96), "trained": work(0)}
-        return guarded.client.put("/v1/runs/shapes/activity", json=body).status_code
-
-    with browser.page() as page:
-        enter(page, at="run=shapes")
-        assert page.see("document.getElementById('activity').hidden")
-        assert report_progress(480) == 204
-        page.wait("document.getElementById('activity').innerText.includes('explored 480 of 1,152')")
-        assert "regenerated 96 of 1,152" in page.see("document.getElementById('activity').innerText")
-        assert report_progress(960) == 204
-        page.wait("document.getElementById('activity').innerText.includes('explored 960 of 1,152')")
-        assert page.see(CUT) == []
 
 
 @pytest.mark.parametrize("width", [320, 1280])
@@ -296,27 +291,14 @@ def test_another_tenants_runs_are_not_shown_and_the_gain_has_its_interval(
 def prefixed(guarded: RunningService) -> Iterator[str]:
     """Address of a proxy that offers the service as `/shared/solrl`, and nothing else."""
 
-    class Proxy(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path = self.path.removeprefix("/shared/solrl")
-            if path == self.path:
-                self.send_error(404)
-                return
-            answer = httpx.get(f"{guarded.url}/{path.removeprefix('/')}", headers=dict(self.headers))
-            self.send_response(answer.status_code)
-            for name in ("Content-Type", "Content-Security-Policy"):
-                if name in answer.headers:
-                    self.send_header(name, answer.headers[name])
-            self.end_headers()
-            self.wfile.write(answer.content)
+    def answer(request: Request) -> Response:
+        path = f"/{request.path_params['path'].removeprefix('/')}"
+        found = httpx.get(guarded.url + path, params=request.url.query, headers=request.headers)
+        kept = {"content-type", "content-security-policy"} & found.headers.keys()
+        return Response(found.content, found.status_code, {name: found.headers[name] for name in kept})
 
-        def log_message(self, *_: Any) -> None:
-            """Print nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/shared/solrl"
-        server.shutdown()
+    with serving(Starlette(routes=[Route("/shared/solrl{path:path}", answer)])) as address:
+        yield f"{address}/shared/solrl"
 
 
 @pytest.mark.parametrize("end", ["/", ""])
