@@ -13,17 +13,18 @@ import torch
 from fences import ROOT, blocks, commands
 from safetensors.torch import save_file
 from solrl_core.families import Backbone, load_backbone
+from solrl_core.families.own_pipeline import by_own_pipeline
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.loading import CONFIG, TOKENIZER
 from solrl_core.rewards.reward import REWARDS, prompt_fault
 from solrl_core.sampling.generator import Generator
-from solrl_core.sampling.noise import initial_noise
 from solrl_remote.vlm_judge import TEMPLATE, VlmJudge
 from solrl_trainer.algorithms.training_data import ForwardBatch
 from solrl_trainer.commands.run import run
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.presets import resolve
-from tiny_auraflow import SIDE, TOKENS, write_auraflow
+from tiny_auraflow import SIDE, write_auraflow
+from training_helpers import QUICK
 
 REWARD, ALGORITHM, FAMILY = (f"docs/extending/{name}.md" for name in ("reward", "algorithm", "family"))
 IPO = "my_algorithms:DiffusionIpo"
@@ -116,15 +117,9 @@ def test_the_trainer_accepts_the_page_s_reward() -> None:
 
 
 def test_the_algorithm_trains(examples: Path, tmp_path: Path) -> None:
-    small = (
-        *("lora.rank=2", "lora.alpha=4", "optimizer.updates=2", "optimizer.batch=8", "iterations=1"),
-        *("explore.prompts=1", "explore.candidates=8", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
-        *("evaluate.prompts=1", "evaluate.seeds=1", "evaluate.steps=1", "evaluate.rewards=[]"),
-    )
-    arguments = {"output": tmp_path}
-    config = resolve(
-        "mini-sana/naive_scaling/clipscore", overrides=[*overrides(ALGORITHM), *small], arguments=arguments
-    ).config
+    small = (*QUICK, "explore.prompts=1", "explore.candidates=8", "explore.keep=4", "optimizer.batch=8")
+    given: Any = {"overrides": [*overrides(ALGORITHM), *small], "arguments": {"output": tmp_path}}
+    config = resolve("mini-sana/naive_scaling/clipscore", **given).config
     assert (config.algorithm.name, config.algorithm.tau) == (IPO, 10)  # type: ignore[attr-defined]
     run(config)
     line = next(line for line in read_metrics(tmp_path / "metrics.jsonl") if line["event"] == "iteration")
@@ -160,24 +155,11 @@ def auraflow(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("guidance", [1.0, 3.5])
 def test_the_family_generates_the_images_of_its_pipeline(auraflow: Path, guidance: float) -> None:
-    from diffusers import AuraFlowPipeline
-
-    pipeline: Any = AuraFlowPipeline.from_pretrained(auraflow, dtype=torch.float32)
-    pipeline.set_progress_bar_config(disable=True)
-    backbone = load_backbone(str(auraflow))
+    backbone: Any = load_backbone(str(auraflow))
     assert (backbone.family, backbone.latent_shape) == ("auraflow", (4, SIDE // 8, SIDE // 8))
-    prompts, noise = ["a red circle", "two blue squares"], initial_noise([3, 14], backbone.latent_shape)
+    prompts = ["a red circle", "two blue squares"]
     ours = Generator(backbone, "bf16").generate(prompts, [3, 14], steps=4, guidance=guidance).images
-    theirs = pipeline(
-        prompts,
-        height=SIDE,
-        width=SIDE,
-        num_inference_steps=4,
-        guidance_scale=guidance,
-        latents=noise,
-        max_sequence_length=TOKENS,
-        output_type="pt",
-    ).images
+    theirs = by_own_pipeline(backbone, prompts, [3, 14], 4, guidance)
     assert float((ours - theirs).abs().max()) <= 1e-5
     assert float(ours.std()) > 0.01
     assert float((ours[0] - ours[1]).abs().max()) > 1e-3

@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,6 @@ PAGES = [*BESIDE, *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("doc
 REFERENCE = [entry for page in sorted(ROOT.glob("docs/reference/*.md")) for entry in ENTRY.findall(page.read_text())]
 SEVERAL = re.compile(r"^ {4}[a-z]\w*(, \w+)+: ")
 """A line on several parameters or attributes."""
-FOLDERS = {"solrl_client": "clients", "solrl_core": "core", "solrl_proto": "proto", "solrl_trainer": "trainer"}
 
 
 class Loader(yaml.SafeLoader):
@@ -76,24 +75,13 @@ def test_an_entry_of_the_reference_becomes_docstrings() -> None:
 
 @pytest.mark.parametrize(("name", "source"), REFERENCE)
 def test_an_entry_names_an_object_and_its_source(name: str, source: str) -> None:
-    module, _, attribute = name.rpartition(".")
-    path = ROOT / FOLDERS[module.partition(".")[0]] / module.replace(".", "/")
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    assert any(attribute in defined(node) | imported(node) for node in statements(file)), file
-    (found,) = [node for node in statements(ROOT / "docs/reference" / source) if attribute in defined(node)]
+    assert resolve_name(name) is not None
+    module = ast.parse((ROOT / "docs/reference" / source).read_text(encoding="utf-8"))
+    (found,) = [node for node in module.body if name.rpartition(".")[2] in defined(node)]
     if isinstance(found, ast.ClassDef | ast.FunctionDef):
         assert ast.get_docstring(found)
         several = [line for text in docstrings(found) for line in text.splitlines() if SEVERAL.match(line)]
         assert several == [], "one line for each name, or the site shows the second name as a type"
-
-
-def statements(file: Path) -> list[ast.stmt]:
-    return ast.parse(file.read_text(encoding="utf-8")).body
-
-
-def imported(node: ast.stmt) -> set[str]:
-    """Names that a statement imports."""
-    return {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
 
 
 def defined(node: ast.stmt) -> set[str]:

@@ -68,7 +68,7 @@ def _clip_tokenizer() -> CLIPTokenizer:
     return tokenizer
 
 
-def _t5_tokenizer() -> T5TokenizerFast:
+def t5_tokenizer() -> T5TokenizerFast:
     vocabulary = [(piece, -float(len(_PIECES) - len(piece))) for piece in _PIECES]
     return T5TokenizerFast(vocab=vocabulary, extra_ids=0)
 
@@ -111,7 +111,7 @@ def _t5() -> T5EncoderModel:
     )
 
 
-def _vae() -> AutoencoderKL:
+def tiny_vae(shift_factor: float | None = 0.1) -> AutoencoderKL:
     # Four levels, so that latents are 8 times smaller as in the released models.
     return AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 4,
@@ -121,7 +121,7 @@ def _vae() -> AutoencoderKL:
         latent_channels=4,
         norm_num_groups=4,
         scaling_factor=0.7,
-        shift_factor=0.1,
+        shift_factor=shift_factor,
         use_quant_conv=False,
         use_post_quant_conv=False,
     )
@@ -165,13 +165,13 @@ def write_sd3(folder: Path, *, sd35: bool, dynamic: bool = False) -> Path:
     pipeline = StableDiffusion3Pipeline(
         transformer=transformer,
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=dynamic),
-        vae=_vae(),
+        vae=tiny_vae(),
         text_encoder=CLIPTextModelWithProjection(_clip_config()),
         tokenizer=_clip_tokenizer(),
         text_encoder_2=CLIPTextModelWithProjection(_clip_config()),
         tokenizer_2=_clip_tokenizer(),
         text_encoder_3=_t5(),
-        tokenizer_3=_t5_tokenizer(),
+        tokenizer_3=t5_tokenizer(),
     )
     return save(pipeline, folder)
 
@@ -193,11 +193,11 @@ def write_flux(folder: Path, *, dev: bool) -> Path:
     pipeline = FluxPipeline(
         transformer=transformer,
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0 if dev else 1.0, use_dynamic_shifting=dev),
-        vae=_vae(),
+        vae=tiny_vae(),
         text_encoder=CLIPTextModel(_clip_config()),
         tokenizer=_clip_tokenizer(),
         text_encoder_2=_t5(),
-        tokenizer_2=_t5_tokenizer(),
+        tokenizer_2=t5_tokenizer(),
     )
     return save(pipeline, folder)
 
@@ -231,7 +231,7 @@ def write_z_image(folder: Path, *, dynamic: bool = False) -> Path:
     )
     pipeline = ZImagePipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=6.0, use_dynamic_shifting=dynamic),
-        vae=_vae(),
+        vae=tiny_vae(),
         text_encoder=language.model,
         tokenizer=tokenizer,
         transformer=transformer,
@@ -245,7 +245,7 @@ def write_wan(folder: Path, *, residual: bool = False) -> Path:
     """A tiny Wan2.1; `residual` has the autoencoder and the times of each token of Wan2.2's 5B."""
     own = {"is_residual": True, "patch_size": 2, "in_channels": 12, "out_channels": 12, "scale_factor_spatial": 16}
     changes = {"transformer": {"num_layers": 2}, "vae": own if residual else {}}
-    return save(_made("wan", _t5_tokenizer(), changes, expand_timesteps=residual), folder, frames=FRAMES)
+    return save(_made("wan", t5_tokenizer(), changes, expand_timesteps=residual), folder, frames=FRAMES)
 
 
 def write_qwen_image(folder: Path) -> Path:
