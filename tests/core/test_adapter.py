@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from solrl_core.adapter import MAX_HEADER_BYTES, Adapter, decode_adapter, encode_adapter, lora_a_key, lora_b_key
+from solrl_core.adapter import MAX_HEADER_BYTES, Adapter, decode_adapter, encode_adapter
 from solrl_core.errors import AdapterError
 from solrl_proto.adapters import adapter_digest
+from support.adapters import random_adapter
 
 LAYOUT = {"blocks.0.attn.to_q": (6, 4), "blocks.0.ff.proj": (8, 6)}
 RANK = 2
@@ -18,12 +19,7 @@ META = {"r": "2", "lora_alpha": "4"}
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    made = {}
-    for module, (out_features, in_features) in LAYOUT.items():
-        made[lora_a_key(module)] = torch.randn(RANK, in_features, generator=generator)
-        made[lora_b_key(module)] = torch.randn(out_features, RANK, generator=generator)
-    return made
+    return random_adapter(LAYOUT, seed=0, rank=RANK).tensors
 
 
 def file_of(changes: dict[str, Any] | None = None, meta: dict[str, str] | None = META) -> bytes:

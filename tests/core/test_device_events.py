@@ -1,41 +1,28 @@
 """A thread runs at most one step ahead of its device; events measure the device's time."""
 
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from solrl_core.sampling.device_events import RunAheadLimit, record_event, upload
 
 
-class Device:
-    """Records launches and waits."""
-
-    def __init__(self) -> None:
-        self.launched = 0
-        self.reached: list[int] = []
-
-    def record(self) -> "Event":
-        return Event(self, self.launched)
-
-
-class Event:
-    def __init__(self, device: Device, at: int) -> None:
-        self._device, self._at = device, at
-
-    def wait(self) -> None:
-        self._device.reached.append(self._at)
-
-    def since(self, earlier: "Event") -> float:
-        return float(self._at - earlier._at)
-
-
 def test_a_thread_is_at_most_one_step_ahead() -> None:
-    device = Device()
-    run_ahead = RunAheadLimit(device.record)
+    launched, reached = 0, list[int]()
+
+    def record() -> Any:
+        """An event behind the steps that are launched now."""
+        return SimpleNamespace(wait=partial(reached.append, launched))
+
+    run_ahead = RunAheadLimit(record)
     for step in range(6):
         run_ahead.step()
         # All launched steps but the last have finished before the next is launched.
-        assert max(device.reached, default=0) == max(0, step - 1)
-        device.launched += 1
-    assert device.reached == sorted(device.reached)
+        assert max(reached, default=0) == max(0, step - 1)
+        launched += 1
+    assert reached == sorted(reached)
 
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -123,8 +123,8 @@ def flux(weights: Mapping[str, torch.Tensor]) -> Weights:
     """FLUX.1's transformer as Black Forest Labs names it."""
     given = dict(weights)
     _swap(given, "norm_out.linear")
-    found = _fused(given, r"single_transformer_blocks\.(\d+)\.", ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"))
-    made = {f"single_blocks.{name.split('.')[1]}.linear1.{end}": one for (name, end), one in found.items()}
+    parts = ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")
+    made = _fused(given, r"single_transformer_blocks\.(\d+)\.", parts, r"single_blocks.\2.linear1")
     return made | _double_attention(given) | _renamed(given, _FLUX)
 
 
@@ -138,8 +138,7 @@ def flux2(weights: Mapping[str, torch.Tensor]) -> Weights:
 def z_image(weights: Mapping[str, torch.Tensor]) -> Weights:
     """Z-Image's transformer as ComfyUI stores it."""
     given = dict(weights)
-    found = _fused(given, r"\w+\.\d+\.attention\.", ("to_q", "to_k", "to_v"))
-    return {f"{name}.qkv.{end}": one for (name, end), one in found.items()} | _renamed(given, _Z_IMAGE)
+    return _fused(given, r"\w+\.\d+\.attention\.", ("to_q", "to_k", "to_v"), r"\1qkv") | _renamed(given, _Z_IMAGE)
 
 
 def sana(weights: Mapping[str, torch.Tensor]) -> Weights:
@@ -150,8 +149,7 @@ def sana(weights: Mapping[str, torch.Tensor]) -> Weights:
         (("attn1.to_q", "attn1.to_k", "attn1.to_v"), "attn.qkv"),
         (("attn2.to_k", "attn2.to_v"), "cross_attn.kv_linear"),
     ):
-        found = _fused(given, r"transformer_blocks\.(\d+)\.", parts)
-        made |= {f"blocks.{name.split('.')[1]}.{new}.{end}": one for (name, end), one in found.items()}
+        made |= _fused(given, r"transformer_blocks\.(\d+)\.", parts, rf"blocks.\2.{new}")
     for name, weight in _renamed(given, _SANA).items():
         if ".inverted_conv." in name or ".point_conv." in name:
             name = name.replace("_conv.conv", "_conv.linear")
@@ -164,8 +162,8 @@ def _double_attention(given: Weights) -> Weights:
     """The fused projections of blocks with two streams, taken out of `given`."""
     made: Weights = {}
     for streams, new in ((("to_q", "to_k", "to_v"), "img"), (("add_q_proj", "add_k_proj", "add_v_proj"), "txt")):
-        found = _fused(given, r"transformer_blocks\.(\d+)\.", tuple(f"attn.{one}" for one in streams))
-        made |= {f"double_blocks.{name.split('.')[1]}.{new}_attn.qkv.{end}": one for (name, end), one in found.items()}
+        parts = tuple(f"attn.{one}" for one in streams)
+        made |= _fused(given, r"transformer_blocks\.(\d+)\.", parts, rf"double_blocks.\2.{new}_attn.qkv")
     return made
 
 
@@ -181,8 +179,8 @@ def sd3(weights: Mapping[str, torch.Tensor]) -> Weights:
         ("attn2", ("to_q", "to_k", "to_v"), "x_block.attn2"),
         ("attn", ("add_q_proj", "add_k_proj", "add_v_proj"), "context_block.attn"),
     ):
-        found = _fused(given, r"transformer_blocks\.(\d+)\.", tuple(f"{attention}.{one}" for one in streams))
-        made |= {f"joint_blocks.{name.split('.')[1]}.{new}.qkv.{end}": one for (name, end), one in found.items()}
+        parts = tuple(f"{attention}.{one}" for one in streams)
+        made |= _fused(given, r"transformer_blocks\.(\d+)\.", parts, rf"joint_blocks.\2.{new}.qkv")
     return made | _renamed(given, _SD3)
 
 
@@ -224,13 +222,13 @@ def _renamed(weights: Mapping[str, torch.Tensor], rules: Mapping[str, str]) -> W
     return made
 
 
-def _fused(weights: Weights, block: str, parts: tuple[str, ...]) -> dict[tuple[str, str], torch.Tensor]:
-    """(block, weight or bias) → the rows of its `parts`, which are taken out of `weights`."""
+def _fused(weights: Weights, block: str, parts: tuple[str, ...], new: str) -> Weights:
+    """The rows of each block's `parts`, taken out of `weights`; in `new`, \\1 is the block and \\2 its number."""
     first = re.compile(rf"^({block}){re.escape(parts[0])}\.(weight|bias)$")
     found = {}
     for match in filter(None, map(first.match, list(weights))):
         start, end = match[1], match[match.lastindex or 0]
-        found[start.rstrip("."), end] = torch.cat([weights.pop(f"{start}{part}.{end}") for part in parts])
+        found[f"{match.expand(new)}.{end}"] = torch.cat([weights.pop(f"{start}{part}.{end}") for part in parts])
     return found
 
 

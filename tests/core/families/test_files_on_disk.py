@@ -254,7 +254,9 @@ def test_a_missing_shard_or_index_is_named(folder: Path, name: str) -> None:
     kept = second.rename(folder / "kept")
     with pytest.raises(OSError, match=f"lacks text_encoder_3/{second.name}; copy them there"):
         load_backbone(str(folder))
+    assert f"it lacks text_encoder_3/{second.name}" in diagnosis.model(str(folder)).found
     kept.rename(second)
+    assert diagnosis.model(str(folder)).state == "ok"
     (index,) = (folder / "text_encoder_3").glob("*.index.*json")
     index.unlink()
     with pytest.raises(OSError, match=f"lacks text_encoder_3/{index.name}; copy them there"):

@@ -33,19 +33,20 @@ def processor() -> CLIPProcessor:
     return CLIPProcessor.from_pretrained(CLIP)
 
 
+@torch.no_grad()
+def logits(reference: CLIPModel, processor: CLIPProcessor, images: torch.Tensor) -> torch.Tensor:
+    """Those of transformers of four images with PROMPTS."""
+    tokens = {"padding": "max_length", "max_length": reference.config.text_config.max_position_embeddings}
+    shown = [as_pil(image) for image in images]
+    inputs = processor(text=PROMPTS, images=shown, return_tensors="pt", truncation=True, **tokens)
+    found: torch.Tensor = reference(**inputs).logits_per_image.diagonal()
+    return found
+
+
 def test_clipscore_equals_transformers(clipscore: ClipScore, reference: CLIPModel, processor: CLIPProcessor) -> None:
     images = on_bytes(4, 64, 64)
     kept = images.clone()
-    inputs = processor(
-        text=PROMPTS,
-        images=[as_pil(image) for image in images],
-        return_tensors="pt",
-        padding="max_length",
-        max_length=reference.config.text_config.max_position_embeddings,
-        truncation=True,
-    )
-    with torch.no_grad():
-        expected = reference(**inputs).logits_per_image.diagonal() / 100
+    expected = logits(reference, processor, images) / 100
     scores = clipscore(images, PROMPTS, [{}] * 4)
     assert (scores.shape, scores.dtype, scores.requires_grad) == ((4,), torch.float32, False)
     assert torch.equal(images, kept)
@@ -112,22 +113,13 @@ def pickscore() -> PickScore:
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 64), *ODD_SIZES])
-def test_pickscore_equals_transformers_logits_over_26(pickscore: PickScore, height: int, width: int) -> None:
+def test_pickscore_equals_transformers_logits_over_26(
+    pickscore: PickScore, reference: CLIPModel, processor: CLIPProcessor, height: int, width: int
+) -> None:
     images = on_bytes(4, height, width)
-    inputs = CLIPProcessor.from_pretrained(CLIP)(
-        text=PROMPTS,
-        images=[as_pil(image) for image in images],
-        return_tensors="pt",
-        padding=True,
-        max_length=24,
-        truncation=True,
-    )
-    model = CLIPModel.from_pretrained(CLIP, dtype=torch.float32).eval()
-    with torch.no_grad():
-        expected = model(**inputs).logits_per_image.diagonal() / 26
     scores = pickscore(images, PROMPTS, [{}] * 4)
     assert scores.dtype == torch.float32
-    assert torch.allclose(scores, expected, rtol=1e-4, atol=1e-6)
+    assert torch.allclose(scores, logits(reference, processor, images) / 26, rtol=1e-4, atol=1e-6)
 
 
 def test_images_are_rounded_to_bytes_and_batches_do_not_matter(pickscore: PickScore) -> None:

@@ -14,19 +14,12 @@ from torch import nn
 LAYOUT = {"blocks.0.to_q": (6, 4), "blocks.1.to_q": (6, 4)}
 
 
-class Blocks(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.ModuleDict({"to_q": nn.Linear(4, 6)}) for _ in range(2)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-
 def peft_weights() -> tuple[Any, dict[str, torch.Tensor]]:
     """A model with the adapters default and old, and the state of default."""
-    model = get_peft_model(Blocks(), LoraConfig(r=2, lora_alpha=8, target_modules=list(LAYOUT)))
-    model.add_adapter("old", LoraConfig(r=2, lora_alpha=8, target_modules=list(LAYOUT)))
+    blocks = nn.ModuleList([nn.ModuleDict({"to_q": nn.Linear(4, 6)}) for _ in range(2)])
+    config = LoraConfig(r=2, lora_alpha=8, target_modules=list(LAYOUT))
+    model = get_peft_model(nn.ModuleDict({"blocks": blocks}), config)
+    model.add_adapter("old", config)
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(torch.randn_like(weight))

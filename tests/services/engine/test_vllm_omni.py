@@ -202,21 +202,16 @@ def test_an_error_of_the_engine_ends_one_request(omni: Backend) -> None:
     assert generate(omni).images.isfinite().all()
 
 
-def test_a_dead_engine_fails_the_check(patched: pytest.MonkeyPatch) -> None:
-    backend = load("vllm-omni")
-    backend.check()
-    backend.close()
-    with pytest.raises(RuntimeError, match="dead"):
-        backend.check()
-
-
-def test_fp8_is_labelled_with_its_share(patched: pytest.MonkeyPatch) -> None:
+def test_fp8_is_labelled_with_its_share_and_a_dead_engine_fails_the_check(patched: pytest.MonkeyPatch) -> None:
     backend = load("vllm-omni", precision="fp8")
     (info,) = backend.capabilities.precisions
     assert info.precision == "fp8"
     assert 0.3 < info.quantized_share < 0.9
     assert f"fp8-partial: {info.quantized_share:.0%}" in info.how
+    backend.check()
     backend.close()
+    with pytest.raises(RuntimeError, match="dead"):
+        backend.check()
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,6 @@ OURS = {
     },
     "vllm_omni.diffusion.models.flux.flux_transformer": {"FluxTransformer2DModel": ["forward", "load_weights"]},
     "vllm_omni.diffusion.models.sd3.sd3_transformer": {"SD3Transformer2DModel": ["forward", "load_weights"]},
-    "vllm_omni.diffusion.models.interface": {
-        "SupportsStepExecution": ["prepare_encode", "denoise_step", "step_scheduler", "post_decode"]
-    },
 }
 
 
