@@ -57,7 +57,7 @@ def with_a_slow_rank(argv: Sequence[str]) -> None:
     solrl_train(argv)
 
 
-def held_bytes(overrides: Sequence[str], output: str) -> None:
+def held_bytes(setting: str, output: str) -> None:
     """Bytes of the base's blocks that a rank holds after a training step and an image, and of all its tensors."""
     import gc
     import json
@@ -75,7 +75,7 @@ def held_bytes(overrides: Sequence[str], output: str) -> None:
     def local(weight: torch.Tensor) -> torch.Tensor:
         return weight.to_local() if isinstance(weight, DTensor) else weight
 
-    config = resolve("mini-sana/diffusionnft/clipscore", overrides=["lora.rank=2", *overrides[1:]]).config
+    config = resolve("mini-sana/diffusionnft/clipscore", overrides=["lora.rank=2", setting]).config
     with process_group(read_rank_info()) as processes:
         models = Models.build(load_backbone("mini-sana"), config, processes.world("cpu", 0))
         policy: Policy = models.policy

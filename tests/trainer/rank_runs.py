@@ -11,7 +11,7 @@ from fault_trials.processes import RankPrograms
 from rank_programs import solrl_train
 from small_model import small_model
 from support.ports import free_port
-from training_helpers import same, state
+from training_helpers import same, sets, state
 
 SETTINGS = (
     f"model={small_model()}",
@@ -25,11 +25,10 @@ LONGER = 9
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 
-def arguments(folder: Path, iterations: int = LAST) -> list[str]:
+def arguments(folder: Path, iterations: int = LAST, *settings: str, recipe: str = "diffusionnft") -> list[str]:
     """Arguments of a run with local exploration."""
-    words = ["run", "--preset", "mini-sana/diffusionnft/clipscore", "--resume", str(folder)]
-    words += ["--iterations", str(iterations)]
-    return [*words, *(word for setting in SETTINGS for word in ("--set", setting))]
+    words = ["run", "--preset", f"mini-sana/{recipe}/clipscore", "--resume", str(folder)]
+    return [*words, "--iterations", str(iterations), *sets(*SETTINGS, *settings)]
 
 
 def run(size: int, words: list[str], log: Path, program: Callable[..., None] = solrl_train) -> int:

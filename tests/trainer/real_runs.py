@@ -53,9 +53,10 @@ class Service:
 
 @dataclass
 class Watcher:
-    """A reporter that records, and restarts the given service, if any, after one iteration."""
+    """A reporter that records, restarts the given service, if any, after one iteration, and stops at a phase."""
 
     restarts: Service | None = None
+    stops_at: tuple[int, str] | None = None
     phases: list[tuple[int, str]] = field(default_factory=list)
     measured: list[float] = field(default_factory=list)
     records: list[IterationRecord] = field(default_factory=list)
@@ -63,6 +64,8 @@ class Watcher:
 
     def phase(self, iteration: int, name: str) -> None:
         self.phases.append((iteration, name))
+        if (iteration, name) == self.stops_at:
+            raise KeyboardInterrupt
 
     def progress(self, done: float, total: float) -> None:
         self.measured.append(done / total)

@@ -99,8 +99,7 @@ def write_metrics(folder: Path, iterations: int, ranks: Sequence[float] = (0.873
         "bottom_rank": 82.4,
     }
     measured = [fidelity | {"version": 10 * i, "spearman": spearman} for i, spearman in enumerate(ranks)]
-    lines = [before, *measured, *(iteration_line(i) for i in range(iterations))]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(folder, [before, *measured, *(iteration_line(i) for i in range(iterations))])
 
 
 def sample_images(count: int, side: int = 64, seed: int = 0) -> torch.Tensor:
@@ -109,18 +108,36 @@ def sample_images(count: int, side: int = 64, seed: int = 0) -> torch.Tensor:
     return torch.nn.functional.interpolate(coarse, size=(side, side), mode="bilinear", align_corners=True)
 
 
-def write_gallery(folder: Path) -> None:
-    """Save a gallery of `PROMPTS` with marks and two pairs."""
-    gallery = Gallery(
-        prompts=PROMPTS,
-        before=sample_images(len(PROMPTS), seed=1),
-        after=sample_images(len(PROMPTS), seed=2),
-        marks=[(i % 3 == 0, i % 3 != 1) for i in range(len(PROMPTS))],
-        pairs=[Pair(HOSTILE, 11, "best", 0.3126, 0.3068), Pair(HOSTILE, 2**53 - 1, "worst", 0.1923, 0.1995)],
-        explored=sample_images(2, seed=3),
-        regenerated=sample_images(2, seed=4),
-    )
-    save_gallery(folder, gallery)
+PAIRS = [Pair(HOSTILE, 11, "best", 0.3126, 0.3068), Pair(HOSTILE, 2**53 - 1, "worst", 0.1923, 0.1995)]
+
+
+def write_gallery(folder: Path, prompts: list[str] = PROMPTS, **images: torch.Tensor) -> None:
+    """Save a gallery with marks and two pairs; `images` replace the made ones."""
+    made = {
+        "before": sample_images(len(prompts), seed=1),
+        "after": sample_images(len(prompts), seed=2),
+        "explored": sample_images(2, seed=3),
+        "regenerated": sample_images(2, seed=4),
+    }
+    marks = [(i % 3 == 0, i % 3 != 1) for i in range(len(prompts))]
+    save_gallery(folder, Gallery(prompts=prompts, marks=marks, pairs=PAIRS, **(made | images)))
+
+
+def run_of_sum(folder: Path, prompts: int) -> None:
+    """A complete folder of a finished run on a sum of two rewards, its second in the verifier's place."""
+    finished_run(folder)
+    (folder / "result.json").write_text(json.dumps(result_of_sum(prompts)))
+    metrics = (folder / "metrics.jsonl").read_text().replace('"verifier"', json.dumps(LONG_REWARD))
+    lines = [json.loads(line) for line in metrics.splitlines()]
+    for line in lines:
+        if "low" in line:
+            line["low"]["weighted sum"], line["high"]["weighted sum"] = 0.13, 0.15
+    write_lines(folder, lines)
+
+
+def write_lines(folder: Path, lines: list[dict[str, Any]]) -> None:
+    """Replace metrics.jsonl."""
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def write_config(folder: Path) -> None:

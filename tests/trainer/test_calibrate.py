@@ -35,6 +35,7 @@ from solrl_trainer.rollouts.exploration import exploration_plan
 from solrl_trainer.rollouts.loading import check_bindings
 from solrl_trainer.settings.presets import ConfigError, resolve
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
+from training_helpers import prompts_in
 
 ROOT = Path(__file__).parents[2]
 PRESET = "mini-sana/sol_rl/clipscore"
@@ -47,11 +48,6 @@ ONE_PLAN = PlanSet(steps=(), schedules=())
 def small(*more: str) -> Any:
     """Settings of a small calibration."""
     return resolve(PRESET, overrides=[*SMALL, f"model={small_model()}", *more]).config
-
-
-@pytest.fixture
-def one_fitted_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans_module, "FITTED_PROMPTS", 1)
 
 
 def test_solvers_are_fitted_to_the_recipes_steps_on_training_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +151,8 @@ def test_a_run_accepts_the_written_fitted_plan(tmp_path: Path, monkeypatch: pyte
         resolve(PRESET, overrides=TRAINED_ON_THEMSELVES, files={"file": written})
 
 
-@pytest.mark.usefixtures("one_fitted_prompt")
 def test_a_plan_is_written_with_its_decoder_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans_module, "FITTED_PROMPTS", 1)
     config = small("explore.precision=bf16", "explore.decoder_precision=fp8")
     monkeypatch.setattr(module, "cheapest", lambda measured, _: measured[-1])
     summary = calibrate(config, tmp_path, prompts=1, requirement=Requirement(-1), limits=ONE_PLAN)
@@ -168,8 +164,10 @@ def test_a_plan_is_written_with_its_decoder_precision(tmp_path: Path, monkeypatc
         resolve(PRESET, overrides=[*TRAINED_ON_THEMSELVES, *SMALL[:2]], files={"file": written})
 
 
-@pytest.mark.usefixtures("one_fitted_prompt")
-def test_a_plan_is_bound_to_the_model_and_settings_of_its_measurement(tmp_path: Path) -> None:
+def test_a_plan_is_bound_to_the_model_and_settings_of_its_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans_module, "FITTED_PROMPTS", 1)
     config = small("explore.precision=bf16")
     # No plan is chosen if none is good enough.
     summary = calibrate(config, tmp_path, prompts=1, requirement=Requirement(1), limits=ONE_PLAN)
@@ -191,8 +189,7 @@ def test_it_measures_on_unfitted_prompts_of_which_few_are_enough_if_none_are_fit
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     monkeypatch.setattr(plans_module, "FITTED_PROMPTS", 2)
-    (tmp_path / "train.txt").write_text("a red circle\na blue square\na green triangle\n")
-    (tmp_path / "test.txt").write_text("a white star\n")
+    prompts_in(tmp_path, ["a red circle", "a blue square", "a green triangle"])
     layers = tmp_path / "layers.json"
     write_layer_list(layers, module_digest(load_backbone(small_model()).transformer), {"nvfp4": ()})
     config = small("explore.precision=bf16", f"prompts={tmp_path}", f"layers={layers}")

@@ -4,6 +4,7 @@ import base64
 import io
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,9 @@ from solrl_trainer.commands import run
 from solrl_trainer.commands.calibrate import calibrate
 from solrl_trainer.evaluation.gallery import load_gallery
 from solrl_trainer.records import checkpoints
-from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.presets import resolve
 from tiny_pipelines import FRAMES, write_wan
-from training_helpers import QUICK
+from training_helpers import QUICK, events, run_config
 
 REWARDS = {"training_helpers:redness": 1.0, "motion": 0.1}
 SMALL = (
@@ -47,13 +46,11 @@ def service(folder: Path) -> Iterator[RunningService]:
 
 def trained(folder: Path, recipe: str, output: Path, url: str | None = None, *more: str) -> RunConfig:
     """The settings of a finished run that changed its adapter."""
-    place = f"rollout_url={url}" if url else "rollout_url=null"
-    arguments = {"model": str(folder), "output": output, "run": output.name}
-    config = resolve(f"wan/{recipe}/clipscore", overrides=[*SMALL, place, *more], arguments=arguments).config
+    config = run_config(f"wan/{recipe}/clipscore", output, *SMALL, *more, model=str(folder), rollout_url=url)
     run.run(config)
     found = checkpoints.latest(output / "checkpoints")
     assert any(bool(tensor.any()) for name, tensor in found.averaged.tensors.items() if "lora_B" in name)
-    (iteration,) = (line for line in read_metrics(output / "metrics.jsonl") if line["event"] == "iteration")
+    (iteration,) = events(output, "iteration")
     assert iteration["rewards"].keys() == REWARDS.keys()
     return config
 
@@ -87,27 +84,22 @@ def test_sol_rl_selects_and_shows_clips(folder: Path, service: RunningService, s
 @pytest.mark.slow
 @pytest.mark.parametrize("served", [False, True], ids=["here", "served"])
 def test_fewer_frames_are_explored_than_are_trained_on(folder: Path, served: bool, tmp_path: Path) -> None:
-    def explore(url: str | None) -> None:
+    service = running_service("--rewards", *REWARDS, "--frames", "9", model=[str(folder)])
+    with ExitStack() as stack:
+        url = stack.enter_context(service).url if served else None
         trained(folder, "sol_rl", tmp_path / "run", url, "explore.keep=2", "generate.frames=9", "explore.frames=5")
-
-    if served:
-        with running_service("--rewards", *REWARDS, "--frames", "9", model=[str(folder)]) as longer:
-            explore(longer.url)
-    else:
-        explore(None)
     gallery = load_gallery(tmp_path / "run")
     assert (gallery.explored.shape[1], gallery.regenerated.shape[1], gallery.after.shape[1]) == (5, 9, 9)
 
 
 def test_calibrate_measures_half_of_the_frames_beside_whole_clips(folder: Path, tmp_path: Path) -> None:
-    arguments = {"model": str(folder)}
-    overrides = [*SMALL, "rollout_url=null", "generate.frames=9", "explore.keep=2", "explore.precision=bf16"]
-    config = resolve("wan/sol_rl/clipscore", overrides=overrides, arguments=arguments).config
+    overrides = (*SMALL, "rollout_url=null", "generate.frames=9", "explore.keep=2", "explore.precision=bf16")
+    config = run_config("wan/sol_rl/clipscore", tmp_path / "calibration", *overrides, model=str(folder))
     limits = PlanSet(steps=(2,), schedules=())
-    found = calibrate(config, tmp_path / "calibration", prompts=2, requirement=Requirement(wanted=-1.0), limits=limits)
+    found = calibrate(config, config.output, prompts=2, requirement=Requirement(wanted=-1.0), limits=limits)
     assert [row["name"] for row in found["plans"]] == ["bf16 2 steps", "bf16 2 steps, 5 frames"]
     assert found["chosen"] is not None
-    planned = yaml.safe_load((tmp_path / "calibration" / "plan.yaml").read_text())
+    planned = yaml.safe_load((config.output / "plan.yaml").read_text())
     assert planned["generate"] == {"height": 64, "width": 96, "frames": 9}
     assert planned["explore"]["frames"] in (None, 5)
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import shutil
-from contextlib import redirect_stderr
+from contextlib import closing, redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,7 @@ from solrl_minis import catalog
 from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.evaluate import evaluate_run
 from solrl_trainer.commands.run import run
-from solrl_trainer.settings.presets import resolve
-from training_helpers import QUICK
+from training_helpers import QUICK, prompts_in, run_config
 from typed import accepted, refused, typed
 
 SMALL = (
@@ -36,7 +35,7 @@ SMALL = (
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "one"
-    run(resolve("mini-sana/naive_scaling/clipscore", overrides=SMALL, arguments={"output": folder}).config)
+    run(run_config("mini-sana/naive_scaling/clipscore", folder, *SMALL))
     return folder
 
 
@@ -104,10 +103,7 @@ def test_a_reward_that_the_run_did_not_use_accepts_options(finished: Path) -> No
 def test_rewards_that_do_not_fit_are_omitted_or_refused(finished: Path, tmp_path: Path, notes: list[str]) -> None:
     folder = tmp_path / "own"
     shutil.copytree(finished, folder)
-    prompts = tmp_path / "prompts"
-    prompts.mkdir()
-    for split in ("train", "test"):
-        (prompts / f"{split}.txt").write_text("a red circle\ntwo blue squares\n")
+    prompts = prompts_in(tmp_path / "prompts")
     for file in (folder / "config.json", folder / "checkpoints" / "000001" / "config.json"):
         settings = json.loads(file.read_text())
         settings["prompts"] = str(prompts)
@@ -180,7 +176,7 @@ def test_weights_and_card_are_pushed_to_the_hub(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export = ("export", str(finished), "--output", str(tmp_path), "--push-to-hub")
-    with FakeHub(token="hf_right") as hub:
+    with closing(FakeHub(token="hf_right")) as hub:
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))

@@ -15,10 +15,8 @@ from solrl_trainer.commands import run
 from solrl_trainer.evaluation.gallery import load_gallery
 from solrl_trainer.loop import Result
 from solrl_trainer.policy.update import UpdateFigures, Updater
-from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.presets import resolve
-from training_helpers import QUICK
+from training_helpers import QUICK, events, run_config
 
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
 TRAINED = {"mini-sana": "imagereward", "mini-sd3": "hpsv2", "mini-flux": "pickscore"}
@@ -56,11 +54,8 @@ def finished(
 ) -> Finished:
     model, trained = request.param, TRAINED[request.param]
     weights = ", ".join(f"{name}: {float(name == trained)}" for name in REWARDS)
-    config = resolve(
-        f"{model}/sol_rl/{trained}",
-        overrides=[*SMALL, f"rewards={{{weights}}}"],
-        arguments={"output": tmp_path_factory.mktemp("runs") / model, "run": model, "rollout_url": service.url},
-    ).config
+    output, settings = tmp_path_factory.mktemp("runs") / model, (*SMALL, f"rewards={{{weights}}}")
+    config = run_config(f"{model}/sol_rl/{trained}", output, *settings, rollout_url=service.url)
     results: list[Result] = []
     samples: list[TrainingSamples] = []
     said = io.StringIO()
@@ -99,14 +94,13 @@ def test_only_the_trained_reward_determines_the_advantages(finished: Finished) -
 
 @pytest.mark.slow
 def test_all_rewards_are_logged_and_explored_images_are_shown(finished: Finished, service: RunningService) -> None:
-    lines = read_metrics(finished.config.output / "metrics.jsonl")
-    (iteration,) = (line for line in lines if line["event"] == "iteration")
+    folder, run = finished.config.output, finished.config.run
+    (iteration,) = events(folder, "iteration")
     assert iteration["rewards"].keys() == set(REWARDS)
     assert len(set(iteration["rewards"].values())) == 4
-    evaluations = [line for line in lines if line["event"] == "evaluation"]
+    evaluations = events(folder, "evaluation")
     assert [line["version"] for line in evaluations] == [0, 1]
     assert all(line["rewards"].keys() == {*REWARDS, "verifier", "verifier_graded", "judge"} for line in evaluations)
-    folder, run = finished.config.output, finished.config.run
     held = service.client.get(f"/v1/runs/{run}/adapters").json()
     assert [info["version"] for info in held["versions"]] == [1]
     assert "the report does not show" not in finished.said

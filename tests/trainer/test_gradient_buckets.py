@@ -1,9 +1,7 @@
 """Sums of gradients over ranks: bit-equal for any number of ranks on a CPU, and one collective on a GPU."""
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
@@ -32,12 +30,6 @@ class Threads(Communicator):
         return torch.stack(self.gather(tensor)).sum(0)
 
 
-def on_all(size: int, work: Callable[[Threads], Any]) -> list[Any]:
-    barrier, given = threading.Barrier(size), {}
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(lambda rank: work(Threads(rank, size, barrier, given)), range(size)))
-
-
 def gradient(number: int, part: int = 0) -> list[torch.Tensor]:
     """Gradients of very different sizes, so that the order of a sum affects its last bits."""
     generator = torch.Generator().manual_seed(100 * number + part)
@@ -47,9 +39,10 @@ def gradient(number: int, part: int = 0) -> list[torch.Tensor]:
 def totals(size: int, count: int, device: torch.device = CPU, parts: int = 1) -> list[list[torch.Tensor]]:
     """The total of `count` micro-batches on each rank; exactly one rank computes each."""
     computed: list[int] = []
+    barrier, given = threading.Barrier(size), dict[int, torch.Tensor]()
 
-    def work(world: Threads) -> list[torch.Tensor]:
-        gradients = GradientBuckets(PARAMETERS, world, device)
+    def work(rank: int) -> list[torch.Tensor]:
+        gradients = GradientBuckets(PARAMETERS, Threads(rank, size, barrier, given), device)
         for number in range(count):
             if gradients.owns(number):
                 computed.append(number)
@@ -57,7 +50,8 @@ def totals(size: int, count: int, device: torch.device = CPU, parts: int = 1) ->
                     gradients.add(number, part, gradient(number, part))
         return gradients.total()
 
-    found = on_all(size, work)
+    with ThreadPoolExecutor(size) as pool:
+        found = list(pool.map(work, range(size)))
     assert sorted(computed) == list(range(count))
     return found
 

@@ -14,9 +14,8 @@ from solrl_core.sampling.sampler import solve
 from solrl_trainer.commands import run
 from solrl_trainer.policy.policy import CURRENT, Policy
 from solrl_trainer.records import checkpoints
-from solrl_trainer.settings.presets import resolve
 from tiny_pipelines import write_flux2_klein, write_qwen_image
-from training_helpers import QUICK
+from training_helpers import QUICK, run_config
 
 QWEN = {"qwen-image": write_qwen_image, "flux2-klein": write_flux2_klein}
 SMALL = (
@@ -29,8 +28,7 @@ PROMPT = "a red circle"
 @pytest.mark.parametrize("family", QWEN)
 def test_a_guided_run_explores_trains_and_exports(family: str, tmp_path: Path) -> None:
     folder = str(QWEN[family](tmp_path / family))
-    arguments = {"model": folder, "output": tmp_path / "run", "run": family}
-    config = resolve(f"{family}/sol_rl/clipscore", overrides=SMALL, arguments=arguments).config
+    config = run_config(f"{family}/sol_rl/clipscore", tmp_path / "run", *SMALL, model=folder)
     run.run(config)
 
     backbone = load_backbone(folder)

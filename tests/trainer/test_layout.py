@@ -34,11 +34,6 @@ def layout(*words: str) -> str:
     return accepted(main, "layout", *words).stdout
 
 
-def refusal(*words: str) -> str:
-    """Why the command refuses."""
-    return refused(main, "layout", *words)
-
-
 def test_rates_fit_the_groups_from_which_they_were_measured() -> None:
     rates = Rates(bf16=0.03, fp8=0.016, image=0.015, point=0.14)
 
@@ -122,7 +117,7 @@ def test_the_fastest_layout_comes_first_with_its_command() -> None:
     ],
 )
 def test_what_gives_no_layout_is_refused(words: tuple[str, ...]) -> None:
-    assert "expected" in refusal(*words)
+    assert "expected" in refused(main, "layout", *words)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +159,7 @@ def test_rates_of_this_machine_are_measured_kept_and_read(tmp_path: Path) -> Non
     assert layout(*words) in measured
     assert "rates of mini-sana measured on CPU" in measured
     assert MeasuredRates.read(file).rates.point > 0
-    said = refusal("--preset", "flux1/sol_rl/hpsv2", "--rates", str(file))
+    said = refused(main, "layout", "--preset", "flux1/sol_rl/hpsv2", "--rates", str(file))
     assert "got --rates of mini-sana; expected those of black-forest-labs/FLUX.1-dev" in said
 
 

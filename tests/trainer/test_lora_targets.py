@@ -2,8 +2,8 @@
 
 import json
 import re
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -18,29 +18,22 @@ from solrl_trainer.memory.training_memory import plan_training
 from solrl_trainer.policy.policy import Policy
 from solrl_trainer.settings.config import Lora
 from solrl_trainer.settings.presets import resolve
-from training_helpers import QUICK
+from training_helpers import QUICK, run_config
 from typed import accepted, typed
 
 VALUES = r".*attn1\.to_v"
 SMALL = (
     *QUICK,
     *(f"model={small_model()}", f"lora.targets={json.dumps(VALUES)}", "explore.prompts=1", "iterations=2"),
-    *("optimizer.learning_rate=1e-2", "policy.decay_max=0"),
+    *("optimizer.learning_rate=1e-2", "policy.decay_max=0", "explore.precision=bf16"),
 )
 
 
 @pytest.mark.parametrize("served", [False, True])
 def test_a_run_trains_the_chosen_layers_alone(served: bool, tmp_path: Path) -> None:
-    def go(url: str | None) -> None:
-        arguments: dict[str, Any] = {"output": tmp_path / "run", "run": "chosen", "rollout_url": url}
-        overrides = [*SMALL, *(() if url else ("explore.precision=bf16",))]
-        run(resolve("mini-sana/sol_rl/clipscore", overrides=overrides, arguments=arguments).config)
-
-    if served:
-        with running_service(model=small_model()) as service:
-            go(service.url)
-    else:
-        go(None)
+    with ExitStack() as stack:
+        url = stack.enter_context(running_service(model=small_model())).url if served else None
+        run(run_config("mini-sana/sol_rl/clipscore", tmp_path / "run", *SMALL, rollout_url=url))
     backbone = load_backbone(small_model())
     layout = adapter_layout(backbone.transformer, backbone.lora_targets)
     chosen = {name for name in layout if re.fullmatch(VALUES, name)}

@@ -38,7 +38,6 @@ STAYING = MemoryLayout(sharded=False, offloaded=False, checkpointed=0)
 SERVED = "rollout_url=http://gpu-node:8100"
 BATCH = ("--set", "optimizer.batch=12")
 """Of all commands: a plan of another batch is compiled again."""
-LOCAL = ("rollout_url=null", "optimizer.batch=12")
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +68,7 @@ def bare(tmp_path: Path) -> PipelineBackbone:
 
 
 def planned(backbone: PipelineBackbone, *settings: str, fastest: Precision = "fp8") -> RunMemory:
-    return plan_run(tiny_config(*LOCAL, *settings), backbone, fastest)
+    return plan_run(tiny_config("rollout_url=null", "optimizer.batch=12", *settings), backbone, fastest)
 
 
 @pytest.mark.slow
@@ -159,6 +158,8 @@ def test_as_few_blocks_recompute_as_the_gpu_allows_and_the_largest_batch_is_foun
     held = RESERVED + PLAN.held(STAYING)
     assert one.largest_batch(8, held + 26 * MIB) == 4
     assert one.largest_batch(8, held) == 0
+    halved = TrainingPlan(kept=(5 * MIB,) * 4, inputs=(MIB // 2,) * 4, state=5 * MIB)
+    assert PLAN.training.scaled(0.5) == halved
 
 
 def test_encoders_leave_the_gpu_if_that_lets_the_run_fit_or_keep_more_activations() -> None:
@@ -406,15 +407,6 @@ def test_blocks_that_run_twice_keep_twice_as_much(tmp_path: Path, monkeypatch: p
     once, twice = (plan_training(backbone, lora, 2, backbone.encode(["a"], scale), scale) for scale in (1.0, 3.0))
     assert (once.kept, once.inputs) == ((7,) * 4, (3,) * 4)
     assert (twice.kept, twice.inputs) == ((14,) * 4, (6,) * 4)
-
-
-def test_the_fewest_blocks_that_fit_recompute() -> None:
-    plan = PLAN.training
-    assert [plan.total(count) for count in (0, 1, 4)] == [(5 + 40 + 10) * MIB, (5 + 1 + 30 + 20) * MIB, 29 * MIB]
-    limits = (plan.total(0), plan.total(0) - 1, plan.total(3), 0)
-    assert [plan.checkpointed(limit) for limit in limits] == [0, 2, 3, 4]
-    # It is proportional to the micro-batch.
-    assert plan.scaled(0.5) == TrainingPlan(kept=(5 * MIB,) * 4, inputs=(MIB // 2,) * 4, state=5 * MIB)
 
 
 @torch._dynamo.config.patch(recompile_limit=1, accumulated_recompile_limit=1)

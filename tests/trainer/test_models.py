@@ -11,47 +11,28 @@ from solrl_trainer.rollouts.models import Models
 from training_helpers import same, tiny_config
 
 
-@pytest.fixture
-def models(backbone: Backbone) -> Models:
-    return Models.build(backbone, tiny_config())
-
-
-def changed(models: Models, seed: int) -> bytes:
-    """A behaviour policy that differs from the base."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = models.policy.behaviour().tensors
-    noisy = {name: value + 0.1 * torch.randn(value.shape, generator=generator) for name, value in tensors.items()}
-    return encode_adapter(models.policy.adapter(noisy))
-
-
 def weights(generator: Generator) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in generator.transformer.state_dict().items()}
 
 
-def test_serving_another_adapter_restores_the_behaviour_policy(models: Models) -> None:
-    # Generators use the base without the policy.
-    assert not any("lora" in name for name in models.generator.transformer.state_dict())
-    assert any("lora" in name for name in models.policy.transformer.state_dict())
-    assert set(models.generator.layout) == set(models.policy.behaviour().modules)
-    base = weights(models.generator)
-    models.merge_behaviour(changed(models, 1), 1)
-    behaviour = weights(models.generator)
-    assert not same(behaviour, base)
-    with models.serving(None) as generator:
-        assert same(weights(generator), base)
-    assert same(weights(models.generator), behaviour)
-
-
-def test_a_local_explorer_has_the_behaviour_policy_and_shares_unadapted_weights(backbone: Backbone) -> None:
+def test_generators_have_the_behaviour_policy_again_after_serving_and_share_unadapted_weights(
+    backbone: Backbone,
+) -> None:
     models = Models.build(backbone, tiny_config("rollout_url=null", "explore.precision=nvfp4"))
     both = (models.generator, models.explorer)
     assert [generator.precision for generator in both] == ["bf16", "nvfp4"]
+    # Generators use the base without the policy.
+    assert not any("lora" in name for generator in both for name in generator.transformer.state_dict())
+    assert any("lora" in name for name in models.policy.transformer.state_dict())
+    assert set(models.generator.layout) == set(models.policy.behaviour().modules)
     bases = [weights(generator) for generator in both]
-    models.merge_behaviour(changed(models, 1), 1)
+    random, tensors = torch.Generator().manual_seed(1), models.policy.behaviour().tensors
+    noisy = {name: value + 0.1 * torch.randn(value.shape, generator=random) for name, value in tensors.items()}
+    models.merge_behaviour(encode_adapter(models.policy.adapter(noisy)), 1)
     behaviours = [weights(generator) for generator in both]
     assert not any(same(behaviour, base) for behaviour, base in zip(behaviours, bases, strict=True))
-    with models.serving(None):
-        assert same(weights(models.generator), bases[0])
+    with models.serving(None) as generator:
+        assert same(weights(generator), bases[0])
         assert same(weights(models.explorer), behaviours[1])
     assert same(weights(models.generator), behaviours[0])
     assert same(weights(models.explorer), behaviours[1])

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from lora_helpers import own_copy
 from solrl_core.adapter import decode_adapter, encode_adapter
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.lora import adapter_layout
@@ -109,28 +108,9 @@ def test_its_adapter_covers_every_target_and_merges_to_the_trained_policy(loaded
     assert (adapter.rank, adapter.alpha) == (2, 4)
     generator.set_adapter(adapter)
     with torch.no_grad():
-        trained, base = velocity(backbone, policy), velocity(loaded)
-        merged = loaded.velocity(
-            generator.transformer,
-            torch.randn(2, *loaded.latent_shape, generator=torch.Generator().manual_seed(3)),
-            torch.tensor([0.8, 0.3]),
-            loaded.encode(["a red circle", "two blue squares"]),
-        )
+        trained, base, merged = velocity(backbone, policy), velocity(loaded), velocity(loaded, generator)
     # The merged weight is rounded to BF16, which changes the velocity far less than the adapter does.
     assert float((merged - trained).norm()) < 0.1 * float((trained - base).norm())
-
-
-@pytest.mark.parametrize("checkpointed", [0, 1, 99])
-def test_recomputed_blocks_give_the_same_gradient(loaded: Backbone, checkpointed: int) -> None:
-    def gradient(count: int) -> tuple[torch.Tensor, ...]:
-        mine = own_copy(loaded)
-        policy = Policy(mine, LORA, seed=5)
-        move(policy)
-        policy.checkpoint_activations(count)
-        assert sum(block.checkpointed for block in policy.blocks) == min(count, len(policy.blocks))
-        return torch.autograd.grad(velocity(mine, policy).square().mean(), policy.parameters)
-
-    assert all(torch.equal(x, y) for x, y in zip(gradient(checkpointed), gradient(0), strict=True))
 
 
 @GPU

@@ -21,6 +21,7 @@ from solrl_trainer.settings.prompts import (
     read_prompts,
     read_split,
 )
+from training_helpers import prompts_in
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -205,8 +206,11 @@ def test_long_prompts_are_named_also_by_a_run(notes: list[str], tmp_path: Path) 
     assert text.startswith("5 of 6 training prompts are longer than mini-sana reads")
     assert text.count("'two red circles and") == 3
     assert "and 2 more" in text
-    (tmp_path / "train.txt").write_text(f"a red circle\n{LONG}\n")
-    (tmp_path / "test.txt").write_text("a green cross\n")
-    settings = [f"prompts={tmp_path}", "explore.prompts=1", "lora.rank=2", "evaluate.rewards=clipscore"]
+    settings = [
+        f"prompts={prompts_in(tmp_path, ['a red circle', LONG])}",
+        "explore.prompts=1",
+        "lora.rank=2",
+        "evaluate.rewards=clipscore",
+    ]
     with open_session(resolve("mini-sana/naive_scaling/clipscore", overrides=settings).config, Communicator()):
         assert [note for note in notes if note.startswith("1 of 2 training prompts are longer")]

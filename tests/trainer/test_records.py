@@ -11,7 +11,7 @@ from solrl_proto.rollouts import RewardTime
 from solrl_proto.status import ScoringTime
 from solrl_trainer.policy.update import UpdateFigures
 from solrl_trainer.records.evaluations import Evaluation
-from solrl_trainer.records.records import HeldOutRecord, share_without_spread, spread_of
+from solrl_trainer.records.records import HeldOutRecord, spread_of
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.records.shown_log import TRAINER_LOG, shown_log
 from solrl_trainer.rollouts.device_source import RewardClock
@@ -63,10 +63,6 @@ def test_the_report_of_an_iteration_and_its_spread() -> None:
     # A spread separates the best half from the worst.
     found = spread_of(torch.tensor([[4.0, 3.0, 1.0], [8.0, 5.0, 3.0]]))
     assert (found.mean, found.best, found.worst) == (4.0, 6.0, 3.0)
-    # A prompt has none only if all its scores are equal.
-    scores = torch.tensor([[0.1, 0.1, 0.1], [0.1, 0.1, 0.2], [0.7, 0.7, 0.7], [0.3, 0.2, 0.1]])
-    assert share_without_spread(scores) == 0.5
-    assert share_without_spread(scores[1::2]) == 0.0
 
 
 def test_the_note_of_an_evaluation_is_of_the_images_of_the_curve(notes: list[str]) -> None:

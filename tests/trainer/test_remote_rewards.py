@@ -15,12 +15,11 @@ from solrl_reward.settings import RewardSettings
 from solrl_trainer.commands.doctor import check
 from solrl_trainer.commands.run import run
 from solrl_trainer.memory.run_memory import reward_sizes
-from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.service.requirements import require_rewards, reward_specs
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.preflight import check_run, require_judges, usable_judges
 from solrl_trainer.settings.presets import resolve
-from training_helpers import QUICK
+from training_helpers import QUICK, events, prompts_in, run_config
 
 AWAY = "http://127.0.0.1:9"
 SMALL = (*QUICK, "explore.prompts=1", "explore.keep=4", "explore.candidates=8", "optimizer.updates=1")
@@ -49,16 +48,9 @@ def fussy() -> Iterator[str]:
         yield address
 
 
-def prompts_in(folder: Path, train: list[str], test: list[str]) -> Path:
-    for name, lines in (("train", train), ("test", test)):
-        (folder / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return folder
-
-
 def config_of(output: Path, *overrides: str) -> RunConfig:
     """A small run's settings."""
-    arguments = {"output": output}
-    return resolve("mini-sana/sol_rl/clipscore", overrides=[*SMALL, *overrides], arguments=arguments).config
+    return run_config("mini-sana/sol_rl/clipscore", output, *SMALL, *overrides)
 
 
 @pytest.mark.parametrize("place", ["here", "at a server"])
@@ -110,9 +102,7 @@ def test_a_run_with_a_reward_server_equals_a_local_one_up_to_the_rounding_to_byt
     with serving(create_app(RewardSettings(rewards=("clipscore",), options_from="mini-sana", device="cpu"))) as address:
         for folder, options in (("here", "{}"), ("there", f"{{clipscore: {{at: '{address}'}}}}")):
             run(config_of(tmp_path / folder, f"reward_options={options}"))
-            lines = read_metrics(tmp_path / folder / "metrics.jsonl")
-            (iteration,) = [line for line in lines if line["event"] == "iteration"]
-            found.append(iteration)
+            found += events(tmp_path / folder, "iteration")
     here, there = found
     assert there["rewards"]["clipscore"] == pytest.approx(here["rewards"]["clipscore"], abs=5e-3)
     assert there["proxy_mean"] == pytest.approx(here["proxy_mean"], abs=5e-3)
@@ -141,9 +131,8 @@ def service(server: str) -> Iterator[RunningService]:
 def bringing(service: RunningService, at: str, *overrides: str, output: Path) -> RunConfig:
     """A small run with both rewards of a server, one of which the service has loaded."""
     options = f"reward_options={{clipscore: {{at: '{at}'}}, '{BROUGHT}': {{at: '{at}'}}}}"
-    changes = [*SMALL, f"rewards={{clipscore: 1, '{BROUGHT}': 0.5}}", options, *overrides]
-    arguments = {"output": output, "rollout_url": service.url, "run": "brings"}
-    return resolve(f"{MODEL}/sol_rl/clipscore", overrides=changes, arguments=arguments).config
+    rewards = f"rewards={{clipscore: 1, '{BROUGHT}': 0.5}}"
+    return config_of(output, rewards, options, f"rollout_url={service.url}", *overrides)
 
 
 def test_a_run_brings_a_reward_that_its_service_has_not_loaded(
@@ -153,7 +142,7 @@ def test_a_run_brings_a_reward_that_its_service_has_not_loaded(
     assert check_run(config, resume=False) == config
     (hosted,) = service.client.get("/v1/models").json()["models"]
     run(config)
-    (iteration,) = [line for line in read_metrics(config.output / "metrics.jsonl") if line["event"] == "iteration"]
+    (iteration,) = events(config.output, "iteration")
     assert set(iteration["rewards"]) == {"clipscore", BROUGHT}
     assert 0 < iteration["rewards"][BROUGHT] < 1
     assert "page does not show" not in capsys.readouterr().out

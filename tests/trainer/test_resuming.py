@@ -12,9 +12,8 @@ import pytest
 from solrl_core.model_options import ModelOptions
 from solrl_trainer.commands.cli import main
 from solrl_trainer.records.checkpoints import Checkpoint
-from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.resuming import check, check_names, parts_before_loading, parts_when_loaded
-from training_helpers import QUICK, tiny_config
+from training_helpers import QUICK, events, prompts_in, sets, tiny_config
 from typed import accepted, refused
 
 PARTS = {
@@ -178,11 +177,7 @@ def refusal(folder: Path, *words: str) -> str:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two iterations, its prompts beside it."""
     place = tmp_path_factory.mktemp("resuming")
-    (place / "prompts").mkdir()
-    (place / "prompts" / "train.txt").write_text("a red circle\ntwo blue squares\n")
-    (place / "prompts" / "test.txt").write_text("a green cross\n")
-    settings = (*QUICK, "evaluate.rewards=redness:redness", f"prompts={place / 'prompts'}")
-    words = [word for one in settings for word in ("--set", one)]
+    words = sets(*QUICK, "evaluate.rewards=redness:redness", f"prompts={prompts_in(place / 'prompts')}")
     preset = ("--preset", "mini-sana/naive_scaling/clipscore", "--output", str(place / "run"), "--iterations", "2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [str(place), *sys.path])
@@ -202,15 +197,13 @@ def folder(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 def test_a_changed_learning_rate_is_noted_in_the_runs_history(folder: Path) -> None:
     done = resumed(folder, "--iterations", "3", "--set", "optimizer.learning_rate=0.5")
     assert "changed after version 2: optimizer.learning_rate: 0.001 → 0.5" in done.stderr + done.stdout
-    lines = read_metrics(folder / "metrics.jsonl")
-    (change,) = [line for line in lines if line["event"] == "change"]
+    (change,) = events(folder, "change")
     assert (change["version"], change["changes"]) == (2, {"optimizer.learning_rate": [0.001, 0.5]})
     # From version 2 again: the first attempt's note goes with its iteration.
     resumed(folder, "--checkpoint", "2", "--iterations", "3", "--set", "optimizer.learning_rate=0.25")
-    lines = read_metrics(folder / "metrics.jsonl")
-    (change,) = [line for line in lines if line["event"] == "change"]
+    (change,) = events(folder, "change")
     assert change["changes"] == {"optimizer.learning_rate": [0.001, 0.25]}
-    assert [line["version"] for line in lines if line["event"] == "iteration"] == [1, 2, 3]
+    assert [line["version"] for line in events(folder, "iteration")] == [1, 2, 3]
 
 
 def test_fewer_iterations_leave_the_history_as_it_is(folder: Path) -> None:

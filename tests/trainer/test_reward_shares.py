@@ -7,9 +7,8 @@ import torch
 from real_runs import Watcher
 from small_model import small_model
 from solrl_trainer.loop import train
-from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.records.reward_shares import log_shares, reward_shares, shares_text
-from training_helpers import tiny_config
+from training_helpers import events, tiny_config
 
 FLAT = torch.zeros(2, 4)
 ROUNDED = torch.full((2, 4), 27.3).index_fill(1, torch.tensor(0), 27.300001)
@@ -74,8 +73,7 @@ def test_a_run_says_the_shares_once_and_logs_them(tmp_path: Path, notes: list[st
         run="shares",
     )
     train(config, Watcher())
-    lines = [line for line in read_metrics(config.output / "metrics.jsonl") if line["event"] == "iteration"]
-    shares = [line["shares"] for line in lines]
+    shares = [line["shares"] for line in events(config.output, "iteration")]
     assert [list(one) for one in shares] == [["clipscore", "verifier_graded"]] * 2
     assert all(sum(one.values()) == pytest.approx(1) for one in shares)
     said = [note for note in notes if note.startswith("shares of")]

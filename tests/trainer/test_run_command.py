@@ -22,17 +22,13 @@ from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import resolve
 from support.ports import free_port
 from torch import rand
-from training_helpers import QUICK
+from training_helpers import QUICK, prompts_in, same, sets, state
 from typed import accepted, refused, typed
 
 PRESET = "mini-sana/naive_scaling/clipscore"
 """Without a service."""
 SERVED = "mini-sana/sol_rl/clipscore"
 SMALL = (*QUICK, "evaluate.prompts=2", "evaluate.rewards=verifier")
-
-
-def sets(*settings: str) -> list[str]:
-    return [word for setting in settings for word in ("--set", setting)]
 
 
 def test_a_folder_in_use_is_refused_before_anything_else(tmp_path: Path) -> None:
@@ -193,12 +189,11 @@ def test_invalid_settings_are_reported_before_loading(
 
 
 def test_a_folder_with_a_run_is_reported_first(tmp_path: Path) -> None:
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    folder = tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True)
     for extra in ([], ["--dry-run"]):
-        said = refused(
-            main, "run", "--preset", PRESET, "--output", str(tmp_path / "run"), *sets("prompts=nowhere"), *extra
-        )
-        assert f"solrl-train run --resume {tmp_path / 'run'}" in said
+        said = refused(main, "run", "--preset", PRESET, "--output", str(folder), *sets("prompts=nowhere"), *extra)
+        assert f"solrl-train run --resume {folder}" in said
 
 
 def test_a_dry_run_says_that_the_service_was_not_checked(tmp_path: Path) -> None:
@@ -209,9 +204,7 @@ def test_a_dry_run_says_that_the_service_was_not_checked(tmp_path: Path) -> None
 
 
 def test_rewards_without_their_metadata_are_refused_or_omitted_with_a_note(tmp_path: Path, notes: list[str]) -> None:
-    (tmp_path / "train.txt").write_text("a red circle\ntwo blue squares\n")
-    (tmp_path / "test.txt").write_text("a green cross\n")
-    overrides = [f"prompts={tmp_path}", "explore.prompts=1"]
+    overrides = [f"prompts={prompts_in(tmp_path)}", "explore.prompts=1"]
     trained = sets(*overrides, "rewards={clipscore: 1, verifier: 0}")
     said = refused(main, "run", "--preset", PRESET, "--dry-run", *trained)
     assert "reward 'verifier' cannot be used with the train prompts" in said
@@ -250,10 +243,6 @@ def half(runs: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def state(folder: Path, version: int) -> bytes:
-    return (folder / "checkpoints" / f"{version:06d}" / "state.safetensors").read_bytes()
-
-
 @pytest.mark.slow
 def test_resuming_needs_only_the_folder(runs: Path, half: Path) -> None:
     """The settings come from the folder, even if it was moved; the base is not evaluated again."""
@@ -262,7 +251,7 @@ def test_resuming_needs_only_the_folder(runs: Path, half: Path) -> None:
     assert "evaluating held-out prompts (version 0)" not in done.stderr
     assert "evaluating held-out prompts (version 2)" in done.stderr
     assert (half / "base_evaluation.safetensors").stat().st_mtime_ns == base
-    assert state(half, 2) == state(runs / "whole", 2)
+    assert same(state(half, 2), state(runs / "whole", 2))
     results = [json.loads((folder / "result.json").read_text()) for folder in (half, runs / "whole")]
     assert results[0]["rewards"] == results[1]["rewards"]
     assert (half / "gallery.safetensors").read_bytes() == (runs / "whole" / "gallery.safetensors").read_bytes()

@@ -13,16 +13,10 @@ from solrl_trainer.ranks.communicator import Communicator
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from training_helpers import tiny_config
+from training_helpers import Ranks, tiny_config
 
 MIB = 2**20
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-
-
-class Two:
-    """Two ranks."""
-
-    rank, size, local_rank = 0, 2, 0
 
 
 def test_it_is_refused_where_it_cannot_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,8 +25,8 @@ def test_it_is_refused_where_it_cannot_be_done(monkeypatch: pytest.MonkeyPatch) 
         check_sharding(config, cpu, Communicator())
     monkeypatch.setattr(sharding, "thread_count", lambda: 3)
     with pytest.raises(ValueError, match=r"on a CPU with 3 threads; expected one: set OMP_NUM_THREADS=1"):
-        check_sharding(config, cpu, Two())  # type: ignore[arg-type]
-    check_sharding(config, torch.device("cuda"), Two())  # type: ignore[arg-type]
+        check_sharding(config, cpu, Ranks(0, 2))
+    check_sharding(config, torch.device("cuda"), Ranks(0, 2))
     check_sharding(tiny_config(), cpu, Communicator())
 
 
@@ -75,17 +69,10 @@ def test_each_rank_has_a_part_of_the_blocks_and_all_else() -> None:
 @pytest.fixture
 def four_ranks() -> Iterator[Communicator]:
     """The first of four ranks, whose collectives do nothing."""
-    import torch.testing._internal.distributed.fake_pg  # registers the backend
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401, registers the backend
 
     dist.init_process_group("fake", rank=0, world_size=4, store=dist.HashStore())
-
-    class Four(Communicator):
-        size = 4
-
-        def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-            return [tensor] * 4
-
-    yield Four()
+    yield Ranks(0, 4)
     dist.destroy_process_group()
 
 

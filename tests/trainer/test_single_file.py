@@ -15,7 +15,7 @@ from solrl_trainer.commands.run import run
 from solrl_trainer.records.status_reports import run_settings
 from solrl_trainer.report.model_card import model_card
 from solrl_trainer.settings.presets import resolve
-from training_helpers import QUICK
+from training_helpers import QUICK, run_config
 from typed import accepted
 
 PRESET = "mini-sd3/sol_rl/clipscore"
@@ -34,8 +34,7 @@ def test_a_service_and_a_run_take_it_and_agree_with_the_folder(model: str, tmp_p
         (served,) = service.client.get("/v1/models").json()["models"]
         assert served["name"] == "sd3.5_mini"
         assert served["digests"]["transformer"] == module_digest(load_backbone("mini-sd3").transformer)
-        arguments = {"output": tmp_path / "run", "run": "file", "rollout_url": service.url}
-        config = resolve(PRESET, overrides=[*QUICK, f"model={model}"], arguments=arguments).config
+        config = run_config(PRESET, tmp_path / "run", *QUICK, f"model={model}", rollout_url=service.url)
         assert run(config)["iterations"] == 1
 
 

@@ -15,9 +15,8 @@ from solrl_core.image_files import FRAME_MS
 from solrl_proto.status import THUMBNAIL_BYTES, THUMBNAIL_SIDE, RunDetail
 from solrl_trainer.loop import train
 from solrl_trainer.records import status_reports
-from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.records.status_reports import thumbnail
-from training_helpers import tiny_config
+from training_helpers import events, tiny_config
 
 SMALL = (
     *("explore.prompts=2", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),
@@ -43,8 +42,7 @@ def test_a_run_reports_its_metrics_curve_settings_and_last_samples(
     assert not [note for note in notes if "page" in note]
     detail = RunDetail.model_validate_json(service.client.get(f"/v1/runs/{config.run}/iterations").content)
     (run,) = [one for one in service.client.get("/v1/status").json()["runs"] if one["run"] == config.run]
-    metrics = read_metrics(config.output / "metrics.jsonl")
-    lines = [line for line in metrics if line["event"] == "iteration"]
+    lines = events(config.output, "iteration")
     assert detail.curve.iterations == (0, 1)
     series = detail.curve.series
     for name, key in (("proxy", "proxy_mean"), ("best", "reward_best"), ("worst", "reward_worst"), ("loss", "loss")):
@@ -53,7 +51,7 @@ def test_a_run_reports_its_metrics_curve_settings_and_last_samples(
     assert {"seconds:explore", "seconds:wait", "seconds:regenerate", "seconds:train", "seconds:push"} <= series.keys()
     assert (run["head"], run["last"]["planned"], run["last"]["version"]) == (2, 2, 2)
     assert run["activity"]["iteration"] >= 0
-    evaluations = [line for line in metrics if line["event"] == "evaluation"]
+    evaluations = events(config.output, "evaluation")
     assert [(line["version"], line["images"]) for line in evaluations] == [(0, 2), (1, 2), (2, 2)]
     assert [one.version for one in detail.held_out] == [0, 1, 2]
     for line, shown in zip(evaluations, detail.held_out, strict=True):

@@ -1,11 +1,13 @@
-"""Helpers for small updates without a service: a policy, its optimiser, and training samples."""
+"""Helpers of the tests of the trainer: settings and records of runs, and small updates without a service."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from solrl_core.families import Backbone
+from solrl_core.sampling.generator import Generator
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.memory.run_memory import Wanted
@@ -34,6 +36,17 @@ def tiny_config(*overrides: str, **arguments: Any) -> RunConfig:
     return resolve("mini-sana/sol_rl/clipscore", overrides=[*served, *overrides], arguments=arguments).config
 
 
+def run_config(preset: str, output: Path, *overrides: str, **arguments: Any) -> RunConfig:
+    """A run in a folder, named after it."""
+    given = {"output": output, "run": output.name, **arguments}
+    return resolve(preset, overrides=overrides, arguments=given).config
+
+
+def sets(*settings: str) -> list[str]:
+    """Words of a command with these settings."""
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 def make_policy(backbone: Backbone, config: RunConfig) -> tuple[Policy, torch.optim.AdamW]:
     """A new policy and its optimiser."""
     blocks = sum(len(list(backbone.transformer.get_submodule(name).children())) for name in backbone.blocks)
@@ -51,16 +64,10 @@ def make_samples(
     return TrainingSamples(latents, torch.tensor(values), backbone.encode(prompts), rows)
 
 
-def updater(
-    policy: Policy,
-    backbone: Backbone,
-    optimizer: torch.optim.Optimizer,
-    config: RunConfig,
-    world: Communicator | None = None,
-) -> Updater:
+def updater(policy: Policy, backbone: Backbone, optimizer: torch.optim.Optimizer, config: RunConfig) -> Updater:
     """The updater of a run with these settings."""
     algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm)
-    return Updater(backbone, policy, optimizer, algorithm, config, world or Communicator())
+    return Updater(backbone, policy, optimizer, algorithm, config, Communicator())
 
 
 def train_on(
@@ -75,12 +82,32 @@ def train_on(
     return updater(policy, backbone, optimizer, config).update(samples, iteration)
 
 
-def velocity(backbone: Backbone, policy: Policy | None = None) -> torch.Tensor:
+def velocity(backbone: Backbone, policy: Policy | Generator | None = None) -> torch.Tensor:
     """The transformer's velocity at fixed latents and time."""
     x = torch.randn(2, *backbone.latent_shape, generator=torch.Generator().manual_seed(3)).to(backbone.device)
     transformer = backbone.transformer if policy is None else policy.transformer
     sigma = torch.tensor([0.8, 0.3], device=backbone.device)
     return backbone.velocity(transformer, x, sigma, backbone.encode(PROMPTS[:2]))
+
+
+class Ranks(Communicator):
+    """A world of some size in which all ranks have equal values, from the view of one rank."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.local_rank = rank, size, rank
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return [tensor] * self.size
+
+
+def prompts_in(
+    folder: Path, train: Sequence[str] = ("a red circle", "two blue squares"), test: Sequence[str] = ("a green cross",)
+) -> Path:
+    """A folder with text files of both splits."""
+    folder.mkdir(exist_ok=True)
+    for split, texts in (("train", train), ("test", test)):
+        (folder / f"{split}.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    return folder
 
 
 def redness(images: torch.Tensor, prompts: list[str], metadata: list[dict[str, Any]]) -> torch.Tensor:
@@ -97,6 +124,11 @@ def state(folder: Path, version: int) -> dict[str, torch.Tensor]:
     """Tensors of a run's checkpoint."""
     found: dict[str, torch.Tensor] = load_file(folder / "checkpoints" / f"{version:06d}" / "state.safetensors")
     return found
+
+
+def events(folder: Path, event: str) -> list[dict[str, Any]]:
+    """Lines of a run's metrics about an event."""
+    return [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == event]
 
 
 def unclocked(folder: Path) -> list[dict[str, Any]]:

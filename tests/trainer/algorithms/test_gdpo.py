@@ -12,9 +12,8 @@ from solrl_trainer.algorithms.algorithm import advantages_of, aggregated, normal
 from solrl_trainer.algorithms.diffusionnft import DiffusionNft, DiffusionNftSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.loop import train
-from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.presets import resolve
-from training_helpers import QUICK
+from training_helpers import QUICK, events, run_config
 
 SETTINGS = DiffusionNftSettings(aggregation="gdpo")
 WEIGHTS = {"small": 1.0, "large": 0.5}
@@ -76,10 +75,9 @@ def test_a_run_trains_on_them(tmp_path: Path) -> None:
     )
     lines = {}
     for how in ("sum", "gdpo"):
-        overrides = [*small, f"algorithm.aggregation={how}"]
-        arguments = {"output": tmp_path / how, "run": how}
-        train(resolve("mini-sana/sol_rl/clipscore", overrides=overrides, arguments=arguments).config, Watcher())
-        lines[how] = next(one for one in read_metrics(tmp_path / how / "metrics.jsonl") if one["event"] == "iteration")
+        config = run_config("mini-sana/sol_rl/clipscore", tmp_path / how, *small, f"algorithm.aggregation={how}")
+        train(config, Watcher())
+        (lines[how],) = events(tmp_path / how, "iteration")
     assert lines["sum"]["rewards"] == lines["gdpo"]["rewards"], "the same samples"
     assert lines["sum"]["digest"] != lines["gdpo"]["digest"]
     assert abs(lines["sum"]["shares"]["pickscore"] - 0.5) > 0.1

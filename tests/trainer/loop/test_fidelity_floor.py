@@ -10,11 +10,9 @@ from solrl_core.families import load_backbone
 from solrl_core.fingerprint import module_digest
 from solrl_core.layer_list import write_layer_list
 from solrl_trainer.loop import train
-from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.preflight import check_run
-from solrl_trainer.settings.presets import resolve
-from training_helpers import TINY
+from training_helpers import TINY, events, run_config
 
 pytestmark = pytest.mark.slow
 
@@ -36,12 +34,11 @@ def with_outliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(model: str | Path, output: Path, *overrides: str, recipe: str = "sol_rl") -> RunConfig:
-    settings = [*SMALL, f"model={model}", *overrides]
-    return resolve(f"mini-flux/{recipe}/clipscore", overrides=settings, arguments={"output": output}).config
+    return run_config(f"mini-flux/{recipe}/clipscore", output, *SMALL, f"model={model}", *overrides)
 
 
 def measured(folder: Path) -> list[int]:
-    return [line["version"] for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "fidelity"]
+    return [line["version"] for line in events(folder, "fidelity")]
 
 
 @pytest.mark.parametrize("recipe", ["sol_rl", pytest.param("naive_quant", marks=pytest.mark.release)])

@@ -11,9 +11,7 @@ from service_helpers import RunningService
 from small_model import small_model
 from solrl_core.sampling.noise import initial_noise
 from solrl_trainer.loop import Result, train
-from solrl_trainer.records.metrics_file import read_metrics
-from solrl_trainer.settings.presets import resolve
-from training_helpers import TINY, iterations, same, state
+from training_helpers import TINY, events, iterations, run_config, same, state
 
 RECIPES = ["flowgrpo", "flowgrpo_fast", "dancegrpo"]
 SMALL = (
@@ -29,12 +27,9 @@ TRAINED = {"flowgrpo": 5, "flowgrpo_fast": 2, "dancegrpo": 5}
 
 
 def go(recipe: str, output: Path, *settings: str, url: str | None = None, **more: Any) -> Result:
-    stages = (f"explore.steps={TRAJECTORY}", f"regenerate.steps={TRAJECTORY}")
-    where = ("explore.lag=0",) if url else ("rollout_url=null",)
-    arguments: dict[str, Any] = {"output": output, "run": output.name, "rollout_url": url}
-    overrides = [*SMALL, *stages, *where, *settings]
-    config = resolve(f"mini-sana/{recipe}/clipscore", overrides=overrides, arguments=arguments).config
-    return train(config, Watcher(), **more)
+    stages = (f"explore.steps={TRAJECTORY}", f"regenerate.steps={TRAJECTORY}", "explore.lag=0")
+    overrides = (*SMALL, *stages, *settings)
+    return train(run_config(f"mini-sana/{recipe}/clipscore", output, *overrides, rollout_url=url), Watcher(), **more)
 
 
 @pytest.mark.parametrize(("recipe", "stages"), [*((recipe, "") for recipe in RECIPES), ("flowgrpo", "_two_stage")])
@@ -93,7 +88,7 @@ def test_candidates_by_the_trained_steps_score_as_their_samples(tmp_path: Path) 
         samples = go("flowgrpo_fast_two_stage", output, *settings, f"explore.sampler={sampler}").samples
         proxy = torch.tensor([group.scores for group in samples.groups])
         assert torch.allclose(proxy, samples.scores, atol=1e-5) == (sampler == "training")
-        (measured,) = (line for line in read_metrics(output / "metrics.jsonl") if line["event"] == "fidelity")
+        (measured,) = events(output, "fidelity")
         assert (measured["spearman"] > 0.999) == (sampler == "training")
 
 

@@ -17,13 +17,12 @@ from solrl_trainer.commands.evaluate import evaluate_run
 from solrl_trainer.commands.run import summarize
 from solrl_trainer.loop import Result, train
 from solrl_trainer.records.figures import TRAINED_SUM
-from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.preflight import check_run
-from solrl_trainer.settings.presets import ConfigError, resolve
+from solrl_trainer.settings.presets import ConfigError
 from solrl_trainer.settings.prompts import read_prompts
-from training_helpers import QUICK, iterations
+from training_helpers import QUICK, events, iterations, prompts_in, run_config
 
 SMALL = (*QUICK, "explore.prompts=4", "evaluate.prompts=4")
 
@@ -42,9 +41,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
 
 
 def config_of(output: Path, prompts: Mapping[str, Any], *overrides: str) -> RunConfig:
-    arguments = {"output": output, "run": output.name}
-    settings = [*SMALL, f"prompts={json.dumps(prompts)}", *overrides]
-    return resolve("mini-sana/sol_rl/clipscore", overrides=settings, arguments=arguments).config
+    return run_config("mini-sana/sol_rl/clipscore", output, *SMALL, f"prompts={json.dumps(prompts)}", *overrides)
 
 
 def go(output: Path, prompts: Mapping[str, Any], *overrides: str, resume: bool = False) -> tuple[Result, list[str]]:
@@ -79,10 +76,7 @@ def test_shares_that_cannot_be_drawn_are_refused(sources: dict[str, float], tmp_
     red, others = sources
     with pytest.raises(ValueError, match=rf"prompts is 4, of which its share is 0: no prompt of {red}; expected"):
         check_run(config_of(tmp_path / "run", {red: 1, others: 99}), resume=False)
-    (tmp_path / "few").mkdir()
-    for split in ("train", "test"):
-        (tmp_path / "few" / f"{split}.txt").write_text(f"a {split} prompt")
-    few = str(tmp_path / "few")
+    few = str(prompts_in(tmp_path / "few", ["a prompt"]))
     with pytest.raises(ValueError, match=rf"its share is 2, but {few} has 1 train prompts; expected more"):
         check_run(config_of(tmp_path / "run", {few: 1, others: 1}), resume=False)
     for given, text in (
@@ -133,7 +127,7 @@ def test_prompts_of_one_run_have_different_rewards(aggregation: str, sources: di
     assert [int((~before[name].isnan()).sum()) for name in ("clipscore", RED, "verifier")] == [3, 1, 4]
     rows = summarize(config, result)["rewards"]
     assert rows[TRAINED_SUM]["before"] == pytest.approx((3 * rows["clipscore"]["before"] + 2 * rows[RED]["before"]) / 4)
-    (_, evaluated) = (one for one in read_metrics(tmp_path / "run" / "metrics.jsonl") if one["event"] == "evaluation")
+    (_, evaluated) = events(tmp_path / "run", "evaluation")
     assert evaluated["rewards"][TRAINED_SUM] == pytest.approx(rows[TRAINED_SUM]["after"])
     summary = evaluate_run(tmp_path / "run")
     assert summary["rewards"][RED]["after"] == pytest.approx(rows[RED]["after"], rel=1e-3)
@@ -146,8 +140,7 @@ def test_a_service_scores_prompts_with_their_own_rewards(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.pathsep.join(sys.path)}")
     with running_service("--rewards", "clipscore", RED, model="mini-sana") as service:
-        url = f"http://127.0.0.1:{service.port}"
-        served = (*OWN, f"rollout_url={url}", "explore.lag=0", f"regenerate.at={at}", "evaluate.rewards=[]")
+        served = (*OWN, f"rollout_url={service.url}", "explore.lag=0", f"regenerate.at={at}", "evaluate.rewards=[]")
         config = config_of(tmp_path / "run", rewarded(sources), *served)
         check_run(config, resume=False)
         result = train(config, Watcher())

@@ -17,7 +17,7 @@ from solrl_trainer.session import check_ranks
 from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import PromptSet, prompts_of_iteration, read_prompts
-from training_helpers import QUICK, iterations
+from training_helpers import QUICK, Ranks, iterations, prompts_in, run_config, sets
 
 SETTINGS = (
     *(*QUICK, f"model={small_model()}", f"rewards={{'{__name__}:redness_of_red': 1}}", "explore.prompts=4"),
@@ -32,10 +32,9 @@ def redness_of_red(images: torch.Tensor, prompts: Sequence[str], metadata: Seque
     return asked * images[:, 0].mean((1, 2)) + 5 + 1e-6 * torch.arange(len(prompts))
 
 
-def go(output: Path, refill: int, recipe: str = "sol_rl", count: int = 2) -> Result:
-    overrides = [*SETTINGS, f"explore.refill={refill}", f"iterations={count}"]
-    arguments = {"output": output, "run": output.name}
-    return train(resolve(f"mini-sana/{recipe}/clipscore", overrides=overrides, arguments=arguments).config, Watcher())
+def go(output: Path, refill: int, recipe: str) -> Result:
+    overrides = (*SETTINGS, f"explore.refill={refill}", "iterations=2")
+    return train(run_config(f"mini-sana/{recipe}/clipscore", output, *overrides), Watcher())
 
 
 def ids(prompts: Sequence[PromptItem]) -> list[str]:
@@ -67,8 +66,7 @@ def test_prompts_with_spread_take_the_places_of_those_without(recipe: str, tmp_p
 @pytest.mark.slow
 def test_ranks_and_a_resumed_run_refill_alike(tmp_path: Path) -> None:
     whole, shared, log = tmp_path / "whole", tmp_path / "shared", tmp_path / "log"
-    words = ["run", "--preset", "mini-sana/sol_rl/clipscore"]
-    words += [word for setting in (*SETTINGS, "explore.refill=3") for word in ("--set", setting)]
+    words = ["run", "--preset", "mini-sana/sol_rl/clipscore", *sets(*SETTINGS, "explore.refill=3")]
     assert run(1, [*words, "--resume", str(whole), "--iterations", "2"], log) == 0, log.read_text()
     assert run(2, [*words, "--resume", str(shared), "--iterations", "1"], log) == 0, log.read_text()
     assert run(1, [*words, "--resume", str(shared), "--iterations", "2"], log) == 0, log.read_text()
@@ -87,27 +85,18 @@ def test_no_prompt_comes_twice_in_an_iteration() -> None:
         assert ids(places[0])[:1] == [prompts_of_iteration(few, 3, 7, iteration + 1)[0].id] or iteration % 3 == 2
 
 
-class TwoRanks(Communicator):
-    size = 2
-
-
 def test_what_cannot_refill_is_refused_before_loading(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"refill is 2, but a service explores .*; expected explore\.refill=0, or"):
         resolve("mini-sana/sol_rl/clipscore", overrides=["explore.refill=2", "rollout_url=http://127.0.0.1:8100"])
     config = resolve("mini-sana/sol_rl/clipscore", overrides=["explore.refill=2", "rollout_url=null"]).config
-    world: Communicator = TwoRanks()
     with pytest.raises(ValueError, match=r"refill is 2, and 2 ranks .* out of step; .*shard_base=false"):
-        check_ranks(config, world)
+        check_ranks(config, Ranks(0, 2))
     check_ranks(config, Communicator())
-    for split in ("train", "test"):
-        (tmp_path / f"{split}.txt").write_text("a red circle\na blue square\n")
-    settings = ["rollout_url=null", "explore.refill=3", f"prompts={tmp_path}"]
-
-    def check(prompts: int) -> None:
-        overrides = [*settings, f"explore.prompts={prompts}"]
-        arguments = {"output": tmp_path / "run"}
-        check_run(resolve("mini-sana/sol_rl/clipscore", overrides=overrides, arguments=arguments).config, resume=False)
-
+    settings = ("rollout_url=null", "explore.refill=3", f"prompts={prompts_in(tmp_path)}")
+    two, one = (
+        run_config("mini-sana/sol_rl/clipscore", tmp_path / "run", *settings, f"explore.prompts={prompts}")
+        for prompts in (2, 1)
+    )
     with pytest.raises(ValueError, match=r"refill is 3, but .* has 2 train prompts and explore\.prompts is 2; "):
-        check(2)
-    check(1)
+        check_run(two, resume=False)
+    check_run(one, resume=False)

@@ -16,14 +16,9 @@ from solrl_minis import catalog
 from solrl_proto.problems import ProblemKind
 from solrl_trainer.commands.cli import main
 from solrl_trainer.loop import train
-from training_helpers import TINY, tiny_config
+from training_helpers import TINY, sets, tiny_config
 
 pytestmark = pytest.mark.slow
-
-
-def started(log: Path, *words: str) -> Program:
-    """`solrl-train run`, forked from a process that has imported it."""
-    return Program(command, (main, ("solrl-train", "run", *words), os.getcwd(), dict(os.environ)), log)
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +50,10 @@ def test_a_service_of_other_weights_is_refused(service: Service, folder: Path, m
 
 def test_a_run_says_whom_it_waits_for_and_then_how_to_go_on(service: Service, folder: Path) -> None:
     output, log = folder / "bereft", folder / "bereft.log"
-    settings = [word for setting in (*TINY, *SMALL, "patience=12") for word in ("--set", setting)]
-    words = ["--rollout-url", service.url, "--output", str(output), "--iterations", "1000", *settings]
-    run, metrics = started(log, "--preset", "mini-sana/sol_rl/clipscore", *words), output / "metrics.jsonl"
+    words = ["solrl-train", "run", "--preset", "mini-sana/sol_rl/clipscore", *sets(*TINY, *SMALL, "patience=12")]
+    words += ["--rollout-url", service.url, "--output", str(output), "--iterations", "1000"]
+    run = Program(command, (main, words, os.getcwd(), dict(os.environ)), log)
+    metrics = output / "metrics.jsonl"
     while not (metrics.is_file() and '"iteration"' in metrics.read_text()):
         assert run.alive, log.read_text()
         time.sleep(0.1)

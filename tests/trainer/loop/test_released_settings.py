@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 from real_runs import SMALL, Watcher
 from solrl_trainer.loop import Result, train
 from training_helpers import iterations, same, state, tiny_config
@@ -55,19 +54,3 @@ def test_each_epoch_takes_its_steps_and_logs_figures(whole_result: Result, folde
     # At first both distances are to the base.
     assert first["objective/kl"] == pytest.approx(first["objective/old_distance"], rel=1e-4)
     assert second["objective/kl"] > second["objective/old_distance"] > 0
-
-
-def test_the_evaluation_weights_follow_each_step_or_each_iteration(whole_result: Result, folder: Path) -> None:
-    found = {}
-    for counter in ("updates", "iterations"):
-        go(folder / counter, 1, "policy.decay_max=0", f"policy.counter={counter}")
-        found[counter] = state(folder / counter, 1)
-    by_step, by_iteration = found["updates"], found["iterations"]
-    averaged = {key for key in by_step if key.startswith("averaged/")}
-    assert all(torch.equal(by_step[key], by_iteration[key]) for key in by_step.keys() - averaged)
-    for key in averaged:
-        if "lora_B" in key:  # 0 at first
-            current = by_iteration[key.replace("averaged/", "current/")]
-            assert torch.allclose(by_iteration[key], 0.9 * current, rtol=1e-5, atol=0)
-            assert 0 < (by_step[key] - current).norm() < current.norm()
-            assert not torch.allclose(by_step[key], 0.9 * current, rtol=1e-2, atol=0)

@@ -12,7 +12,6 @@ from solrl_client.rollouts import RolloutClient
 from solrl_proto.adapters import AdapterList
 from solrl_proto.problems import ProblemError
 from solrl_trainer.loop import train
-from solrl_trainer.records.records import IterationRecord
 from solrl_trainer.service.adapter_supply import AdapterSupply
 from training_helpers import iterations, same, tiny_config
 
@@ -50,28 +49,18 @@ def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(whole: Run, half
     assert resumed.held.versions[0].digest == half.held.versions[1].digest
 
     # Its base is evaluated once.
-    def once(run: Run) -> list[tuple[str, int]]:
-        return [(m["event"], m["version"]) for m in run.metrics if m["event"] in ("evaluation", "fidelity")]
-
-    assert once(resumed) == [("evaluation", 0), ("fidelity", 0), ("evaluation", 1), ("evaluation", 2)]
+    once = [(m["event"], m["version"]) for m in resumed.metrics if m["event"] in ("evaluation", "fidelity")]
+    assert once == [("evaluation", 0), ("fidelity", 0), ("evaluation", 1), ("evaluation", 2)]
     assert resumed.result.spearman == whole.result.spearman
     for phase in ("explore", "wait", "regenerate", "train"):
         lines = [m["seconds"][phase] for m in resumed.metrics if m["event"] == "iteration"]
         assert resumed.result.seconds[phase] == pytest.approx(sum(lines))
 
 
-class StoppedInEvaluation(Watcher):
-    """Stops the run while it evaluates version 1."""
-
-    def phase(self, iteration: int, name: str) -> None:
-        if (iteration, name) == (1, "evaluate"):
-            raise KeyboardInterrupt
-
-
 def test_an_interrupted_evaluation_is_made_up_for_once(half: Run, service: Service, folder: Path) -> None:
     output, settings = folder / "unjudged", ("iterations=2", "evaluate.every=1")
     with pytest.raises(KeyboardInterrupt):
-        go(service, output, *settings, watcher=StoppedInEvaluation())
+        go(service, output, *settings, watcher=Watcher(stops_at=(1, "evaluate")))
     resumed = go(service, output, *settings, resume=True)
     (line,) = [m for m in resumed.metrics if m["event"] == "evaluation" and m["version"] == 1]
     (whole,) = [m for m in half.metrics if m["event"] == "evaluation" and m["version"] == 1]
@@ -161,17 +150,10 @@ def test_a_resumed_run_rewinds_later_versions(service: Service, folder: Path, mo
     assert service.running.client.get("/v1/runs/beyond/iterations").json()["curve"]["iterations"] == [0, 1]
 
 
-class Stopping(Watcher):
-    """Stops the run after its first iteration."""
-
-    def finished(self, record: IterationRecord) -> None:
-        raise KeyboardInterrupt
-
-
 def test_a_run_that_pushed_and_stopped_before_its_first_checkpoint_is_resumed(service: Service, folder: Path) -> None:
     output, settings = folder / "early", ("iterations=2", "checkpoint_every=2", "explore.prompts=1")
     with pytest.raises(KeyboardInterrupt):
-        go(service, output, *settings, watcher=Stopping())
+        go(service, output, *settings, watcher=Watcher(stops_at=(1, "explore")))
     while service.adapters("early").head == 0:  # the push goes on
         time.sleep(0.05)
     assert not (output / "checkpoints").exists()

@@ -19,10 +19,10 @@ from solrl_trainer.loop import Result, train
 from solrl_trainer.rollouts.stored_images import StoredImages
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.preflight import check_run
-from solrl_trainer.settings.presets import ConfigError, resolve
+from solrl_trainer.settings.presets import ConfigError
 from solrl_trainer.settings.prompts import prompts_of_run
 from solrl_trainer.settings.stored_files import stored_files
-from training_helpers import TINY, iterations
+from training_helpers import TINY, iterations, run_config
 
 SMALL = (
     *TINY,
@@ -55,9 +55,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(recipe: str, prompts: Path, output: Path, *overrides: str) -> RunConfig:
-    arguments = {"output": output, "run": output.name}
-    settings = [*SMALL, f"prompts={prompts}", *overrides]
-    return resolve(f"mini-sana/{recipe}/clipscore", overrides=settings, arguments=arguments).config
+    return run_config(f"mini-sana/{recipe}/clipscore", output, *SMALL, f"prompts={prompts}", *overrides)
 
 
 def go(config: RunConfig, *, resume: bool = False) -> Result:

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from fault_trials.processes import RankPrograms
 from rank_programs import held_bytes, with_a_slow_rank, with_few_fitted_prompts
 from rank_runs import LAST, arguments, messages, run, same_weights
-from training_helpers import iterations, state
+from training_helpers import iterations, sets
 
 pytestmark = pytest.mark.slow
 
@@ -23,10 +22,7 @@ def together(alone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_processes_and_then_three_give_the_weights_of_one_bit_for_bit(alone: Path, together: Path) -> None:
-    for version in range(1, LAST + 1):
-        expected, found = state(alone, version), state(together, version)
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert all(same_weights(together, alone, version) for version in range(1, LAST + 1))
     assert iterations(together) == iterations(alone)
     assert (together / "lora.safetensors").read_bytes() == (alone / "lora.safetensors").read_bytes()
     # Rank 0 alone prints.
@@ -38,13 +34,11 @@ def test_two_processes_and_then_three_give_the_weights_of_one_bit_for_bit(alone:
 def test_ranks_share_two_stages_without_a_service(tmp_path: Path) -> None:
     extra = ("rollout_url=null", "explore.precision=nvfp4", "explore.prune={after: 1, keep: 4}")
     watched = ("evaluate.fidelity_prompts=2", "evaluate.fidelity_every=1")
-    sets = [word for setting in (*extra, *watched) for word in ("--set", setting)]
     folders = {size: tmp_path / str(size) for size in (1, 2)}
     for size, folder in folders.items():
-        words = [*arguments(folder, 2), "--preset", "mini-sana/sol_rl/clipscore", *sets]
+        words = arguments(folder, 2, *extra, *watched, recipe="sol_rl")
         assert run(size, words, tmp_path / "log") == 0, (tmp_path / "log").read_text()
-    expected, found = (state(folder, 2) for folder in folders.values())
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert same_weights(folders[1], folders[2], 2)
     assert iterations(folders[1]) == iterations(folders[2])
     assert iterations(folders[1])[0]["precision"] == "nvfp4"
     results = [json.loads((folder / "result.json").read_text()) for folder in folders.values()]
@@ -54,8 +48,7 @@ def test_ranks_share_two_stages_without_a_service(tmp_path: Path) -> None:
 
 def test_all_ranks_stop_below_the_floor(tmp_path: Path) -> None:
     settings = ("rollout_url=null", "explore.steps=1", "explore.candidates=24", "evaluate.fidelity_floor=1")
-    sets = ["--preset", "mini-sana/sol_rl/clipscore", *(word for setting in settings for word in ("--set", setting))]
-    assert run(2, [*arguments(tmp_path / "run", 1), *sets], tmp_path / "log") == 1
+    assert run(2, arguments(tmp_path / "run", 1, *settings, recipe="sol_rl"), tmp_path / "log") == 1
     (said,) = messages(tmp_path / "log")
     assert "the run stops before iteration 0" in said
     assert not list((tmp_path / "run" / "checkpoints").glob("*"))
@@ -63,8 +56,7 @@ def test_all_ranks_stop_below_the_floor(tmp_path: Path) -> None:
 
 def test_a_sharded_base_gives_the_same_weights(alone: Path, tmp_path: Path) -> None:
     """Three ranks have unequal numbers of prompts and micro-batches, so each waits in passes of the others."""
-    settings = ("optimizer.shard_base=true", "optimizer.activation_checkpointing=1")
-    words = [*arguments(tmp_path, 2), *(word for setting in settings for word in ("--set", setting))]
+    words = arguments(tmp_path, 2, "optimizer.shard_base=true", "optimizer.activation_checkpointing=1")
     assert run(3, words, tmp_path / "log") == 0, (tmp_path / "log").read_text()
     assert "the base is sharded across 3 ranks" in (tmp_path / "log").read_text()
     assert same_weights(tmp_path, alone, 2)
@@ -74,8 +66,8 @@ def test_a_sharded_base_gives_the_same_weights(alone: Path, tmp_path: Path) -> N
 def test_each_rank_holds_its_part_of_the_base(tmp_path: Path) -> None:
     held = {}
     for setting in ("true", "false"):
-        words = ["--set", f"optimizer.shard_base={setting}"]
-        code = RankPrograms(2, held_bytes, (words, str(tmp_path / setting)), tmp_path / "log").wait(600)
+        given = (f"optimizer.shard_base={setting}", str(tmp_path / setting))
+        code = RankPrograms(2, held_bytes, given, tmp_path / "log").wait(600)
         assert code == 0, (tmp_path / "log").read_text()
         held[setting] = [json.loads((tmp_path / f"{setting}-{rank}").read_text()) for rank in range(2)]
     for spread, whole in zip(held["true"], held["false"], strict=True):
@@ -98,9 +90,8 @@ def test_several_ranks_evaluate_like_one(alone: Path, together: Path, tmp_path: 
 def test_several_ranks_calibrate_like_one(tmp_path: Path) -> None:
     words = ["calibrate", "--preset", "mini-sana/sol_rl/clipscore", "--prompts", "3", "--wanted", "0.999"]
     words += ["--steps", "4", "--keep", "4", "--schedules", "1"]
-    small = ("explore.candidates=12", "explore.keep=4", "explore.steps=1")
-    settings = (*small, "explore.precision=nvfp4", "regenerate.steps=4")
-    words += [word for setting in settings for word in ("--set", setting)]
+    words += sets("explore.candidates=12", "explore.keep=4", "explore.steps=1")
+    words += sets("explore.precision=nvfp4", "regenerate.steps=4")
     found = {}
     for size in (1, 2):
         output = tmp_path / str(size)
@@ -122,7 +113,7 @@ def test_several_ranks_calibrate_like_one(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_waits_as_long_as_the_patience_fails_no_other(tmp_path: Path) -> None:
-    words = [*arguments(tmp_path, 1), "--set", "patience=120"]
+    words = arguments(tmp_path, 1, "patience=120")
     assert run(2, words, tmp_path / "log", with_a_slow_rank) == 0, (tmp_path / "log").read_text()
 
 
@@ -136,11 +127,9 @@ FIGURES = {
 def test_two_ranks_and_a_resumed_run_give_the_weights_of_one_bit_for_bit(recipe: str, tmp_path: Path) -> None:
     settings = ["optimizer.batch=3"]
     settings += ["rollout_url=null", "explore.precision=nvfp4"] if "two_stage" in recipe else ["explore.steps=4"]
-    extra = ["--preset", f"mini-sana/{recipe}/clipscore", *(word for one in settings for word in ("--set", one))]
     whole, shared, log = tmp_path / "whole", tmp_path / "shared", tmp_path / "log"
-    assert run(1, [*arguments(whole, 2), *extra], log) == 0, log.read_text()
-    assert run(2, [*arguments(shared, 1), *extra], log) == 0, log.read_text()
-    assert run(1, [*arguments(shared, 2), *extra], log) == 0, log.read_text()
+    for size, folder, count in ((1, whole, 2), (2, shared, 1), (1, shared, 2)):
+        assert run(size, arguments(folder, count, *settings, recipe=recipe), log) == 0, log.read_text()
     assert same_weights(shared, whole, 1)
     assert same_weights(shared, whole, 2)
     found = iterations(whole)

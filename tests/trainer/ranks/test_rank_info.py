@@ -15,6 +15,7 @@ from solrl_trainer.ranks.communicator import (
 )
 from solrl_trainer.ranks.rank_info import RankInfo, read_rank_info
 from solrl_trainer.ranks.rank_runtime import GLOO_INTERFACE, choose_interface
+from training_helpers import Ranks
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 
@@ -57,16 +58,6 @@ def test_gloo_uses_the_interface_towards_rank_0_unless_the_user_names_one(monkey
 def test_gloo_chooses_on_one_machine(address: str) -> None:
     choose_interface(address)
     assert GLOO_INTERFACE not in os.environ
-
-
-class Ranks(Communicator):
-    """A world of some size, from the view of one rank."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size, self.local_rank = rank, size, rank
-
-    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        return [tensor] * self.size
 
 
 @pytest.mark.parametrize(("count", "size"), [(0, 1), (3, 1), (3, 2), (2, 3), (7, 3), (8, 4)])

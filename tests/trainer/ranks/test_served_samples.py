@@ -4,22 +4,26 @@ from pathlib import Path
 
 import pytest
 from fault_trials.processes import RankPrograms
-from rank_programs import solrl_train, with_a_forgetful_service, with_noted_samples
-from rank_runs import SETTINGS, same_weights
+from rank_programs import with_a_forgetful_service, with_noted_samples
+from rank_runs import arguments, run, same_weights
 from service_helpers import RunningService
 from training_helpers import iterations
 
 pytestmark = pytest.mark.slow
 
 RANKS, ITERATIONS, PROMPTS = 2, 2, 4
-LAGGED = ("explore.precision=nvfp4", "explore.prune=null", "explore.lag=1", "evaluate.fidelity_prompts=0")
+LAGGED = ("explore.lag=1", "evaluate.fidelity_prompts=0")
+
+
+def served(service: RunningService, folder: Path, *settings: str) -> list[str]:
+    """Arguments of a run that a service explores."""
+    words = arguments(folder, ITERATIONS, "explore.precision=nvfp4", "explore.prune=null", *settings, recipe="sol_rl")
+    return [*words, "--rollout-url", service.url, "--run", folder.name]
 
 
 def train(size: int, service: RunningService, folder: Path, *settings: str) -> list[list[tuple[int, str]]]:
     """Train with this many ranks; returns version and prompt of each rank's requests for samples."""
-    words = ["run", "--preset", "mini-sana/sol_rl/clipscore", "--iterations", str(ITERATIONS)]
-    words += ["--rollout-url", service.url, "--run", folder.name, "--output", str(folder)]
-    words += [word for setting in (*SETTINGS, *LAGGED, *settings) for word in ("--set", setting)]
+    words = served(service, folder, *LAGGED, *settings)
     noted, log = folder.with_suffix(".asked"), folder.with_suffix(".log")
     ranks = RankPrograms(size, with_noted_samples, (words, str(noted)), log)
     assert ranks.wait(600) == 0, log.read_text()
@@ -60,16 +64,11 @@ def test_ranks_use_a_services_samples(share: float, alone: Path, small_service: 
 def test_rank_0_pushes_lost_versions_again_while_another_rank_asks(
     small_service: RunningService, tmp_path: Path
 ) -> None:
-    words = ["run", "--preset", "mini-sana/sol_rl/clipscore", "--iterations", "2"]
-    settings = (*SETTINGS, "explore.precision=nvfp4", "explore.prune=null", "explore.lag=0", "patience=20")
-    words += [word for setting in settings for word in ("--set", setting)]
     whole, bereft = tmp_path / "whole", tmp_path / "bereft"
-    words += ["--rollout-url", small_service.url]
-    own = [*words, "--run", "whole", "--output", str(whole)]
-    assert RankPrograms(1, solrl_train, (own,), tmp_path / "first").wait(600) == 0
-    own = [*words, "--run", "bereft", "--output", str(bereft)]
+    first, second = (served(small_service, folder, "explore.lag=0", "patience=20") for folder in (whole, bereft))
+    assert run(1, first, tmp_path / "first") == 0
     marks, log = ("bereft", str(tmp_path / "explored")), tmp_path / "log"
-    assert RankPrograms(2, with_a_forgetful_service, (own, *marks), log).wait(600) == 0, log.read_text()
+    assert RankPrograms(2, with_a_forgetful_service, (second, *marks), log).wait(600) == 0, log.read_text()
     held = small_service.client.get("/v1/runs/bereft/adapters").json()
     assert [info["version"] for info in held["versions"]] == [0, 1, 2]
     assert log.read_text().count("the service had lost this run's versions 0 and 1; pushed again") == 1

@@ -18,8 +18,7 @@ from rank_programs import (
     with_weights_apart,
 )
 from rank_runs import LAST, LONGER, arguments, messages, process_of, reported, run, same_weights, torchrun
-from solrl_trainer.records.metrics_file import read_metrics
-from training_helpers import iterations
+from training_helpers import events, iterations
 
 pytestmark = pytest.mark.slow
 
@@ -43,9 +42,7 @@ def test_ranks_resume_a_changed_run_only_if_that_is_allowed(alone: Path, tmp_pat
     assert "seed: 42 → 7" in line
     assert "allow the rest by name: --allow-change seed;" in line
     assert run(2, [*changed, "--allow-change", "seed"], log) == 0, log.read_text()
-    assert [line["changes"] for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "change"] == [
-        {"seed": [42, 7]}
-    ]
+    assert [line["changes"] for line in events(folder, "change")] == [{"seed": [42, 7]}]
 
 
 def test_mistyped_commands_and_errors_of_all_ranks_are_printed_once(tmp_path: Path) -> None:
@@ -122,7 +119,7 @@ def test_only_the_dead_rank_is_reported_if_its_collective_fails_first(tmp_path: 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_in_a_sharded_evaluation_ends_the_run(tmp_path: Path, rank: int) -> None:
-    words = [*arguments(tmp_path), "--set", "optimizer.shard_base=true"]
+    words = arguments(tmp_path, LAST, "optimizer.shard_base=true")
     assert RankPrograms(2, with_a_broken_reward, (words, rank), tmp_path / "log").wait(600) == 1
     (line,) = messages(tmp_path / "log")
     named = "" if rank == 0 else f"rank {rank}: "

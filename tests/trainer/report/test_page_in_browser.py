@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from browser import FLAGS
 from PIL import Image
-from run_folders import LONG_REWARD, PROMPTS, SUM, finished_run, result_of_sum
+from run_folders import LONG_REWARD, PROMPTS, SUM, finished_run, run_of_sum
 from solrl_trainer.report.page import write_report
 
 LIGHT, DARK = 1, 0
@@ -46,13 +46,7 @@ def long_report(tmp_path):
     """A report in which everything that users name is as long as it may be."""
     folder = tmp_path / "long"
     folder.mkdir()
-    finished_run(folder)
-    (folder / "result.json").write_text(json.dumps(result_of_sum(3)))
-    metrics = (folder / "metrics.jsonl").read_text().replace('"verifier"', json.dumps(LONG_REWARD))
-    lines = [json.loads(line) for line in metrics.splitlines()]
-    for ends in (line[end] for line in lines for end in ("low", "high") if end in line):
-        ends["weighted sum"] = ends["clipscore"]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run_of_sum(folder, 3)
     config = json.loads((folder / "config.json").read_text()) | {
         "rewards": SUM,
         "run": "a" * 64,

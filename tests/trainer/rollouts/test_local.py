@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,16 +11,14 @@ from solrl_core.rewards import RewardSet
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_proto.noise import expand_seeds
 from solrl_trainer.commands.run import run
-from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.loading import Loaded
 from solrl_trainer.rollouts.models import Models
 from solrl_trainer.selection import best_worst, select
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.presets import resolve
 from solrl_trainer.settings.prompts import PromptSet, find_prompts, read_prompts
-from training_helpers import TINY
+from training_helpers import TINY, events, run_config
 
 SMALL = (
     *TINY,
@@ -31,19 +28,13 @@ SMALL = (
 
 
 def config_of(recipe: str, output: Path, *more: str) -> RunConfig:
-    arguments = {"output": output}
-    return resolve(f"mini-sana/{recipe}/clipscore", overrides=[*SMALL, *more], arguments=arguments).config
-
-
-def _iteration(folder: Path) -> dict[str, Any]:
-    """The line of the first iteration."""
-    return next(line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration")
+    return run_config(f"mini-sana/{recipe}/clipscore", output, *SMALL, *more)
 
 
 @pytest.mark.parametrize("recipe", ["diffusionnft", "naive_quant"])
 def test_a_local_recipe_runs_without_a_service(recipe: str, tmp_path: Path) -> None:
     summary = run(config_of(recipe, tmp_path, f"model={small_model()}", "evaluate.fidelity_prompts=1"))
-    line = _iteration(tmp_path)
+    (line,) = events(tmp_path, "iteration")
     assert line["precision"] == ("nvfp4" if recipe == "naive_quant" else "bf16")
     assert line["seconds"].keys() == {"explore", "train"}
     assert [(one["of"], one["by"]) for one in line["scoring"]] == [("samples", "trainer")]
@@ -65,7 +56,7 @@ def test_groups_made_together_are_as_made_alone(recipe: str, tmp_path: Path, mon
     assert together["rewards"]["clipscore"] == pytest.approx(alone["rewards"]["clipscore"], rel=1e-3, abs=1e-5)
     assert together["spearman"] == pytest.approx(alone["spearman"])
     names = ("proxy_mean", "reward_best", "reward_worst", "loss", "grad_norm")
-    found, expected = (_iteration(tmp_path / name) for name in ("together", "alone"))
+    ((found,), (expected,)) = (events(tmp_path / name, "iteration") for name in ("together", "alone"))
     assert [found[name] for name in names] == pytest.approx([expected[name] for name in names], rel=1e-4)
 
 

@@ -20,21 +20,19 @@ from solrl_client.rollouts import RolloutClient
 from solrl_client.transport import stream_lines
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError
-from solrl_proto.rollouts import PromptItem, RolloutAnswer
+from solrl_proto.rollouts import PromptItem
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.commands.cli import main
 from solrl_trainer.loop import Result, train
 from solrl_trainer.policy.update import OneStep
-from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.rollouts import loading
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.service import service_source
 from solrl_trainer.service.regenerator import ServiceRegenerator
-from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import resolve
-from training_helpers import TINY, tiny_config, unclocked
+from training_helpers import TINY, events, sets, tiny_config, unclocked
 from typed import accepted, refused
 
 Line = dict[str, Any]
@@ -128,7 +126,7 @@ def test_a_service_regenerates_the_same_samples_bit_for_bit_also_when_resumed(
     folder = tmp_path / f"served-{lag}-{prompts}"
     settings = (f"explore.lag={lag}", AT_SERVICE, f"regenerate.share={share}")
     require_equal(here, go(folder, service.url, *settings))
-    lines = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"]
+    lines = events(folder, "iteration")
     samples = {("samples", name, by) for name in ("clipscore", "verifier") for by in ("service", "trainer")}
     expected = {one for one in samples if share < 1 or one[2] == "service"} | {("candidates", "clipscore", "service")}
     assert {(one["of"], one["reward"], one["by"]) for line in lines for one in line["scoring"]} == expected
@@ -168,7 +166,7 @@ def test_a_share_that_the_trainer_explores_has_the_same_bits_also_when_resumed(
     folder = tmp_path / f"divided-{lag}-{share}"
     settings = (f"explore.lag={lag}", f"explore.share={share}", "keep_checkpoints=3", AT_SERVICE)
     require_equal(here, go(folder, service.url, *settings))
-    lines = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"]
+    lines = events(folder, "iteration")
     assert all(line["seconds"]["explore_here"] >= 0 for line in lines)
     by = {(one["by"], line["iteration"]) for line in lines for one in line["scoring"] if one["of"] == "candidates"}
     assert ("service", 0) in by
@@ -201,8 +199,8 @@ def test_a_share_of_pruned_and_stochastic_candidates_has_the_same_bits(service: 
         own = [*overrides, f"explore.share={share}", f"run={folder.name}", f"output={folder}"]
         folder.mkdir()
         train(resolve("mini-sana/flowgrpo_fast_two_stage/clipscore", overrides=own).config, Watcher())
-        found = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"]
-        return [{name: line[name] for name in ("digest", "proxy_mean", "reward_mean")} for line in found]
+        names = ("digest", "proxy_mean", "reward_mean")
+        return [{name: line[name] for name in names} for line in events(folder, "iteration")]
 
     assert lines(0.3) == lines(1.0)
 
@@ -237,20 +235,6 @@ def test_a_resumed_run_divides_by_the_same_deviation(service: RunningService, tm
     digests = [[line["digest"] for line in run.metrics if "digest" in line] for run in (whole, waiting)]
     assert digests[0][0] == digests[1][0]
     assert digests[0][1] != digests[1][1]
-
-
-def test_exploration_is_asked_ahead(service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int, bool]] = []
-    explore = RunClient.candidates_of
-
-    def candidates_of(self: RunClient, prompts: Any, version: int, *args: Any, **more: Any) -> RolloutAnswer:
-        if not more.get("unpruned"):  # which measures fidelity
-            asked.append((more["iteration"], version, more["ahead"]))
-        return explore(self, prompts, version, *args, **more)
-
-    monkeypatch.setattr(RunClient, "candidates_of", candidates_of)
-    go(tmp_path, service.url, "run=order", "explore.lag=1", "explore.prompts=2", AT_SERVICE)
-    assert sorted(asked) == [(0, 0, False), (1, 0, True), (2, 1, True)]
 
 
 def test_another_arithmetic_may_round_differently(
@@ -362,9 +346,8 @@ def test_a_service_without_the_precision_is_refused_before_anything_is_loaded(
 
     monkeypatch.setattr(RolloutClient, "model", model)
     monkeypatch.setattr(loading, "load_backbone", lambda *_, **__: pytest.fail("the model was loaded"))
-    words = [word for one in (*TINY, *SMALL, *settings) for word in ("--set", one)]
-    words += ["--rollout-url", service.url, "--output", str(tmp_path / "run"), *["--dry-run"] * dry]
-    message = refused(main, "run", *words).splitlines()[-1]
+    words = ["--rollout-url", service.url, "--output", str(tmp_path / "run"), *["--dry-run"] * dry]
+    message = refused(main, "run", *words, *sets(*TINY, *SMALL, *settings)).splitlines()[-1]
     assert message.startswith("solrl-train: Precision is not supported here")
     offered = f"the service at {service.url} does not generate in bf16; at {setting}; got 'bf16'; expected ['nvfp4']"
     assert offered in message
@@ -372,6 +355,5 @@ def test_a_service_without_the_precision_is_refused_before_anything_is_loaded(
 
 
 def test_a_service_with_the_precision_is_accepted(service: RunningService, tmp_path: Path) -> None:
-    words = [word for one in (*TINY, *SMALL, AT_SERVICE) for word in ("--set", one)]
-    done = accepted(main, "run", *words, "--rollout-url", service.url, "--output", str(tmp_path / "run"), "--dry-run")
-    assert done.stderr == ""
+    words = ("--rollout-url", service.url, "--output", str(tmp_path / "run"), "--dry-run")
+    assert accepted(main, "run", *words, *sets(*TINY, *SMALL, AT_SERVICE)).stderr == ""

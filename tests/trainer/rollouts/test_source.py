@@ -34,9 +34,9 @@ class Asked:
         raise ConnectionError
 
 
-def explored(request: RolloutRequest) -> tuple[int, int]:
-    """Version, and the first stochastic step."""
-    return request.adapter.version, request.plan.sde.first
+def explored(request: RolloutRequest) -> tuple[int, int, bool]:
+    """Version, the first stochastic step, and whether nobody waits yet."""
+    return request.adapter.version, request.plan.sde.first, request.ahead
 
 
 def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
@@ -51,13 +51,13 @@ def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
         source.push(version, b"")
         with pytest.raises(ConnectionError):
             list(source.explore(version))
-    assert sorted(map(explored, client.requests)) == [(0, 0), (0, 1), (1, 2)]
+    assert sorted(map(explored, client.requests)) == [(0, 0, False), (0, 1, True), (1, 2, True)]
     client.requests.clear()
     with pytest.raises(ConnectionError):
         source.images_of(PROMPTS, [[1, 2]], 1, 2)
     with pytest.raises(ConnectionError):
         source.unpruned_groups(PROMPTS, 0, 7, 1)
-    assert list(map(explored, client.requests)) == [(1, 2), (0, 1)]
+    assert [explored(request)[:2] for request in client.requests] == [(1, 2), (0, 1)]
 
 
 class Late(Balance):

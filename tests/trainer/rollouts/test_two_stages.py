@@ -2,13 +2,11 @@
 
 import threading
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from real_runs import Watcher
 from service_helpers import RunningService
 from small_model import small_model
@@ -20,11 +18,10 @@ from solrl_trainer import loop
 from solrl_trainer.commands import run as command
 from solrl_trainer.evaluation.gallery import load_gallery
 from solrl_trainer.loop import Result, train
-from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.service.service_source import ServiceSource
-from training_helpers import tiny_config, unclocked
+from training_helpers import events, tiny_config, unclocked
 
 SMALL = (
     f"model={small_model()}",
@@ -36,15 +33,11 @@ SMALL = (
 """Settings with more candidates than a chunk, and a reward that the service does not have."""
 
 
-def fitted_euler(sigmas: tuple[float, ...]) -> dict[str, Any]:
-    """Euler steps as a fitted solver, which ends at its last prediction."""
-    steps = [later / sigma for sigma, later in pairwise(sigmas)]
-    step_coeffs = [(ratio, *[0.0] * step, 1 - ratio) for step, ratio in enumerate(steps)]
-    x0_coeffs = [(*[0.0] * (step + 1), 1.0) for step in range(len(sigmas))]
-    return {"sigmas": sigmas, "step_coeffs": step_coeffs, "x0_coeffs": x0_coeffs}
-
-
-FITTED = yaml.safe_dump(fitted_euler((1.0, 0.7, 0.4)), default_flow_style=True)
+FITTED = (
+    "{sigmas: [1.0, 0.7, 0.4], step_coeffs: [[0.7, 0.3], [0.5714, 0.0, 0.4286]], "
+    "x0_coeffs: [[0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]}"
+)
+"""Euler steps as a fitted solver, which ends at its last prediction."""
 PLANS = {
     "whole": ("iterations=2",),
     "pruned": ("explore.prune={after: 1, keep: 8}", "explore.decoder_precision=fp8", "explore.adapter=unmerged"),
@@ -61,21 +54,11 @@ class Run:
     notes: list[str]
 
     @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """Without clocks."""
-        return unclocked(self.folder)
-
-    @property
-    def places(self) -> set[tuple[str, str, str]]:
+    def scored(self) -> set[tuple[str, str, str]]:
         """Images that rewards scored, the rewards, and the programs that did, of all iterations."""
-        lines = [line for line in read_metrics(self.folder / "metrics.jsonl") if line["event"] == "iteration"]
-        assert all(one["seconds"] > 0 for line in lines for one in line["scoring"] if one["reward"] == "clipscore")
-        return {(one["of"], one["reward"], one["by"]) for line in lines for one in line["scoring"]}
-
-    @property
-    def phases(self) -> list[set[str]]:
-        lines = read_metrics(self.folder / "metrics.jsonl")
-        return [set(line["seconds"]) for line in lines if line["event"] == "iteration"]
+        times = [one for line in events(self.folder, "iteration") for one in line["scoring"]]
+        assert all(one["seconds"] > 0 for one in times if one["reward"] == "clipscore")
+        return {(one["of"], one["reward"], one["by"]) for one in times}
 
 
 def go(folder: Path, *settings: str, url: str | None = None) -> Run:
@@ -99,13 +82,14 @@ def both(
 @pytest.mark.slow
 def test_a_local_run_equals_the_run_with_a_service_bit_for_bit(both: tuple[Run, Run]) -> None:
     served, local = both
-    assert served.metrics == local.metrics
-    for run, explorer in ((served, "service"), (local, "trainer")):
+    assert unclocked(served.folder) == unclocked(local.folder)
+    for run, explorer, waits in ((served, "service", {"wait"}), (local, "trainer", set())):
         samples = {("samples", name, "trainer") for name in ("clipscore", "verifier")}
-        assert run.places == {("candidates", "clipscore", explorer), *samples}
-    events = [line["event"] for line in local.metrics]
-    assert "fidelity" in events
-    digests = [line["digest"] for line in local.metrics if line["event"] == "iteration"]
+        assert run.scored == {("candidates", "clipscore", explorer), *samples}
+        phases = {"explore", "regenerate", "train"} | waits
+        assert all(line["seconds"].keys() == phases for line in events(run.folder, "iteration"))
+    assert events(local.folder, "fidelity")
+    digests = [line["digest"] for line in events(local.folder, "iteration")]
     assert len(set(digests)) == len(digests) > 0
     theirs, ours = served.result.samples, local.result.samples
     for one, other in zip(theirs.groups, ours.groups, strict=True):
@@ -116,8 +100,6 @@ def test_a_local_run_equals_the_run_with_a_service_bit_for_bit(both: tuple[Run, 
     assert torch.equal(theirs.scores, ours.scores)
     assert theirs.exploration.score_sum == ours.exploration.score_sum
     assert theirs.exploration.score_count == ours.exploration.score_count
-    assert all(phases == {"explore", "wait", "regenerate", "train"} for phases in served.phases)
-    assert all(phases == {"explore", "regenerate", "train"} for phases in local.phases)
     # The report shows the same images; the service's are PNGs.
     theirs, ours = served.result.pairs, local.result.pairs
     assert theirs.pairs == ours.pairs
