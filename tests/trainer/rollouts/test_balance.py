@@ -53,9 +53,11 @@ def test_neither_side_waits_long(explore: float, regenerate: float, train: float
 
 
 def test_the_first_iteration_decides_nothing_and_each_tells_its_waits() -> None:
-    overlap = Overlap(8, exploring=100.0, regenerating=1.0)
-    overlap.iterate(1.0)
+    overlap = Overlap(8, exploring=1.0, regenerating=1.0)
+    overlap.iterate(20.0)
     assert overlap.balance.regenerate.served == 4
+    overlap.iterate(20.0)
+    assert overlap.balance.regenerate.served == 7
     now = [0.0]
     balance = Balance(8, regenerate=1.0, clock=lambda: now[0])
     for train, waited in ((3.0, 1.0), (6.0, 0.0), (1.0, 1.0)):
