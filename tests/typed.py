@@ -38,7 +38,7 @@ def accepted(program: Callable[[], None], *arguments: str, **environment: str) -
 
 
 def refused(program: Callable[[], None], *arguments: str, **environment: str) -> str:
-    """What a console script that exits with 2 prints to standard error; that has no traceback."""
+    """What a console script that exits with 2 prints to standard error, without a traceback."""
     done = typed(program, *arguments, **environment)
     assert done.returncode == 2, done.stderr + done.stdout
     assert "Traceback" not in done.stderr

@@ -64,11 +64,11 @@ def serve_app(settings: HttpSettings, module: str, rows: Callable[[Any, str], It
 
 
 def fix_malloc() -> None:
-    """Set the amount of freed memory that glibc keeps to its upper bound, in two arenas.
+    """Have glibc keep as much freed memory from the start as it ever may, and in two arenas.
 
-    By default, glibc keeps twice the largest block (of up to 32 MiB) that was ever freed, in up to eight arenas per
-    core. A single larger block, or another thread's arena, would raise the process's memory permanently hours after
-    the start, which looks like a leak.
+    By default, it keeps up to twice the largest block (of up to 32 MiB) that was ever freed, in up to eight arenas per
+    core. A larger block, or one more arena, raises the process's memory for good hours after the start. That looks
+    like a leak.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library has no mallopt
         mallopt = ctypes.CDLL(None).mallopt
