@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import psutil  # type: ignore[import-untyped]
 from prometheus_client.parser import text_string_to_metric_families
 from solrl_client import rollouts
 from solrl_client.retries import Retries
@@ -261,9 +262,8 @@ def _ask_beside(service: RolloutService, delay: float) -> int:
 
 
 def children_of(pid: int) -> set[int]:
-    """The processes that any thread of a process has started."""
-    files = Path(f"/proc/{pid}/task").glob("*/children")
-    return {int(child) for file in files for child in file.read_text().split()}
+    """The processes that a process has started."""
+    return {child.pid for child in psutil.Process(pid).children()}
 
 
 def _actors(event_log: str) -> set[int]:
