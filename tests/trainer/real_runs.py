@@ -1,5 +1,7 @@
 """Runs with a real service, for the tests of the loop."""
 
+import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,10 +55,14 @@ class Service:
 
 @dataclass
 class Watcher:
-    """A reporter that records, restarts the given service, if any, after one iteration, and stops at a phase."""
+    """A reporter that records, restarts the given service, if any, after one iteration, and stops at a phase.
+
+    A stopped run does not wait for its push, so it stops once `may_stop`.
+    """
 
     restarts: Service | None = None
     stops_at: tuple[int, str] | None = None
+    may_stop: Callable[[], bool] = lambda: True
     phases: list[tuple[int, str]] = field(default_factory=list)
     measured: list[float] = field(default_factory=list)
     records: list[IterationRecord] = field(default_factory=list)
@@ -65,6 +71,8 @@ class Watcher:
     def phase(self, iteration: int, name: str) -> None:
         self.phases.append((iteration, name))
         if (iteration, name) == self.stops_at:
+            while not self.may_stop():
+                time.sleep(0.05)
             raise KeyboardInterrupt
 
     def progress(self, done: float, total: float) -> None:

@@ -1,7 +1,6 @@
 """Runs that were interrupted, or whose service was killed, and what they must not overwrite."""
 
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -152,10 +151,9 @@ def test_a_resumed_run_rewinds_later_versions(service: Service, folder: Path, mo
 
 def test_a_run_that_pushed_and_stopped_before_its_first_checkpoint_is_resumed(service: Service, folder: Path) -> None:
     output, settings = folder / "early", ("iterations=2", "checkpoint_every=2", "explore.prompts=1")
+    pushed = Watcher(stops_at=(1, "explore"), may_stop=lambda: service.adapters("early").head == 1)
     with pytest.raises(KeyboardInterrupt):
-        go(service, output, *settings, watcher=Watcher(stops_at=(1, "explore")))
-    while service.adapters("early").head == 0:  # the push goes on
-        time.sleep(0.05)
+        go(service, output, *settings, watcher=pushed)
     assert not (output / "checkpoints").exists()
     resumed = go(service, output, *settings, resume=True)
     assert [info.version for info in resumed.held.versions] == [0, 1, 2]
