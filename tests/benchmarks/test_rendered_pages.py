@@ -94,6 +94,15 @@ def test_the_readme_quotes_figures_of_the_page(page: str, least: int) -> None:
     assert set(quoted) <= set(figures_in(text))
 
 
+@pytest.mark.parametrize("page", ["load.md", "hardening.md"])
+def test_the_index_of_results_quotes_percentages_of_the_page(page: str) -> None:
+    index, text = ((evidence.RESULTS / name).read_text(encoding="utf-8") for name in ("README.md", page))
+    (line,) = re.findall(rf"^\| \[.*\]\({re.escape(page)}\).*$", index, re.MULTILINE)
+    quoted = re.findall(r"([\d.]+) ?%", line)
+    assert quoted
+    assert set(quoted) <= set(re.findall(r"([\d.]+) ?%", text))
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/findings.md"])
 def test_pages_count_the_claims_that_hold(page: str) -> None:
     findings = (ROOT / "docs/findings.md").read_text(encoding="utf-8")

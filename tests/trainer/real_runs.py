@@ -57,7 +57,7 @@ class Service:
 class Watcher:
     """A reporter that records, restarts the given service, if any, after one iteration, and stops at a phase.
 
-    A stopped run does not wait for its push, so it stops once `may_stop`.
+    It stops only once `may_stop()`: a stopped run does not wait for its push.
     """
 
     restarts: Service | None = None
