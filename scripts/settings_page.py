@@ -47,7 +47,7 @@ A checkpoint also has what the run depends on beside its settings:
 
 - `prompts:train` and `prompts:test`: digests of the prompts with their metadata; of several sets
   `prompts:train:SET` and `prompts:test:SET`;
-- `prompts:images`: a digest of the names and sizes of stored images (`explore.source`), not of their contents;
+- `prompts:images`: a digest of the names and contents of stored images (`explore.source`);
 - `model:vae` and so on: a digest of each part of the model, its `solrl.json` among them, whatever its folder or hub
   revision;
 - `rewards:NAME`: a digest of each reward's code or weights;

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from fences import blocks, commands, example
+from PIL import Image
 from service_helpers import running_service
 
 PAGES = ("docs/extending/reward.md", "docs/extending/algorithm.md", "docs/extending/family.md")
@@ -28,7 +29,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (folder / name / "test.txt").write_text("a cat\n")
         files = {field: f"{field}.png" for field in fields}
         for file in files.values():
-            (folder / name / file).touch()
+            Image.new("RGB", (8, 8)).save(folder / name / file)
         rows = [{"prompt": f"cat {i}", **files} for i in range(12)]
         (folder / name / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     info = folder / "examples-1.0.dist-info"

@@ -39,9 +39,10 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "images" / "train").mkdir(parents=True)
     (folder / "pairs").mkdir()
     for name, colour in COLOURS.items():
-        size = (200, 100) if name == "red" else (64, 64)
-        for place in (folder / "images" / "train", folder / "pairs"):
-            Image.new("RGB", size, colour).save(place / f"{name}.png")
+        Image.new("RGB", (200, 100) if name == "red" else (64, 64), colour).save(
+            folder / "images" / "train" / f"{name}.png"
+        )
+        Image.new("RGB", (64, 64), colour).save(folder / "pairs" / f"{name}.png")
     rows: list[dict[str, Any]] = [{"file_name": f"{name}.png", "text": f"a {name} wall"} for name in COLOURS]
     (folder / "images" / "train" / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
     rows = [
@@ -109,10 +110,10 @@ def test_what_cannot_be_trained_on_and_commands_about_candidates_are_refused(sto
         with pytest.raises(ValueError, match=text):
             stored_files(config_of("dpo_pairs", tmp_path, tmp_path / "run"))
     (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "a wall", "image": "red.png"}))
-    config = config_of("sft", tmp_path, tmp_path / "run")
-    source = StoredImages(stored_files(config), load_backbone(small_model()), [], batch=1)
+    config = config_of("sft", tmp_path, tmp_path / "run", "explore.prompts=1")
+    (tmp_path / "test.txt").write_text("a wall")
     with pytest.raises(ValueError, match=r"red.png: expected an image"):
-        list(source.groups(prompts_of_run(config.prompt_sources, "train").all))
+        check_run(config, resume=False)
     for recipe, setting, text in (
         ("dpo_pairs", "algorithm.name=sft", "compares no samples"),
         ("sft", "algorithm.name=dpo", "one image per prompt"),

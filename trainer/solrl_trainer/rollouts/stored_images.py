@@ -11,6 +11,7 @@ from solrl_core.rewards.images import as_floats
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, parts_of
+from solrl_trainer.settings.image_reader import read_image
 
 
 class StoredImages:
@@ -31,7 +32,7 @@ class StoredImages:
         """The groups of these prompts.
 
         Raises:
-            ValueError: a file is no image, or cannot be read.
+            ValueError: as `read_image`.
         """
         for part in parts_of(prompts, max(1, self._batch // len(self._files[prompts[0].id]))):
             paths = [path for prompt in part for path in self._files[prompt.id]]
@@ -46,10 +47,5 @@ class StoredImages:
 
     def _read(self, path: Path) -> torch.Tensor:
         """An image float32 [3, H, W] in [0, 1], scaled and cropped at its centre to the model's size."""
-        try:
-            with Image.open(path) as file:
-                image = ImageOps.exif_transpose(file).convert("RGB")
-        except OSError as error:
-            raise ValueError(f"{path}: expected an image; {error}") from error
-        fitted = ImageOps.fit(image, (self._backbone.width, self._backbone.height), Image.Resampling.LANCZOS)
+        fitted = ImageOps.fit(read_image(path), (self._backbone.width, self._backbone.height), Image.Resampling.LANCZOS)
         return as_floats(torch.from_numpy(np.array(fitted)).permute(2, 0, 1))

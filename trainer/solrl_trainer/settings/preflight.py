@@ -20,7 +20,7 @@ from solrl_trainer.service.requirements import require_precision, require_reward
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompt_rewards import check_known, scored_prompts
 from solrl_trainer.settings.prompts import find_prompts, in_both, prompts_of_run, read_split
-from solrl_trainer.settings.stored_files import stored_files
+from solrl_trainer.settings.stored_files import check_images, stored_files
 from solrl_trainer.trackers.registry import require_trackers
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
     folders = [find_prompts(name) for name in config.prompt_sources]
     train, test = ([read_split(folder, split) for folder in folders] for split in ("train", "test"))
     _check_counts(config, folders)
-    stored_files(config)
+    check_images(stored_files(config))
     from solrl_core.rewards.reward import check_named, check_reward  # imports torch, so it follows the fast checks
 
     named = sorted({*config.rewards, *config.evaluate.rewards})

@@ -22,7 +22,7 @@ from solrl_trainer.records.figures import value_text
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompts import prompts_of_run
-from solrl_trainer.settings.stored_files import stored_files
+from solrl_trainer.settings.stored_files import contents_digest, stored_files
 
 Rule = Literal["free", "later", "named", "fixed"]
 MEANINGS: dict[Rule, str] = {
@@ -162,7 +162,7 @@ def parts_when_loaded(
 
 
 def parts_before_loading(config: RunConfig) -> dict[str, str]:
-    """Digests of both splits' prompts with their metadata and of the algorithm's code, and the libraries' versions."""
+    """Digests of the prompts with metadata, of stored images and of the algorithm's code; versions of the libraries."""
     parts = {}
     for split in ("train", "test"):
         found = prompts_of_run(config.prompt_sources, split).sources
@@ -171,8 +171,7 @@ def parts_before_loading(config: RunConfig) -> dict[str, str]:
             content = [one.model_dump(mode="json") for one in prompts]
             parts[part] = combined_digest(json.dumps(content, sort_keys=True))
     if files := stored_files(config):
-        sizes = [[path.name, path.stat().st_size] for paths in files.values() for path in paths]
-        parts["prompts:images"] = combined_digest(json.dumps(sizes))
+        parts["prompts:images"] = contents_digest(files)
     name = config.algorithm.name
     if not ALGORITHMS.is_built_in(name):  # those come with a version of solrl
         parts[f"algorithm:{name}"] = source_digest(ALGORITHMS.find(name))

@@ -1,10 +1,15 @@
 """Files of stored images that a run trains on, by the prompts whose metadata names them."""
 
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.image_reader import image_size, same_shape
 from solrl_trainer.settings.prompts import find_prompts, prompts_of_run
 
 _IMAGE = ("file_name", "image")
@@ -30,6 +35,38 @@ def stored_files(config: RunConfig) -> dict[str, tuple[Path, ...]]:
                 raise _fault(prompt, f"names {names[0]!r} as the better and as the worse image; expected two images")
             found[prompt.id] = tuple(_file(folder, one, prompt) for one in names)
     return found
+
+
+def check_images(files: Mapping[str, tuple[Path, ...]]) -> None:
+    """Check the headers of all images, before anything is loaded.
+
+    Raises:
+        ValueError: as `image_size`, or the images of a pair have different shapes, so that each would be cropped its
+            own way.
+    """
+    for paths in files.values():
+        sizes = [image_size(path) for path in paths]
+        if not same_shape(sizes[0], sizes[-1]):
+            (width, height), (wide, high) = sizes
+            raise ValueError(
+                f"{paths[0]} has {width}×{height} pixels, and {paths[1].name} of the same pair has {wide}×{high}; "
+                "expected one shape: crop both to it, or leave out the pair"
+            )
+
+
+def contents_digest(files: Mapping[str, tuple[Path, ...]]) -> str:
+    """Digest of the names and contents of all images, in the order of the prompts."""
+    found = [(path, path.stat()) for paths in files.values() for path in paths]
+    return _contents(tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in found))
+
+
+@lru_cache(maxsize=2)  # a run that is resumed asks twice, and large sets take minutes
+def _contents(files: tuple[tuple[Path, int, int], ...]) -> str:
+    digests = []
+    for path, *_ in files:
+        with path.open("rb") as file:
+            digests.append([path.name, hashlib.file_digest(file, "sha256").hexdigest()])
+    return "sha256:" + hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
 def _image(prompt: PromptItem) -> tuple[str]:
