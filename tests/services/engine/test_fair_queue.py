@@ -26,6 +26,10 @@ class Item:
         return self.candidates * self.steps
 
 
+def items(count: int, run: Hashable, candidates: int = 1, steps: int = 1, tenant: str = "t") -> list[Item]:
+    return [Item(run, candidates, steps, tenant=tenant) for _ in range(count)]
+
+
 def queue_of(*items: Item, limit: int = 1000, turn: int = 1, tenant_limit: int | None = None) -> FairQueue:
     queue: FairQueue = FairQueue(limit, turn=turn, tenant_limit=tenant_limit)
     queue.put(items)
@@ -79,7 +83,7 @@ def test_turns_depend_on_the_measured_time_of_a_step() -> None:
         costs.record(kind, seconds)  # the first measurement of each kind is ignored
     assert [costs.weight(kind) for kind in ("small", "large", "new")] == [1.0, pytest.approx(3.0), 1.0]
     queue: FairQueue = FairQueue(1000, weight=lambda item: costs.weight(item.run))
-    queue.put([*[Item("large", 8)] * 20, *[Item("small", 8)] * 20])
+    queue.put([*items(20, "large", 8), *items(20, "small", 8)])
     served = taken(queue, 20)
     assert (served.count("large"), served.count("small")) == (5, 15)
     costs.record("large", 0.12)  # a kind that becomes slower gradually costs more
@@ -99,11 +103,11 @@ def test_a_new_small_flow_waits_for_only_one_chunk(turn: int, runs: int, before:
 
 
 def test_a_new_flow_has_no_credit_for_its_absence_and_one_that_returns_keeps_its_debt() -> None:
-    queue = queue_of(*[Item("old")] * 100)
+    queue = queue_of(*items(100, "old"))
     taken(queue, 50)
-    queue.put([Item("new")] * 50)
+    queue.put(items(50, "new"))
     assert 9 <= taken(queue, 20).count("new") <= 11
-    queue = queue_of(Item("greedy", 24, 10), *[Item("patient")] * 100)
+    queue = queue_of(Item("greedy", 24, 10), *items(100, "patient"))
     while "greedy" not in taken(queue, 1):
         pass
     queue.put([Item("greedy", 24, 10)])
@@ -128,7 +132,7 @@ def test_items_beyond_the_limit_of_all_or_of_their_tenant_are_refused_as_a_whole
 
 
 def test_a_turn_has_several_consecutive_items() -> None:
-    queue = queue_of(*[Item("a")] * 8, *[Item("b")] * 8, turn=4)
+    queue = queue_of(*items(8, "a"), *items(8, "b"), turn=4)
     served = taken(queue)
     changes = sum(one != next_one for one, next_one in itertools.pairwise(served))
     assert changes <= 5
@@ -136,7 +140,7 @@ def test_a_turn_has_several_consecutive_items() -> None:
 
 
 def test_returning_repeatedly_gains_nothing() -> None:
-    queue = queue_of(*[Item("steady", 24)] * 200, turn=4, limit=9999)
+    queue = queue_of(*items(200, "steady", 24), turn=4, limit=9999)
     taken(queue, 10)
     served: list[object] = []
     for _ in range(100):
@@ -147,12 +151,40 @@ def test_returning_repeatedly_gains_nothing() -> None:
 
 
 def test_removing_a_job_removes_all_its_items_and_no_others() -> None:
-    keep, gone = Item("a", job="keep"), Item("a", 5, job="gone")
-    queue = queue_of(gone, keep, Item("b", 7, job="gone"), gone, limit=20)
-    assert len(queue.remove(lambda item: item.job == "gone")) == 3
-    assert (queue.by_tenant, queue.cost) == ({"t": 1}, 1)
+    keep, last = Item("a", job="keep"), Item("c", job="last")
+    gone = [Item("a", 5, job="gone"), Item("b", 7, job="gone"), Item("a", 5, job="gone", ahead=True)]
+    queue = queue_of(gone[0], keep, *gone[1:], last, limit=20)
+    assert queue.remove("gone") == gone
+    assert queue.remove("gone") == []
+    assert (queue.by_tenant, queue.cost) == ({"t": 2}, 2)
     assert queue.take() is keep
+    assert queue.clear() == [last]
     assert not queue
+
+
+class CountedItem(Item):
+    """An item that counts how often any is read."""
+
+    reads = 0
+
+    def __getattribute__(self, name: str) -> object:
+        CountedItem.reads += 1
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_work_of_a_request_does_not_grow_with_what_its_tenant_has_waiting(ahead: bool) -> None:
+    """Requests are queued and cancelled on the event loop, where all tenants wait for them."""
+
+    def reads(waiting: int) -> int:
+        queue = queue_of(*[CountedItem("a", ahead=ahead) for _ in range(waiting)], limit=10**6)
+        CountedItem.reads = 0
+        queue.put([CountedItem("a", job="request", ahead=kind) for kind in (False, True) for _ in range(10)])
+        queue.put([CountedItem("a", job="request", ahead=ahead)], first=True)
+        assert len(queue.remove("request")) == 21
+        return CountedItem.reads
+
+    assert reads(waiting=3000) == reads(waiting=30)
 
 
 def test_a_queue_forgets_runs_without_debt() -> None:
@@ -201,12 +233,12 @@ def test_a_new_run_name_for_every_request_starves_neither_other_tenants_nor_othe
 
 def test_tenants_have_equal_shares_regardless_of_their_number_of_runs() -> None:
     many = [Item(f"run-{n % 9}", 24, 6, tenant="many") for n in range(900)]
-    queue = queue_of(*many, *[Item("only", 24, 6, tenant="one")] * 900, limit=10**6, turn=4)
+    queue = queue_of(*many, *items(900, "only", 24, 6, tenant="one"), limit=10**6, turn=4)
     assert 190 <= taken(queue, 400).count("only") <= 210
 
 
 def test_a_cost_measured_later_is_charged_to_its_tenant_and_run() -> None:
-    queue = queue_of(*[Item("heavy", tenant="a")] * 100, *[Item("light", tenant="b")] * 100, limit=10_000)
+    queue = queue_of(*items(100, "heavy", tenant="a"), *items(100, "light", tenant="b"), limit=10_000)
     served = []
     for _ in range(40):
         item = queue.take()
@@ -265,7 +297,7 @@ def test_an_item_that_is_put_back_is_next_and_its_run_pays_once() -> None:
 @pytest.mark.parametrize("tenant", ["t", "other"])
 @pytest.mark.parametrize("before", [False, True])
 def test_a_new_flow_waits_for_no_work_that_is_put_back(before: bool, tenant: str) -> None:
-    queue = queue_of(*[Item("big", 24, 6)] * 4, turn=4)
+    queue = queue_of(*items(4, "big", 24, 6), turn=4)
     first, second, *_ = (queue.take() for _ in range(4))
     assert first is not None
     assert second is not None
@@ -280,7 +312,7 @@ def test_a_new_flow_waits_for_no_work_that_is_put_back(before: bool, tenant: str
 
 
 def test_a_run_that_must_wait_lets_others_pass_loses_nothing_and_pays_nothing() -> None:
-    queue = queue_of(*[Item("slow")] * 2, *[Item("a")] * 2, Item("slow", tenant="u"), Item("b", tenant="u"), turn=4)
+    queue = queue_of(*items(2, "slow"), *items(2, "a"), Item("slow", tenant="u"), Item("b", tenant="u"), turn=4)
     turn = Quantum()
     first = queue.take(turn)
     assert first is not None

@@ -3,8 +3,8 @@
 Not thread-safe: its owner holds a lock.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from solrl_http.fair_share import FairShare
@@ -19,8 +19,43 @@ AHEAD_CHUNKS = 64
 """Chunks by which a run that waits for its next one may get ahead of the tenant's runs that only work ahead: the
 samples of an iteration of 48 prompts, and some more."""
 
-Waiting = dict[str, dict[Run, deque[Chunk]]]
-"""Chunks by tenant and run."""
+
+class RunQueue:
+    """The waiting chunks of one run: those that somebody waits for, then those that are ahead.
+
+    Adding, taking and removing a chunk take the same time however many wait. An empty one is false.
+    """
+
+    def __init__(self) -> None:
+        self._awaited: OrderedDict[Chunk, None] = OrderedDict()
+        self._ahead: OrderedDict[Chunk, None] = OrderedDict()
+
+    def add(self, chunk: Chunk, *, first: bool) -> None:
+        """Add a chunk, the first or last of its kind."""
+        kind = self._ahead if chunk.ahead else self._awaited
+        kind[chunk] = None
+        if first:
+            kind.move_to_end(chunk, last=False)
+
+    def remove(self, chunk: Chunk) -> None:
+        """Remove a chunk that waits here."""
+        del (self._ahead if chunk.ahead else self._awaited)[chunk]
+
+    @property
+    def head(self) -> Chunk:
+        """The next chunk."""
+        return next(iter(self))
+
+    def __iter__(self) -> Iterator[Chunk]:
+        yield from self._awaited
+        yield from self._ahead
+
+    def __bool__(self) -> bool:
+        return bool(self._awaited or self._ahead)
+
+
+Waiting = dict[str, dict[Run, RunQueue]]
+"""Waiting chunks by tenant and run; none is empty."""
 
 
 @dataclass(eq=False)
@@ -88,6 +123,7 @@ class FairQueue:
         self._turn = turn
         self._weight = weight
         self._waiting: Waiting = {}
+        self._of_jobs: dict[Hashable, dict[Chunk, None]] = {}
         self._tenants: FairShare[str] = FairShare()
         self._runs: dict[str, FairShare[Run]] = {}
         self._only_turn = Quantum()
@@ -140,9 +176,8 @@ class FairQueue:
         tenant, run = chosen = self._next_run(turn, waiting)
         turn.taken = turn.taken + 1 if chosen == (turn.tenant, turn.run) and turn.taken < self._turn else 1
         turn.tenant, turn.run = chosen
-        chunk = self._waiting[tenant][run].popleft()
-        self._drop_empty(tenant)
-        self._count(chunk, -1)
+        chunk = self._waiting[tenant][run].head
+        self._remove(chunk)
         cost = chunk.cost * self._weight(chunk)
         self._runs[tenant].serve(run, cost, self._waiting.get(tenant, {}).keys())
         self._tenants.serve(tenant, cost, self._waiting.keys())
@@ -160,21 +195,20 @@ class FairQueue:
         self._add(chunk, first=True)
         self.charge(chunk, -chunk.cost * self._weight(chunk))
 
-    def remove(self, unwanted: Callable[[Chunk], bool]) -> list[Chunk]:
-        """Remove and return the unwanted chunks."""
-        removed = [chunk for tenant in self._waiting for chunk in self.of_tenant(tenant) if unwanted(chunk)]
-        for runs in self._waiting.values():
-            for run, chunks in runs.items():
-                runs[run] = deque(chunk for chunk in chunks if not unwanted(chunk))
-        for tenant in list(self._waiting):
-            self._drop_empty(tenant)
+    def remove(self, job: Hashable) -> list[Chunk]:
+        """Remove and return the waiting chunks of a job."""
+        removed = list(self._of_jobs.get(job, ()))
         for chunk in removed:
-            self._count(chunk, -1)
+            self._remove(chunk)
         return removed
+
+    def clear(self) -> list[Chunk]:
+        """Remove and return all waiting chunks."""
+        return [chunk for job in list(self._of_jobs) for chunk in self.remove(job)]
 
     def heads(self) -> list[Chunk]:
         """The next chunk of each run."""
-        return [chunks[0] for runs in self._waiting.values() for chunks in runs.values()]
+        return [chunks.head for runs in self._waiting.values() for chunks in runs.values()]
 
     def of_tenant(self, tenant: str) -> list[Chunk]:
         """A tenant's chunks, each run's in order."""
@@ -184,7 +218,7 @@ class FairQueue:
         return bool(self._waiting)
 
     def _add(self, chunk: Chunk, *, first: bool) -> None:
-        """Add a chunk to its run's, the first or last of those that are ahead like it or are not."""
+        """Add a chunk to its run's, the first or last of its kind."""
         tenant, run = chunk.tenant, chunk.run
         if tenant not in self._waiting:
             self._tenants.arrive(tenant, self._waiting.keys())
@@ -192,19 +226,28 @@ class FairQueue:
         runs = self._waiting[tenant]
         if run not in runs:
             self._runs.setdefault(tenant, FairShare()).arrive(run, runs.keys())
-            runs[run] = deque()
-        chunks = runs[run]
-        waited = next((place for place, other in enumerate(chunks) if other.ahead), len(chunks))
-        if chunk.ahead:
-            chunks.insert(waited if first else len(chunks), chunk)
-        else:
-            chunks.insert(0 if first else waited, chunk)
+            runs[run] = RunQueue()
+        runs[run].add(chunk, first=first)
+        self._of_jobs.setdefault(chunk.job, {})[chunk] = None
         self._count(chunk, 1)
+
+    def _remove(self, chunk: Chunk) -> None:
+        """Remove a waiting chunk, and what it leaves empty."""
+        runs, of_job = self._waiting[chunk.tenant], self._of_jobs[chunk.job]
+        runs[chunk.run].remove(chunk)
+        if not runs[chunk.run]:
+            del runs[chunk.run]
+        if not runs:
+            del self._waiting[chunk.tenant]
+        del of_job[chunk]
+        if not of_job:
+            del self._of_jobs[chunk.job]
+        self._count(chunk, -1)
 
     def _without(self, held: Callable[[Chunk], bool]) -> Waiting:
         """The waiting chunks of runs that need not wait."""
         ready = {
-            tenant: {run: chunks for run, chunks in runs.items() if not held(chunks[0])}
+            tenant: {run: chunks for run, chunks in runs.items() if not held(chunks.head)}
             for tenant, runs in self._waiting.items()
         }
         return {tenant: runs for tenant, runs in ready.items() if runs}
@@ -219,7 +262,7 @@ class FairQueue:
         self._tenants.admit(tenant)
         return tenant, self._next_of(tenant, turn, waiting[tenant])
 
-    def _next_of(self, tenant: str, turn: Quantum, runs: dict[Run, deque[Chunk]]) -> Run:
+    def _next_of(self, tenant: str, turn: Quantum, runs: dict[Run, RunQueue]) -> Run:
         """A new run of the tenant, unless enough came first; otherwise the rest of a turn, or its least served run."""
         share = self._runs[tenant]
         runs = self._waited(share, runs)
@@ -237,12 +280,12 @@ class FairQueue:
         share.admit(chosen)
         return chosen
 
-    def _waited(self, share: FairShare[Run], runs: dict[Run, deque[Chunk]]) -> dict[Run, deque[Chunk]]:
+    def _waited(self, share: FairShare[Run], runs: dict[Run, RunQueue]) -> dict[Run, RunQueue]:
         """The runs of a tenant that wait for their next chunk, unless there are none or they are too far ahead."""
-        waited = {run: chunks for run, chunks in runs.items() if not chunks[0].ahead}
+        waited = {run: chunks for run, chunks in runs.items() if not chunks.head.ahead}
         if not waited or len(waited) == len(runs):
             return runs
-        most = max(chunks[0].cost * self._weight(chunks[0]) for chunks in waited.values())
+        most = max(chunks.head.cost * self._weight(chunks.head) for chunks in waited.values())
         return waited if share.lead(waited, runs) < AHEAD_CHUNKS * most else runs
 
     def _lead(self, turn: Quantum) -> float:
@@ -250,14 +293,7 @@ class FairQueue:
         chunks = self._waiting.get(turn.tenant, {}).get(turn.run)
         if not turn.keeps_run or not chunks:
             return 0.0
-        return (self._turn - 1) * chunks[0].cost * self._weight(chunks[0])
-
-    def _drop_empty(self, tenant: str) -> None:
-        runs = self._waiting[tenant]
-        for run in [run for run, chunks in runs.items() if not chunks]:
-            del runs[run]
-        if not runs:
-            del self._waiting[tenant]
+        return (self._turn - 1) * chunks.head.cost * self._weight(chunks.head)
 
     def _count(self, chunk: Chunk, sign: int) -> None:
         self.by_tenant[chunk.tenant] += sign * chunk.candidates

@@ -162,7 +162,7 @@ class Scheduler:
         """Set a job's `cancelled`, and remove its waiting chunks."""
         with self.changed:
             job.cancelled.set()
-            removed = self._queue.remove(lambda chunk: chunk.job is job)
+            removed = self._queue.remove(job)
         for chunk in removed:
             if not chunk.result.cancel():  # it was put back
                 chunk.result.set_exception(EngineDeadError())
@@ -170,7 +170,7 @@ class Scheduler:
     def clear(self) -> list[Chunk]:
         """Remove and return all waiting chunks."""
         with self.changed:
-            return self._queue.remove(lambda _: True)
+            return self._queue.clear()
 
     def waiting(self, tenant: str) -> list[Chunk]:
         """A tenant's waiting chunks."""
