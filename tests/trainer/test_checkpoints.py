@@ -1,6 +1,8 @@
 """Checkpoints: restored bit for bit, and written completely or not at all."""
 
 import copy
+import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -131,6 +133,26 @@ def test_damage_is_found_and_an_older_checkpoint_named(
     damage(config.output / "000001" / name)
     with pytest.raises(DamagedCheckpointError, match=r"000001 .*No other checkpoint is intact"):
         checkpoints.latest(config.output, 1)
+
+
+def test_only_the_files_of_a_checkpoint_are_read_each_with_its_checksum(trained: Trained, config: RunConfig) -> None:
+    for version in (1, 2):
+        write(trained, config, version)
+    folder = config.output / "000002"
+    (folder / "adapter-000001.safetensors~").write_bytes(b"an editor's")
+    (folder / "zeros").symlink_to("/dev/zero")
+    os.mkfifo(folder / "pipe")
+    assert checkpoints.latest(config.output).version == 2
+    sums = (folder / "checksums.json").read_text()
+    for wrong in ("{}", "[]", json.dumps(json.loads(sums) | {"../../x": ""}), sums.replace("parts.json", "x.json")):
+        (folder / "checksums.json").write_text(wrong)
+        with pytest.raises(DamagedCheckpointError, match=r"000002 is damaged: checksums\.json .*000001 is intact"):
+            checkpoints.latest(config.output)
+    (folder / "checksums.json").write_text(sums)
+    (folder / "parts.json").rename(config.output.parent / "parts.json")
+    (folder / "parts.json").symlink_to(config.output.parent / "parts.json")
+    with pytest.raises(DamagedCheckpointError, match=r"parts\.json is missing, or no regular file"):
+        checkpoints.latest(config.output)
 
 
 def test_a_missing_version_is_an_error(trained: Trained, config: RunConfig) -> None:

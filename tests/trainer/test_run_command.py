@@ -14,9 +14,11 @@ import pytest
 import yaml
 from solrl_trainer.commands.cli import main, run_command
 from solrl_trainer.commands.options import Calibrate
+from solrl_trainer.commands.run import run
 from solrl_trainer.evaluation.held_out import load_evaluation, save_evaluation
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.folder import FolderInUseError, check_free, check_writable, locked, saved_settings
+from solrl_trainer.report.page import write_report
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
 from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import resolve
@@ -257,6 +259,48 @@ def test_resuming_needs_only_the_folder(runs: Path, half: Path) -> None:
     assert (half / "gallery.safetensors").read_bytes() == (runs / "whole" / "gallery.safetensors").read_bytes()
     saved = saved_settings(half)
     assert (saved.run, saved.iterations, saved.output) == ("one", 2, half)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "checkpoint"), [("half", None), ("whole", 1)])
+def test_a_finished_run_that_goes_on_and_stops_early_has_no_result(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, checkpoint: int | None
+) -> None:
+    folder = shutil.copytree(runs / name, tmp_path / name)
+    for file in ("evaluation.json", "grid.png"):
+        (folder / "evaluation").mkdir(exist_ok=True)
+        (folder / "evaluation" / file).write_text('{"version": 1}')
+    config = saved_settings(folder).model_copy(update={"iterations": 2})
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("solrl_trainer.loop.evaluate_average", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, resume=True, version=checkpoint)
+    # Figures of a version that was not trained again still hold.
+    assert (folder / "result.json").exists() == (folder / "grid.png").exists() == (checkpoint is None)
+    assert (folder / "evaluation" / "grid.png").exists()
+    assert not (folder / "report.html").exists()
+    page = write_report(folder).read_text(encoding="utf-8")
+    for text, shown in (("not finished", True), ("2 of 2 iterations", True), ("Before and after", False)):
+        assert (text in page) == shown
+
+
+def test_a_folder_with_links_is_refused_and_what_they_lead_to_stays(half: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    words = (("run", "--resume", str(half)), ("export", str(half)), ("evaluate", str(half)), ("report", str(half)))
+    for name in ("result.json", "lora.safetensors", "grid.png", "checkpoints/000007"):
+        (file := half / name).unlink(missing_ok=True)
+        file.symlink_to(mine)
+        for command in words:
+            assert f"{file} is a link; expected only files and folders" in refused(main, *command)
+        file.unlink()
+    os.mkfifo(half / "trainer.log.1")
+    assert "is a pipe, socket or device" in refused(main, *words[0], "--dry-run")
+    assert mine.read_text() == "precious"
 
 
 def test_a_finished_runs_settings_start_another_and_may_change(half: Path, tmp_path: Path) -> None:

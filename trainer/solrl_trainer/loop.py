@@ -15,6 +15,7 @@ from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.algorithms.algorithm import advantages_of, aggregated, normalised
 from solrl_trainer.algorithms.training_data import TrainingSamples
+from solrl_trainer.evaluation.ended import drop_end
 from solrl_trainer.evaluation.held_out import (
     evaluate_along,
     evaluate_average,
@@ -120,8 +121,9 @@ def train(
         session.start(adapters, log.pushed_digests() if resume else set())
         log.rewind(version if found else -1)
         log.changed(version, changes)
-        if found is not None and world.rank == 0:
+        if resume and world.rank == 0:
             checkpoints.drop_after(config.output / "checkpoints", version)
+            drop_end(config.output, version)
 
         before = evaluate_base(session, log, again=resume)
         samples = None

@@ -17,6 +17,7 @@ from solrl_engine.scorer import Scorer
 from solrl_proto.rollouts import Plan
 from solrl_remote.remote_reward import connect_reward
 
+from solrl_trainer.evaluation.ended import EVALUATION, GRID
 from solrl_trainer.evaluation.evaluate import evaluate
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery, save_gallery
 from solrl_trainer.ranks.communicator import pick_device
@@ -141,11 +142,11 @@ def evaluate_run(
     if processes.is_rank_zero:
         output, texts = folder / "evaluation", [prompt.text for prompt in held_out]
         output.mkdir(exist_ok=True)
-        write_file(output / "evaluation.json", json.dumps(summary, indent=1, allow_nan=False))
+        write_file(output / EVALUATION, json.dumps(summary, indent=1, allow_nan=False))
         save_gallery(output, Gallery(texts, before.images, after.images, verdicts(before, after)))
         title = f"{config.run}, version {found.version}"
         about = trained_text(config.model, config.preset, config.shown_weights)
-        write_grid(load_gallery(output), output / "grid.png", title, about)
+        write_grid(load_gallery(output), output / GRID, title, about)
     return summary
 
 

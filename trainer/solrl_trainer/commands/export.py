@@ -8,12 +8,11 @@ from typing import Any, Literal
 from solrl_core.adapter import Adapter, encode_for_diffusers
 from solrl_proto.text_files import read_text
 
+from solrl_trainer.evaluation.ended import GRID
 from solrl_trainer.records import checkpoints
 from solrl_trainer.records.output_files import write_file
 from solrl_trainer.report.model_card import CARD, LORA, MARK, held_out, model_card
 from solrl_trainer.settings.config import RunConfig
-
-_GRID = "grid.png"
 
 
 def export(
@@ -46,7 +45,7 @@ def export(
     """
     found = checkpoints.require(config.output / "checkpoints", version)
     folder = folder or config.output
-    weights, card, grid = (folder / name for name in (LORA, CARD, _GRID))
+    weights, card, grid = (folder / name for name in (LORA, CARD, GRID))
     if card.is_file() and MARK not in read_text(card):
         raise FileExistsError(f"{card} is no model card of solrl; choose another --output, or move it away")
     if merged and (index := folder / "model_index.json").exists():

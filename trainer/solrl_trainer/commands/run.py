@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from solrl_trainer.commands.export import export
+from solrl_trainer.evaluation.ended import GRID, RESULT
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery, save_gallery
 from solrl_trainer.loop import Result, train
 from solrl_trainer.ranks.communicator import Communicator
@@ -67,7 +68,7 @@ def run(
         )
         logger.info("writing the report")
         summary = summarize(config, result)
-        write_file(config.output / "result.json", json.dumps(summary, indent=1, allow_nan=False))
+        write_file(config.output / RESULT, json.dumps(summary, indent=1, allow_nan=False))
         save_gallery(config.output, _gallery(result))
         gallery_grid(config.output)
         export(config)
@@ -107,7 +108,7 @@ def gallery_grid(folder: Path) -> Path:
     """
     config = saved_settings(folder)
     about = trained_text(config.model, config.preset, config.weights)
-    return write_grid(load_gallery(folder), folder / "grid.png", config.run, about)
+    return write_grid(load_gallery(folder), folder / GRID, config.run, about)
 
 
 def _gallery(result: Result) -> Gallery:

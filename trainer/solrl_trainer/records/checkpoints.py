@@ -1,11 +1,12 @@
 """Checkpoints: everything that a run needs to continue bit for bit, in safetensors and JSON.
 
 A checkpoint is a folder, written under a temporary name and renamed once it is complete. Its checksums.json has the
-SHA-256 of every other file, so that later damage is detected.
+SHA-256 of every other file, so that later damage is detected. Nothing else in the folder is read.
 """
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from solrl_trainer.records.output_files import write_file, writing
 from solrl_trainer.settings.config import RunConfig
 
 CHECKSUMS, CONFIG, PARTS, STATE = "checksums.json", "config.json", "parts.json", "state.safetensors"
+ADAPTER = "adapter.safetensors"
+_OLDER_ADAPTER = re.compile(r"adapter-([0-9]{6,9})\.safetensors")
 
 
 class DamagedCheckpointError(ValueError):
@@ -178,26 +181,40 @@ def _files(path: Path) -> dict[str, bytes]:
     Raises:
         DamagedCheckpointError: one differs from its checksum, or is missing.
     """
-    files = {file.name: file.read_bytes() for file in path.iterdir()}
+    listed = _read(path / CHECKSUMS)
     try:
-        checksums = dict(json.loads(files.pop(CHECKSUMS, b"")))
+        checksums = dict(json.loads(listed or b""))
     except (ValueError, TypeError) as error:
         raise DamagedCheckpointError(
             f"checkpoint {path} is damaged: {CHECKSUMS} is missing or cannot be read ({error})"
         ) from error
+    needed = {CONFIG, PARTS, STATE, ADAPTER}
+    if odd := sorted(needed.symmetric_difference(name for name in checksums if not _OLDER_ADAPTER.fullmatch(name))):
+        raise DamagedCheckpointError(
+            f"checkpoint {path} is damaged: {CHECKSUMS} names {', '.join(map(repr, checksums)) or 'no file'}; expected "
+            f"{', '.join(sorted(needed))} and adapter-VERSION.safetensors alone, which differs in {odd[0]!r}"
+        )
+    files = {}
     for name, expected in checksums.items():
-        got = _checksum(files[name]) if name in files else "missing"
-        if got != expected:
+        data = _read(path / name)
+        got = "missing, or no regular file" if data is None else _checksum(data)
+        if data is None or got != expected:
             raise DamagedCheckpointError(f"checkpoint {path} is damaged: {name} is {got}, expected {expected}")
+        files[name] = data
     return files
+
+
+def _read(path: Path) -> bytes | None:
+    """The content of a regular file; None if there is none, or a link, pipe or device in its place."""
+    return path.read_bytes() if path.is_file() and not path.is_symlink() else None
 
 
 def _parsed(path: Path, files: Mapping[str, bytes]) -> Checkpoint:
     version = int(path.name)
     older = {
-        int(name.removeprefix("adapter-").removesuffix(".safetensors")): AdapterFile(data)
+        int(match[1]): AdapterFile(data)
         for name, data in sorted(files.items())
-        if name.startswith("adapter-")
+        if (match := _OLDER_ADAPTER.fullmatch(name))
     }
     try:
         return Checkpoint(
@@ -205,7 +222,7 @@ def _parsed(path: Path, files: Mapping[str, bytes]) -> Checkpoint:
             version,
             RunConfig.model_validate_json(files[CONFIG]),
             json.loads(files[PARTS]),
-            older | {version: AdapterFile(files[_file_of(version, version)])},
+            older | {version: AdapterFile(files[ADAPTER])},
             load(files[STATE]),
         )
     except (KeyError, ValueError, SafetensorError) as error:
@@ -229,7 +246,7 @@ def _checksum(data: bytes) -> str:
 
 
 def _file_of(pushed: int, version: int) -> str:
-    return "adapter.safetensors" if pushed == version else f"adapter-{pushed:06d}.safetensors"
+    return ADAPTER if pushed == version else f"adapter-{pushed:06d}.safetensors"
 
 
 def _complete(folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,9 +32,11 @@ def locked(folder: Path) -> Iterator[None]:
 
     Raises:
         FolderInUseError: another process has locked it.
+        ValueError: as `check_entries`.
         OSError: the folder cannot be created or written to.
     """
     check_writable(folder)
+    check_entries(folder)
     with naming(f"--output {folder}", _OUTPUT):
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("a+", encoding="utf-8")
@@ -64,8 +67,9 @@ def check_free(folder: Path) -> None:
     """Refuse a folder as `locked` does; writes nothing.
 
     Raises:
-        FolderInUseError, OSError: as `locked`.
+        FolderInUseError, ValueError, OSError: as `locked`.
     """
+    check_entries(folder)
     with suppress(OSError), (folder / LOCK).open(encoding="utf-8") as file:
         _lock(file, fcntl.LOCK_SH, folder)
     check_writable(folder)
@@ -85,6 +89,24 @@ def check_writable(folder: Path) -> None:
             raise PermissionError(f"this user may not write to {found}")
 
 
+def check_entries(folder: Path) -> None:
+    """Refuse a run's folder with a link, pipe or device in it; writes and opens nothing.
+
+    Otherwise, somebody else's folder could have a run overwrite or delete what its links lead to, or read without end.
+
+    Raises:
+        ValueError: names the first one.
+    """
+    folders = [one for one in (folder, folder / "checkpoints", folder / "evaluation") if one.is_dir()]
+    for path in (path for one in folders for path in sorted(one.iterdir())):
+        mode = path.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise ValueError(
+                f"{path} is a {'link' if stat.S_ISLNK(mode) else 'pipe, socket or device'}; expected only files and "
+                "folders in a run's folder: a run writes through what is there. Put a copy in its place, or remove it"
+            )
+
+
 def check_new(folder: Path) -> None:
     """Refuse a folder that already contains a run.
 
@@ -98,16 +120,27 @@ def check_new(folder: Path) -> None:
         )
 
 
+def check_run_folder(folder: Path) -> None:
+    """Refuse a folder without a run.
+
+    Raises:
+        ValueError: as `check_entries`.
+        FileNotFoundError: the folder contains no run.
+    """
+    check_entries(folder)
+    if not (folder / SETTINGS).is_file():
+        raise FileNotFoundError(f"{folder} contains no run (no {SETTINGS}); expected an --output of `solrl-train run`")
+
+
 def saved_settings(folder: Path) -> RunConfig:
     """Settings of the run in a folder, with this folder as its output, even if it was moved.
 
     Raises:
-        FileNotFoundError: the folder contains no run.
+        ValueError, FileNotFoundError: as `check_run_folder`.
         ConfigError: its settings cannot be read.
     """
+    check_run_folder(folder)
     path = folder / SETTINGS
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} contains no run (no {SETTINGS}); expected an --output of `solrl-train run`")
     try:
         settings = RunConfig.model_validate(read_json(path))
     except ValidationError as error:

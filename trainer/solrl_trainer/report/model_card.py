@@ -9,6 +9,7 @@ from solrl_core.families.load import MODELS, describe_model, split_model
 from solrl_core.sampling.sampler import unshifted_sigmas
 from solrl_proto.text_files import read_json, read_text
 
+from solrl_trainer.evaluation.ended import EVALUATION, GRID, RESULT
 from solrl_trainer.records import figures
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.report import rendering
@@ -44,11 +45,11 @@ def held_out(folder: Path, version: int) -> HeldOutFigures | None:
         folder: the run's folder.
         version: of the averaged weights.
     """
-    for path in (folder / "result.json", folder / "evaluation" / "evaluation.json"):
+    for path in (folder / RESULT, folder / "evaluation" / EVALUATION):
         if path.is_file():
             found = read_json(path)
             if found.get("version", found.get("iterations")) == version and "prompts" in found:
-                grid = path.with_name("grid.png")
+                grid = path.with_name(GRID)
                 images = found.get("images") or found["prompts"] * found["seeds"]
                 return HeldOutFigures(found["rewards"], found["prompts"], images, grid if grid.is_file() else None)
     metrics = folder / "metrics.jsonl"

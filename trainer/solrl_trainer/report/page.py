@@ -7,6 +7,7 @@ import base64
 import io
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from PIL import Image
 from solrl_core.image_files import tiled, webp
 from solrl_proto.text_files import read_json
 
+from solrl_trainer.evaluation.ended import PAGE, RESULT
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery
 from solrl_trainer.records import figures
-from solrl_trainer.records.folder import SETTINGS
+from solrl_trainer.records.folder import SETTINGS, check_run_folder
 from solrl_trainer.records.metrics_file import own_time, read_metrics
 from solrl_trainer.records.output_files import replace_file
 from solrl_trainer.records.reward_shares import SMALL, shares_text
@@ -44,7 +46,7 @@ class RunFiles:
     Attributes:
         folder: of the run.
         config: content of config.json.
-        result: content of result.json; None before the run ends.
+        result: content of result.json; None before the run ends, also if it ended before and goes on.
         lines: all lines of metrics.jsonl.
     """
 
@@ -77,15 +79,15 @@ def write_report(folder: Path) -> Path:
     """Write report.html into a run's folder.
 
     Raises:
-        FileNotFoundError: the folder contains no run.
+        ValueError, FileNotFoundError: as `check_run_folder`.
     """
-    settings, result, metrics, path = (folder / n for n in (SETTINGS, "result.json", "metrics.jsonl", "report.html"))
-    if not settings.is_file():
-        raise FileNotFoundError(f"{folder} contains no run (no {SETTINGS})")
+    check_run_folder(folder)
+    settings, result, metrics, path = (folder / n for n in (SETTINGS, RESULT, "metrics.jsonl", PAGE))
+    config, ended = read_json(settings), read_json(result) if result.is_file() else None
     run = RunFiles(
         folder,
-        read_json(settings),
-        read_json(result) if result.is_file() else None,
+        config,
+        ended if ended and ended["iterations"] == config["iterations"] else None,
         read_metrics(metrics) if metrics.is_file() else [],
     )
     environment = rendering.environment(autoescape=True)
@@ -125,10 +127,10 @@ def strip_uri(clip: torch.Tensor) -> str:
 def _content(run: RunFiles) -> dict[str, Any]:
     config, result, iterations = run.config, run.result, run.iterations
     evaluations, measured = run.latest("evaluation"), run.latest("fidelity")
-    try:
-        gallery = load_gallery(run.folder)
-    except FileNotFoundError:
-        gallery = None
+    gallery = None
+    if result:
+        with suppress(FileNotFoundError):
+            gallery = load_gallery(run.folder)
     weights, shares = run.weights, _mean_shares(iterations)
     prompts = result["prompts"] if result else 0
     explored_in = iterations[-1]["precision"].upper() if iterations else "explored"
