@@ -1,13 +1,14 @@
 """The reward interface, the registry of rewards, and sets of rewards combined by a weighted sum."""
 
 import asyncio
+import copy
 import inspect
 import json
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -18,14 +19,19 @@ from solrl_core.errors import RewardError, described
 from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.model_options import ModelOptions
 from solrl_core.registry import Registry
+from solrl_core.rewards.call import calling, checked_scores, first_failing, is_interrupt, own
 from solrl_core.rewards.frames import TAKES_CLIPS, FrameRule, frame_rule
 from solrl_core.rewards.loading import batches, dtype_named
+from solrl_core.rewards.process_state import RANDOM_NUMBERS, put_back
 from solrl_core.suggestions import did_you_mean
 
 logger = logging.getLogger(__name__)
 
 Reward = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], torch.Tensor]
 """(images [N, 3, H, W] float32 in [0, 1], N prompts, N metadata) → N float32 scores.
+
+The arguments are copies, to which it may write. What it changes of the process, such as torch's default dtype or its
+random numbers, is put back after each call, and named.
 
 For a model that makes clips, a reward with the attribute `takes_clips = True` gets them whole, [N, F, 3, H, W]; any
 other gets frames, see `FrameRule`.
@@ -79,7 +85,7 @@ def prompt_fault(reward: Any, text: str, metadata: Mapping[str, Any]) -> str | N
     check = getattr(reward, _PROMPT_CHECK, None)
     try:
         if check is not None:
-            check(text, metadata)
+            check(text, copy.deepcopy(metadata))
     except ValueError as error:
         return str(error)
     except Exception as error:
@@ -163,8 +169,23 @@ def load_reward(
     if isinstance(found, type):
         takes_dtype = dtype is not None and "dtype" in inspect.signature(found).parameters
         given = {"device": str(model.device), **({"dtype": dtype} if takes_dtype else {}), **given}
-    loaded: Reward = REWARDS.make(name, given)
+    with put_back(partial(_name_load_changes, name)):
+        loaded: Reward = REWARDS.make(name, given)
     return loaded
+
+
+def _name_load_changes(name: str, changed: Sequence[str]) -> None:
+    """Say what loading a reward changes of the process, but for random numbers, which initial weights draw."""
+    if said := [one for one in changed if one not in RANDOM_NUMBERS]:
+        _name_changes(name, said)
+
+
+def _name_changes(name: str, changed: Sequence[str]) -> None:
+    draws = "; it may draw from a generator of its own" if set(changed) & {*RANDOM_NUMBERS} else ""
+    logger.warning(
+        "reward %r changes %s, which the rest of the program depends on; that is put back after each call%s",
+        *(name, ", ".join(changed), draws),
+    )
 
 
 def check_reward(name: str, options: Mapping[str, Any], *, all_given: bool = True) -> None:
@@ -180,7 +201,8 @@ def check_reward(name: str, options: Mapping[str, Any], *, all_given: bool = Tru
     """
     if AT in options:
         return
-    found = REWARDS.find(name)
+    with put_back(partial(_name_load_changes, name)):
+        found = REWARDS.find(name)
     _, options = _frame_rule(name, options)
     REWARDS.check_options(name, {"device", *options} if isinstance(found, type) else options, all_given=all_given)
     if REWARDS.is_built_in(name):
@@ -227,6 +249,8 @@ class RewardSet:
     def __init__(self, rewards: Mapping[str, Reward], rules: Mapping[str, FrameRule] | None = None) -> None:
         self._rewards = dict(rewards)
         self._rules = dict(rules or {})
+        self._changed: dict[str, set[str]] = {}
+        """What each reward has changed of the process, as far as it was said."""
 
     @classmethod
     def load(
@@ -312,7 +336,6 @@ class RewardSet:
             found[f"reward:{name}"] = digest if rule == FrameRule() else combined_digest(digest, repr(tuple(rule)))
         return found
 
-    @torch.no_grad()  # otherwise, scores of a user's reward may retain its activations
     def score(
         self,
         names: Sequence[str],
@@ -342,15 +365,17 @@ class RewardSet:
             reward, began = self._rewards[name], time.monotonic()
             try:
                 taken = self._taken(name, images, prompts, metadata)
-                scores[name] = self._joined(name, _checked(name, reward(*taken), taken[1]), len(images))
+                with calling(partial(self._name_changes, name)):
+                    returned = reward(*own(*taken))
+                scores[name] = self._joined(name, checked_scores(name, returned, taken[1]), len(images))
             except torch.OutOfMemoryError:
                 raise  # the caller may retry with fewer images
             except RewardError:
                 raise  # also of a server, which says what failed
             except BaseException as error:  # a reward's package may end its thread, or the program by sys.exit
-                if _is_interrupt(error):
+                if is_interrupt(error):
                     raise
-                at = _first_failing(reward, *taken)
+                at = first_failing(reward, *taken)
                 which = f"{len(taken[1])} images" if at is None else f"image {at} of prompt {taken[1][at]!r}"
                 logger.error("reward %r failed on %s", name, which, exc_info=error)
                 raise RewardError(name, f"failed on {which}: {described(error)}") from error
@@ -373,9 +398,15 @@ class RewardSet:
                 scores |= await asyncio.to_thread(self.score, [name], images, prompts, metadata, on_scored)
             else:
                 taken = self._taken(name, images, prompts, metadata)
-                scores[name] = self._joined(name, _checked(name, await ask(*taken), taken[1]), len(images))
+                scores[name] = self._joined(name, checked_scores(name, await ask(*own(*taken)), taken[1]), len(images))
                 on_scored(name, time.monotonic() - began)
         return scores
+
+    def _name_changes(self, name: str, changed: Sequence[str]) -> None:
+        """Say once what a reward changes of the process."""
+        if new := [one for one in changed if one not in self._changed.setdefault(name, set())]:
+            self._changed[name].update(new)
+            _name_changes(name, new)
 
     def _rule(self, name: str) -> FrameRule:
         return self._rules.get(name, FrameRule())
@@ -391,57 +422,6 @@ class RewardSet:
     def _joined(self, name: str, scores: torch.Tensor, count: int) -> torch.Tensor:
         """Scores [count] from those of what the reward got."""
         return scores if len(scores) == count else self._rule(name).joined(scores, count)
-
-
-def _first_failing(
-    reward: Reward, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-) -> int | None:
-    """Index of the first image that also fails by itself; None if only the whole batch fails."""
-    for at in range(len(images)):
-        one = slice(at, at + 1)
-        try:
-            reward(images[one], prompts[one], metadata[one])
-        except BaseException as error:
-            if _is_interrupt(error):
-                raise
-            return at
-    return None
-
-
-def _is_interrupt(error: BaseException) -> bool:
-    """Whether an error is the user's Ctrl-C, which only the main thread gets, and no fault of a reward."""
-    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
-
-
-def _checked(name: str, given: Any, prompts: Sequence[str]) -> torch.Tensor:
-    """A reward's scores as float32 on the CPU; RewardError unless it is a finite number for each prompt."""
-    if fault := _fault_of_scores(given, len(prompts)):
-        raise RewardError(name, fault)
-    values: torch.Tensor = given.float().cpu()
-    bad = (~torch.isfinite(values)).nonzero()
-    if len(bad):
-        at = int(bad[0])
-        raise RewardError(name, f"gave {values[at]} for image {at} of prompt {prompts[at]!r}")
-    return values
-
-
-def _fault_of_scores(given: Any, count: int) -> str:
-    """The fault of what a reward returned for so many images; empty if it is a real number for each."""
-    expected = f"expected a tensor of shape ({count},)"
-    if not isinstance(given, torch.Tensor):
-        return f"gave {_kind_of(given)}; {expected}, such as torch.tensor(scores)"
-    if given.is_complex():
-        return f"gave complex numbers ({given.dtype}); {expected} of real numbers"
-    if given.shape != (count,):
-        return f"gave shape {tuple(given.shape)}; expected ({count},)"
-    return ""
-
-
-def _kind_of(value: Any) -> str:
-    if value is None:
-        return "None"
-    size = f" of {len(value)}" if isinstance(value, Sized) else ""
-    return f"a value of type {type(value).__name__}{size}"
 
 
 def weighted_sum(scores: Mapping[str, torch.Tensor], weights: Mapping[str, float | torch.Tensor]) -> torch.Tensor:

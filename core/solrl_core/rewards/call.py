@@ -1,0 +1,80 @@
+"""One call of a reward: what it gets is its own, what it returns is checked and copied, what it changes is put back."""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from solrl_core.errors import RewardError
+from solrl_core.rewards.process_state import put_back
+
+Called = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], torch.Tensor]
+
+
+@contextmanager
+def calling(on_changed: Callable[[Sequence[str]], object] = lambda changed: None) -> Iterator[None]:
+    """Call a reward within: without gradients, so that scores do not retain its activations; see also `put_back`."""
+    with torch.no_grad(), put_back(on_changed):
+        yield
+
+
+def own(
+    images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+) -> tuple[torch.Tensor, list[str], list[Mapping[str, Any]]]:
+    """Copies of a reward's arguments, to which it may write."""
+    return images.clone(), list(prompts), copy.deepcopy(list(metadata))
+
+
+def first_failing(
+    reward: Called, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+) -> int | None:
+    """Index of the first image that also fails by itself; None if only the whole batch fails."""
+    for at in range(len(images)):
+        one = slice(at, at + 1)
+        try:
+            with calling():
+                reward(*own(images[one], prompts[one], metadata[one]))
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            return at
+    return None
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether an error is the user's Ctrl-C, which only the main thread gets, and no fault of a reward."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+def checked_scores(name: str, given: Any, prompts: Sequence[str]) -> torch.Tensor:
+    """A copy of a reward's scores as float32 on the CPU; RewardError unless it is a finite number for each prompt."""
+    if fault := _fault_of_scores(given, len(prompts)):
+        raise RewardError(name, fault)
+    values: torch.Tensor = given.detach().to("cpu", torch.float32, copy=True)
+    bad = (~torch.isfinite(values)).nonzero()
+    if len(bad):
+        at = int(bad[0])
+        raise RewardError(name, f"gave {values[at]} for image {at} of prompt {prompts[at]!r}")
+    return values
+
+
+def _fault_of_scores(given: Any, count: int) -> str:
+    """The fault of what a reward returned for so many images; empty if it is a real number for each."""
+    expected = f"expected a tensor of shape ({count},)"
+    if not isinstance(given, torch.Tensor):
+        return f"gave {_kind_of(given)}; {expected}, such as torch.tensor(scores)"
+    if given.is_complex():
+        return f"gave complex numbers ({given.dtype}); {expected} of real numbers"
+    if given.shape != (count,):
+        return f"gave shape {tuple(given.shape)}; expected ({count},)"
+    return ""
+
+
+def _kind_of(value: Any) -> str:
+    if value is None:
+        return "None"
+    size = f" of {len(value)}" if isinstance(value, Sized) else ""
+    return f"a value of type {type(value).__name__}{size}"
