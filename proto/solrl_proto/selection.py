@@ -3,29 +3,33 @@
 import math
 from collections.abc import Iterable, Sequence
 
-ROUNDING = 2e-5
-"""Rewards are equal up to rounding if they differ by at most this share of the largest magnitude among them.
+ROUNDING = 5e-6
+"""Two rewards of a group are equal up to rounding if they differ by at most this share of the larger magnitude.
 
 One image in batches of 1 to 64 gave cosines of CLIP that differed by at most 8e-7 in float32 and 3e-8 in bfloat16
 (ViT-L/14 and ViT-H/14 with random weights, and two miniatures, on an H100), which is 4e-6 of a cosine of 0.2; on a CPU,
 the miniatures' rewards by 1.3e-6 of their magnitude. Rewards of a prompt's different images differ by percents.
 """
+_OF_SPREAD = 1e-3
+"""Rewards that differ by more than this share of their group's spread are not equal, however far from 0 they are."""
 
 
-def rounding(rewards: Iterable[float]) -> float:
-    """Difference up to which rewards are equal up to rounding, see `ROUNDING`."""
-    return ROUNDING * max(map(abs, rewards), default=0.0)
+def levelled(rewards: Sequence[float]) -> list[float]:
+    """One reward's values in a group, each replaced by the largest that it equals up to rounding.
 
-
-def levelled(rewards: Sequence[float], tolerance: float) -> list[float]:
-    """The rewards of a group, each replaced by the largest that is at most `tolerance` above it.
-
-    From the largest down: rewards that are equal up to rounding are equal then, and rewards further apart differ.
+    From the largest down: values that are equal up to rounding are equal then, and others differ. No other group, no
+    other reward and no outlier changes which are equal.
     """
-    found, top = list(rewards), math.inf
+    if not rewards:
+        return []
+    top, bottom = max(rewards), min(rewards)
+    if top - bottom <= ROUNDING * max(top, -bottom):
+        return [top] * len(rewards)
+    found, most = list(rewards), _OF_SPREAD * (top - bottom)
     for place in sorted(range(len(found)), key=found.__getitem__, reverse=True):
-        if top - found[place] > tolerance:
-            top = found[place]
+        value = found[place]
+        if top - value > min(most, ROUNDING * max(abs(top), abs(value))):
+            top = value
         found[place] = top
     return found
 

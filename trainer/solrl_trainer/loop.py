@@ -30,7 +30,7 @@ from solrl_trainer.records import checkpoints
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.records import IterationRecord, share_without_spread, spread_of
-from solrl_trainer.records.reward_shares import log_shares, reward_shares
+from solrl_trainer.records.reward_shares import log_outlier, log_shares, reward_shares
 from solrl_trainer.records.run_log import RunLog, open_run_log
 from solrl_trainer.rollouts.exploration import Exploration, IterationSamples, explored_prompts, seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, outermost, parts_of
@@ -235,6 +235,8 @@ def train_step(
     """Train on an iteration's samples, unless `step` has, and push the next version of the behaviour policy."""
     config, models = session.config, session.models
     values = _aggregated(session, samples.prompts, samples.scores, samples.rewards)
+    if config.algorithm.global_std and session.updater.algorithm.compares:
+        log_outlier(iteration, [prompt.id for prompt in samples.prompts], values)
     with log.phase(iteration, "train"):
         if step is None:
             total, algorithm = samples.scores.numel(), session.updater.algorithm
@@ -264,8 +266,11 @@ def train_step(
 def _aggregated(
     session: Session, prompts: Sequence[PromptItem], scores: torch.Tensor, rewards: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
+    """Values [groups, kept] of samples, of which advantages are computed; stored ones have no rewards, only scores."""
     config = session.config
-    return aggregated(config.algorithm, scores, rewards, weights_of_all(prompts, config.rewards))
+    if config.explore.source != "model":
+        return scores
+    return aggregated(config.algorithm, rewards, weights_of_all(prompts, config.rewards))
 
 
 def begin_pairs(

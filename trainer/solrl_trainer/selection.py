@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from solrl_proto.noise import expand_seeds
-from solrl_proto.selection import best_worst, levelled, rounding
+from solrl_proto.selection import best_worst, levelled
 
 from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.settings.rollout_sections import Explore, SelectionMode
@@ -38,5 +38,5 @@ def select(group: CandidateGroup, settings: Explore, seed_root: int) -> Candidat
 
 def choose(mode: SelectionMode, scores: Sequence[float], count: int, seed: int) -> list[int]:
     """Indices by a mode; scores that are equal up to rounding count as equal."""
-    scores = levelled(scores, rounding(scores))
+    scores = levelled(scores)
     return best_worst(scores, count) if mode == "best_worst" else uniform(scores, count, seed)

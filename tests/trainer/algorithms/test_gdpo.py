@@ -21,12 +21,10 @@ REWARDS = {
     "small": torch.tensor([[0.21, 0.24, 0.22, 0.29], [0.3, 0.3, 0.1, 0.2], [0.2, 0.2, 0.2, 0.2]]),
     "large": torch.tensor([[900.0, 300, 700, 100], [5, 5, 5, 5], [10, 30, 20, 20]]),
 }
-SUM = REWARDS["small"] + 0.5 * REWARDS["large"]
 
 
 def found(rewards: dict[str, torch.Tensor], weights: dict[str, float] = WEIGHTS) -> torch.Tensor:
-    scores = sum((weight * rewards[name] for name, weight in weights.items()), torch.zeros(()))
-    return advantages_of(DiffusionNft(SETTINGS), aggregated(SETTINGS, scores, rewards, weights))
+    return advantages_of(DiffusionNft(SETTINGS), aggregated(SETTINGS, rewards, weights))
 
 
 def of_the_formula() -> np.ndarray[Any, Any]:
@@ -44,8 +42,8 @@ def test_advantages_are_those_of_the_formula_and_equal_sums_still_teach() -> Non
     torch.testing.assert_close(found(rescaled), found(REWARDS), rtol=5e-3, atol=1e-3)
     only = found(REWARDS, {"small": 1.0, "large": 1e-6})
     torch.testing.assert_close(only[0], found(REWARDS | {"large": torch.zeros(3, 4)})[0], rtol=1e-3, atol=1e-4)
-    first = aggregated(SETTINGS, SUM[:1], {name: values[:1] for name, values in REWARDS.items()}, WEIGHTS)
-    assert torch.equal(first, aggregated(SETTINGS, SUM, REWARDS, WEIGHTS)[:1])
+    first = aggregated(SETTINGS, {name: values[:1] for name, values in REWARDS.items()}, WEIGHTS)
+    assert torch.equal(first, aggregated(SETTINGS, REWARDS, WEIGHTS)[:1])
     apart = {"small": torch.tensor([[0.0, 1, 2, 3]]), "large": torch.tensor([[6.0, 4, 2, 0]])}
     assert not advantages_of(DiffusionNft(DiffusionNftSettings()), apart["small"] + 0.5 * apart["large"]).any()
     assert found(apart, {"small": 1.0, "large": 0.5})[0, 0] < 0
@@ -57,7 +55,7 @@ def test_advantages_are_those_of_the_formula_and_equal_sums_still_teach() -> Non
 def test_every_algorithm_takes_them(name: str) -> None:
     algorithm: Any = ALGORITHMS.find(name)
     made = algorithm(algorithm.Settings(name=name, aggregation="gdpo", global_std=True))
-    advantages = advantages_of(made, aggregated(made.settings, SUM, REWARDS, WEIGHTS))
+    advantages = advantages_of(made, aggregated(made.settings, REWARDS, WEIGHTS))
     scale = advantages.abs().max() / np.abs(of_the_formula()).max()
     np.testing.assert_allclose((advantages / scale).numpy(), of_the_formula(), rtol=1e-3, atol=1e-4)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import Field
-from solrl_proto.selection import levelled, rounding
+from solrl_proto.selection import levelled
 
 from solrl_trainer.algorithms.training_data import BatchT, TrainingData
 from solrl_trainer.settings.section import Section
@@ -157,36 +157,28 @@ def normalised(rewards: torch.Tensor) -> torch.Tensor:
     A group's values depend on no other group. Sources: Liu et al., arXiv 2601.05242; NVlabs/GDPO; and the processor of
     advantages in X-GenGroup/Flow-Factory.
     """
-    import torch
-
-    return torch.cat([group_advantages(levelled_groups(group), global_std=False) for group in torch.split(rewards, 1)])
+    return group_advantages(levelled_groups(rewards), global_std=False)
 
 
 def aggregated(
-    settings: AlgorithmSettings,
-    scores: torch.Tensor,
-    rewards: Mapping[str, torch.Tensor],
-    weights: Mapping[str, float | torch.Tensor],
+    settings: AlgorithmSettings, rewards: Mapping[str, torch.Tensor], weights: Mapping[str, float | torch.Tensor]
 ) -> torch.Tensor:
-    """Values [groups, kept] of which an algorithm's advantages are computed.
+    """Values [groups, kept] of which an algorithm's advantages are computed: of each reward without its rounding.
 
     Args:
         settings: say how several rewards are combined.
-        scores: weighted sums of the rewards [groups, kept].
         rewards: reward → its values [groups, kept]; NaN in a group of weight 0.
         weights: trained reward → its weight, or [groups, 1].
     """
-    if settings.aggregation == "sum":
-        return scores
     import torch
 
-    return torch.stack([weight * normalised(rewards[name].nan_to_num()) for name, weight in weights.items()]).sum(0)
+    of_one = normalised if settings.aggregation == "gdpo" else levelled_groups
+    return torch.stack([weight * of_one(rewards[name].nan_to_num()) for name, weight in weights.items()]).sum(0)
 
 
 def levelled_groups(rewards: torch.Tensor) -> torch.Tensor:
     """Rewards [groups, kept], equal where those of a group are up to rounding, on which no algorithm may train."""
-    tolerance = rounding(rewards.flatten().tolist())
-    return rewards.new_tensor([levelled(group, tolerance) for group in rewards.tolist()])
+    return rewards.new_tensor([levelled(group) for group in rewards.tolist()])
 
 
 def without_spread(rewards: torch.Tensor) -> torch.Tensor:
@@ -197,5 +189,8 @@ def without_spread(rewards: torch.Tensor) -> torch.Tensor:
 
 def centred(rewards: torch.Tensor) -> torch.Tensor:
     """Rewards [groups, kept] less their group's mean; 0 for those that equal it up to rounding."""
-    off = rewards - rewards.mean(1, keepdim=True)
-    return off.masked_fill(off.abs() <= rounding(rewards.flatten().tolist()), 0)
+    import torch
+
+    mean = rewards.mean(1, keepdim=True)
+    level = levelled_groups(torch.cat([rewards, mean], 1))
+    return (rewards - mean).masked_fill(level[:, :-1] == level[:, -1:], 0)

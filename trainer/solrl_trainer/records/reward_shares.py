@@ -1,14 +1,18 @@
-"""Each trained reward's share of the spread of their weighted sum, by which a run optimises it or hardly does."""
+"""Shares of the spread of the trained score: each reward's, by which a run optimises it or not, and a sample's."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
+
+from solrl_trainer.algorithms.algorithm import levelled_groups, without_spread
 
 logger = logging.getLogger(__name__)
 
 SMALL = 0.05
 """A reward with a smaller share hardly moves the weighted sum."""
+LARGE = 0.9
+"""One sample with a larger share of an iteration's variance makes the advantages of all others three times smaller."""
 
 
 def reward_shares(rewards: Mapping[str, torch.Tensor], weights: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
@@ -39,6 +43,32 @@ def log_shares(shares: Mapping[str, float]) -> None:
             )
 
 
+def log_outlier(iteration: int, prompts: Sequence[str], values: torch.Tensor) -> None:
+    """Name a sample that makes nearly all the variance of an iteration, by whose root `global_std` divides.
+
+    Args:
+        iteration: for the message.
+        prompts: id of each group's prompt.
+        values: of which advantages are computed [groups, kept].
+    """
+    exact = values.double().flatten()
+    off = (exact - exact.mean()).square()
+    place = int(off.argmax())
+    group, row = divmod(place, values.shape[1])
+    others = values.clone()
+    others[group, row] = values[group, row - 1]
+    if len(exact) < 3 or without_spread(others).all():
+        return
+    # The variance without this sample is about the others' mean.
+    share = float(off[place] / off.sum()) * len(exact) / (len(exact) - 1)
+    if share > LARGE:
+        logger.warning(
+            f"iteration {iteration}: one sample of prompt {prompts[group]!r}, with the score {exact[place]:g}, makes "
+            f"{100 * share:.4g} % of the variance of all scores, so the others have small advantages: bound the "
+            "reward, or set algorithm.global_std=false"
+        )
+
+
 def shares_text(shares: Mapping[str, float]) -> str:
     """The shares in per cent, as in "clipscore 96.3 %, my_rewards:redness 3.7 %"."""
     return ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares.items())
@@ -46,7 +76,4 @@ def shares_text(shares: Mapping[str, float]) -> str:
 
 def _spreads(values: torch.Tensor) -> torch.Tensor:
     """Standard deviation within each prompt [groups, 1]; 0 for NaN, and for values that are equal up to rounding."""
-    exact = values.double()
-    spreads = exact.std(1, correction=0, keepdim=True)
-    rounding = 4 * torch.finfo(torch.float32).eps * exact.abs().amax(1, keepdim=True)
-    return torch.where(spreads > rounding, spreads, 0.0)
+    return levelled_groups(values.nan_to_num().double()).std(1, correction=0, keepdim=True)

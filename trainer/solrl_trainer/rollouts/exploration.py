@@ -9,7 +9,7 @@ import torch
 from solrl_core.sampling.sampler import Recording
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import Plan, PromptItem, RewardTime
-from solrl_proto.selection import rounding
+from solrl_proto.selection import levelled
 
 from solrl_trainer.ranks.communicator import Communicator, gather_rows, gather_values
 from solrl_trainer.rollouts.groups import CandidateGroup
@@ -89,8 +89,7 @@ def scored(scores: Sequence[float]) -> list[float]:
 
 def has_spread(scores: Sequence[float]) -> bool:
     """Whether some scores differ by more than rounding."""
-    made = scored(scores)
-    return max(made) - min(made) > rounding(made)
+    return len(set(levelled(scored(scores)))) > 1
 
 
 def seed_root(seed: int, iteration: int) -> int:
