@@ -115,18 +115,18 @@ class Queue(Protocol):
 class AccessControl:
     """Middleware that passes on only requests whose heads the rules allow, before any of the body is read.
 
-    It stores `caller` and `rule` in the request's state. Without a keyring, every caller is the local tenant. A path
+    It stores `caller` and `rule` in the request's state. Without a token file, every caller is the local tenant. A path
     without a rule is answered 404 here and does not reach the router. While a tenant can queue no more, its work is
     refused here, too, so that a refusal costs little.
     """
 
     def __init__(
-        self, app: ASGIApp, rules: Sequence[Rule], keyring: TokenStore | None, hosts: Collection[str] | None
+        self, app: ASGIApp, rules: Sequence[Rule], tokens: TokenStore | None, hosts: Collection[str] | None
     ) -> None:
         """`hosts`: see `require_own_site`."""
         self._app = app
         self._rules = [(rule, compile_path(rule.path)[0]) for rule in rules]
-        self._keyring = keyring
+        self._tokens = tokens
         self._hosts = hosts
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
@@ -157,7 +157,7 @@ class AccessControl:
             queue.require_capacity(caller.tenant)
 
     def _caller(self, scope: Connection, need: Need) -> Caller:
-        if self._keyring is None or need == "open":
+        if self._tokens is None or need == "open":
             return Caller()
         sent = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
         kind, _, secret = (sent[0] if len(sent) == 1 else "").partition(" ")
@@ -166,7 +166,7 @@ class AccessControl:
                 "the Authorization header is not a bearer token" if sent else "no bearer token was sent"
             )
         try:
-            token = self._keyring.find(secret.strip())
+            token = self._tokens.find(secret.strip())
         except TokenFileError:
             raise Refusal(
                 ProblemKind.TOKENS_UNREADABLE,

@@ -98,10 +98,10 @@ def _add_middleware(app: FastAPI, rules: list[Rule], settings: HttpSettings) -> 
     # The middleware added last sees a request first.
     app.state.inflight = InflightBytes(settings.max_inflight_bytes, settings.tenant_inflight_bytes)
     app.add_middleware(Bodies, settings=settings, budget=app.state.inflight)
-    keyring = TokenStore(settings.token_file) if settings.token_file else None
+    tokens = TokenStore(settings.token_file) if settings.token_file else None
     # A service can also be reached at the address that it listens on.
-    hosts = None if keyring else {host.lower() for host in (*settings.allowed_hosts, settings.host)}
-    app.add_middleware(AccessControl, rules=rules, keyring=keyring, hosts=hosts)
+    hosts = None if tokens else {host.lower() for host in (*settings.allowed_hosts, settings.host)}
+    app.add_middleware(AccessControl, rules=rules, tokens=tokens, hosts=hosts)
 
 
 def _describe(app: FastAPI, rules: list[Rule], documented: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ which people choose from a small set; here it would only slow down every request
 import errno
 import fcntl
 import hashlib
-import hmac
 import json
 import logging
 import os
@@ -66,18 +65,27 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
     Raises:
         TokenFileError: the file is missing, not readable, not a regular file, or not a token file.
     """
+    return _parse(_read(path), path)
+
+
+def _read(path: Path) -> bytes:
     try:
-        text = decode_text(_read_regular(path), path)
+        return _read_regular(path)
+    except OSError as error:
+        create = f"create one with `solrl-rollout token create --tenant NAME --scopes rollout push --file {path}`"
+        cure = create if isinstance(error, FileNotFoundError) else "expected a regular file that this user may read"
+        raise TokenFileError(f"token file {path}: {error.strerror or error}; {cure}") from error
+
+
+def _parse(content: bytes, path: Path) -> tuple[Token, ...]:
+    try:
+        text = decode_text(content, path)
         if text.lstrip().startswith(TOKEN_PREFIX):
             raise TokenFileError(
                 f"token file {path}: this is a token, not a file of tokens; leave it to the client, and name the file "
                 "that `solrl-rollout token create` wrote"
             )
         return TokenFile.model_validate_json(text).tokens
-    except OSError as error:
-        create = f"create one with `solrl-rollout token create --tenant NAME --scopes rollout push --file {path}`"
-        cure = create if isinstance(error, FileNotFoundError) else "expected a regular file that this user may read"
-        raise TokenFileError(f"token file {path}: {error.strerror or error}; {cure}") from error
     except TextFileError as error:
         raise _invalid(path, str(error)) from error
     except ValidationError as error:
@@ -151,7 +159,7 @@ def parse_lifetime(text: str) -> timedelta | None:
 
 
 class TokenStore:
-    """Tokens of a file, which is read for each of them: a change counts at once."""
+    """Tokens of a file. Each look-up reads it, and parses it if its bytes have changed: a change counts at once."""
 
     def __init__(self, path: Path) -> None:
         """Read the file.
@@ -159,9 +167,11 @@ class TokenStore:
         Raises:
             TokenFileError: the file is missing or invalid.
         """
-        read_tokens(path)
         self._path = path
+        self._content: bytes | None = None
+        self._by_digest: dict[str, Token] = {}
         self._fault: str | None = None
+        self._update()
 
     def find(self, secret: str) -> Token | None:
         """Look up a token, expired or not; None if it is unknown.
@@ -170,18 +180,22 @@ class TokenStore:
             TokenFileError: the file has become invalid, so no token can be checked.
         """
         try:
-            tokens = read_tokens(self._path)
+            self._update()
         except TokenFileError as error:
             if str(error) != self._fault:
                 logger.error("all tokens are refused until this is repaired: %s", error)
             self._fault = str(error)
             raise
         self._fault = None
-        digest, found = _digest(secret), None
-        for token in tokens:  # compare with all, so that the time does not reveal the position of a match
-            if hmac.compare_digest(token.sha256, digest):
-                found = token
-        return found
+        # The time may depend on the digests, which tell nothing about a token.
+        return self._by_digest.get(_digest(secret))
+
+    def _update(self) -> None:
+        """Parse the file if it is not what was parsed last."""
+        content = _read(self._path)
+        if content != self._content:
+            self._by_digest = {token.sha256: token for token in _parse(content, self._path)}
+            self._content = content
 
 
 def _digest(secret: str) -> str:

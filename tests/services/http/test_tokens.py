@@ -84,7 +84,7 @@ def test_concurrent_writers_lose_no_token(tmp_path: Path) -> None:
     assert {one.tenant for one in read_tokens(file)} == {f"t{i}" for i in range(16)}
 
 
-def test_a_keyring_accepts_only_the_exact_tokens_of_its_file_as_it_is_now(tmp_path: Path) -> None:
+def test_a_store_accepts_only_the_exact_tokens_of_its_file_as_it_is_now(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     first, made = create_token(file, "a", ("push",), None)
     ring = TokenStore(file)
@@ -107,6 +107,17 @@ def test_a_keyring_accepts_only_the_exact_tokens_of_its_file_as_it_is_now(tmp_pa
     for encoding in ("utf-8", "utf-8-sig"):
         file.write_text(kept, encoding=encoding)
         assert ring.find(second) is not None
+
+
+def test_a_file_is_parsed_again_only_when_its_bytes_change(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    secret, made = create_token(file, "a", ("push",), None)
+    store, before = TokenStore(file), file.stat()
+    assert store.find(secret) is store.find(secret) is not None
+    file.write_bytes(file.read_bytes().replace(made.sha256.encode(), b"0" * 64))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.stat().st_size == before.st_size
+    assert store.find(secret) is None
 
 
 @pytest.mark.timeout(60)
