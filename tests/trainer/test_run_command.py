@@ -18,10 +18,12 @@ from solrl_trainer.commands.run import run
 from solrl_trainer.evaluation.held_out import load_evaluation, save_evaluation
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.folder import FolderInUseError, check_free, check_writable, locked, saved_settings
+from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.report.page import write_report
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
 from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import resolve
+from solrl_trainer.settings.token_places import warn_of_tokens
 from support.ports import free_port
 from torch import rand
 from training_helpers import QUICK, prompts_in, same, sets, state
@@ -203,6 +205,23 @@ def test_a_dry_run_says_that_the_service_was_not_checked(tmp_path: Path) -> None
     done = accepted(main, "run", "--dry-run", "--rollout-url", url, "--output", str(tmp_path / "run"))
     assert done.stderr == f"not checked: the service at {url} does not answer\n"
     assert not (tmp_path / "run").exists()
+
+
+def test_a_token_that_goes_where_a_file_says_is_named(tmp_path: Path) -> None:
+    url, reward = f"http://127.0.0.2:{free_port()}", "reward_options={clipscore: {at: http://theirs.invalid}}"
+    (tmp_path / "theirs.yaml").write_text(f"rollout_url: {url}\nreward_options: {{clipscore: {{at: {url}}}}}\n")
+    theirs = ("run", "--dry-run", "--preset", SERVED, "--config", str(tmp_path / "theirs.yaml"))
+    tokens = {"SOLRL_TOKEN": "secret", "SOLRL_REWARD_TOKEN": "secret"}
+    assert "token" not in typed(main, *theirs, **tokens).stderr, "loopback stays here"
+    config = resolve(SERVED, files={"theirs.yaml": {"rollout_url": "https://theirs.invalid"}}, overrides=[reward])
+    with shown_log((said := list[str]()).append), pytest.MonkeyPatch.context() as patch:
+        warn_of_tokens(config)
+        assert said == []
+        patch.setenv("SOLRL_TOKEN_PATH", str(tmp_path / "token"))
+        patch.setenv("SOLRL_REWARD_TOKEN", "secret")
+        warn_of_tokens(config)
+    (line,) = said
+    assert line.startswith("the token in SOLRL_TOKEN goes to https://theirs.invalid, as theirs.yaml says (rollout_url)")
 
 
 def test_rewards_without_their_metadata_are_refused_or_omitted_with_a_note(tmp_path: Path, notes: list[str]) -> None:

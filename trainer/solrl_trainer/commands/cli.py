@@ -101,14 +101,14 @@ def _dispatch(command: Command, rank_info: RankInfo) -> int:
         case Calibrate():
             _calibrate(command, rank_info)
         case Memory():
-            config = _settings(command)
+            config = _settings(command).config
             from solrl_trainer.memory.command import plan
 
             plan(config, gpu=command.gpu, gpus=command.gpus, out=command.out)
         case Layout():
             from solrl_trainer.commands.layout import layout
 
-            layout(_settings(command), command)
+            layout(_settings(command).config, command)
         case Prompts():
             from solrl_trainer.commands.import_prompts import import_prompts
 
@@ -184,12 +184,15 @@ def _checked(command: Run, held: ExitStack) -> "RunConfig":
     """The settings of a run that can start; its folder stays locked in `held`."""
     from solrl_trainer.records.folder import locked
 
-    config = _resolve(command).config
+    resolved = _resolve(command)
+    config = resolved.config
     held.enter_context(locked(config.output))
     from solrl_trainer.records.shown_log import shown_log
     from solrl_trainer.settings.preflight import check_run
+    from solrl_trainer.settings.token_places import warn_of_tokens
 
     with shown_log(_print):
+        warn_of_tokens(resolved)
         return check_run(config, resume=command.resume is not None)
 
 
@@ -231,11 +234,13 @@ def _dry_run(command: Run) -> int:
     from solrl_trainer.records.shown_log import shown_log
     from solrl_trainer.settings.preflight import check_run
     from solrl_trainer.settings.settings_yaml import sourced_yaml
+    from solrl_trainer.settings.token_places import warn_of_tokens
 
     resolved, resume = _resolve(command), command.resume is not None
     print("\n".join(sourced_yaml(resolved)))
     check_free(resolved.config.output)
     with shown_log(_print):
+        warn_of_tokens(resolved)
         check_run(resolved.config, resume=resume, dry=True)
     if resume:
         from solrl_trainer.settings.resuming import check_before_loading
@@ -273,7 +278,7 @@ def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
 
     with ExitStack() as held, process_group(rank_info) as processes:
         _check(command)
-        config = _settings(command)
+        settings = _settings(command)
         if processes.is_rank_zero:
             held.enter_context(locked(command.output))
         from solrl_core.sampling.fitting import SCHEDULES
@@ -283,10 +288,12 @@ def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
         from solrl_trainer.commands.calibrate import calibrate
         from solrl_trainer.records.shown_log import shown_log
         from solrl_trainer.records.time_left import Countdown
+        from solrl_trainer.settings.token_places import warn_of_reward_tokens
 
         with Countdown("calibrating", quiet=not processes.is_rank_zero) as shown, shown_log(shown.print):
+            warn_of_reward_tokens(settings.config.reward_options, settings.sources["reward_options"])
             summary = calibrate(
-                config,
+                settings.config,
                 command.output,
                 prompts=command.prompts,
                 requirement=Requirement(command.wanted, command.loss),
@@ -330,11 +337,11 @@ def _print_calibration(command: Calibrate, summary: Mapping[str, Any]) -> None:
         print(f"use it: {shlex.join(run_command(command, planned))}")
 
 
-def _settings(command: SettingsCommand) -> "RunConfig":
+def _settings(command: SettingsCommand) -> "Resolved":
     from solrl_trainer.settings.presets import read_settings_file, resolve
 
     files = {str(path): read_settings_file(path) for path in command.config}
-    return resolve(command.preset, overrides=command.set, files=files).config
+    return resolve(command.preset, overrides=command.set, files=files)
 
 
 def run_command(command: Calibrate, planned: Collection[str]) -> list[str]:

@@ -25,7 +25,7 @@ from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
 from solrl_trainer.records import checkpoints
 from solrl_trainer.records.evaluations import Evaluation, compare, verdicts
 from solrl_trainer.records.figures import trained_text
-from solrl_trainer.records.folder import saved_settings
+from solrl_trainer.records.folder import SETTINGS, saved_settings
 from solrl_trainer.records.output_files import write_file
 from solrl_trainer.records.time_left import OnProgress
 from solrl_trainer.records.waits import Waits
@@ -36,6 +36,7 @@ from solrl_trainer.settings.preflight import require_judges, usable_judges
 from solrl_trainer.settings.presets import ConfigError, parse_override, refused
 from solrl_trainer.settings.prompt_rewards import scored_prompts, weights_of_all
 from solrl_trainer.settings.prompts import prompts_of_run
+from solrl_trainer.settings.token_places import warn_of_reward_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,9 @@ def evaluate_run(
         ]
         if not names:
             raise ValueError("none of the run's rewards can score the prompts; choose others with --rewards")
+    if processes.is_rank_zero:
+        kept = {name: one for name, one in saved.reward_options.items() if name in names and name not in chosen}
+        warn_of_reward_tokens(kept, str(folder / SETTINGS))
     world = processes.world(config.device, config.patience)
     # Rank 0's, because a run that still trains may write a newer one meanwhile.
     found = checkpoints.require(folder / "checkpoints", checkpoint, world)
