@@ -12,6 +12,7 @@ from solrl_engine.sampler import Sampler
 from solrl_proto.rollouts import Plan, PromptItem
 from solrl_trainer.algorithms.dancegrpo import DanceGrpo, DanceGrpoSettings
 from solrl_trainer.algorithms.flowgrpo import FlowGrpo, FlowGrpoSettings
+from solrl_trainer.algorithms.grpo import clipped_objective, masked_objective
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrainingSamples, TrajectoryBatch, Window
 from solrl_trainer.policy.update import UpdateFigures, training_pairs
@@ -76,6 +77,24 @@ def test_the_first_policy_gradient(recipe: str, sde: str, region: str, backbone:
     assert norm > 1e-3
     for parameter, part in zip(policy.parameters, gradient, strict=True):
         assert float((parameter.grad - part).norm()) <= 1e-3 * norm
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("region", ["clip", "dppo"])
+def test_steps_without_effect_have_no_gradient_however_far_they_have_gone(region: str, dtype: torch.dtype) -> None:
+    """The first three are left out at any ratio, also one that overflows; the last two train."""
+    change = torch.tensor([1e4, -1e4, 1e4, 0.2, -0.1], dtype=dtype, requires_grad=True)
+    advantages = torch.tensor([1.0, -1.0, 0.0, -2.0, 3.0], dtype=dtype)
+    if region == "clip":
+        value, figures = clipped_objective(change, advantages, 0.3)
+    else:
+        value, figures = masked_objective(change, advantages, torch.tensor([1.0, 1, 1, 0, 0], dtype=dtype), 0.5)
+    (gradient,) = torch.autograd.grad(value, change)
+    expected = torch.cat([torch.zeros(3, dtype=dtype), -advantages[3:] * change[3:].detach().exp() / 5])
+    torch.testing.assert_close(gradient, expected)
+    assert value.isfinite()
+    assert all(torch.as_tensor(figure).isfinite() for figure in figures.values())
+    assert figures["clipped"] == pytest.approx({"clip": 3 / 5, "dppo": 2 / 5}[region])
 
 
 @pytest.mark.parametrize("recompute", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
@@ -153,12 +154,12 @@ def clipped_objective(
     """
     import torch
 
-    ratio = change.exp()
-    clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
-    value = (torch.maximum(-advantages * ratio, -advantages * clipped) * weights).mean()
-    ratio = ratio.detach()
-    beyond = (ratio - 1).abs() > clip_range
-    return value, {"ratio": ratio.mean(), "clipped": beyond.to(ratio.dtype).mean()}
+    shown = _figure(change)
+    clipped = shown.clamp(1 - clip_range, 1 + clip_range)
+    beyond = shown != clipped
+    left_out = beyond & ((shown - 1) * advantages >= 0)
+    value = (-advantages * torch.where(left_out, clipped, _ratio(change, left_out)) * weights).mean()
+    return value, {"ratio": shown.mean(), "clipped": beyond.to(shown.dtype).mean()}
 
 
 def masked_objective(
@@ -180,9 +181,22 @@ def masked_objective(
     """
     import torch
 
-    ratio = change.exp()
-    further = (ratio.detach() - 1) * advantages > 0
-    left_out = (kl >= threshold) & further
-    value = torch.where(left_out, 0, -advantages * ratio).mean()
-    ratio = ratio.detach()
-    return value, {"ratio": ratio.mean(), "clipped": left_out.to(ratio.dtype).mean(), "old_divergence": kl.mean()}
+    shown = _figure(change)
+    left_out = (kl >= threshold) & ((shown - 1) * advantages > 0)
+    value = torch.where(left_out, 0, -advantages * _ratio(change, left_out | (advantages == 0))).mean()
+    return value, {"ratio": shown.mean(), "clipped": left_out.to(shown.dtype).mean(), "old_divergence": kl.mean()}
+
+
+def _ratio(change: torch.Tensor, left_out: torch.Tensor) -> torch.Tensor:
+    """Ratios [B] with a gradient; 1 without one where a step is left out, whose exponential may overflow.
+
+    A mask behind the exponential is too late: 0 · ∞ in its derivative is not a number.
+    """
+    return change.masked_fill(left_out, 0).exp()
+
+
+def _figure(change: torch.Tensor) -> torch.Tensor:
+    """Ratios [B] without a gradient, at most the root of what `change` can hold, so that their mean is finite."""
+    import torch
+
+    return change.detach().clamp(max=math.log(torch.finfo(change.dtype).max) / 2).exp()
