@@ -60,6 +60,8 @@ def test_closeness(read: str, wanted: str, score: float) -> None:
         ('the dog\'s bowl says "Rex"', {}, "Rex"),
         ('a sign that says "Room 6" and "Exit"', {}, "Room 6"),
         ('"a 6" pipe"', {"text": "24"}, "24"),
+        ('signs "" and "OPEN"', {}, "OPEN"),
+        ('a sign ""OPEN!"" here', {}, "OPEN!"),
     ],
 )
 def test_the_text_is_of_the_metadata_or_quoted(prompt: str, metadata: dict[str, Any], text: str) -> None:
