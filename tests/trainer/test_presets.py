@@ -130,7 +130,7 @@ def test_a_dry_run_prints_each_setting_with_its_source_and_does_nothing(tmp_path
     )
     lines = done.stdout.splitlines()
     for line in (
-        f"explore.steps: 4  # {file}",
+        f"explore.steps: 4  # {file}:2",
         "optimizer.updates: 2  # --set",
         "explore.keep: 8  # --set",
         "iterations: 3  # command line",

@@ -204,7 +204,8 @@ def check_reward(name: str, options: Mapping[str, Any], *, all_given: bool = Tru
     with put_back(partial(_name_load_changes, name)):
         found = REWARDS.find(name)
     _, options = _frame_rule(name, options)
-    REWARDS.check_options(name, {"device", *options} if isinstance(found, type) else options, all_given=all_given)
+    device = {"device": "cpu"} if isinstance(found, type) else {}
+    REWARDS.check_options(name, {**device, **options}, all_given=all_given)
     if REWARDS.is_built_in(name):
         try:
             dtype_named(options.get("dtype", "float32"))

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from solrl_core.model_options import ImageSize
 from solrl_proto.rollouts import ModelBinding, Plan
 
@@ -14,6 +13,7 @@ from solrl_trainer.calibration.plans import name
 from solrl_trainer.records.output_files import write_file
 from solrl_trainer.report.frontier import PlanPoint, write_frontier
 from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.yaml_text import dump_yaml
 
 
 def content(
@@ -82,4 +82,4 @@ def write(
         settings = {"explore": plan, "generate": {name: value for name, value in size._asdict().items() if value}} | (
             {} if layers is None else {"layers": str(layers.resolve())}
         )
-        write_file(folder / "plan.yaml", yaml.safe_dump(settings, sort_keys=False))
+        write_file(folder / "plan.yaml", dump_yaml(settings))

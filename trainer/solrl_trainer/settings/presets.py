@@ -11,21 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import ValidationError
 from solrl_core.suggestions import did_you_mean
-from solrl_proto.text_files import read_text
+from solrl_proto.printable import printable
+from solrl_proto.text_files import decode_text, read_text
 
 from solrl_trainer.algorithms.algorithm import AlgorithmSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
+from solrl_trainer.settings.yaml_text import LONGEST, YamlError, parse_yaml
 
 Part = TypeVar("Part")
 Layer = tuple[str, Mapping[str, Any]]
 """(source, dotted key → value)."""
 
 _FOLDER = Path(__file__).parent
+_LONGEST_SHOWN = 200
+"""Characters of a value that an error shows."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,7 @@ class Recipe:
 
 def _read(folder: str) -> dict[str, dict[str, Any]]:
     """The files of a folder by their names."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former is about ten times as fast
-    return {path.stem: yaml.load(read_text(path), loader) for path in sorted((_FOLDER / folder).glob("*.yaml"))}
+    return {path.stem: parse_yaml(read_text(path)).value for path in sorted((_FOLDER / folder).glob("*.yaml"))}
 
 
 def _fields() -> list[str]:
@@ -143,7 +145,7 @@ def resolve(
     preset: str,
     *,
     overrides: Sequence[str] = (),
-    files: Mapping[str, Any] | None = None,
+    files: Mapping[str, Mapping[str, Any]] | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> Resolved:
     """Compose a run's settings.
@@ -189,7 +191,7 @@ def resolve_again(
     saved: RunConfig,
     *,
     overrides: Sequence[str] = (),
-    files: Mapping[str, Any] | None = None,
+    files: Mapping[str, Mapping[str, Any]] | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> Resolved:
     """The settings of a run that is continued: those it had, and what is given now. Raises as `resolve`."""
@@ -199,13 +201,14 @@ def resolve_again(
 
 
 def _given(
-    overrides: Sequence[str], files: Mapping[str, Any] | None, arguments: Mapping[str, Any] | None
+    overrides: Sequence[str], files: Mapping[str, Mapping[str, Any]] | None, arguments: Mapping[str, Any] | None
 ) -> list[Layer]:
     layers: list[Layer] = []
     for name, content in (files or {}).items():
-        if not isinstance(content, Mapping):
-            raise ConfigError(f"{name} contains a {type(content).__name__}; expected a mapping of settings")
-        layers.append((name, _flatten(content)))
+        lines = content.lines if isinstance(content, SettingsFile) else {}
+        layers += [
+            (f"{name}:{lines[key]}" if key in lines else name, {key: value}) for key, value in _flatten(content).items()
+        ]
     layers.append(("--set", dict(parse_override(override) for override in overrides)))
     layers.append(("command line", {k: v for k, v in (arguments or {}).items() if v is not None}))
     return layers
@@ -263,7 +266,13 @@ def _algorithms_with(setting: str) -> list[str]:
     return owners
 
 
-def read_settings_file(path: Path) -> Any:
+class SettingsFile(dict[str, Any]):
+    """The settings of a YAML file, with the line of each dotted name."""
+
+    lines: Mapping[str, int]
+
+
+def read_settings_file(path: Path) -> SettingsFile:
     """The content of a YAML file of settings; an empty one is an empty mapping.
 
     Raises:
@@ -271,19 +280,21 @@ def read_settings_file(path: Path) -> Any:
         TextFileError: it is not UTF-8.
     """
     try:
-        content = load_unique(read_text(path))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} cannot be used: {_yaml_fault(error)}") from error
+        with path.open("rb") as file:  # a device or pipe may have no end
+            content = file.read(LONGEST + 1)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; expected a YAML file with settings") from error
-    return {} if content is None else content
-
-
-def _yaml_fault(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    if mark is None:
-        return str(error).partition("\n")[0]
-    return f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', None) or 'cannot be read'}"
+    if len(content) > LONGEST:
+        raise ConfigError(f"{path} has more than {LONGEST:,} bytes; expected a YAML file with settings")
+    try:
+        parsed = parse_yaml(decode_text(content, path))
+    except YamlError as error:
+        raise ConfigError(f"{path} cannot be used: {error}") from error
+    if not isinstance(parsed.value, dict | None):
+        raise ConfigError(f"{path} contains a {type(parsed.value).__name__}; expected a mapping of settings")
+    found = SettingsFile(parsed.value or {})
+    found.lines = parsed.lines
+    return found
 
 
 def refused(error: ValidationError, sources: Mapping[str, str]) -> ConfigError:
@@ -296,20 +307,28 @@ def refused(error: ValidationError, sources: Mapping[str, str]) -> ConfigError:
     source = ", ".join(dict.fromkeys(given)) or "defaults"
     # A rollout URL may be refused for the password in it. A fault between the settings of a section names those.
     between = first["type"] == "value_error" and isinstance(first["input"], Mapping)
-    got = "" if key == "rollout_url" or between else f"got {first['input']!r}; "
+    got = "" if key == "rollout_url" or between else f"got {_shown(first['input'])}; "
     place = f"setting {key} (from {source})" if key else "settings"
-    return ConfigError(f"{place}: {got}{first['msg'].removeprefix('Value error, ')}")
+    quoted = ": write it in quotes" if first["type"] == "string_type" and not isinstance(first["input"], dict) else ""
+    return ConfigError(f"{place}: {got}{first['msg'].removeprefix('Value error, ')}{quoted}")
 
 
 def parse_override(override: str) -> tuple[str, Any]:
     """Parse `key=value`, with the value in YAML; ConfigError if it is invalid."""
     key, equals, value = override.partition("=")
     if not equals:
-        raise ConfigError(f"got --set {override!r}; expected key=value")
+        raise ConfigError(f"got --set {_shown(override)}; expected key=value")
     try:
-        return key.strip(), load_unique(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"got --set {override!r}; expected a value in YAML ({_yaml_fault(error)})") from error
+        parsed = parse_yaml(value).value
+    except YamlError as error:
+        raise ConfigError(f"got --set {_shown(override)}; expected a value in YAML ({error})") from error
+    if isinstance(parsed, dict) and any(":" in name and item is None for name, item in parsed.items()):
+        raise ConfigError(f"got --set {_shown(override)}; expected a space after each colon, and quotes around it all")
+    return key.strip(), parsed
+
+
+def _shown(value: Any) -> str:
+    return printable(repr(value), _LONGEST_SHOWN)
 
 
 def _algorithm_fields(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
@@ -331,33 +350,3 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
         else:
             nested[key] = value
     return nested
-
-
-def load_unique(text: str) -> Any:
-    """Parse YAML.
-
-    Raises:
-        yaml.YAMLError: not YAML, or a setting is there twice: as the same key, or once dotted and once in a section.
-    """
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    if root is not None:
-        _require_unique(root, "", {}, set())
-    return yaml.safe_load(text)
-
-
-def _require_unique(node: yaml.Node, prefix: str, found: dict[str, yaml.Mark], seen: set[int]) -> None:
-    """Refuse a dotted name that is `found` already; `seen` has the nodes' ids, since an alias may lead in a circle."""
-    if id(node) in seen or not isinstance(node, yaml.MappingNode | yaml.SequenceNode):
-        return
-    seen.add(id(node))
-    for index, item in enumerate(node.value):
-        key, value = item if isinstance(node, yaml.MappingNode) else (None, item)
-        name = f"{prefix}{index if key is None else key.value}"
-        if key is not None and name in found:
-            raise yaml.MarkedYAMLError(
-                problem=f"{name} is there already, in line {found[name].line + 1}; expected it once",
-                problem_mark=key.start_mark,
-            )
-        if key is not None:
-            found[name] = key.start_mark
-        _require_unique(value, f"{name}.", found, seen)

@@ -1,12 +1,10 @@
 """Settings of a run as YAML that `solrl-train run --config` takes."""
 
 from collections.abc import Collection, Iterator
-from typing import Any
-
-import yaml
 
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import Resolved
+from solrl_trainer.settings.yaml_text import dump_yaml
 
 SETTINGS_YAML = "settings.yaml"
 """File in a run's folder."""
@@ -19,7 +17,7 @@ _FOLLOWING = {"run": "preset", "output": "run", "explore.lag": "rollout_url"}
 
 def settings_yaml(config: RunConfig, omitted: Collection[str] = _OF_ONE_RUN) -> str:
     """All settings in sections, without those that are omitted; by default for another run with the same settings."""
-    return _dumped(config.model_dump(mode="json", exclude=set(omitted)), flow=False) + "\n"
+    return dump_yaml(config.model_dump(mode="json", exclude=set(omitted)))
 
 
 def sourced_yaml(resolved: Resolved) -> Iterator[str]:
@@ -30,10 +28,5 @@ def sourced_yaml(resolved: Resolved) -> Iterator[str]:
     values = resolved.config.model_dump(mode="json")
     for key, source in resolved.sources.items():
         section, _, name = key.partition(".")
-        value = _dumped(values[section][name] if name else values[section], flow=True)
+        value = dump_yaml(values[section][name] if name else values[section], flow=True).strip()
         yield f"{'# ' if _FOLLOWING.get(key) == source else ''}{key}: {value.removesuffix('...').strip()}  # {source}"
-
-
-def _dumped(values: Any, flow: bool) -> str:
-    text: str = yaml.safe_dump(values, default_flow_style=flow, sort_keys=False, allow_unicode=True, width=float("inf"))
-    return text.strip()
