@@ -7,8 +7,9 @@ before anything large is loaded.
 
 import importlib
 import inspect
+import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from solrl_core.suggestions import did_you_mean
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -91,16 +93,16 @@ class Registry(Generic[T]):
             raise ValueError(f"{place} is {found!r}; expected {expected}")
         return found
 
-    def check_options(self, name: str, options: Iterable[str], *, all_given: bool = True) -> None:
-        """Import `name`, and check that it takes options of these names.
+    def check_options(self, name: str, options: Mapping[str, Any], *, all_given: bool = True) -> None:
+        """Import `name`, and check that it takes these options.
 
         Args:
             name: see `find`.
-            options: names of options.
+            options: name → value.
             all_given: whether those without a default must be among them.
 
         Raises:
-            ValueError: as `find`, or an option is unknown or lacking.
+            ValueError: as `find`, or an option is unknown or lacking, or is a text where the default is true or false.
         """
         found: Any = self.find(name)
         given = set(options)
@@ -114,6 +116,11 @@ class Registry(Generic[T]):
         if unknown and not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
             hint = did_you_mean(unknown[0], known)
             raise ValueError(f"got option {unknown[0]!r} of {self.noun} {name!r}{hint}; expected some of {known}")
+        switches = [one.name for one in parameters if isinstance(one.default, bool)]
+        if wrong := next((one for one in switches if not isinstance(options.get(one, False), bool)), None):
+            raise ValueError(
+                f"got {options[wrong]!r} for option {wrong!r} of {self.noun} {name!r}; expected true or false"
+            )
         needed = [one.name for one in parameters if one.kind in _BY_NAME and one.default is one.empty]
         if all_given and (lacking := [option for option in needed if option not in given]):
             raise ValueError(f"{self.noun} {name!r} lacks its options {lacking}; got {sorted(given)}")
@@ -149,12 +156,21 @@ class FolderRegistry(Registry[Callable[[], str | Path]]):
     def locate(self, name: str, accepted: Callable[[str], bool] = lambda name: Path(name).is_dir()) -> str:
         """Folder registered as `name`, or `name` itself if it is not registered but `accepted` (by default a folder).
 
+        A folder of the same name is meant only by its path, such as ./NAME; the log says once that there is one.
+
         Raises:
             ValueError: neither, or the registered function cannot be imported.
         """
         if name not in self and accepted(name):
             return name
+        if name in self and Path(name).is_dir():
+            _say_hidden(self.noun, name)
         return str(self.find(name)())
+
+
+@cache
+def _say_hidden(noun: str, name: str) -> None:
+    logger.warning(f"{noun} {name}: the registered name is used, not the folder {name} here; for that, write ./{name}")
 
 
 @cache

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from solrl_proto.home import with_home
 
 MIB = 2**20
 SECRETS = Path("/run/secrets")
@@ -91,6 +92,11 @@ class HttpSettings(BaseSettings):
         if self.token_file is None:
             return self.max_inflight_bytes
         return max(self.max_inflight_bytes // 2, self.max_body_bytes)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _begins_at_home(cls, value: Any) -> Any:
+        return with_home(value)
 
     @field_validator("allowed_hosts", mode="before")
     @classmethod

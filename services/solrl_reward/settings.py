@@ -7,6 +7,7 @@ import tyro
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 from solrl_http.settings import CONFIG, MIB, HttpSettings, parse_reward, require_within, resolve_device, split
+from solrl_proto.home import with_home
 from solrl_proto.scores import MAX_SCORED_IMAGES
 
 
@@ -76,7 +77,7 @@ class RewardSettings(HttpSettings, Scoring):
     @classmethod
     def _parse(cls, value: Any) -> Any:
         """Read JSON of the environment; empty, as docker-compose.yml passes a variable that is not set, means none."""
-        return json.loads(value or "{}") if isinstance(value, str) else value
+        return with_home(json.loads(value or "{}")) if isinstance(value, str) else value
 
     @property
     def sources(self) -> dict[str, str]:

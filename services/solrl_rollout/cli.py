@@ -8,6 +8,7 @@ import tyro
 from pydantic import ValidationError
 from solrl_http.command_line import from_environment, run_program
 from solrl_http.tokens import create_token, parse_lifetime, read_tokens, revoke_token
+from solrl_proto.home import with_home
 from solrl_proto.identifiers import NAME_RULE
 
 from solrl_rollout.options import (
@@ -39,7 +40,7 @@ def _parse(words: list[str]) -> Command:
     if words and (kind := COMMANDS.get(words[0])):
         # By the parser of this command alone, which suggests no options of others.
         found = tyro.cli(kind, default=preset.get(kind), prog=f"{PROGRAM} {words[0]}", args=words[1:])
-        return cast(Command, found)
+        return cast(Command, with_home(found))
     return tyro.cli(
         Annotated[ServeRollouts, tyro.conf.subcommand("serve")]
         | Annotated[Check, tyro.conf.subcommand("check")]

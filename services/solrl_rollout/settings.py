@@ -11,6 +11,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 from solrl_client.addresses import origin
 from solrl_http.settings import CONFIG, MIB, HttpSettings, parse_reward, require_within, resolve_device, split
+from solrl_proto.home import with_home
 from solrl_proto.identifiers import NAME_PATTERN, NAME_RULE, default_model_name, split_checkpoint
 from solrl_proto.rollouts import RequestedPrecision
 from solrl_proto.text_files import naming, read_text
@@ -40,7 +41,7 @@ def parse_model(text: str) -> ModelSpec:
         location, _, revision = location.rpartition("@")
     if not location or revision == "" or (name is not None and not re.fullmatch(NAME_PATTERN, name)):
         raise ValueError(f"got model {text!r}; expected [name=]location[@revision], the name of {NAME_RULE}")
-    return ModelSpec(name or default_model_name(location), location, revision)
+    return ModelSpec(name or default_model_name(location), with_home(location), revision)
 
 
 def _parse_reward(text: str) -> tuple[str, str]:
@@ -211,7 +212,7 @@ class RolloutSettings(HttpSettings, Hosting):
     @property
     def checks_folder(self) -> Path | None:
         """Folder of checks; None for none."""
-        return None if self.checks == "off" else Path(self.checks).expanduser()
+        return None if self.checks == "off" else Path(with_home(self.checks))
 
     @property
     def tenant_inflight_bytes(self) -> int:

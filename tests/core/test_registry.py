@@ -115,6 +115,8 @@ def test_wrong_kinds_and_options_name_the_entry(register: Register) -> None:
         things().make("dumps", {"indent": 1})
     with pytest.raises(ValueError, match=r"got option 'valeu' of thing 'decimal' \(did you mean 'value'\?\); expected"):
         things().make("decimal", {"valeu": "1"})
+    with pytest.raises(ValueError, match=r"got 'no' for option 'line' of reward 'ocr'; expected true or false"):
+        REWARDS.check_options("ocr", {"line": "no"})
     registry = things(others=("nothing else",))
     with pytest.raises(ValueError, match=r"expected one of \[.*\], or nothing else$"):
         registry.find("json:loads")
@@ -127,6 +129,18 @@ def test_folders_are_found_by_function_or_stand_for_themselves(register: Registe
     assert folders.locate(str(tmp_path)) == str(tmp_path)
     with pytest.raises(ValueError, match=r"got folder 'her' .*'here'.*; expected one of .*attribute, or a folder$"):
         folders.locate("her")
+
+
+def test_a_folder_with_a_registered_name_is_said_and_found_by_its_path(
+    register: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    register(my_set="os:getcwd")
+    (tmp_path / "my_set").mkdir()
+    monkeypatch.chdir(tmp_path)
+    folders = FolderRegistry("folder", GROUP)
+    assert [folders.locate("./my_set"), *caplog.messages] == ["./my_set"]
+    assert [folders.locate("my_set") for _ in range(2)] == [str(tmp_path)] * 2
+    assert [text.partition(";")[2] for text in caplog.messages] == [" for that, write ./my_set"]
 
 
 def test_the_projects_own_registries() -> None:

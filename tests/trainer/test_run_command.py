@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
+from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.commands.cli import main, run_command
-from solrl_trainer.commands.options import Calibrate
+from solrl_trainer.commands.options import Calibrate, parse
 from solrl_trainer.commands.run import run
 from solrl_trainer.evaluation.held_out import load_evaluation, save_evaluation
 from solrl_trainer.records.evaluations import Evaluation
@@ -22,7 +23,7 @@ from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.report.page import write_report
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
 from solrl_trainer.settings.preflight import check_run
-from solrl_trainer.settings.presets import resolve
+from solrl_trainer.settings.presets import read_settings_file, resolve
 from solrl_trainer.settings.token_places import warn_of_tokens
 from support.ports import free_port
 from torch import rand
@@ -120,7 +121,10 @@ def test_a_reward_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: py
     [
         ("seed: [1\n", "cannot be used: line 2, column 1"),
         ("- seed\n", "contains a list"),
-        ("seed: x\n", "(from FILE)"),
+        ("run: a\nseed: x\n", "(from FILE:2)"),
+        ("lora: {rank: 0x" + "f" * 5000 + "}", "cannot be used: line 1, column 14"),
+        ("run: 2025", "(from FILE:1): got 2025; Input should be a valid string: write it in quotes"),
+        ("x: " + "a" * 2**20, "has more than 1,048,576 bytes"),
         ("seed: 1\nrun: a\nseed: 2\n", "line 3, column 1: seed is there already, in line 1; expected it once"),
         ("explore:\n  steps: 4\nexplore.steps: 6\n", "line 3, column 1: explore.steps is there already, in line 2"),
         ("explore: {steps: 4}\nexplore: {keep: 6}\n", "line 2, column 1: explore is there already"),
@@ -132,6 +136,44 @@ def test_an_invalid_file_is_named(tmp_path: Path, text: str, fault: str) -> None
     said = refused(main, "run", "--dry-run", "--config", str(file))
     assert str(file) in said
     assert fault.replace("FILE", str(file)) in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rewards={clipscore:", "1}"], "got --set rewards={clipscore: and then 1}: the shell has split a setting"),
+        (["rewards=clipscore:1", "rewards=hpsv2:0.5"], "and then rewards=hpsv2:0.5: the shell has split a setting"),
+        (["rewards={clipscore:1}"], "expected a space after each colon, and quotes around it all"),
+    ],
+)
+def test_a_setting_without_quotes_is_refused_with_the_cure(words: list[str], said: str) -> None:
+    assert said in refused(main, "run", "--dry-run", "--set", *words)
+
+
+def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    prompts_in(tmp_path / "mine")
+    (tmp_path / "a.yaml").write_text(
+        "output: ~/runs/x\nprompts: {~/mine: 1}\nstart_lora: ~\nreward_options: {clipscore: {model: ~/clip}}\n"
+    )
+    config = resolve(PRESET, files={"a": read_settings_file(tmp_path / "a.yaml")}).config
+    assert (config.output, config.start_lora) == (tmp_path / "runs/x", None)
+    assert list(config.prompt_sources) == [str(tmp_path / "mine")]
+    assert config.reward_options == {"clipscore": {"model": str(tmp_path / "clip")}}
+    command = parse(["calibrate", "--output=~/c", "--config=~/a.yaml"])
+    assert isinstance(command, Calibrate)
+    assert (command.output, command.config) == (tmp_path / "c", (tmp_path / "a.yaml",))
+    model = "~/flux.safetensors+~/FLUX"
+    assert resolve(PRESET, overrides=[f"model={model}"]).config.model == model.replace("~", str(tmp_path))
+    served = RolloutSettings(model=("a=~/m",), token_file=Path("~/tokens"))
+    assert (served.models[0].location, served.token_file) == (str(tmp_path / "m"), tmp_path / "tokens")
+
+
+def test_a_folder_is_not_shown_as_the_registered_set_of_its_name() -> None:
+    shown = {
+        name: resolve(PRESET, overrides=[f"prompts={name}"]).config.shown_prompts for name in ("shapes", "./shapes")
+    }
+    assert shown == {"shapes": "shapes", "./shapes": "path/to/shapes"}
 
 
 def test_the_command_after_a_calibration_keeps_its_arguments(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def _parse(words: list[str], rank_info: RankInfo) -> Command:
             stack.enter_context(redirect_stderr(nowhere))
         try:
             return parse(words)
-        except SystemExit:
+        except (SystemExit, ValueError):
             if rank_info.is_rank_zero:
                 raise
             sys.exit(0)

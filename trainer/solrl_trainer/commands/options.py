@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import tyro
+from solrl_proto.home import with_home
 
 from solrl_trainer.settings.defaults import CALIBRATED_SCHEDULES, CALIBRATED_STEPS, DEFAULT_PRESET
 
@@ -253,10 +254,15 @@ COMMANDS: dict[str, type[Command]] = {one.__name__.lower(): one for one in get_a
 
 
 def parse(words: list[str]) -> Command:
-    """The command that the words give; exits with 2 if they are invalid."""
+    """The command that the words give; exits with 2 if they are invalid.
+
+    Raises:
+        ValueError: the shell has split a setting.
+    """
+    _require_quoted(words)
     if words and (kind := COMMANDS.get(words[0])):
         # Each command has its own parser, which suggests no options of other commands.
-        return tyro.cli(kind, prog=f"solrl-train {words[0]}", args=words[1:])
+        return cast(Command, with_home(tyro.cli(kind, prog=f"solrl-train {words[0]}", args=words[1:])))
     return tyro.cli(
         Command,
         prog="solrl-train",
@@ -265,3 +271,16 @@ def parse(words: list[str]) -> Command:
         args=words,
         config=(tyro.conf.OmitSubcommandPrefixes,),
     )
+
+
+def _require_quoted(words: list[str]) -> None:
+    """Refuse a setting of `--set` that a shell has split at spaces, or multiplied by its braces."""
+    for place in (place for place, word in enumerate(words[:-2]) if word == "--set"):
+        setting, after = words[place + 1], words[place + 2]
+        name = setting.partition("=")[0]
+        opened = sum(map(setting.count, "{[")) > sum(map(setting.count, "}]"))
+        if (opened and not after.startswith("--")) or after.startswith(f"{name}="):
+            raise ValueError(
+                f"got --set {setting} and then {after}: the shell has split a setting; expected quotes around it, as "
+                "in --set 'rewards={clipscore: 1, hpsv2: 0.5}'"
+            )

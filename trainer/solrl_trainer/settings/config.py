@@ -19,6 +19,7 @@ from pydantic import (
 )
 from solrl_client.addresses import check_rollout_url
 from solrl_core.model_options import ImageSize
+from solrl_proto.home import with_home
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
 from solrl_proto.rollouts import ModelBinding, PromptItem, RewardSpec, Solver, StochasticSteps
 
@@ -207,6 +208,11 @@ OF_A_MACHINE = (
 """Settings that are not shown to others: addresses and paths, which may be private."""
 
 
+def _without_place(prompts: str) -> str:
+    """A prompt set without the path of a machine; a folder still looks like one, since its name may be registered."""
+    return f"path/to/{Path(prompts).name}" if "/" in prompts else prompts
+
+
 class RunConfig(Section):
     """All settings of a run."""
 
@@ -287,8 +293,8 @@ class RunConfig(Section):
     def shown_prompts(self) -> str | dict[str, PromptSource]:
         """`prompts` without the paths of a machine."""
         if isinstance(self.prompts, str):
-            return Path(self.prompts).name
-        return {Path(name).name: source for name, source in self.prompts.items()}
+            return _without_place(self.prompts)
+        return {_without_place(name): source for name, source in self.prompts.items()}
 
     @property
     def two_stage(self) -> bool:
@@ -391,6 +397,11 @@ class RunConfig(Section):
                 f"{command} is about candidates, and explore.source={self.explore.source} generates none; expected "
                 "explore.source=model"
             )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _begins_at_home(cls, value: Any) -> Any:
+        return with_home(value)
 
     @field_validator("explore")
     @classmethod
