@@ -170,10 +170,9 @@ def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_folder_is_not_shown_as_the_registered_set_of_its_name() -> None:
-    shown = {
-        name: resolve(PRESET, overrides=[f"prompts={name}"]).config.shown_prompts for name in ("shapes", "./shapes")
-    }
-    assert shown == {"shapes": "shapes", "./shapes": "path/to/shapes"}
+    names = ("shapes", "./shapes", "/a/shapes")
+    shown = {name: resolve(PRESET, overrides=[f"prompts={name}"]).config.shown_prompts for name in names}
+    assert shown == {"shapes": "shapes", "./shapes": "./shapes", "/a/shapes": "./shapes"}
 
 
 def test_the_command_after_a_calibration_keeps_its_arguments(tmp_path: Path) -> None:

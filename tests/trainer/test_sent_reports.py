@@ -158,5 +158,5 @@ def test_sixteen_rewards_can_be_told_and_folders_by_their_names_alone(tmp_path: 
     own = {"model": str(tmp_path / "my-model"), "prompts": str(tmp_path / "my-prompts"), "output": tmp_path / "runs"}
     told = run_settings(tiny_config(**own))
     assert isinstance(told, RunSettings)
-    assert (told.values["model"], told.values["prompts"]) == ("my-model", "my-prompts")
+    assert (told.values["model"], told.values["prompts"]) == ("my-model", "./my-prompts")
     assert str(tmp_path) not in told.model_dump_json()

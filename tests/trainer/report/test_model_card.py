@@ -82,7 +82,7 @@ def test_the_card_names_no_address_or_path(tmp_path: Path) -> None:
     assert "secret" not in card
     assert "path/to/my-model" in card
     given = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
-    assert (given["prompts"], given["model"], given["explore"]["candidates"]) == ("my-prompts", "my-model", 96)
+    assert (given["prompts"], given["model"], given["explore"]["candidates"]) == ("./my-prompts", "my-model", 96)
 
 
 PROMPT, SEED, STEPS = "a red circle", 0, 4

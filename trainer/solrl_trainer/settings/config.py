@@ -209,8 +209,8 @@ OF_A_MACHINE = (
 
 
 def _without_place(prompts: str) -> str:
-    """A prompt set without the path of a machine; a folder still looks like one, since its name may be registered."""
-    return f"path/to/{Path(prompts).name}" if "/" in prompts else prompts
+    """A prompt set without the path of a machine. A folder looks like one, since its name may be registered, too."""
+    return f"./{Path(prompts).name}" if "/" in prompts else prompts
 
 
 class RunConfig(Section):
