@@ -6,7 +6,8 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 Result = TypeVar("Result")
-_NAME = "solrl-scoring"
+NAME = "solrl-scoring"
+"""Of these threads."""
 
 
 def in_thread(call: Callable[[], Result]) -> Future[Result]:
@@ -22,10 +23,5 @@ def in_thread(call: Callable[[], Result]) -> Future[Result]:
         else:
             future.set_result(result)
 
-    threading.Thread(target=run, name=_NAME, daemon=True).start()
+    threading.Thread(target=run, name=NAME, daemon=True).start()
     return future
-
-
-def still_scoring() -> bool:
-    """Whether a call has not returned."""
-    return any(thread.name == _NAME for thread in threading.enumerate())

@@ -1,16 +1,13 @@
 """`solrl-reward serve`: the reward service until a signal."""
 
-import logging
-import os
-import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 from solrl_http import logs
-from solrl_http.serving import serve_app
+from solrl_http.serving import end_without, serve_app
 
-from solrl_reward.scoring_thread import still_scoring
+from solrl_reward.scoring_thread import NAME
 from solrl_reward.settings import RewardSettings
 
 if TYPE_CHECKING:
@@ -26,16 +23,7 @@ def serve(settings: RewardSettings) -> None:
     """
     logs.install(settings.log_format)
     serve_app(settings, "solrl_reward.app", partial(_rows, settings))
-    if still_scoring():
-        _end_at_once()
-
-
-def _end_at_once() -> None:
-    """End the process although a reward does not return: the interpreter would wait, or stop it in native code."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    end_without(NAME)
 
 
 def _rows(settings: RewardSettings, service: "RewardService", address: str) -> Iterator[tuple[str, str]]:

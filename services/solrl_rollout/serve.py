@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from solrl_http import logs
-from solrl_http.serving import serve_app
+from solrl_http.serving import end_without, serve_app
 
 from solrl_rollout.settings import RolloutSettings
 
@@ -28,6 +28,9 @@ def serve(settings: RolloutSettings) -> None:
     logs.install(settings.log_format)
     _warn_of_password(settings, sys.argv)
     serve_app(settings, "solrl_rollout.http.app", partial(_rows, settings))
+    from solrl_rollout.engine.engine import THREADS  # imports torch
+
+    end_without(THREADS)
 
 
 def _warn_of_password(settings: RolloutSettings, arguments: Sequence[str]) -> None:

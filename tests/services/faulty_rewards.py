@@ -91,6 +91,14 @@ def lethal(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapp
     return images.mean((1, 2, 3))
 
 
+def stuck(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Says so and never returns, if the metadata says `stop`."""
+    if any(one.get("stop") for one in metadata):
+        print("a reward is stuck", flush=True)
+        threading.Event().wait()
+    return images.mean((1, 2, 3))
+
+
 gate = threading.Event()
 """Event for which `gated` waits."""
 

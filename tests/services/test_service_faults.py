@@ -128,6 +128,20 @@ def test_work_beyond_the_drain_timeout_is_cancelled() -> None:
         assert int(headers["retry-after"]) >= 1
 
 
+def test_it_ends_when_told_although_a_reward_does_not_return() -> None:
+    rewards, limits = ("--rewards", "faulty_rewards:stuck"), ("--live-timeout", "1", "--drain-timeout", "0")
+    with running_service(*rewards, *limits) as service:
+        asked = service.send(rollout_request(count=1, steps=1, rewards=rewards[1:], metadata={"stop": True}))
+        asked.socket.sendall(asked.rest)
+        while "a reward is stuck" not in service.log.read_text():
+            time.sleep(0.05)
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(600) == 0
+        log = service.log.read_text()
+        assert "Traceback" not in log
+        assert "is left behind; its chunks have the rewards faulty_rewards:stuck" in log
+
+
 @pytest.mark.anyio
 async def test_a_second_signal_stops_it_immediately() -> None:
     async def work(scope: Any, receive: Any, send: Any) -> None:

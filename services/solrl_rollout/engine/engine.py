@@ -32,6 +32,10 @@ _STEADY_SECONDS = 300.0
 """Seconds of serving after which a worker's earlier deaths no longer count."""
 _LONGEST_PAUSE = 30.0
 """Seconds before a worker is loaded again, at most. There is no pause after its first death."""
+_KILLED_S = 5.0
+"""Seconds in which a worker's thread must end once the worker is killed."""
+THREADS = "solrl-engine-"
+"""What the names of the workers' threads begin with."""
 
 
 class WorkerHandle(ChunkQueue):
@@ -141,6 +145,7 @@ class Engine:
             workers: at least one, not loaded yet.
         """
         self._metrics = metrics
+        self._live_timeout = settings.live_timeout
         self.scheduler = Scheduler(settings, metrics)
         several = len(workers) > 1
         self._handles = [WorkerHandle(worker, self.scheduler, keeps_run=several) for worker in workers]
@@ -160,8 +165,8 @@ class Engine:
         """
         self._ready.set_running_or_notify_cancel()  # the caller may stop waiting, but loading continues
         for handle in self._handles:
-            name = f"solrl-engine-{handle.worker.name}"
-            self._threads.append(threading.Thread(target=self._run, args=(handle,), name=name))
+            name = f"{THREADS}{handle.worker.name}"
+            self._threads.append(threading.Thread(target=self._run, args=(handle,), name=name, daemon=True))
         for thread in self._threads:
             thread.start()
         return self._ready
@@ -189,7 +194,10 @@ class Engine:
             return self.scheduler.waiting(tenant), running
 
     def close(self) -> None:
-        """Cancel unfinished work and end the threads."""
+        """Cancel unfinished work and end the threads.
+
+        A worker that takes no step for `live_timeout` is killed, or left behind if it is in this process.
+        """
         with self.scheduler.changed:
             self.scheduler.closing = True
             jobs = [chunk.job for handle in self._handles for chunk in handle.chunks]
@@ -199,8 +207,22 @@ class Engine:
             worker.close()
         for job in jobs:
             self.cancel(job)
+        for handle in self._left_after(self._live_timeout):
+            rewards = sorted({name for chunk in handle.chunks for name in chunk.job.rewards})
+            logger.error(
+                "worker %s does not end within live_timeout, %g s, and is left behind; its chunks have the rewards %s, "
+                "of which perhaps one does not return",
+                *(handle.worker.name, self._live_timeout, ", ".join(rewards) or "none"),
+            )
+            handle.worker.kill()
+        self._left_after(_KILLED_S)
+
+    def _left_after(self, seconds: float) -> list[WorkerHandle]:
+        """Wait for the end of the threads; returns the workers of those that have not ended after so many seconds."""
+        deadline = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return [one for one, thread in zip(self._handles, self._threads, strict=False) if thread.is_alive()]
 
     def _run(self, handle: WorkerHandle) -> None:
         """Main function of a worker's thread."""

@@ -103,17 +103,27 @@ class Process:
 
 
 @contextlib.contextmanager
-def engine_on(*processes: Iterable[Process]) -> Iterator[Engine]:
+def engine_on(*processes: Iterable[Process], settings: RolloutSettings = SETTINGS) -> Iterator[Engine]:
     """A running engine; its workers each have some processes, one after another."""
     metrics = RolloutMetrics()
     starts = {f"w{i}": iter(own).__next__ for i, own in enumerate(processes)}
-    workers = [RemoteWorker(SETTINGS, metrics, FakeBackend, name=name, connect=starts[name]) for name in starts]
-    engine = Engine(SETTINGS, metrics, workers)
+    workers = [RemoteWorker(settings, metrics, FakeBackend, name=name, connect=starts[name]) for name in starts]
+    engine = Engine(settings, metrics, workers)
     try:
         engine.start().result(600)
         yield engine
     finally:
         engine.close()
+
+
+def test_an_engine_ends_although_a_worker_that_answers_pings_finishes_no_chunk() -> None:
+    process, held = Process(), chunk(job(), "held")
+    with engine_on([process], settings=SETTINGS.model_copy(update={"live_timeout": 0.5})) as engine:
+        engine.scheduler.submit([held])
+        until(lambda: bool(process.held))
+    assert process.ended
+    assert held.result.done()
+    assert not [thread for thread in threading.enumerate() if thread.name == "solrl-engine-w0"]
 
 
 def adapted(seed: int) -> Any:

@@ -109,6 +109,9 @@ class LocalWorker:
         self._wake()  # before `run`, nothing sleeps
         return ping
 
+    def kill(self) -> None:
+        """Nothing: a thread cannot be ended."""
+
     def close(self) -> None:
         """Close the backends."""
         self._answer_pings(EngineDeadError())

@@ -202,6 +202,13 @@ class RemoteWorker:
         self._post({"do": "ping"})
         return ping
 
+    def kill(self) -> None:
+        """Kill the process, if it runs."""
+        with self._lock:
+            running = self._running
+        if running:
+            self._connection.kill()
+
     def close(self) -> None:
         """End the process, also one that is about to start."""
         with self._lock:

@@ -120,6 +120,9 @@ class Worker(Protocol):
     def ping(self) -> Future[None]:
         """Return a future that the worker resolves before its next step. Called only while it runs; never blocks."""
 
+    def kill(self) -> None:
+        """End what runs, where that is another process, so that `run` ends; any thread."""
+
     def close(self) -> None:
         """Free everything that `load` made, after the end of `run`, and resolve all pings; may be called again.
 
