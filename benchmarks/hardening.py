@@ -1,4 +1,4 @@
-"""Hostile clients of one service: `python benchmarks/hardening.py [--only fuzz oversize slow held]`.
+"""Hostile clients of one service: `python benchmarks/hardening.py [--only fuzz oversize slow held metadata]`.
 
 - fuzz: valid and invalid requests to every route, generated from the OpenAPI document. A route without parameters has
   no invalid requests.
@@ -6,6 +6,7 @@
 - slow: effect of clients that never finish a request on the response times of others. Times with and without them
   alternate, so that other load on the machine affects both.
 - held: memory of clients that send most of a large body and fall silent, and that come again once they are refused.
+- metadata: numbers of a prompt's metadata that a reward could take for a loop or a size, and a health check beside.
 
 Each starts a service of a miniature with limits of its own. Exits with 1 if a target is not met.
 """
@@ -53,6 +54,8 @@ HEADS = {
 BOMBS = (40_000, 200_000, 5_000_000)
 """Sizes of oversized heads in bytes."""
 AT_ONCE = 100
+METADATA_MIB, LIVE_S = 300, 1.0
+"""Memory that requests with hostile metadata may take, and seconds for a health check beside them."""
 HUNG_UP = 0
 KINDS = ("POST /v1/rollouts", "GET /v1/models")
 """A healthy client's requests: one of the first to three of the second."""
@@ -97,7 +100,7 @@ class Service:
 @contextlib.contextmanager
 def service(**flags: object) -> Iterator[Service]:
     """Run a service of a miniature; RuntimeError if it does not become ready or logs a traceback."""
-    words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", *str(value).split())]
     with tempfile.TemporaryDirectory(prefix="solrl-hardening-") as folder:
         log = Path(folder, "log")
         with rollout_service(MODEL, log, flags=words) as url:
@@ -313,11 +316,54 @@ def held(clients: int, seconds: float, budget: int, size: int = 48) -> Row:
     )
 
 
+def metadata(rounds: int) -> Row:
+    """`rounds` times each of some requests whose metadata has large numbers, to a service with rewards that read it."""
+    item = {"class": "circle", "color": "red", "count": 1}
+    numbers = [[item | {"count": count}] for count in (10**6, 10**9, 10**30, -1, True)]
+    texts = [{"include": one} for one in [*numbers, [item | {"count": 10**6}] * 100, [item] * 200]]
+    statuses: Counter[int] = Counter()
+    waits: list[float] = []
+
+    async def attack(client: httpx.AsyncClient) -> None:
+        for one, name in itertools.product(texts * rounds, rewards):
+            prompts = [{"id": "a", "text": "x", "metadata": one}]
+            body = ROLLOUT | {"prompts": prompts, "rewards": [{"name": name}]}
+            statuses[(await client.post("/v1/rollouts", json=body)).status_code] += 1
+
+    async def live(client: httpx.AsyncClient) -> None:
+        while True:
+            began = time.perf_counter()
+            (await client.get("/health/live")).raise_for_status()
+            waits.append(time.perf_counter() - began)
+            await asyncio.sleep(0.02)
+
+    async def both() -> None:
+        async with httpx.AsyncClient(base_url=running.url, timeout=600) as client:
+            beside = asyncio.create_task(live(client))
+            await attack(client)
+            beside.cancel()
+            await asyncio.gather(beside, return_exceptions=True)
+
+    rewards = ("verifier", "verifier_graded", "judge")
+    with service(rewards=" ".join(rewards)) as running:
+        _, most = running.peak(both())
+    longest = max(waits)
+    return Row(
+        "metadata",
+        f"422; at most {METADATA_MIB} MiB of memory; the health check answers within {LIVE_S:g} s",
+        f"{statuses.total()} requests, {statuses[422]} of them refused by 422; {most:+.1f} MiB; "
+        f"{len(waits)} health checks within {longest:.2f} s",
+        statuses.keys() == {422} and most <= METADATA_MIB and longest <= LIVE_S,
+        {"peak_mib": round(most, 1), "statuses": dict(statuses), "longest_health_check_s": longest},
+    )
+
+
 ROWS: Rows = {
     "fuzz": lambda short: fuzz(2 if short else 1000),
     "oversize": lambda short: oversize(4 if short else 64),
     "slow": lambda short: slow(3, 8, 1) if short else slow(200, 400, 10),
     "held": lambda short: held(20, 8, 96) if short else held(200, 120, 256),
+    "metadata": lambda short: metadata(1 if short else 20),
 }
 HEAD = (
     "# Hostile clients",

@@ -297,6 +297,8 @@ class RemoteReward:
         problem = error.problem
         if problem.kind == ProblemKind.REWARD_FAILED and problem.status not in _TEMPORARY:
             return RewardError(self._name, f"failed at {self.at}: {problem.detail}")
+        if problem.kind == ProblemKind.INVALID_REQUEST:  # of this request, whenever it is sent
+            return RewardError(self._name, f"was refused by {self.at}: {problem}")
         advice = f"; {self._token_advice()}" if problem.status in (401, 403) else ""
         return self._unavailable(f"answered {problem.status} ({problem.title}: {problem.detail}{advice})")
 

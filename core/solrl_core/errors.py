@@ -5,6 +5,7 @@ SolrlError
 ├── DecoderError   (ValueError)    an autoencoder's decoder cannot compute in FP8
 ├── FidelityError  (ValueError)    a run's candidates rank as if drawn at random
 ├── MismatchError  (ValueError)    service and trainer would generate or score different images
+├── PromptError    (ValueError)    a reward cannot judge by a prompt's text or metadata
 └── RewardError    (RuntimeError)  a reward fails, or its scores cannot be used
     └── RewardUnavailableError     a reward server gives no usable answer
 """
@@ -90,6 +91,13 @@ class MismatchError(SolrlError, ValueError):
         self.fault = fault
         titles = {"noise": "Noise contracts differ", "digests": "Digests differ", "size": "Sizes of images differ"}
         self.title = titles[fault]
+
+
+class PromptError(SolrlError, ValueError):
+    """A reward cannot judge images by a prompt; `where` is the field, such as `metadata.include.0.count`."""
+
+    def __str__(self) -> str:
+        return self.detail
 
 
 class RewardError(SolrlError, RuntimeError):

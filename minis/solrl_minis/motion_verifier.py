@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from solrl_core.rewards.metadata import refuse, require_one_of
 from solrl_core.rewards.reward import checks_prompts
 
 from solrl_minis.verifier import DetectedObject, find_objects, verify
@@ -45,16 +46,32 @@ class MotionVerdict:
         return (self.objects + self.motions) / 2
 
 
+def check_motions(metadata: Mapping[str, Any]) -> None:
+    """Refuse metadata that does not describe a clip of the moving shapes world.
+
+    Raises:
+        PromptError: as `check_metadata`, or for a motion, a speed or a number of crossing objects.
+    """
+    check_metadata(metadata)
+    for at, item in enumerate(metadata["include"]):
+        for name, choices in (("motion", tuple(DIRECTIONS)), ("speed", SPEEDS)):
+            if name in item:
+                require_one_of(f"metadata.include.{at}.{name}", item[name], choices)
+    if metadata.get("tag") == "crossing" and len(metadata["include"]) != 2:
+        refuse("metadata.include", f"{len(metadata['include'])} objects", "two objects, which cross")
+
+
 def verify_motion(clip: npt.NDArray[np.float32], metadata: Mapping[str, Any]) -> MotionVerdict:
     """Grade one clip, [F, 3, H, W] in [0, 1].
 
     Raises:
-        ValueError: as `check_metadata`.
+        PromptError: as `check_motions`.
     """
-    check_metadata(metadata)
+    check_motions(metadata)
     frames = [clip[0], clip[len(clip) // 2], clip[-1]]
     objects = min(verify(frame, metadata).graded for frame in frames)
-    ways = [_way(frames, item) for item in metadata["include"]]
+    found = [find_objects(frame) for frame in frames]
+    ways = [_way(found, item) for item in metadata["include"]]
     right = [
         float(way is not None and _moves_as(way, item)) for way, item in zip(ways, metadata["include"], strict=True)
     ]
@@ -67,13 +84,11 @@ Way = list[tuple[float, float]]
 """Places of an object in the three frames."""
 
 
-def _way(frames: Sequence[npt.NDArray[np.float32]], item: Mapping[str, Any]) -> Way | None:
-    """The places of an item's object; None if a frame does not show it exactly once."""
+def _way(frames: Sequence[Sequence[DetectedObject]], item: Mapping[str, Any]) -> Way | None:
+    """The places of an item's object among those of each frame; None if a frame does not show it exactly once."""
     places = []
-    for frame in frames:
-        found: list[DetectedObject] = [
-            one for one in find_objects(frame) if (one.colour, one.shape) == (item["color"], item["class"])
-        ]
+    for objects in frames:
+        found = [one for one in objects if (one.colour, one.shape) == (item["color"], item["class"])]
         if len(found) != 1:
             return None
         places.append((found[0].x, found[0].y))
@@ -106,7 +121,7 @@ def verify_motions(clips: torch.Tensor, metadata: Sequence[Mapping[str, Any]]) -
     return [verify_motion(clip, item) for clip, item in zip(pixels, metadata, strict=True)]
 
 
-@checks_prompts(lambda text, metadata: check_metadata(metadata))
+@checks_prompts(lambda text, metadata: check_motions(metadata))
 def motion_verifier_reward(
     images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
 ) -> torch.Tensor:
@@ -114,7 +129,7 @@ def motion_verifier_reward(
     return torch.tensor([verdict.strict for verdict in verify_motions(images, metadata)])
 
 
-@checks_prompts(lambda text, metadata: check_metadata(metadata))
+@checks_prompts(lambda text, metadata: check_motions(metadata))
 def motion_verifier_graded_reward(
     images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
 ) -> torch.Tensor:

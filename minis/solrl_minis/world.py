@@ -3,20 +3,28 @@
 from collections.abc import Mapping
 from typing import Any
 
+from solrl_core.rewards.geneval_rules import RELATIONS
+from solrl_core.rewards.metadata import objects_of, refuse, require_one_of, require_position
+
 SHAPES = ("circle", "square", "triangle", "cross")
 COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan")
+SIZES = ("small", "large")
 
 
 def check_metadata(metadata: Mapping[str, Any]) -> None:
     """Refuse metadata that does not describe a scene of the shapes world.
 
     Raises:
-        ValueError: there is no `include` list, or an item of it is of another world.
+        PromptError: there is no `include` list, or an item of it is of another world.
     """
-    include = metadata.get("include")
-    if not include or not isinstance(include, list):
-        raise ValueError(f"expected metadata with an 'include' list, got {dict(metadata)!r}")
-    for item in include:
-        known = isinstance(item, Mapping) and item.get("color") in COLOURS and item.get("class") in SHAPES
-        if not known or not isinstance(item.get("count"), int):
-            raise ValueError(f"expected a count of the shapes {list(SHAPES)} in {list(COLOURS)}, got {item!r}")
+    include = objects_of(metadata, "include")
+    if not include:
+        refuse("metadata.include", metadata.get("include"), "a list of at least one object")
+    for at, item in enumerate(include):
+        where = f"metadata.include.{at}"
+        require_one_of(f"{where}.color", item.get("color"), COLOURS)
+        require_one_of(f"{where}.class", item["class"], SHAPES)
+        if "size" in item:
+            require_one_of(f"{where}.size", item["size"], SIZES)
+        if "position" in item:
+            require_position(f"{where}.position", item["position"], RELATIONS, at)

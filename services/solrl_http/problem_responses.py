@@ -107,3 +107,16 @@ def draining(
         retry_after=10,
         action="send the same request to another replica, or again after the restart",
     )
+
+
+def unsuitable_prompt(detail: str, prompts: str, fields: Mapping[str, Any]) -> ProblemError:
+    """The 422 for a prompt by which a reward cannot judge.
+
+    Args:
+        detail: which reward, and why.
+        prompts: the field with the prompts.
+        fields: `got`, `expected`, and `where` within that field.
+    """
+    action = "correct the prompt or its metadata, or omit the reward"
+    fields = {**fields, "where": f"{prompts}.{fields['where']}", "action": action}
+    return ProblemError(ProblemKind.INVALID_REQUEST, detail, **fields)

@@ -2,19 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import torch
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from solrl_core.errors import PromptError
 from solrl_core.model_options import ModelOptions, read_options
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.frames import TAKES_CLIPS
 from solrl_core.rewards.reward import REWARDS, PlainDefaults, check_reward
 from solrl_core.rewards.wire import decode_scoring
 from solrl_core.suggestions import did_you_mean
-from solrl_http.problem_responses import draining
+from solrl_http.problem_responses import draining, unsuitable_prompt
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.scores import PromptCheck, PromptVerdict, RewardInfo, RewardList, ScoreAnswer, ScoreRequest
 
@@ -89,12 +91,14 @@ class RewardService:
         """Decode the body of a request.
 
         Raises:
-            ProblemError: 422.
+            ProblemError: 422, also for a prompt by which a reward cannot judge.
             RequestValidationError: the request in the body is not valid.
         """
         pixels, request = await asyncio.to_thread(_decode, body)
         for name in request.rewards:
             self._require_loaded(name, "body.request.rewards")
+        prompts = zip(request.texts, request.metadata, strict=True)
+        await asyncio.to_thread(self._require_judgeable, request.rewards, prompts)
         return Images(request.rewards, pixels, request.texts, request.metadata)
 
     async def check(self, asked: PromptCheck) -> PromptVerdict:
@@ -141,6 +145,13 @@ class RewardService:
                     expected=f"at most {limit - waiting} more images now",
                     action="send the same request again later",
                 )
+
+    def _require_judgeable(self, rewards: Iterable[str], prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Raise 422 `invalid-request` if one of the rewards cannot judge by one of the prompts."""
+        try:
+            self.rewards.require_judgeable(rewards, prompts)
+        except PromptError as error:
+            raise unsuitable_prompt(error.detail, "body.request.prompts", error.fields) from None
 
     def _require_loaded(self, name: str, where: str) -> None:
         """Raise 422 `reward-not-loaded` unless this service computes the reward."""

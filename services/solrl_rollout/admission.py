@@ -4,9 +4,12 @@ import math
 from collections.abc import Collection, Sequence
 
 from solrl_client.addresses import origin
+from solrl_core.errors import PromptError
 from solrl_core.fingerprint import model_digest
 from solrl_core.model_options import size_text
+from solrl_core.rewards.reward import REWARDS, require_all_judgeable
 from solrl_core.suggestions import did_you_mean
+from solrl_http.problem_responses import unsuitable_prompt
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError, ProblemKind
@@ -41,6 +44,22 @@ def check_request(request: RolloutRequest, hosted: HostedModel, most_queued: int
     _check_fitted(request.plan.fitted, hosted.info)
     _check_frames(request.plan.frames, hosted.info)
     return precision
+
+
+def check_prompts(request: RolloutRequest, hosted: HostedModel) -> None:
+    """Check that the rewards of a request that this service computes can judge by its prompts and their metadata.
+
+    Reward servers check those of their own rewards. The first request imports the code of the rewards.
+
+    Raises:
+        ProblemError: 422 `invalid-request` with the first unsuitable field.
+    """
+    names = (reward.name for reward in request.rewards if reward.at is None)
+    rewards = {name: REWARDS.find(name) for name in names if name not in hosted.remote_rewards}
+    try:
+        require_all_judgeable(rewards, ((prompt.text, prompt.metadata) for prompt in request.prompts))
+    except PromptError as error:
+        raise unsuitable_prompt(error.detail, "body.prompts", error.fields) from None
 
 
 def latent_bytes(request: RolloutRequest, hosted: ModelInfo) -> int:

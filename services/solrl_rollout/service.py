@@ -15,6 +15,7 @@ from solrl_proto.rollouts import RolloutRequest, Served
 
 from solrl_rollout.admission import (
     MAX_LATENT_BYTES,
+    check_prompts,
     check_request,
     external_rewards_of,
     latent_bytes,
@@ -106,6 +107,7 @@ class Service:
         most = min(MAX_LATENT_BYTES, self.settings.tenant_inflight_bytes)
         precision = check_request(request, hosted, self.settings.most_queued, most)
         external_rewards = external_rewards_of(request.rewards, self.settings.reward_hosts)
+        await asyncio.to_thread(check_prompts, request, hosted)
         hold(latent_bytes(request, hosted.info))
         ref = request.adapter
         info = next(one for one in hosted.info.precisions if one.precision == precision)

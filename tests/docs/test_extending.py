@@ -77,7 +77,7 @@ def test_the_demands_on_prompts_are_checked() -> None:
     names: dict[str, Any] = {}
     exec(block.text, names)
     assert prompt_fault(names["counted"], "two dogs", {"count": 2}) is None
-    assert prompt_fault(names["counted"], "dogs", {}) == "its count is None; expected a whole number"
+    assert prompt_fault(names["counted"], "dogs", {}) == "its count is None; expected a whole number from 1 to 16"
 
 
 def test_the_judge_takes_the_page_s_options() -> None:

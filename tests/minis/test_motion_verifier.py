@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from solrl_core.errors import PromptError
 from solrl_core.rewards import RewardSet
+from solrl_core.rewards.reward import require_judgeable
 from solrl_minis.motion_verifier import motion_verifier_reward, verify_motion, verify_motions
 
 from minis_recipe.moving import KINDS, MovingSource, differing_in_one
@@ -56,3 +58,26 @@ def test_the_reward_takes_whole_clips(drawn: tuple[list[Any], torch.Tensor]) -> 
     rewards = RewardSet({"moves": motion_verifier_reward})
     found = rewards.score(["moves"], clips[:9], [""] * 9, metadata)["moves"]
     assert found.tolist() == [verdict.strict for verdict in verify_motions(clips[:9], metadata)]
+
+
+MOVING = {"class": "circle", "color": "red", "count": 1, "motion": "left"}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "field"),
+    [
+        ({"include": [MOVING | {"count": 10**7}]}, "metadata.include.0.count"),
+        ({"include": [MOVING] * 17}, "metadata.include"),
+        ({"include": [MOVING | {"motion": "away"}]}, "metadata.include.0.motion"),
+        ({"include": [MOVING | {"motion": []}]}, "metadata.include.0.motion"),
+        ({"include": [MOVING | {"speed": 10**30}]}, "metadata.include.0.speed"),
+        ({"include": [MOVING], "tag": "crossing"}, "metadata.include"),
+        ({"include": [MOVING | {"position": ["above", 1]}]}, "metadata.include.0.position"),
+    ],
+)
+def test_metadata_of_no_clip_is_refused_with_its_field(metadata: dict[str, Any], field: str) -> None:
+    with pytest.raises(PromptError) as refused:
+        require_judgeable(motion_verifier_reward, "", metadata)
+    assert refused.value.where == field
+    with pytest.raises(PromptError):
+        verify_motion(np.zeros((5, 3, 64, 64), np.float32), metadata)

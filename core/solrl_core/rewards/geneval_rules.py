@@ -9,9 +9,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from solrl_core.rewards.metadata import MOST_COUNT, objects_of, refuse, require_one_of, require_position
+
 THRESHOLD, COUNTING_THRESHOLD = 0.3, 0.9
 """Scores that an object must exceed, and that of prompts with the tag "counting"."""
-MOST_OBJECTS = 16
+MOST_OBJECTS = MOST_COUNT
 """Most objects of a class."""
 POSITION_MARGIN = 0.1
 """Part of the objects' sizes by which they must be apart to be left of, above, … each other."""
@@ -38,47 +40,17 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
     """Require metadata as GenEval's prompts have it.
 
     Raises:
-        ValueError: naming the part at fault.
+        PromptError: naming the part at fault.
     """
-    include, exclude = metadata.get("include", []), metadata.get("exclude", [])
-    if not (isinstance(include, list) and isinstance(exclude, list) and (include or exclude)):
-        raise ValueError(
-            "the metadata has no objects; expected GenEval's `include` or `exclude`, lists such as "
-            '[{"class": "dog", "count": 1}]'
-        )
-    for at, wanted in enumerate(include):
-        _check_object(f"include[{at}]", wanted)
-        if "color" in wanted and wanted["color"] not in COLOURS:
-            raise ValueError(f"include[{at}].color is {wanted['color']!r}; expected one of {list(COLOURS)}")
-        if "position" in wanted:
-            _check_position(f"include[{at}].position", wanted["position"], at)
-    for at, unwanted in enumerate(exclude):
-        _check_object(f"exclude[{at}]", unwanted)
-
-
-def _check_object(where: str, item: Any) -> None:
-    if not isinstance(item, Mapping) or not isinstance(item.get("class"), str):
-        raise ValueError(
-            f'{where} is {item!r}; expected an object with a class, such as {{"class": "dog", "count": 1}}'
-        )
-    count = item.get("count")
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"{where}.count is {count!r}; expected a whole number of at least 1")
-
-
-def _check_position(where: str, position: Any, at: int) -> None:
-    valid = (
-        isinstance(position, list | tuple)
-        and len(position) == 2
-        and position[0] in RELATIONS
-        and isinstance(position[1], int)
-        and 0 <= position[1] < at
-    )
-    if not valid:
-        raise ValueError(
-            f"{where} is {position!r}; expected [RELATION, INDEX], one of {list(RELATIONS)} and the index of an "
-            "earlier object of include"
-        )
+    include, exclude = objects_of(metadata, "include"), objects_of(metadata, "exclude")
+    if not (include or exclude):
+        refuse("metadata", dict(metadata), 'GenEval\'s `include` or `exclude`, such as [{"class": "dog", "count": 1}]')
+    for at, item in enumerate(include):
+        where = f"metadata.include.{at}"
+        if "color" in item:
+            require_one_of(f"{where}.color", item["color"], COLOURS)
+        if "position" in item:
+            require_position(f"{where}.position", item["position"], RELATIONS, at)
 
 
 def kept_objects(

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.rewards.images import as_bytes
+from solrl_core.rewards.metadata import refuse
 from solrl_core.rewards.reward import checks_prompts
 
 _DIRECTED = ("“”", "””", "„“”", "«»", "»«", "‹›", "「」", "『』")
@@ -26,24 +28,40 @@ _ALIKE = str.maketrans("“”„‟«»″‘’‚‛′‐‑‒–—−", '
 """Characters that engines read as others."""
 
 
+MOST_CHARACTERS = 512
+"""Of a text that a prompt asks for, and of its form that is compared: NFKC makes up to eighteen of a character."""
+
+
 def wanted_text(prompt: str, metadata: Mapping[str, Any]) -> str:
     """Text that a prompt asks for: `text` of its metadata, else the first in double quotation marks of any script.
 
     Raises:
-        ValueError: none, one that is not a text, or quotation marks that do not pair.
+        ValueError: none, one that is not a text or is too long, or quotation marks that do not pair.
     """
     text = metadata.get("text")
     if text is None:
-        return _quoted(prompt)
-    if not (isinstance(text, str) and _folded(text)):
-        raise ValueError(f'its text is {text!r}; expected the text that the image shows, such as "OPEN"')
+        return _of_some_length(_quoted(prompt), "text")
+    if not (isinstance(text, str) and _visible(text)):
+        refuse("metadata.text", text, 'the text that the image shows, such as "OPEN"')
+    return _of_some_length(text, "metadata.text")
+
+
+def _of_some_length(text: str, where: str) -> str:
+    """The text, unless it is too long."""
+    if _visible(text) > MOST_CHARACTERS:
+        refuse(where, f"{_visible(text)} characters", f"a text of at most {MOST_CHARACTERS}, after Unicode's NFKC")
     return text
+
+
+def _visible(text: str) -> int:
+    """Number of a text's characters as it is compared, without folding one that is too long."""
+    return len(text) if len(text) > MOST_CHARACTERS else len(_folded(text))
 
 
 def _quoted(prompt: str) -> str:
     found = _QUOTED.search(prompt)
     text = next(filter(None, found.groups())) if found else ""
-    if not _folded(text):
+    if not _visible(text):
         raise ValueError(
             'it has no text to render; expected one in double quotation marks, such as "…", “…”, „…“, «…» or 「…」, or '
             "as `text` of its metadata; single ones may be apostrophes"
@@ -139,9 +157,10 @@ def _folded(text: str) -> str:
 
 def edit_distance(one: str, other: str) -> int:
     """Least number of insertions, deletions and replacements of characters between two texts (Levenshtein's)."""
-    row = list(range(len(other) + 1))
-    for count, character in enumerate(one, 1):
-        diagonal, row[0] = row[0], count
-        for at, another in enumerate(other, 1):
-            diagonal, row[at] = row[at], min(row[at] + 1, row[at - 1] + 1, diagonal + (character != another))
-    return row[-1]
+    letters = np.array([ord(letter) for letter in other], int)
+    places = np.arange(len(other) + 1)
+    row = places
+    for count, letter in enumerate(one, 1):
+        row = np.concatenate(([count], np.minimum(row[1:] + 1, row[:-1] + (letters != ord(letter)))))
+        row = np.minimum.accumulate(row - places) + places  # insertions
+    return int(row[-1])

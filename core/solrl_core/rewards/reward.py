@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import torch
 from solrl_proto.scores import MAX_ANSWER_SECONDS
 
-from solrl_core.errors import RewardError, described
+from solrl_core.errors import PromptError, RewardError, described
 from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.model_options import ModelOptions
 from solrl_core.registry import Registry
@@ -69,7 +69,8 @@ def checks_prompts(check: Callable[[str, Mapping[str, Any]], object]) -> Callabl
     """Decorate a reward that demands something of prompts, so that unsuitable ones are found before anything is loaded.
 
     Args:
-        check: raises ValueError for a text and metadata that the reward cannot judge by.
+        check: raises ValueError for a text and metadata that the reward cannot judge by, at best a `PromptError` with
+            the field. A stranger may choose both, so numbers that become loops or sizes must be bounded here.
     """
 
     def mark(reward: RewardT) -> RewardT:
@@ -80,16 +81,45 @@ def checks_prompts(check: Callable[[str, Mapping[str, Any]], object]) -> Callabl
     return mark
 
 
-def prompt_fault(reward: Any, text: str, metadata: Mapping[str, Any]) -> str | None:
-    """Why a reward, or a class of rewards, cannot judge by this prompt; None if it can, or does not say."""
+def require_judgeable(reward: Any, text: str, metadata: Mapping[str, Any]) -> None:
+    """Refuse a prompt by which a reward, or a class of rewards, says that it cannot judge.
+
+    Raises:
+        PromptError: with the reason.
+    """
     check = getattr(reward, _PROMPT_CHECK, None)
     try:
         if check is not None:
             check(text, copy.deepcopy(metadata))
+    except PromptError:
+        raise
     except ValueError as error:
-        return str(error)
+        raise PromptError(str(error)) from error
     except Exception as error:
-        return f"its check fails: {described(error)}"
+        raise PromptError(f"its check fails: {described(error)}") from error
+
+
+def require_all_judgeable(rewards: Mapping[str, Any], prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    """Refuse the first prompt by which one of the rewards says that it cannot judge.
+
+    Raises:
+        PromptError: names the reward; `where` begins with the prompt's number, such as `3.metadata.text`.
+    """
+    for at, (text, metadata) in enumerate(prompts):
+        for name, reward in rewards.items():
+            try:
+                require_judgeable(reward, text, metadata)
+            except PromptError as error:
+                fields = error.fields | {"where": f"{at}.{error.where}" if error.where else str(at)}
+                raise PromptError(f"reward {name!r} cannot judge by the prompt: {error.detail}", **fields) from None
+
+
+def prompt_fault(reward: Any, text: str, metadata: Mapping[str, Any]) -> str | None:
+    """The reason of `require_judgeable` to refuse a prompt; None if there is none."""
+    try:
+        require_judgeable(reward, text, metadata)
+    except PromptError as error:
+        return str(error)
     return None
 
 
@@ -328,6 +358,10 @@ class RewardSet:
     def first_fault(self, name: str, prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> str | None:
         """Why a reward cannot judge by one of these texts and metadata; None if it can by all, or does not say."""
         return first_fault(self._rewards[name], prompts)
+
+    def require_judgeable(self, names: Iterable[str], prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """As `require_all_judgeable`, for the named rewards."""
+        require_all_judgeable({name: self._rewards[name] for name in names}, prompts)
 
     def digests(self) -> dict[str, str]:
         """Digest of each reward, by `reward:<name>`."""

@@ -236,14 +236,15 @@ def test_relations_depend_on_offset_and_size(x: float, y: float, expected: set[s
 @pytest.mark.parametrize(
     ("metadata", "said"),
     [
-        ({}, "the metadata has no objects; expected GenEval's `include` or `exclude`"),
-        ({"include": "dog"}, "the metadata has no objects"),
-        ({"include": ["dog"]}, "include[0] is 'dog'; expected an object with a class"),
-        ({"include": [{"class": "dog"}]}, "include[0].count is None; expected a whole number of at least 1"),
-        ({"include": [{"class": "dog", "count": True}]}, "include[0].count is True"),
-        ({"include": [A_DOG | {"color": "teal"}]}, "include[0].color is 'teal'; expected one of"),
-        ({"include": [A_DOG | {"position": ["above", 0]}]}, "include[0].position is ['above', 0]"),
-        ({"include": [A_DOG, A_DOG | {"position": ["near", 0]}]}, "include[1].position is ['near', 0]; expected [REL"),
+        ({}, "metadata is {}; expected GenEval's `include` or `exclude`"),
+        ({"include": "dog"}, "metadata.include is 'dog'; expected a list of at most 16 objects"),
+        ({"include": ["dog"]}, "metadata.include.0 is 'dog'; expected an object with a class"),
+        ({"include": [{"class": "dog"}]}, "include.0.count is missing; expected a whole number from 1 to 16"),
+        *[({"exclude": [A_DOG | {"count": count}]}, "exclude.0.count is ") for count in (True, -1, 17, 10**30, 1.0)],
+        ({"exclude": [A_DOG] * 17}, "metadata.exclude is '17 items'"),
+        ({"include": [A_DOG | {"color": "teal"}]}, "include.0.color is 'teal'; expected one of"),
+        ({"include": [A_DOG | {"position": ["above", 0]}]}, "include.0.position is ['above', 0]"),
+        ({"include": [A_DOG, A_DOG | {"position": ["near", 0]}]}, "include.1.position is ['near', 0]; expected [REL"),
     ],
 )
 def test_other_metadata_is_refused(metadata: dict[str, Any], said: str) -> None:

@@ -79,6 +79,8 @@ INCHES = ('"a 6" pipe"', 'a sign "24" and a 6" ruler')
         *[(prompt, {"tag": "sign"}, "no text to render; expected one in double quotation marks") for prompt in SILENT],
         *[(prompt, {}, "is of inches; expected pairs of marks") for prompt in INCHES],
         *[('"A"', {"text": text}, "expected the text that the image shows") for text in ("", " ", "\u200b", 3, ["a"])],
+        *[('"A"', {"text": text}, "metadata.text is '") for text in ("x" * 513, "\ufdfa" * 40, "\ufdfa" * 16_000)],
+        ('"' + "\ufdfa" * 4000 + '"', {}, "text is '4000 characters'; expected a text of at most 512"),
     ],
 )
 def test_a_prompt_without_text_is_refused(prompt: str, metadata: dict[str, Any], said: str) -> None:

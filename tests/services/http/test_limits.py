@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from security_helpers import Guarded, raw
-from service_helpers import MODEL, RunningService, problem, read_response, running_service
+from service_helpers import MODEL, RunningService, problem, read_response, rollout_request, running_service
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 
 MIB = 2**20
@@ -18,7 +18,8 @@ DIGEST = "Content-Digest: sha-256=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[RunningService]:
-    with running_service("--max-body-bytes", str(LIMIT), "--max-adapter-bytes", str(LIMIT)) as running:
+    limits = ["--max-body-bytes", str(LIMIT), "--max-adapter-bytes", str(LIMIT)]
+    with running_service(*limits, "--rewards", "clipscore", "verifier", "judge") as running:
         yield running
 
 
@@ -134,3 +135,37 @@ def test_json_that_takes_much_memory_is_refused_before_it_is_parsed(service: Run
     found = problem(service.client.post("/v1/rollouts", content=body, headers=headers))
     assert (found["status"], found["kind"], found["where"]) == (413, "body-too-large", "body")
     assert found["expected"] == "at most 67108864 bytes"
+
+
+ONE = {"class": "circle", "color": "red", "count": 1}
+
+
+@pytest.mark.parametrize("reward", ["verifier", "judge"])
+@pytest.mark.parametrize(
+    ("include", "field"),
+    [
+        *[([ONE | {"count": count}], "0.count") for count in (10**7, 10**30, 10**400, 17, 0, -1, True, 1.0, None, "1")],
+        ([ONE] * 200, ""),
+        ([ONE, ONE | {"position": ["above", 10**30]}], "1.position"),
+        ([ONE | {"class": "x" * 10_000}], "0.class"),
+    ],
+)
+def test_numbers_of_metadata_are_bounded_before_anything_is_queued(
+    service: RunningService, reward: str, include: list[object], field: str
+) -> None:
+    Path(f"/proc/{service.process.pid}/clear_refs").write_text("5")
+    before = memory(service, "VmRSS")
+    prompts = [{"id": "a", "text": "x", "metadata": {"include": one}} for one in ([ONE], include)]
+    prompts[0]["id"] = "b"
+    refused = service.client.post(
+        "/v1/rollouts", json=rollout_request(steps=1) | {"prompts": prompts, "rewards": [{"name": reward}]}
+    )
+    found = problem(refused)
+    where = f"body.prompts.1.metadata.include.{field}".rstrip(".")
+    assert (found["status"], found["kind"], found["where"]) == (422, "invalid-request", where)
+    assert reward in found["detail"]
+    assert found["got"] is not None
+    assert found["expected"]
+    assert len(refused.content) < 2_000
+    assert memory(service, "VmHWM") - before < 300 * MIB
+    assert service.client.get("/health/live").status_code == 200

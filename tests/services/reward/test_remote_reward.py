@@ -208,6 +208,16 @@ def test_a_server_must_be_there_and_have_the_reward(app: Misbehaving) -> None:
         connect_reward(NAME, {"at": NOBODY})
 
 
+def test_metadata_that_a_server_refuses_is_not_sent_again() -> None:
+    many = {"include": [{"class": "circle", "color": "red", "count": 10**7}]}
+    with (
+        served("verifier") as address,
+        pytest.raises(RewardError, match=r"refused by .*include\.0\.count is 10000000") as told,
+    ):
+        RemoteReward("verifier", address, patience=600)(as_floats(pictures(1)), PROMPTS[:1], [many])
+    assert not isinstance(told.value, RewardUnavailableError)
+
+
 def test_the_token_comes_from_the_environment(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "tokens.json"
     secret, _ = create_token(file, "a", ("score",), None)

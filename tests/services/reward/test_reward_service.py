@@ -33,7 +33,8 @@ from solrl_reward.settings import RewardSettings
 
 BRIGHT, GATED, GREEDY = (f"served_rewards:{name}" for name in ("brightness", "gated", "greedy"))
 AWAY, PATIENT, FUSSY = (f"served_rewards:{name}" for name in ("away", "patient", "fussy"))
-REWARDS = ("clipscore", BRIGHT, GATED, GREEDY, AWAY, PATIENT, FUSSY)
+A_CIRCLE = {"class": "circle", "color": "red"}
+REWARDS = ("clipscore", "verifier", BRIGHT, GATED, GREEDY, AWAY, PATIENT, FUSSY)
 RENAMED = "imagereward"
 
 
@@ -331,6 +332,11 @@ def test_prompts_are_checked_without_images(client: httpx.Client) -> None:
     refused = problem(verdict("served_rewards:fusy", "red"))
     assert (refused["status"], refused["kind"], refused["where"]) == (422, "reward-not-loaded", "body.reward")
     assert "did you mean 'served_rewards:fussy'" in refused["detail"]
+    wrong = body(pictures(2), "verifier", FUSSY, metadata=[{"include": [A_CIRCLE | {"count": n}]} for n in (1, 10**7)])
+    said = problem(ask(client, wrong))
+    where = "body.request.prompts.1.metadata.include.0.count"
+    assert (said["status"], said["kind"], said["where"], said["got"]) == (422, "invalid-request", where, 10**7)
+    assert "'verifier'" in said["detail"]
     assert problem(verdict(FUSSY, *["red"] * (MAX_CHECKED_PROMPTS + 1)))["status"] == 422
 
 

@@ -1,0 +1,66 @@
+"""Checks of a prompt's metadata, which a stranger may have written: GenEval's form, within bounds.
+
+`where` is the field in the prompt, such as `metadata.include.0.count`; all raise `PromptError` with it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from solrl_core.errors import PromptError
+
+MOST_ITEMS = 16
+"""Objects of a list; GenEval's prompts have at most two."""
+MOST_COUNT = 16
+"""Of one object; GenEval's prompts have at most five, and its rules keep no more than 16 of a class."""
+_SHOWN = 100
+"""Characters of a value that an error repeats."""
+
+
+def objects_of(metadata: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """The objects that a list of the metadata names, each with a class and a count; none if it lacks the list."""
+    found, where = metadata.get(name, []), f"metadata.{name}"
+    if not isinstance(found, list) or len(found) > MOST_ITEMS:
+        got = f"{len(found)} items" if isinstance(found, list) else found
+        refuse(where, got, f'a list of at most {MOST_ITEMS} objects, such as [{{"class": "dog", "count": 1}}]')
+    for at, item in enumerate(found):
+        if not isinstance(item, Mapping) or not isinstance(item.get("class"), str):
+            refuse(f"{where}.{at}", item, 'an object with a class, such as {"class": "dog", "count": 1}')
+        count = item.get("count")
+        if not _is_whole(count) or not 1 <= count <= MOST_COUNT:
+            refuse(f"{where}.{at}.count", count, f"a whole number from 1 to {MOST_COUNT}")
+    return found
+
+
+def require_one_of(where: str, value: Any, choices: Sequence[str]) -> None:
+    """Refuse a value that is none of these texts."""
+    if value not in choices:
+        refuse(where, value, f"one of {list(choices)}")
+
+
+def require_position(where: str, value: Any, relations: Sequence[str], at: int) -> None:
+    """Refuse a position that is no relation to an object before the one at this place of its list."""
+    if not (
+        isinstance(value, list | tuple)
+        and len(value) == 2
+        and value[0] in relations
+        and _is_whole(value[1])
+        and 0 <= value[1] < at
+    ):
+        refuse(where, value, f"[RELATION, INDEX], one of {list(relations)} and the index of an earlier object")
+
+
+def refuse(where: str, got: Any, expected: str) -> NoReturn:
+    """Raise the error of a value that is not the expected one."""
+    short = _short(got)
+    detail = f"{where} is {'missing' if got is None else repr(short)}; expected {expected}"
+    raise PromptError(detail, where=where, got="nothing" if got is None else short, expected=expected)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _short(value: Any) -> Any:
+    """A value that may be of any size, as an error repeats it."""
+    text = repr(value)
+    return value if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
