@@ -55,7 +55,10 @@ def _small(value: dict[str, Any]) -> dict[str, Any]:
         level = [item for one in nested for item in (one.values() if isinstance(one, dict) else one)]
     if nested:
         raise ValueError(f"metadata is nested more than {MAX_METADATA_DEPTH} deep; flatten it")
-    size = len(json.dumps(value).encode())
+    try:
+        size = len(json.dumps(value, allow_nan=False).encode())
+    except ValueError as error:
+        raise ValueError("metadata has NaN or Infinity, which JSON lacks; expected finite numbers, or null") from error
     if size > MAX_METADATA_BYTES:
         raise ValueError(f"metadata has {size} bytes as JSON; expected at most {MAX_METADATA_BYTES} per prompt")
     return value

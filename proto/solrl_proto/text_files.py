@@ -8,6 +8,10 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+LARGEST = 512 * 2**20
+"""Bytes of a text file; those of millions of prompts are smaller."""
+_USUAL = 2**20
+
 
 class TextFileError(ValueError):
     """The content of a text file cannot be used; the message names the file."""
@@ -27,9 +31,15 @@ def read_text(path: Path | Traversable) -> str:
 
     Raises:
         OSError: it cannot be read.
-        TextFileError: it is not UTF-8.
+        TextFileError: it is not UTF-8, or has more than LARGEST bytes.
     """
-    return decode_text(path.read_bytes(), path)
+    with path.open("rb") as file:
+        content = file.read(_USUAL)
+        if len(content) == _USUAL:  # memory for so many bytes is taken before they are read
+            content += file.read(LARGEST)
+    if len(content) > LARGEST:
+        raise TextFileError(f"{path}: got more than {LARGEST // 2**20} MiB; expected a smaller text file: split it")
+    return decode_text(content, path)
 
 
 def decode_text(content: bytes, place: object) -> str:
@@ -83,7 +93,7 @@ def parse_json(text: str, place: object) -> Any:
         return json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
         raise TextFileError(f"{place}: this is not JSON: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TextFileError(f"{place}: {error}") from error
 
 

@@ -1,14 +1,20 @@
 """`solrl-train prompts`: prompt sets from the files that people have."""
 
 import json
+import math
+import os
+from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 import pyarrow
 import pytest
 from pyarrow import parquet
+from solrl_proto import text_files
 from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.import_prompts import HELD_OUT, import_prompts
-from solrl_trainer.settings.prompts import read_prompts
+from solrl_trainer.settings import prompt_tables
+from solrl_trainer.settings.prompts import folded, read_prompts
 from typed import refused, typed
 
 
@@ -55,6 +61,16 @@ OWL, CAT = {"prompt": "an owl"}, {"prompt": "a cat"}
                 {"prompt": 'a "cat"', "Category": "Animals", "Note": "x"},
             ],
         ),
+        (
+            "quoted.tsv",
+            'Prompt\tTag\n"OPEN" on a sign\t"x\ty"\na "cat"\t\n',
+            [{"prompt": '"OPEN" on a sign', "Tag": "x\ty"}, {"prompt": 'a "cat"', "Tag": ""}],
+        ),
+        (
+            "coco.jsonl",
+            "\n".join(json.dumps(row | {"id": number}) for number, row in enumerate((OWL, OWL, OWL, CAT))),
+            [OWL | {"id": 0}, CAT | {"id": 3}],
+        ),
         ("texts.json", '["an owl", {"prompt": "a cat", "n": 3}]', [OWL, CAT | {"n": 3}]),
     ],
 )
@@ -62,11 +78,39 @@ def test_formats_are_read_with_metadata(tmp_path: Path, name: str, text: str, ro
     assert by_prompt(imported(tmp_path, written(tmp_path / name, text))) == by_prompt(rows)
 
 
-def test_parquet_is_read_without_its_images(tmp_path: Path) -> None:
-    table = {"caption": ["an owl", "a cat"], "jpg_0": [b"\x00", b"\x01"], "best": [{"uid": "x"}, None]}
+def test_parquet_is_read_without_its_images(tmp_path: Path, notes: list[str]) -> None:
+    table = {"caption": ["an owl", "a cat"], "jpg_0": [b"\x00", b"\x01"], "best": [{"candidate": "x"}, None]}
+    table |= {"image": [{"bytes": b"\x00", "path": "a.png"}] * 2, "score": [0.5, math.nan]}
+    table |= {"made": [datetime.now(UTC)] * 2, "sizes": [[1], [2, 3]]}
     parquet.write_table(pyarrow.table(table), tmp_path / "pick.parquet")
     found = by_prompt(imported(tmp_path, tmp_path / "pick.parquet"))
-    assert found == by_prompt([OWL | {"best": {"uid": "x"}}, CAT | {"best": None}])
+    rows = [{"best": {"candidate": "x"}, "score": 0.5, "sizes": [1]}, {"best": None, "score": None, "sizes": [2, 3]}]
+    assert found == by_prompt([OWL | rows[0], CAT | rows[1]])
+    left_out = "columns that JSON has no form for are left out: image, jpg_0, made"
+    assert notes == [f"{tmp_path}/pick.parquet: {left_out}"]
+
+
+def test_a_small_file_that_becomes_gigabytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (text_files, prompt_tables):
+        monkeypatch.setattr(module, "LARGEST", 2**20)
+    repeated = pyarrow.DictionaryArray.from_arrays([0] * 2**16, ["x" * 100_000])  # 6 GB, if they were read at once
+    for name, column in (("bomb", repeated), ("long", ["x" * 2**21])):
+        path = tmp_path / f"{name}.parquet"
+        parquet.write_table(pyarrow.table({"prompt": column}), path, compression="zstd", store_schema=False)
+        assert path.stat().st_size < 1000
+        before = pyarrow.default_memory_pool().max_memory()
+        with pytest.raises(ValueError, match=rf"{name}\.parquet: got more than 1 MiB of texts once decoded"):
+            imported(tmp_path, path)
+        assert pyarrow.default_memory_pool().max_memory() < before + 2**25
+    with (tmp_path / "zeros.txt").open("wb") as file:
+        file.truncate(5 * 10**9)
+    with pytest.raises(ValueError, match=r"zeros\.txt: got more than 1 MiB"):
+        imported(tmp_path, tmp_path / "zeros.txt")
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")
+    for name in ("pipe.csv", "zero.txt"):
+        with pytest.raises(ValueError, match=rf"{name}, which is a device or a pipe; expected a file"):
+            imported(tmp_path, tmp_path / name)
 
 
 def test_a_saved_data_set_has_its_splits(tmp_path: Path) -> None:
@@ -87,10 +131,12 @@ def test_a_saved_data_set_has_its_splits(tmp_path: Path) -> None:
 def test_a_hub_folder_has_its_splits_by_name_and_a_missing_one_is_named(tmp_path: Path) -> None:
     data = tmp_path / "hub" / "data"
     data.mkdir(parents=True)
-    for split in ("train", "test"):
+    for split in ("train", "test", "test_unique", "trainval", "train2test"):
         parquet.write_table(pyarrow.table({"prompt": [f"{split} owl"]}), data / f"{split}-00000-of-00001.parquet")
+    written(data / "testmini.csv", "prompt\na cat\n")
     import_prompts([tmp_path / "hub"], tmp_path / "set", test_file=tmp_path / "hub")
     assert [item.text for item in read_prompts(tmp_path / "set", "test")] == ["test owl"]
+    assert [item.text for item in read_prompts(tmp_path / "set", "train")] == ["train owl"]
     (data / "test-00000-of-00001.parquet").unlink()
     with pytest.raises(ValueError, match=r"hub with data; expected files of the split 'test'"):
         import_prompts([tmp_path / "hub"], tmp_path / "other", test_file=tmp_path / "hub")
@@ -110,14 +156,20 @@ def test_rows_that_were_merged_and_dropped_are_counted(tmp_path: Path) -> None:
 
 
 def test_rows_of_one_text_are_in_one_split_whatever_their_order(tmp_path: Path) -> None:
-    lines = [json.dumps({"prompt": f"prompt {number // 2}", "n": number}) for number in range(400)]
+    # But for what differs seldom.
+    texts = [(f"prompt {number}", f"Prompt  {number}.") for number in range(200)]
+    lines = [json.dumps({"prompt": text, "n": number}) for number, text in enumerate(chain(*texts))]
     splits = []
     for name, order in (("one", lines), ("two", lines[::-1])):
         import_prompts([written(tmp_path / f"{name}.jsonl", "\n".join(order))], tmp_path / name, test_file=None)
         splits.append({split: {p.text for p in read_prompts(tmp_path / name, split)} for split in ("train", "test")})
     assert splits[0] == splits[1]
-    assert not splits[0]["train"] & splits[0]["test"]
-    assert len(splits[0]["test"]) == 20 < HELD_OUT
+    assert not set(map(folded, splits[0]["train"])) & set(map(folded, splits[0]["test"]))
+    assert len(splits[0]["test"]) == 40 < HELD_OUT
+    with pytest.raises(ValueError, match="got --test -5; expected at least 1"):
+        import_prompts([tmp_path / "one.jsonl"], tmp_path / "three", test=-5, test_file=None)
+    notes = import_prompts([tmp_path / "one.jsonl"], tmp_path / "three", test_file=tmp_path / "two.jsonl")
+    assert notes[-1].startswith("400 held-out prompts are also training prompts, so ")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +178,12 @@ def test_rows_of_one_text_are_in_one_split_whatever_their_order(tmp_path: Path) 
         ("a.jsonl", '{"prompt": "a"}\n{"prompt": null}\n', r"a\.jsonl:2: got the prompt null; expected a text"),
         ("a.jsonl", '{"words": "a"}\n', r"a\.jsonl:1: got the fields words; expected one of prompt, .* or --key NAME"),
         ("a.jsonl", "5\n", r"a\.jsonl:1: got 5; expected a JSON object"),
-        ("a.csv", "prompt,n\na\n", r"a\.csv:2: got another number of cells than the first line's 2"),
+        ("a.csv", "prompt,n\na\n", r"a\.csv:2: got 1 cells; expected 2, as in the first line"),
+        ("a.csv", "prompt,n,n\na,1,2\n", r"a\.csv:1: got the column 'n' twice"),
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": "b", "n": [NaN]}\n', r"a\.jsonl:2: metadata has NaN or Infinity"),
+        ("a.json", '[{"prompt": "b", "n": 1e999}]', r"a\.json, row 1: metadata has NaN or Infinity"),
+        ("a.jsonl", "[" * 100_000, r"a\.jsonl:1: maximum recursion depth"),
+        ("a.jsonl", '{"prompt": "a", "rewards": "high"}\n', r"a\.jsonl:1: "),
         ("a.json", '{"prompt": "a"}', r"a\.json: got dict; expected a list"),
         ("a.xlsx", "x", r"a\.xlsx; expected a file of \.txt, \.jsonl"),
         ("a.txt", "\n", r"no train prompts remain of 0"),

@@ -77,11 +77,13 @@ def test_a_metadata_file_wins_over_a_text_file_with_the_same_prompts(tmp_path: P
 
 def test_prompts_of_both_splits_are_said(tmp_path: Path) -> None:
     written(tmp_path, "train.txt", "one\ntwo\nthree\n")
-    train = read_split(tmp_path, "train")
-    found = in_both(train, read_split(written(tmp_path, "test.txt", "four\ntwo\n"), "test"))
-    assert found.startswith("1 held-out prompts are also training prompts")
+    train = read_split(tmp_path, "train").texts
+    found = in_both(train, ["four", "two"], "train.txt")
+    assert found.startswith("1 held-out prompts are also training prompts, so ")
     assert found.endswith("'two'")
-    assert in_both(train, read_split(written(tmp_path, "test.txt", "four\n"), "test")) == ""
+    assert in_both(train, ["four"], "train.txt") == ""
+    found = in_both(["a café", "a  cat", "an owl"], ["A cafe\u0301.", "a cat!", "an owl", "owls"], "train.txt")
+    assert found.startswith("3 held-out prompts are also training prompts (2 of them but for case, ")
 
 
 def test_an_id_depends_only_on_the_text(tmp_path: Path) -> None:

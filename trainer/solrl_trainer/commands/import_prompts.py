@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -10,10 +11,22 @@ from typing import Any
 
 from solrl_trainer.records.output_files import write_file
 from solrl_trainer.settings.prompt_tables import prompts_of, rows_of
-from solrl_trainer.settings.prompts import LONGEST, NEGATIVE, metadata_file, split_files
+from solrl_trainer.settings.prompts import (
+    LONGEST,
+    NEGATIVE,
+    folded,
+    in_both,
+    metadata_file,
+    prompt_item,
+    split_files,
+)
 
 HELD_OUT = 128
 """Most held-out prompts, if their number is not given."""
+_IDENTIFIER = re.compile(
+    r"(?i)((image|caption|prompt|text|sample|row|item)[_ -]?)?(id|uid|uuid|guid|idx|index)|unnamed: 0|"
+).fullmatch
+"""Names of fields that number rows and say nothing about an image; the last two are of pandas."""
 _SHOWN = 5
 _SHARE = 10
 
@@ -26,6 +39,7 @@ class Imported:
         rows: each once, with its text as `prompt` and its metadata.
         read: number of rows in the files.
         merged: number that equal others.
+        renumbered: number of these that differ in identifiers such as `image_id`, of which the first remains.
         dropped: place and reason of each that is no prompt.
         negative: number of rows whose negative prompt was left out.
     """
@@ -33,6 +47,7 @@ class Imported:
     rows: list[dict[str, Any]] = field(default_factory=list)
     read: int = 0
     merged: int = 0
+    renumbered: int = 0
     dropped: list[str] = field(default_factory=list)
     negative: int = 0
 
@@ -40,6 +55,8 @@ class Imported:
         """Lines for a reader: numbers of rows, and the first that were dropped."""
         numbers = f"{name}: {self.read:,} rows read, {self.merged:,} merged with equal ones"
         lines = [f"{numbers}, {len(self.dropped):,} dropped, {len(self.rows):,} prompts remain"]
+        if self.renumbered:
+            lines.append(f"  {self.renumbered:,} of the merged ones differ in their ids alone; the first remains")
         lines += [f"  dropped {one}" for one in self.dropped[:_SHOWN]]
         if (more := len(self.dropped) - _SHOWN) > 0:
             lines.append(f"  and {more:,} more")
@@ -54,7 +71,7 @@ def import_prompts(
     """Write `train_metadata.jsonl` and `test_metadata.jsonl`; the other fields of a row become its metadata.
 
     Held-out prompts are selected by a digest of their text, so they do not depend on the order of the rows, and all
-    rows of one text are in one split.
+    rows of one `folded` text are in one split.
 
     Args:
         files: of training prompts, as `rows_of` reads them.
@@ -64,7 +81,7 @@ def import_prompts(
         test_file: of the held-out prompts, instead of some of the others.
 
     Returns:
-        Numbers of rows that were read, merged and dropped, as lines for a reader.
+        Numbers of rows that were read, merged and dropped, and of prompts in both splits, as lines for a reader.
 
     Raises:
         ValueError: a row without a prompt, no prompts for a split, or a folder that has prompts; names the place.
@@ -75,6 +92,8 @@ def import_prompts(
         raise ValueError(f"{there[0]} is there already; choose another --output, or remove it")
     if test is not None and test_file is not None:
         raise ValueError("got --test and --test-file; expected one of them")
+    if test is not None and test < 1:
+        raise ValueError(f"got --test {test}; expected at least 1")
     training = read_rows(files, "train", key)
     notes = training.notes("train")
     if test_file is not None:
@@ -92,6 +111,9 @@ def import_prompts(
     for split, path in targets.items():
         write_file(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept[split]))
         notes.append(f"{path}: {len(kept[split]):,} prompt{'s' * (len(kept[split]) != 1)}")
+    texts = {split: [row["prompt"] for row in rows] for split, rows in kept.items()}
+    if both := in_both(texts["train"], texts["test"], " or ".join(path.name for path in targets.values())):
+        notes.append(both)
     return notes
 
 
@@ -101,7 +123,7 @@ def read_rows(files: Sequence[Path], split: str, key: str | None) -> Imported:
     Raises:
         ValueError: a row whose prompt is missing or no text; names the place.
     """
-    found, seen = Imported(), set()
+    found, seen = Imported(), dict[str, dict[str, Any]]()
     for place, prompt, fields in chain.from_iterable(prompts_of(rows_of(path, split), key) for path in files):
         found.read += 1
         if not isinstance(prompt, str):
@@ -110,12 +132,14 @@ def read_rows(files: Sequence[Path], split: str, key: str | None) -> Imported:
             found.dropped.append(f"{place}: {reason}")
             continue
         found.negative += any(map(fields.get, NEGATIVE))
-        row = {"prompt": prompt.strip(), **{name: value for name, value in fields.items() if name not in NEGATIVE}}
-        content = json.dumps(row, sort_keys=True)
+        metadata = {name: value for name, value in fields.items() if name not in ("prompt", *NEGATIVE)}
+        row = {"prompt": prompt_item((place, prompt, metadata)).text, **metadata}
+        content = json.dumps({name: value for name, value in row.items() if not _IDENTIFIER(name)}, sort_keys=True)
         if content in seen:
             found.merged += 1
+            found.renumbered += seen[content] != row
             continue
-        seen.add(content)
+        seen[content] = row
         found.rows.append(row)
     return found
 
@@ -130,10 +154,10 @@ def _unusable(prompt: str) -> str | None:
 
 def split_rows(rows: Sequence[dict[str, Any]], test: int | None) -> dict[str, list[dict[str, Any]]]:
     """Rows by split: the `test` texts with the smallest digests are held out, by default a tenth, at most HELD_OUT."""
-    texts = sorted({row["prompt"] for row in rows}, key=lambda text: hashlib.sha256(text.encode()).digest())
+    texts = sorted({folded(row["prompt"]) for row in rows}, key=lambda text: hashlib.sha256(text.encode()).digest())
     count = min(len(texts) // _SHARE or 1, HELD_OUT) if test is None else test
     held_out = set(texts[:count])
     return {
-        "train": [row for row in rows if row["prompt"] not in held_out],
-        "test": [row for row in rows if row["prompt"] in held_out],
+        "train": [row for row in rows if folded(row["prompt"]) not in held_out],
+        "test": [row for row in rows if folded(row["prompt"]) in held_out],
     }

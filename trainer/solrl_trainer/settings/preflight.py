@@ -133,7 +133,7 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
     check_named(config.reward_options, named)
     for name in named:
         check_reward(name, config.reward_options.get(name, {}), all_given=False)
-    both = (in_both(one, other) for one in train for other in test)
+    both = (in_both(one.texts, other.texts, f"{one.path.name} or {other.path.name}") for one in train for other in test)
     for split in (*train, *test):
         check_known(split.prompts, config.rewards, str(split.path))
     for name, source in config.prompt_sources.items():

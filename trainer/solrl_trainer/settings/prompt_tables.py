@@ -3,11 +3,17 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import logging
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from solrl_proto.text_files import parse_json, read_json, read_lines, read_text
+from solrl_proto.text_files import LARGEST, parse_json, read_json, read_lines, read_text
+
+logger = logging.getLogger(__name__)
 
 Row = tuple[str, dict[str, Any]]
 """Place of a row, `FILE:LINE` or `FILE, row N`, and its fields."""
@@ -27,7 +33,8 @@ def rows_of(path: Path, split: str) -> Iterator[Row]:
         split: of a folder with several, such as train.
 
     Raises:
-        ValueError: another kind of file, a row that has no fields, or a folder without the split; names the place.
+        ValueError: another kind of file, a row that has no fields, a column twice, more than LARGEST bytes once
+            decoded, or a folder without the split; names the place.
         OSError: the file cannot be read.
     """
     if path.is_dir():
@@ -36,6 +43,8 @@ def rows_of(path: Path, split: str) -> Iterator[Row]:
         return
     if (read := _READERS.get(path.suffix.lower())) is None:
         raise ValueError(f"got {path}; expected a file of {', '.join(_READERS)}, or a folder of a saved data set")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"got {path}, which is a device or a pipe; expected a file")
     yield from read(path)
 
 
@@ -62,10 +71,10 @@ def _prompt_key(fields: Mapping[str, Any], place: str, key: str | None) -> str:
 
 
 def _files_of(folder: Path, split: str) -> list[Path]:
-    """Data files of one split: a folder of that name, files whose names begin with it, or all if nothing has it."""
+    """Data files of one split: in a folder of that name, or of a name that says this split and no other."""
     inner = next((folder / name for name in (split, "data") if (folder / name).is_dir()), folder)
     files = sorted(path for path in inner.iterdir() if path.suffix.lower() in _READERS and path.name not in _DESCRIBING)
-    named = [path for path in files if path.name.startswith(split)]
+    named = [path for path in files if re.fullmatch(re.escape(split) + _SHARD, path.name.partition(".")[0])]
     found = files if inner.name == split or (inner / "dataset_info.json").is_file() else named
     if not found:
         there = sorted(path.name for path in folder.iterdir())
@@ -75,6 +84,8 @@ def _files_of(folder: Path, split: str) -> list[Path]:
     return found
 
 
+_SHARD = r"(_metadata)?([-_]\d+(-of-\d+)?)?(-[0-9a-f]{16})?"
+"""What may follow the split in a file's name: `train-00000-of-00002-0123456789abcdef.parquet`."""
 _DESCRIBING = ("dataset_info.json", "dataset_dict.json", "state.json")
 
 
@@ -105,46 +116,126 @@ def _object(row: Any, place: str) -> dict[str, Any]:
     return row
 
 
-def _separated(path: Path) -> Iterator[Row]:
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    table = csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, strict=True)
+def _comma_separated(path: Path) -> Iterator[Row]:
+    table = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
-        for fields in table:
-            place = f"{path}:{table.line_num}"
-            if None in fields or None in fields.values():
-                expected = len(table.fieldnames or ())
-                raise ValueError(f"{place}: got another number of cells than the first line's {expected}")
-            yield place, fields
+        yield from _with_header((f"{path}:{table.line_num}", cells) for cells in table if cells)
     except csv.Error as error:
         raise ValueError(f"{path}:{table.line_num}: {error}") from error
 
 
+def _tab_separated(path: Path) -> Iterator[Row]:
+    """Rows without line breaks in cells; a cell that is not quoted as a whole has its quotation marks as text."""
+    lines = ((f"{path}:{number}", line) for number, line in enumerate(read_lines(path), 1) if line)
+    yield from _with_header((place, [_unquoted(cell) for cell in _CELL.findall(line)]) for place, line in lines)
+
+
+_CELL = re.compile(r'(?:^|(?<=\t))("(?:[^"]|"")*"(?=\t|$)|[^\t]*)')
+
+
+def _unquoted(cell: str) -> str:
+    quoted = len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
+    return cell[1:-1].replace('""', '"') if quoted else cell
+
+
+def _with_header(lines: Iterable[tuple[str, list[str]]]) -> Iterator[Row]:
+    names: list[str] = []
+    for place, cells in lines:
+        if not names:
+            names = _unique(cells, place)
+        elif len(cells) != len(names):
+            raise ValueError(f"{place}: got {len(cells)} cells; expected {len(names)}, as in the first line")
+        else:
+            yield place, dict(zip(names, cells, strict=True))
+
+
+def _unique(names: list[str], place: object) -> list[str]:
+    if doubled := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"{place}: got the column {doubled[0]!r} twice; expected it once: rename or remove one")
+    return names
+
+
 def _table(path: Path) -> Iterator[Row]:
-    """Rows of Parquet or of an Arrow stream, without columns that JSON has no form for, such as images."""
+    """Rows of Parquet or of an Arrow stream, without columns that JSON has no form for, such as images.
+
+    NaN is None: tables without a missing value write it so.
+    """
     try:
+        import pyarrow
         from pyarrow import ipc, parquet
     except ImportError as error:
         raise ValueError(f"reading Parquet and Arrow needs pyarrow ({error}): pip install 'solrl[parquet]'") from error
-    is_parquet = path.suffix.lower() == ".parquet"
-    number = 0
-    for batch in parquet.ParquetFile(path).iter_batches() if is_parquet else ipc.open_stream(path):
-        kept = [name for name, kind in zip(batch.schema.names, batch.schema.types, strict=True) if _plain(kind)]
-        for fields in batch.select(kept).to_pylist():
-            number += 1
-            yield f"{path}, row {number}", fields
+    number = size = 0
+    try:
+        source = parquet.ParquetFile(path) if path.suffix.lower() == ".parquet" else ipc.open_stream(path)
+        plain = _plain_columns(getattr(source, "schema_arrow", source.schema), path)
+        for batch in _batches(source, plain, path) if path.suffix.lower() == ".parquet" else source:
+            step = _rows_at_once(batch.nbytes)
+            for start in range(0, batch.num_rows, step):
+                for fields in batch.select(plain).slice(start, step).to_pylist():
+                    number += 1
+                    size += sum(len(str(value)) for value in fields.values())
+                    _require_size(size, path)
+                    yield f"{path}, row {number}", {name: _without_nan(value) for name, value in fields.items()}
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _batches(file: Any, plain: Sequence[str], path: Path) -> Iterator[Any]:
+    """Batches of a Parquet file, of as many rows as memory has room for, however long their values are."""
+    groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+    columns = [group.column(index) for group in groups for index in range(group.num_columns)]
+    inner = tuple(f"{name}." for name in plain)
+    sizes = [one.total_uncompressed_size for one in columns if f"{one.path_in_schema}.".startswith(inner)]
+    _require_size(sum(sizes), path)
+    yield from file.iter_batches(batch_size=_rows_at_once(max(sizes, default=0)), columns=plain)
+
+
+def _rows_at_once(longest: int) -> int:
+    """Rows whose values fit into memory, of which none is longer than so many bytes."""
+    return min(1024, max(1, LARGEST // max(1, longest)))
+
+
+def _require_size(size: int, path: Path) -> None:
+    if size > LARGEST:
+        raise ValueError(f"{path}: got more than {LARGEST // 2**20} MiB of texts once decoded; expected less: split it")
+
+
+def _plain_columns(schema: Any, path: Path) -> list[str]:
+    """Names of the columns that JSON has a form for; a warning names the others."""
+    _unique(schema.names, path)
+    plain = [name for name, kind in zip(schema.names, schema.types, strict=True) if _plain(kind)]
+    if others := sorted(set(schema.names) - set(plain)):
+        logger.warning(f"{path}: columns that JSON has no form for are left out: {', '.join(others)}")
+    return plain
 
 
 def _plain(kind: Any) -> bool:
-    text = str(kind)
-    return not any(part in text for part in ("binary", "timestamp", "date", "time", "duration", "decimal"))
+    """Whether JSON has a form for an Arrow type: numbers, texts, and lists and objects of them."""
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if types.is_nested(kind):
+        return not types.is_union(kind) and all(_plain(kind.field(index).type) for index in range(kind.num_fields))
+    tests = (types.is_null, types.is_boolean, types.is_integer, types.is_floating)
+    return str(kind) in ("string", "large_string", "string_view") or any(test(kind) for test in tests)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nan(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".txt": _text,
     ".jsonl": _json_lines,
     ".json": _json,
-    ".csv": _separated,
-    ".tsv": _separated,
+    ".csv": _comma_separated,
+    ".tsv": _tab_separated,
     ".parquet": _table,
     ".arrow": _table,
 }

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import ValidationError
 from solrl_core.registry import FolderRegistry
 from solrl_proto.rollouts import PromptItem
 
@@ -49,6 +51,11 @@ class Split:
     path: Path
     prompts: tuple[PromptItem, ...]
     rows: int
+
+    @property
+    def texts(self) -> list[str]:
+        """The prompts' texts."""
+        return [item.text for item in self.prompts]
 
     @property
     def repeated(self) -> str | None:
@@ -111,33 +118,43 @@ def read_prompts(folder: Path, split: str) -> list[PromptItem]:
     return list(read_split(folder, split).prompts)
 
 
-def in_both(train: Split, test: Split) -> str:
-    """Note about the prompts that are in both splits; empty if there are none."""
-    trained = {item.text for item in train.prompts}
-    both = list(dict.fromkeys(item.text for item in test.prompts if item.text in trained))
+def in_both(train: Sequence[str], test: Sequence[str], files: str) -> str:
+    """Note about the texts that are in both splits, but for what `folded` ignores; empty if there are none."""
+    trained, alike = set(train), set(map(folded, train))
+    both = list(dict.fromkeys(text for text in test if folded(text) in alike))
     if not both:
         return ""
+    near = sum(text not in trained for text in both)
+    but = f" ({near:,} of them but for case, spaces, Unicode's form or punctuation at the end)" if near else ""
     return (
-        f"{len(both):,} held-out prompts are also training prompts, so their figures show what was trained on; remove "
-        f"them from {train.path.name} or {test.path.name}: {both[0][:80]!r}" + (", …" if len(both) > 1 else "")
+        f"{len(both):,} held-out prompts are also training prompts{but}, so their figures show what was trained on; "
+        f"remove them from {files}: {both[0][:80]!r}" + (", …" if len(both) > 1 else "")
     )
+
+
+def folded(text: str) -> str:
+    """A text without what seldom changes an image: case, spaces, composed letters (NFC), punctuation at the end."""
+    return " ".join(unicodedata.normalize("NFC", text).casefold().split()).rstrip(".!?…。 ")
 
 
 def _items(path: Path) -> Iterator[PromptItem]:
     rows = prompts_of(rows_of(path, ""))
-    return (_item(row) for row in rows if path.suffix != ".txt" or row[1].strip())
+    return (prompt_item(row) for row in rows if path.suffix != ".txt" or row[1].strip())
 
 
-def _item(row: PromptRow) -> PromptItem:
+def prompt_item(row: PromptRow) -> PromptItem:
     """A row's prompt; its other fields are its metadata.
 
     Raises:
-        ValueError: the row has no text of 1 to 4096 characters, or a negative prompt; names the place.
+        ValueError: the row has no text of 1 to 4096 characters, metadata that is too large or that JSON has no form
+            for, or a negative prompt; names the place.
     """
     place, prompt, metadata = row
     try:
         item = PromptItem(id=_digest(prompt.strip()), text=prompt, metadata=metadata)
     except (ValueError, AttributeError) as error:
+        if isinstance(error, ValidationError) and (fault := error.errors()[0])["loc"][0] == "metadata":
+            raise ValueError(f"{place}: {fault['msg'].removeprefix('Value error, ')}") from error
         got = json.dumps(prompt, ensure_ascii=False)[:80]
         raise ValueError(f"{place}: expected a prompt of 1 to {LONGEST} characters, got {got}") from error
     if negative := next((name for name in NEGATIVE if metadata.get(name)), None):
