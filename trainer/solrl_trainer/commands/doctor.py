@@ -53,7 +53,8 @@ def _prompts(name: str, rewards: Sequence[str], options: diagnosis.Options) -> I
         yield Finding("prompts", "missing", f"{name}: {error}", "give a folder with train.txt and test.txt")
         return
     found = f"{name}: {len(train.prompts)} training, {len(test.prompts)} held out"
-    yield Finding("prompts", "warn" if (both := in_both(train, test)) else "ok", found, both)
+    both = in_both(train.texts, test.texts, f"{train.path.name} or {test.path.name}")
+    yield Finding("prompts", "warn" if both else "ok", found, both)
     for reward in rewards:
         noted: list[str] = []
         with shown_log(noted.append), suppress(ValueError):  # that there is no such reward is a finding of its own
