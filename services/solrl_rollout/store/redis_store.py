@@ -3,6 +3,7 @@
 Keys of a tenant, which share the hash tag `{tenant}` so that Redis Cluster keeps them on one node:
 
     {prefix}:{tenant}:runs                               set of run names
+    {prefix}:{tenant}:bytes                              hash: the bytes of each run's versions
     {prefix}:{tenant}:revision                           revision of the last reported iteration
     {prefix}:{tenant}:run:{run}:versions                 hash: `head`, and a JSON record for each version
     {prefix}:{tenant}:run:{run}:pins                     set of versions
@@ -10,18 +11,21 @@ Keys of a tenant, which share the hash tag `{tenant}` so that Redis Cluster keep
     {prefix}:{tenant}:run:{run}:progress                 hash: `revision`, `last`, `samples`, `sampled`, bytes `held`
     {prefix}:{tenant}:run:{run}:activity                 JSON of the progress within an iteration, which expires
     {prefix}:{tenant}:run:{run}:blob:{version}           a version's bytes
+    {prefix}:{tenant}:run:{run}:upload:{id}              bytes of a push under way, which expire
 
-A damaged record is logged and omitted, so that it does not hide others. Unknown fields are ignored: replicas that share
-a store may have different versions.
+What is damaged, also a key of another type, is logged and omitted, so that it does not hide other runs; a request for
+the damaged run alone says so. Unknown fields are ignored: replicas that share a store may have different versions.
 
-A push is one script, which compares the head and writes bytes and record. Redis must run with `maxmemory-policy
-noeviction`. Its appendfsync determines how much a crash may lose; trainers push lost versions again.
+A push uploads its bytes; then one script compares the head, renames them, and writes the record: a script's arguments
+are copied several times while Redis serves nobody else. Redis must run with `maxmemory-policy noeviction`. Its
+appendfsync determines how much a crash may lose; trainers push lost versions again.
 """
 
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -30,7 +34,7 @@ from pydantic import TypeAdapter, ValidationError
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import OutOfMemoryError, RedisError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.identifiers import Message
 from solrl_proto.secrets import hold_secret
@@ -55,7 +59,7 @@ from solrl_rollout.store.run_store import (
     admit,
     encode_point,
 )
-from solrl_rollout.store.scripts import COMMIT, DELETE, PIN, REWIND, TELL
+from solrl_rollout.store.scripts import COMMIT, DELETE, PIN, PROBE, REWIND, TELL
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +67,10 @@ CONNECTIONS = 64
 """Maximum number of connections to Redis; further commands wait."""
 WAIT_S = 30.0
 """Seconds that a command waits for a connection."""
+UPLOAD_S = 600
+"""Seconds after which the bytes of a push that was cut off are deleted."""
+_MOST_DIGITS = 16
+"""Of versions and revisions, which are below 2**53."""
 _PARSED_AT_ONCE = 256  # points; some milliseconds
 _POINTS: TypeAdapter[tuple[Point, ...]] = TypeAdapter(tuple[Point, ...])
 _SHOWN = 200
@@ -75,9 +83,10 @@ class Keys:
 
     def __init__(self, prefix: str, run: str) -> None:
         self.prefix, self.run = prefix, run
-        self.runs, self.revision = f"{prefix}:runs", f"{prefix}:revision"
+        self.runs, self.bytes, self.revision = f"{prefix}:runs", f"{prefix}:bytes", f"{prefix}:revision"
         own = f"{prefix}:run:{run}"
         self.versions, self.pins, self.blobs = f"{own}:versions", f"{own}:pins", f"{own}:blob"
+        self.upload = f"{own}:upload:{secrets.token_hex(8)}"
         self.iterations, self.progress, self.activity = f"{own}:iterations", f"{own}:progress", f"{own}:activity"
 
 
@@ -108,8 +117,9 @@ class RedisRunStore(RunStore):
         options = pool.connection_kwargs
         host, port = options.get("host", "localhost"), options.get("port", 6379)
         self._address: str = options.get("path") or f"{host}:{port}"
-        scripts = (COMMIT, REWIND, DELETE, PIN, TELL)
-        self._commit, self._rewind, self._delete, self._pin, self._tell = map(self._redis.register_script, scripts)
+        script = self._redis.register_script
+        self._commit, self._rewind, self._delete = script(COMMIT), script(REWIND), script(DELETE)
+        self._pin, self._tell, self._probe = script(PIN), script(TELL), script(PROBE)
 
     async def put(self, tenant: str, info: AdapterInfo, body: bytes) -> tuple[AdapterInfo, bool]:
         keys = self._keys(tenant, info.run)
@@ -117,15 +127,17 @@ class RedisRunStore(RunStore):
             info.version,
             "" if info.parent is None else info.parent,
             info.model_dump_json(),
-            body,
             self.retain,
             "" if self.quota is None else self.quota,
             info.run,
             keys.blobs,
-            f"{keys.prefix}:run",
         ]
-        with self._reported():
-            outcome, *found = await self._commit(keys=[keys.versions, keys.pins, keys.runs], args=arguments)
+        with self._reported(info.run):
+            await self._redis.set(keys.upload, body, ex=UPLOAD_S)
+            places = [keys.versions, keys.pins, keys.runs, keys.bytes, keys.upload]
+            outcome, *found = await self._commit(keys=places, args=arguments)
+        if outcome == b"lost":
+            raise StoreUnavailableError(self._address, "it lost the bytes of a push before they were stored")
         if outcome == b"quota" and self.quota is not None:
             raise quota_exceeded(info.run, info.version, found[0], self.quota)
         if outcome == b"refused":
@@ -139,7 +151,7 @@ class RedisRunStore(RunStore):
     async def get(self, tenant: str, run: str, version: int) -> tuple[AdapterInfo, bytes]:
         info = await self.info(tenant, run, version)
         while True:
-            (body,) = await self._replies([("GET", f"{self._keys(tenant, run).blobs}:{version}")])
+            (body,) = await self._replies(run, ("GET", f"{self._keys(tenant, run).blobs}:{version}"))
             # In a thread: a FLUX.1 adapter takes more than a tenth of a second, too long for the event loop.
             digest = f"sha256:{(await asyncio.to_thread(hashlib.sha256, body or b'')).hexdigest()}"
             if body is not None and digest == info.digest:
@@ -152,25 +164,31 @@ class RedisRunStore(RunStore):
 
     async def info(self, tenant: str, run: str, version: int) -> AdapterInfo:
         keys = self._keys(tenant, run)
-        ((text,),) = await self._replies([("HMGET", keys.versions, str(version))])
+        ((text,),) = await self._replies(run, ("HMGET", keys.versions, str(version)))
         if text is None:
             raise await self._missing(keys, version)
         return info_of(run, version, text)
 
     async def head(self, tenant: str, run: str) -> int | None:
-        (head,) = await self._replies([("HGET", self._keys(tenant, run).versions, "head")])
+        (head,) = await self._replies(run, ("HGET", self._keys(tenant, run).versions, "head"))
         return head_of(run, head)
 
     async def list(self, tenant: str, run: str) -> AdapterList:
-        ((fields, pins),) = await self._held(tenant, [run])
+        keys = self._keys(tenant, run)
+        fields, pins = await self._replies(run, ("HGETALL", keys.versions), ("SMEMBERS", keys.pins))
         return _listed(run, fields, pins)
 
     async def runs(self, tenant: str) -> RunList:
-        (names,) = await self._replies([("SMEMBERS", self._keys(tenant, "").runs)])
+        (names,) = await self._replies(None, ("SMEMBERS", self._keys(tenant, "").runs))
         runs, listed = sorted(name.decode(errors="replace") for name in names), []
-        for run, (fields, pins) in zip(runs, await self._held(tenant, runs), strict=True):
+        keys = [self._keys(tenant, run) for run in runs]
+        asked = [command for one in keys for command in (("HGETALL", one.versions), ("SMEMBERS", one.pins))]
+        replies = await self._each(asked)
+        for run, fields, pins in zip(runs, replies[::2], replies[1::2], strict=True):
+            versions = intact(f"run {run!r}", fields)
             try:
-                listed.append(_listed(run, fields, pins))
+                if versions is not None:
+                    listed.append(_listed(run, versions, intact(f"the pins of run {run!r}", pins) or ()))
             except CorruptError as error:
                 log_damage(f"run {run!r}", str(error.problem.got))
             except RunNotFoundError:
@@ -180,15 +198,16 @@ class RedisRunStore(RunStore):
 
     async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
         keys = self._keys(tenant, run)
-        with self._reported():
+        with self._reported(run):
             found = await self._pin(keys=[keys.versions, keys.pins], args=[version, int(pinned)])
         if not found:
             raise await self._missing(keys, version)
 
     async def rewind(self, tenant: str, run: str, version: int, head: int) -> None:
         keys = self._keys(tenant, run)
-        with self._reported():
-            found = await self._rewind(keys=[keys.versions, keys.pins], args=[version, head, keys.blobs])
+        with self._reported(run):
+            places = [keys.versions, keys.pins, keys.bytes]
+            found = await self._rewind(keys=places, args=[version, head, keys.blobs, run])
         if not found:
             raise await self._missing(keys, version)
         if (now := head_of(run, found)) is not None and now != version:
@@ -198,7 +217,7 @@ class RedisRunStore(RunStore):
         keys = self._keys(tenant, run)
         with self._reported():
             deleted = await self._delete(
-                keys=[keys.runs, keys.versions, keys.pins, keys.iterations, keys.progress, keys.activity],
+                keys=[keys.runs, keys.bytes, keys.versions, keys.pins, keys.iterations, keys.progress, keys.activity],
                 args=[run, keys.blobs],
             )
         if not deleted:
@@ -208,7 +227,7 @@ class RedisRunStore(RunStore):
         keys, samples = self._keys(tenant, run), report.samples
         point = encode_point(report)
         told = (samples.model_dump_json(), samples.iteration) if samples else ("", "")
-        with self._reported():
+        with self._reported(run):
             revision = await self._tell(
                 keys=[keys.versions, keys.iterations, keys.progress, keys.revision],
                 args=[report.iteration, point, *told, KEPT_POINTS, KEPT_POINT_BYTES],
@@ -219,7 +238,7 @@ class RedisRunStore(RunStore):
 
     async def iterations(self, tenant: str, run: str) -> tuple[Point, ...]:
         keys = self._keys(tenant, run)
-        texts, known = await self._replies([("ZRANGE", keys.iterations, "0", "-1"), ("EXISTS", keys.versions)])
+        texts, known = await self._replies(run, ("ZRANGE", keys.iterations, "0", "-1"), ("EXISTS", keys.versions))
         if not texts and not known:
             raise RunNotFoundError(run)
         points: list[Point] = []
@@ -229,16 +248,22 @@ class RedisRunStore(RunStore):
         return tuple(points)
 
     async def samples(self, tenant: str, run: str) -> Samples | None:
-        (text,) = await self._replies([("HGET", self._keys(tenant, run).progress, "samples")])
-        return None if text is None else readable(f"the samples of run {run!r}", Samples, text)
+        (text,) = await self._each([("HGET", self._keys(tenant, run).progress, "samples")])
+        return readable(f"the samples of run {run!r}", Samples, text)
 
     async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
         asked = [("HMGET", self._keys(tenant, run).progress, "revision", "last") for run in runs]
         found: dict[str, Progress] = {}
-        for run, (at, last) in zip(runs, await self._replies(asked, consistent=True), strict=True):
-            point = None if at is None else readable(f"the progress of run {run!r}", Point, last or b"")
-            if point is not None:
-                found[run] = Progress(int(at), point)
+        for run, reply in zip(runs, await self._each(asked, consistent=True), strict=True):
+            place = f"the progress of run {run!r}"
+            at, last = intact(place, reply) or (None, None)
+            point = readable(place, Point, last)
+            if point is None:
+                continue
+            if (revision := number(at or b"")) is None:
+                log_damage(place, f"its revision is {at!r}")
+            else:
+                found[run] = Progress(revision, point)
         return found
 
     async def set_activity(self, tenant: str, run: str, activity: Activity) -> None:
@@ -248,61 +273,80 @@ class RedisRunStore(RunStore):
             await self._redis.set(self._keys(tenant, run).activity, activity.model_dump_json(), ex=KEPT_ACTIVITY_S)
 
     async def activities(self, tenant: str, runs: Sequence[str]) -> dict[str, Activity]:
-        replies = await self._replies([("GET", self._keys(tenant, run).activity) for run in runs])
-        held = {run: text for run, text in zip(runs, replies, strict=True) if text is not None}
+        replies = await self._each([("GET", self._keys(tenant, run).activity) for run in runs])
+        held = dict(zip(runs, replies, strict=True))
         found = {run: readable(f"the activity of run {run!r}", Activity, held[run]) for run in held}
         return {run: one for run, one in found.items() if one is not None}
 
     async def ping(self) -> None:
         with self._reported():
-            await self._redis.ping()
+            await self._probe(keys=[f"{self._prefix}:probe"])
 
     async def close(self) -> None:
         await self._redis.aclose()
 
-    async def _held(self, tenant: str, runs: Sequence[str]) -> Sequence[tuple[dict[bytes, bytes], set[bytes]]]:
-        """The fields of each run's hash, and its pins."""
-        keys = [self._keys(tenant, run) for run in runs]
-        asked = [command for one in keys for command in (("HGETALL", one.versions), ("SMEMBERS", one.pins))]
-        replies = await self._replies(asked)
-        return list(zip(replies[::2], replies[1::2], strict=True))
-
     async def _missing(self, keys: Keys, version: int) -> Exception:
         """The error for a version that is not stored."""
-        (fields,) = await self._replies([("HGETALL", keys.versions)])
+        (fields,) = await self._replies(keys.run, ("HGETALL", keys.versions))
         return not_found(keys.run, version, head_of(keys.run, fields.get(b"head")), numbers(fields))
 
-    async def _replies(self, commands: Sequence[tuple[str, ...]], *, consistent: bool = False) -> Sequence[Any]:
-        """Replies of commands that read. `consistent`: from one view; a Redis without free memory refuses that."""
+    async def _replies(self, run: str | None, *commands: tuple[str, ...]) -> Sequence[Any]:
+        """Replies of commands that read one run, or no run.
+
+        Raises:
+            CorruptError: a key of the run is of another type.
+        """
+        replies = await self._each(commands)
+        for reply in replies:
+            if isinstance(reply, ResponseError):
+                with self._reported(run):
+                    raise reply
+        return replies
+
+    async def _each(self, commands: Sequence[tuple[str, ...]], *, consistent: bool = False) -> Sequence[Any]:
+        """Replies of commands that read, in place of that of a key of another type its error.
+
+        `consistent`: from one view; a Redis without free memory refuses that.
+        """
         with self._reported():
             async with self._redis.pipeline(transaction=consistent) as asked:
                 for command in commands:
                     asked.execute_command(*command)
-                return await asked.execute()
+                replies = await asked.execute(raise_on_error=False)
+            for reply in replies:
+                if isinstance(reply, Exception) and not _is_of_another_type(reply):
+                    raise reply
+        return replies
 
     def _keys(self, tenant: str, run: str) -> Keys:
         return Keys(f"{self._prefix}:{{{tenant}}}", run)
 
     @contextmanager
-    def _reported(self) -> Iterator[None]:
-        """Raise errors of Redis as StoreUnavailableError."""
+    def _reported(self, run: str | None = None) -> Iterator[None]:
+        """Raise errors of Redis as StoreUnavailableError, and of keys of another type as damage of the run."""
         try:
             yield
         except OutOfMemoryError as error:
             raise StoreUnavailableError(self._address, "it has reached its maxmemory", full=True) from error
         except (RedisError, OSError) as error:
+            if run is not None and _is_of_another_type(error):
+                raise CorruptError(run, None, got="a key of another type", expected="the types of its keys") from error
             # Without the commands of the pipeline, which may hold a whole script.
             fault = str(error).rpartition("caused error: ")[2].strip("(',)")
             raise StoreUnavailableError(self._address, f"{type(error).__name__}: {fault}") from error
 
 
-def _listed(run: str, fields: dict[bytes, bytes], pins: set[bytes]) -> AdapterList:
+def _is_of_another_type(error: Exception) -> bool:
+    return isinstance(error, ResponseError) and "WRONGTYPE" in str(error)
+
+
+def _listed(run: str, fields: dict[bytes, bytes], pins: Iterable[bytes]) -> AdapterList:
     if not fields:
         raise RunNotFoundError(run)
     head, infos = head_of(run, fields.get(b"head")), tuple(versions_of(run, fields))
     if head is None or not infos:
         raise CorruptError(run, None, got="no head, or no version that can be read", expected="a head and versions")
-    return AdapterList(run=run, head=head, pinned=tuple(sorted(map(int, pins))), versions=infos)
+    return AdapterList(run=run, head=head, pinned=tuple(numbers(pins)), versions=infos)
 
 
 @lru_cache(1024)
@@ -311,8 +355,18 @@ def log_damage(place: str, fault: str) -> None:
     logger.warning("%s is damaged in the store, and omitted: %r", place, fault[:_SHOWN])
 
 
-def readable(place: str, model: type[Model], text: bytes) -> Model | None:
-    """The message of a JSON record; None if it is damaged."""
+def intact(place: str, reply: Any) -> Any:
+    """A reply; None if it is the error of a key of another type."""
+    if not isinstance(reply, Exception):
+        return reply
+    log_damage(place, str(reply))
+    return None
+
+
+def readable(place: str, model: type[Model], reply: Any) -> Model | None:
+    """The message of a JSON record; None if there is none, or it is damaged."""
+    if (text := intact(place, reply)) is None:
+        return None
     try:
         return model.model_validate_json(text, extra="ignore")
     except ValidationError as error:
@@ -338,9 +392,17 @@ def versions_of(run: str, fields: Mapping[bytes, bytes]) -> Iterator[AdapterInfo
             log_damage(f"version {version} of run {run!r}", str(error.problem.got))
 
 
-def numbers(fields: Mapping[bytes, bytes]) -> list[int]:
-    """The versions among the fields of a run's hash, oldest first."""
-    return sorted(int(field) for field in fields if field.isdigit())
+def number(text: bytes) -> int | None:
+    """The version or revision that a text is; None if it is none, or is written in another way."""
+    if not text.isdigit() or len(text) > _MOST_DIGITS:
+        return None
+    value = int(text)
+    return value if value < 2**53 and text == b"%d" % value else None
+
+
+def numbers(texts: Iterable[bytes]) -> list[int]:
+    """The versions among fields of a run's hash or its pins, oldest first."""
+    return sorted(found for text in texts if (found := number(text)) is not None)
 
 
 def head_of(run: str, text: bytes | None) -> int | None:
@@ -351,9 +413,9 @@ def head_of(run: str, text: bytes | None) -> int | None:
     """
     if not text:
         return None
-    if not text.isdigit():
+    if (head := number(text)) is None:
         raise CorruptError(run, None, got=f"head {str(text)[:_SHOWN]}", expected="a version as its head")
-    return int(text)
+    return head
 
 
 def info_of(run: str, version: int, text: bytes) -> AdapterInfo:

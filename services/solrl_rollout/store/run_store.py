@@ -111,7 +111,7 @@ class RunStore(Protocol):
         """Return the progress within an iteration of the given runs, except those without."""
 
     async def ping(self) -> None:
-        """Return if the store answers."""
+        """Return if the store answers, and takes writes unless it is full."""
 
     async def close(self) -> None:
         """Close connections."""

@@ -1,6 +1,37 @@
 """Lua scripts, each of which Redis runs atomically.
 
-Keys that a script composes are on the node of its KEYS: their prefix contains the tenant's hash tag.
+Keys that a script composes are on the node of its KEYS: their prefix contains the tenant's hash tag. None takes longer
+than one run's versions and the tenant's number of runs require, since Redis serves nobody else meanwhile.
+"""
+
+_VERSIONS = """
+local function versions_of(run)
+  local found = {}
+  for _, field in ipairs(redis.call('HKEYS', run)) do
+    if #field <= 16 and string.find(field, '^%d+$') then
+      found[#found + 1] = field
+    end
+  end
+  return found
+end
+"""
+
+_SIZES = """
+-- The tenant's hash of each run's bytes; one of another type is replaced, since every push measures its run again.
+local function sizes_of(key)
+  if redis.call('TYPE', key).ok ~= 'hash' then
+    redis.call('UNLINK', key)
+  end
+  return redis.call('HGETALL', key)
+end
+
+local function bytes_of(run, blobs)
+  local bytes = 0
+  for _, version in ipairs(versions_of(run)) do
+    bytes = bytes + redis.call('STRLEN', blobs .. ':' .. version)
+  end
+  return bytes
+end
 """
 
 _FORGET = """
@@ -12,58 +43,69 @@ end
 """
 
 COMMIT = (
-    _FORGET
+    _VERSIONS
+    + _SIZES
+    + _FORGET
     + """
--- KEYS: the run's hash, its pins, the tenant's runs.
--- ARGV: version, parent ('' for none), record, body, versions to keep, quota ('' for none), run, prefix of the run's
--- blobs, prefix of the tenant's runs.
--- Answers {'stored'}, {'refused', head or '', the version's record or ''}, or {'quota', bytes with this version}.
-local run, pins, version = KEYS[1], KEYS[2], ARGV[1]
+-- KEYS: the run's hash, its pins, the tenant's runs, their bytes, the uploaded bytes.
+-- ARGV: version, parent ('' for none), record, versions to keep, quota ('' for none), run, prefix of the run's blobs.
+-- Answers {'stored'}, {'refused', head or '', the version's record or ''}, {'quota', bytes with this version}, or
+-- {'lost'} if the uploaded bytes are gone. Unless it is stored, the upload is removed.
+local run, pins, version, upload = KEYS[1], KEYS[2], ARGV[1], KEYS[5]
 local head = redis.call('HGET', run, 'head') or ''
 local record = redis.call('HGET', run, version) or ''
 if record ~= '' or head ~= ARGV[2] or (head ~= '' and tonumber(version) <= tonumber(head)) then
+  redis.call('UNLINK', upload)
   return {'refused', head, record}
+end
+if redis.call('EXISTS', upload) == 0 then
+  return {'lost'}
 end
 
 local versions = {version}
-for _, field in ipairs(redis.call('HKEYS', run)) do
-  if tonumber(field) and redis.call('SISMEMBER', pins, field) == 0 then
+for _, field in ipairs(versions_of(run)) do
+  if redis.call('SISMEMBER', pins, field) == 0 then
     versions[#versions + 1] = field
   end
 end
 table.sort(versions, function(a, b) return tonumber(a) < tonumber(b) end)
-local old = #versions - tonumber(ARGV[5])
+local old = #versions - tonumber(ARGV[4])
 
-if ARGV[6] ~= '' then
-  local held = #ARGV[4]
-  for _, name in ipairs(redis.call('SMEMBERS', KEYS[3])) do
-    local key = ARGV[9] .. ':' .. name
-    for _, field in ipairs(redis.call('HKEYS', key .. ':versions')) do
-      held = held + redis.call('STRLEN', key .. ':blob:' .. field)
+local sizes, held = sizes_of(KEYS[4]), bytes_of(run, ARGV[7]) + redis.call('STRLEN', upload)
+for i = 1, old do
+  held = held - redis.call('STRLEN', ARGV[7] .. ':' .. versions[i])
+end
+if ARGV[5] ~= '' then
+  local total = held
+  for i = 1, #sizes, 2 do
+    if sizes[i] ~= ARGV[6] then
+      total = total + (tonumber(sizes[i + 1]) or 0)
     end
   end
-  for i = 1, old do
-    held = held - redis.call('STRLEN', ARGV[8] .. ':' .. versions[i])
-  end
-  if held > tonumber(ARGV[6]) then
-    return {'quota', held}
+  if total > tonumber(ARGV[5]) then
+    redis.call('UNLINK', upload)
+    return {'quota', total}
   end
 end
 
-redis.call('SET', ARGV[8] .. ':' .. version, ARGV[4])
+redis.call('RENAME', upload, ARGV[7] .. ':' .. version)
+redis.call('PERSIST', ARGV[7] .. ':' .. version)
 redis.call('HSET', run, version, ARGV[3], 'head', version)
-redis.call('SADD', KEYS[3], ARGV[7])
+redis.call('SADD', KEYS[3], ARGV[6])
+redis.call('HSET', KEYS[4], ARGV[6], string.format('%.0f', held))
 for i = 1, old do
-  forget(run, pins, ARGV[8], versions[i])
+  forget(run, pins, ARGV[7], versions[i])
 end
 return {'stored'}
 """
 )
 
 REWIND = (
-    _FORGET
+    _VERSIONS
+    + _SIZES
+    + _FORGET
     + """
--- KEYS: the run's hash, its pins. ARGV: version, the head that it replaces, prefix of blobs.
+-- KEYS: the run's hash, its pins, the tenant's bytes. ARGV: version, the head that it replaces, prefix of blobs, run.
 -- Answers the new head; the unchanged head if it is neither of the two; '' if the version does not exist.
 local head = redis.call('HGET', KEYS[1], 'head')
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
@@ -72,26 +114,41 @@ end
 if head ~= ARGV[1] and head ~= ARGV[2] then
   return head
 end
-for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
-  if tonumber(field) and tonumber(field) > tonumber(ARGV[1]) then
+for _, field in ipairs(versions_of(KEYS[1])) do
+  if tonumber(field) > tonumber(ARGV[1]) then
     forget(KEYS[1], KEYS[2], ARGV[3], field)
   end
 end
 redis.call('HSET', KEYS[1], 'head', ARGV[1])
+sizes_of(KEYS[3])
+redis.call('HSET', KEYS[3], ARGV[4], string.format('%.0f', bytes_of(KEYS[1], ARGV[3])))
 return ARGV[1]
 """
 )
 
-DELETE = """
--- KEYS: the tenant's runs, then all keys of the run but its blobs, first its hash. ARGV: run, prefix of blobs.
--- Answers whether there was the run.
-for _, field in ipairs(redis.call('HKEYS', KEYS[2])) do
-  redis.call('UNLINK', ARGV[2] .. ':' .. field)
+DELETE = (
+    _VERSIONS
+    + _SIZES
+    + """
+-- KEYS: the tenant's runs, their bytes, then all keys of the run but its blobs, first its hash, of whatever type.
+-- ARGV: run, prefix of blobs. Answers whether there was the run.
+if redis.call('TYPE', KEYS[3]).ok == 'hash' then
+  for _, version in ipairs(versions_of(KEYS[3])) do
+    redis.call('UNLINK', ARGV[2] .. ':' .. version)
+  end
 end
 redis.call('SREM', KEYS[1], ARGV[1])
-local deleted = redis.call('EXISTS', KEYS[2])
-redis.call('UNLINK', unpack(KEYS, 2))
+sizes_of(KEYS[2])
+redis.call('HDEL', KEYS[2], ARGV[1])
+local deleted = redis.call('EXISTS', KEYS[3])
+redis.call('UNLINK', unpack(KEYS, 3))
 return deleted
+"""
+)
+
+PROBE = """
+-- KEYS: a key that does not exist. Fails where Redis runs no scripts or takes no writes, but not where it is full.
+return redis.call('UNLINK', KEYS[1])
 """
 
 PIN = """
@@ -130,7 +187,11 @@ elseif sampled and sampled > tonumber(ARGV[1]) then
 end
 local now = redis.call('TIME')
 -- The clock may have stepped back, but revisions must still increase: clients ask for changes after a revision.
-local last = tonumber(redis.call('GET', KEYS[4]) or 0)
+local last = redis.pcall('GET', KEYS[4])
+last = type(last) == 'string' and string.find(last, '^%d+$') and tonumber(last) or 0
+if last >= 2 ^ 53 then
+  last = 0
+end
 local revision = string.format('%.0f', math.max(now[1] * 1000000 + now[2], last + 1))
 redis.call('SET', KEYS[4], revision)
 redis.call('HSET', KEYS[3], 'revision', revision, 'last', ARGV[2], 'held', held)

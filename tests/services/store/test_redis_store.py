@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -201,3 +201,115 @@ async def test_a_head_that_is_no_number_is_damage_of_the_run(redis_store: RedisR
     await redis_store.delete(TENANT, "run-a")
     await fill(redis_store, 1)
     assert await kept(redis_store) == [0]
+
+
+@pytest.mark.parametrize("part", ["versions", "pins", "iterations", "progress", "activity"])
+async def test_a_key_of_another_type_is_damage_of_its_run_alone_until_that_is_deleted(
+    redis_store: RedisRunStore, client: redis.Redis, part: str
+) -> None:
+    for run in ("run-a", "run-b"):
+        await fill(redis_store, 1, run)
+        await redis_store.add_iteration(TENANT, run, report(0))
+    key = RECORDS.replace("versions", part)
+    client.delete(key)
+    client.lpush(key, "1")
+    listed = [one.run for one in (await redis_store.runs(TENANT)).runs]
+    assert listed == (["run-b"] if part == "versions" else ["run-a", "run-b"])
+    told = await redis_store.progress(TENANT, ["run-a", "run-b"])
+    assert set(told) == ({"run-b"} if part == "progress" else {"run-a", "run-b"})
+    assert await redis_store.activities(TENANT, ["run-a", "run-b"]) == {}
+    refusing: dict[str, Callable[[], Awaitable[object]]] = {
+        "versions": lambda: redis_store.head(TENANT, "run-a"),
+        "pins": lambda: redis_store.pin(TENANT, "run-a", 0, True),
+        "iterations": lambda: redis_store.iterations(TENANT, "run-a"),
+        "progress": lambda: redis_store.add_iteration(TENANT, "run-a", report(1)),
+    }
+    if part in refusing:
+        assert (await refusal(refusing[part]())).kind == "adapter-corrupt"
+    await redis_store.delete(TENANT, "run-a")
+    await fill(redis_store, 1)
+    await redis_store.add_iteration(TENANT, "run-a", report(0))
+    assert await kept(redis_store) == [0]
+
+
+@pytest.mark.parametrize("text", ["abc", "-1", "007", "0x1", "nan", "9" * 16, "9" * 5000])
+async def test_a_number_of_another_form_is_omitted_and_breaks_no_list(
+    redis_store: RedisRunStore, client: redis.Redis, text: str
+) -> None:
+    await fill(redis_store, 2)
+    await redis_store.pin(TENANT, "run-a", 0, True)
+    await redis_store.add_iteration(TENANT, "run-a", report(0))
+    client.hset(RECORDS, text, "a version")
+    client.sadd(RECORDS.replace("versions", "pins"), text)
+    client.hset(RECORDS.replace("versions", "progress"), "revision", text)
+    client.set("solrl:{tenant-a}:revision", text)
+    client.hset("solrl:{tenant-a}:bytes", "run-b", text)
+    (run,) = (await redis_store.runs(TENANT)).runs
+    assert ([info.version for info in run.versions], run.pinned) == ([0, 1], (0,))
+    assert run == await redis_store.list(TENANT, "run-a")
+    assert await redis_store.progress(TENANT, ["run-a"]) == {}
+    await redis_store.put(TENANT, *adapter(2, 1))
+    await redis_store.rewind(TENANT, "run-a", 1, 2)
+    revision = await redis_store.add_iteration(TENANT, "run-a", report(1))
+    assert (await redis_store.progress(TENANT, ["run-a"]))["run-a"].revision == revision
+
+
+@pytest.mark.parametrize("state", ["replica", "no scripts", "full"])
+async def test_a_redis_that_takes_no_writes_does_not_pass_for_ready(own_redis, state: str) -> None:  # type: ignore[no-untyped-def]
+    store = RedisRunStore(own_redis.url)
+    await store.ping()
+    with redis.Redis.from_url(own_redis.url) as client:
+        if state == "replica":
+            client.replicaof("127.0.0.1", "1")
+        elif state == "no scripts":
+            client.execute_command("ACL", "SETUSER", "default", "-eval", "-evalsha")
+        else:
+            client.config_set("maxmemory", "1mb")
+    if state == "full":  # only uploads are refused
+        await store.ping()
+    else:
+        problem = await refusal(store.ping())
+        assert (problem.status, problem.kind) == (503, "store-unavailable")
+        assert "accepts writes" in str(problem.action)
+    await store.close()
+
+
+async def test_a_push_gives_no_script_its_bytes_and_reads_no_other_runs_versions(own_redis) -> None:  # type: ignore[no-untyped-def]
+    """Redis serves nobody else while it copies a script's arguments, and while the script runs."""
+    store = RedisRunStore(own_redis.url, retain=50, quota=2**20)
+    with redis.Redis.from_url(own_redis.url) as client:
+
+        async def sizes_read(version: int) -> int:
+            before = client.info("commandstats").get("cmdstat_strlen", {"calls": 0})["calls"]
+            await store.put(TENANT, *adapter(version, version - 1 if version else None, run="run-b"))
+            calls: int = client.info("commandstats")["cmdstat_strlen"]["calls"] - before
+            return calls
+
+        first = await sizes_read(0)
+        await fill(store, 20)
+        assert await sizes_read(1) == first + 1
+        client.config_set("slowlog-log-slower-than", 0)
+        await store.put(TENANT, *adapter(20, 19, body=b"these bytes" * 1000))
+        before = keys_of(client)
+        assert (await refusal(store.put(TENANT, *adapter(21, 20, body=bytes(2**20))))).kind == "adapter-quota"
+        assert (await refusal(store.put(TENANT, *adapter(21, 3, body=b"other")))).kind == "parent-conflict"
+        assert keys_of(client) == before, "no upload is left"
+        assert client.ttl("solrl:{tenant-a}:run:run-a:blob:20") == -1
+        commands = [one["command"] for one in client.slowlog_get(1000)]
+    told = {one.split()[0] for one in commands if b"these bytes" in one}
+    assert told == {b"SET"}
+    await store.close()
+
+
+async def test_a_deleted_or_rewound_run_frees_its_tenants_quota(empty_redis_url: str) -> None:
+    store = RedisRunStore(empty_redis_url, quota=100)
+    await store.put(TENANT, *adapter(0, None, body=bytes(40)))
+    await store.put(TENANT, *adapter(1, 0, body=bytes(50)))
+    problem = await refusal(store.put(TENANT, *adapter(0, None, run="run-b", body=bytes(20))))
+    assert str(problem.got).startswith("110 bytes")
+    await store.rewind(TENANT, "run-a", 0, 1)
+    await store.put(TENANT, *adapter(0, None, run="run-b", body=bytes(20)))
+    assert (await refusal(store.put(TENANT, *adapter(1, 0, run="run-b", body=bytes(41))))).kind == "adapter-quota"
+    await store.delete(TENANT, "run-a")
+    await store.put(TENANT, *adapter(1, 0, run="run-b", body=bytes(80)))
+    await store.close()
