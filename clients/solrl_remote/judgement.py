@@ -43,14 +43,15 @@ class Scale:
             raise ValueError(f"got lowest {self.lowest} and highest {self.highest}; expected numbers that increase")
 
     def score(self, text: str, tokens: Sequence[TokenLogprobs] = ()) -> float:
-        """Score of an answer.
+        """Score of an answer, of which reasoning up to `</think>` is no part.
 
         It is the number that the answer states. On a scale within 0 to 9, where each whole number is one token, it is
         the mean of these numbers over the probabilities at the number's token, if its log-probabilities are given.
 
         Raises:
-            ValueError: the answer has no score in this form, or one outside of the range.
+            ValueError: the answer has no score in this form, one outside of the range, or only reasoning.
         """
+        text = _after_thoughts(text)
         found = self._found(text)
         value = float(found[1])
         if not self.lowest <= value <= self.highest:
@@ -88,6 +89,14 @@ class Scale:
         if not total > 0:
             return stated
         return sum(weights[text] * number for text, number in numbers.items()) / total
+
+
+def _after_thoughts(text: str) -> str:
+    """What follows reasoning within an answer; `<think>` itself may be in the model's template."""
+    _, end, rest = text.rpartition("</think>")
+    if not end and text.lstrip().startswith("<think>"):
+        raise ValueError(f"has no end of its reasoning, </think>: got {_shown(text)}")
+    return rest
 
 
 def _token_at(text: str, span: tuple[int, int], tokens: Sequence[TokenLogprobs]) -> TokenLogprobs | None:

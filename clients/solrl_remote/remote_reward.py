@@ -39,9 +39,9 @@ TOKEN = "SOLRL_REWARD_TOKEN"
 TIMEOUT = 20.0
 """Seconds for a server's answer, in addition to those for which its reward waits for another service."""
 
-_MAX_DOCUMENT = 2**18
-"""Bytes of the largest answer, about 10,000 scores. A larger one that is invalid takes gigabytes: pydantic lists all
-faults."""
+_MAX_DOCUMENT = 2**16
+"""Bytes of an answer: 256 scores take 7 kB, a list of 100 rewards 25 kB, a verdict 25 kB. One of megabytes takes
+gigabytes once it is parsed."""
 _NOT_ASKED = {404, 405}
 """Of a server that has no such question."""
 _TEMPORARY = {408, 429, 502, 503, 504}

@@ -9,13 +9,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
-from typing import Annotated, Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import httpx
 import torch
 from aiolimiter import AsyncLimiter
 from PIL import Image
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 from solrl_client.addresses import check_url
 from solrl_client.background import result_of
 from solrl_client.retries import Retries
@@ -27,6 +27,7 @@ from solrl_core.rewards.images import as_pil
 from solrl_proto.printable import printable
 from solrl_proto.secrets import without_secrets
 
+from solrl_remote.completions import ALTERNATIVES, MODELS_BYTES, Choice, Completion, Models, Usage, answer_bytes
 from solrl_remote.judgement import Scale, TokenLogprobs
 
 NAME = "vlm_judge"
@@ -37,59 +38,25 @@ TEMPLATE = (
     "How well does it show what the caption describes, and how good does it look? Answer with one whole number from "
     "{lowest} (worst) to {highest} (best), and nothing else."
 )
-_ALTERNATIVES = 20
 _REMEMBERED = 4096
 """Scores that are kept, so that a call repeated after a fault costs nothing twice."""
 _REFUSED = {400, 413, 422}
 """Statuses by which an endpoint refuses one request, not its sender."""
 _LONGEST_PAUSE = 30.0
-_LARGEST = 64 * 2**20
-"""Bytes of the largest document: an answer of 6,000 tokens with twenty alternatives each takes about half of it."""
-_FAIL_FAST = Field(fail_fast=True)
-"""Of a sequence: a fault takes about a kilobyte, so only the first one is kept."""
+_OWN = {
+    "model",
+    "messages",
+    "temperature",
+    "max_tokens",
+    "max_completion_tokens",
+    "logprobs",
+    "top_logprobs",
+    "n",
+    "stream",
+}
+"""Fields of a request that an extra body cannot give."""
 
-
-class _TokenChoice(BaseModel):
-    token: str
-    logprob: Annotated[float, Field(le=1e-3)]  # NaN is refused, too
-
-
-class _AnswerToken(_TokenChoice):
-    top_logprobs: Annotated[tuple[_TokenChoice, ...], _FAIL_FAST] = ()
-
-
-class _AnswerTokens(BaseModel):
-    content: Annotated[tuple[_AnswerToken, ...], _FAIL_FAST] | None = None
-
-
-class _Message(BaseModel):
-    content: str | None = None
-
-
-class _Choice(BaseModel):
-    message: _Message
-    finish_reason: str | None = None
-    logprobs: _AnswerTokens | None = None
-
-
-class _Usage(BaseModel):
-    prompt_tokens: Annotated[int, Field(ge=0)] = 0
-    completion_tokens: Annotated[int, Field(ge=0)] = 0
-
-
-class _Completion(BaseModel):
-    choices: Annotated[tuple[_Choice, ...], _FAIL_FAST]
-    usage: _Usage | None = None
-
-
-class _Model(BaseModel):
-    id: str
-
-
-class _Models(BaseModel):
-    data: Annotated[tuple[_Model, ...], _FAIL_FAST]
-
-
+TokenLimit = Literal["max_tokens", "max_completion_tokens"]
 _Document = TypeVar("_Document", bound=BaseModel)
 
 
@@ -107,7 +74,7 @@ class _TemporaryError(Exception):
 
 
 class VlmJudge:
-    """Scores that a vision language model gives to images and their prompts, at temperature 0.
+    """Scores that a vision language model gives to images and their prompts.
 
     The model is asked about each image by itself. Its score is the number that it states, or, on a scale within 0 to
     9, the mean of the whole numbers over their probabilities, where the endpoint gives log-probabilities.
@@ -118,7 +85,10 @@ class VlmJudge:
         template: question about an image; `{prompt}` stands for its prompt, `{lowest}` and `{highest}` for the range.
         label: text in front of the score in an answer; without it, an answer must be a number alone.
         lowest, highest: range of the scores.
-        max_tokens: most tokens of an answer; one that is cut there is an error.
+        max_tokens: most tokens of an answer, with those of its reasoning; one that is cut there is an error.
+        token_limit: the endpoint's name for that number; newer models of OpenAI take only max_completion_tokens.
+        temperature: 0 for the likeliest answer; None to send none, for models that refuse it.
+        extra_body: further fields of a request, such as {"reasoning_effort": "minimal"}.
         logprobs: whether to ask for log-probabilities, which some endpoints refuse.
         timeout: seconds within which an answer must be complete.
         patience: seconds for which a request is repeated after temporary faults, with growing pauses.
@@ -150,6 +120,9 @@ class VlmJudge:
         lowest: float = 1,
         highest: float = 5,
         max_tokens: int = 16,
+        token_limit: TokenLimit = "max_tokens",
+        temperature: float | None = 0,
+        extra_body: Mapping[str, Any] | None = None,
         logprobs: bool = True,
         timeout: float = 60.0,
         patience: float = 120.0,
@@ -161,6 +134,10 @@ class VlmJudge:
             raise ValueError(f"got template {template!r}; expected {{prompt}} where the prompt belongs")
         if max_tokens < 1:
             raise ValueError(f"got max_tokens {max_tokens}; expected at least 1")
+        if token_limit not in get_args(TokenLimit):
+            raise ValueError(f"got token_limit {token_limit!r}; expected one of {list(get_args(TokenLimit))}")
+        if taken := sorted(_OWN & set(extra_body or {})):
+            raise ValueError(f"got {taken} in extra_body; expected other fields: the judge's options give these")
         if not (timeout > 0 and patience >= 0 and in_flight >= 1 and (per_second is None or per_second > 0)):
             raise ValueError(
                 f"got timeout {timeout}, patience {patience}, in_flight {in_flight} and per_second {per_second}; "
@@ -168,14 +145,18 @@ class VlmJudge:
             )
         self._scale = Scale(lowest, highest, label)
         self._template = template.replace("{lowest}", f"{lowest:g}").replace("{highest}", f"{highest:g}")
-        self._settings: dict[str, Any] = {"model": model, "temperature": 0, "max_tokens": max_tokens}
+        self._max_tokens = max_tokens
+        self._settings: dict[str, Any] = {"model": model, token_limit: max_tokens, **(extra_body or {})}
+        if temperature is not None:
+            self._settings["temperature"] = temperature
         if logprobs:
-            self._settings |= {"logprobs": True, "top_logprobs": _ALTERNATIVES}
+            self._settings |= {"logprobs": True, "top_logprobs": ALTERNATIVES}
         form = json.dumps([self._settings, self._template, label, lowest, highest], sort_keys=True)
         self.digest = combined_digest(NAME, form, source_digest(Scale))
         self.at = check_url(endpoint, "endpoint of the judge", TOKEN)
         self.max_latency_s = patience + timeout  # the last attempt begins within the patience
         self.costs = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
+        self._largest = answer_bytes(max_tokens, logprobs=logprobs)
         self._timeout = timeout
         self._patience = patience
         self._pace = AsyncLimiter(1, 1 / per_second) if per_second else None
@@ -243,7 +224,7 @@ class VlmJudge:
         ]
         return json.dumps({**self._settings, "messages": [{"role": "user", "content": content}]}).encode()
 
-    async def _complete(self, request: bytes) -> Sequence[_Choice]:
+    async def _complete(self, request: bytes) -> Sequence[Choice]:
         """The answers to a request, a JSON document, which is repeated after temporary faults."""
         headers = {"Content-Type": "application/json"}
         retries = Retries(self._patience, longest=_LONGEST_PAUSE)
@@ -253,7 +234,9 @@ class VlmJudge:
                 await self._pace.acquire()
             self.costs["requests"] += 1
             try:
-                found = await self._attempt(_Completion, "POST", "/chat/completions", content=request, headers=headers)
+                found = await self._attempt(
+                    Completion, "POST", "/chat/completions", self._largest, content=request, headers=headers
+                )
                 break
             except _TemporaryError as error:
                 tries = f", {retries.tries} times in {retries.elapsed:.0f} s" if retries.tries > 1 else ""
@@ -263,15 +246,15 @@ class VlmJudge:
                 if error.limited:
                     self._held_until = max(self._held_until, asyncio.get_running_loop().time() + pause)
             await asyncio.sleep(pause)
-        for kind, number in (found.usage or _Usage()).model_dump().items():
+        for kind, number in (found.usage or Usage()).model_dump().items():
             self.costs[kind] += number
         return found.choices
 
-    async def _attempt(self, model: type[_Document], method: str, path: str, **arguments: Any) -> _Document:
-        """The document of one request."""
+    async def _attempt(self, model: type[_Document], method: str, path: str, limit: int, **arguments: Any) -> _Document:
+        """The document of one request, of at most `limit` bytes."""
         try:
-            answer = await self._http.ask(method, path, _LARGEST, **arguments)
-            body = read_within(answer, _LARGEST)
+            answer = await self._http.ask(method, path, limit, **arguments)
+            body = read_within(answer, limit)
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             # Its text may contain the token.
             raise self._unavailable(f"cannot be asked ({type(error).__name__})") from None
@@ -280,12 +263,13 @@ class VlmJudge:
             raise _TemporaryError(f"gave no answer ({type(error).__name__}: {why})") from None
         except RefusedError as error:
             raise self._unavailable(f"gave an answer that cannot be read: {error.problem.detail}") from None
-        if body is None:
-            raise self._unavailable(f"answered {answer.status_code} to {path} with more than {_LARGEST} bytes")
+        too_long = f"more than {limit} bytes"
         if not answer.is_success:
-            raise self._refusal(answer, path, _message(body))
+            raise self._refusal(answer, path, too_long if body is None else _message(body))
+        if body is None:
+            raise self._unavailable(f"answered {answer.status_code} to {path} with {too_long}, as no right answer has")
         try:
-            return model.model_validate_json(body)
+            return await asyncio.to_thread(model.model_validate_json, body)
         except ValidationError as error:
             got = printable(body.decode(errors="replace"), 200)
             fault = printable(first_invalid_field(error), 400)
@@ -300,7 +284,10 @@ class VlmJudge:
         if status in (408, 429) or status >= 500:
             return _TemporaryError(fault, _retry_after(answer), limited=status == 429)
         if status in _REFUSED:
-            return _RefusedError(f"at {self.at} {fault}")
+            return _RefusedError(
+                f"at {self.at} {fault}; for a parameter that it refuses, see the judge's options token_limit, "
+                "temperature, logprobs and extra_body"
+            )
         if status in (401, 403):
             fault += f"; give the API key in {TOKEN}, or in {TOKEN}_PATH's file"
         elif status == 404:
@@ -309,17 +296,18 @@ class VlmJudge:
             )
         return self._unavailable(fault)
 
-    def _read(self, choices: Sequence[_Choice]) -> float:
+    def _read(self, choices: Sequence[Choice]) -> float:
         """Score of an answer."""
         if len(choices) != 1:
             raise self._unavailable(f"gave {len(choices)} answers to one question; expected one")
         (choice,) = choices
         text = choice.message.content or ""
+        thoughts = f" after {len(choice.thoughts)} characters of reasoning" if choice.thoughts else ""
         if choice.finish_reason == "length":
             end = printable(without_secrets(text)[-100:])
             raise ValueError(
-                f"the answer was cut after {self._settings['max_tokens']} tokens, at {end!r}; "
-                "raise max_tokens, or ask for a shorter answer in the template"
+                f"the answer was cut after {self._max_tokens} tokens{thoughts}, at {end!r}; "
+                "raise max_tokens, or ask for a shorter answer in the template, or for less reasoning in extra_body"
             )
         tokens = [
             TokenLogprobs(one.token, {other.token: other.logprob for other in (one, *one.top_logprobs)})
@@ -328,12 +316,12 @@ class VlmJudge:
         try:
             return self._scale.score(text, tokens)
         except ValueError as error:
-            raise ValueError(f"the answer {error}; change the template, label or range to fit") from None
+            raise ValueError(f"the answer{thoughts} {error}; change the template, label or range to fit") from None
 
     async def _require(self, model: str) -> None:
         """Raise ValueError if the endpoint does not have the model."""
         try:
-            there = [one.id for one in (await self._attempt(_Models, "GET", "/models")).data]
+            there = [one.id for one in (await self._attempt(Models, "GET", "/models", MODELS_BYTES)).data]
         except (_TemporaryError, _RefusedError) as error:
             raise self._unavailable(str(error)) from None
         if model not in there:

@@ -18,6 +18,9 @@ REQUEST_FIELD = "request"
 MAX_SCORED_IMAGES = 256
 """Images of one request."""
 
+MAX_SCORED_REWARDS = 16
+"""Rewards of one request."""
+
 MAX_CHECKED_PROMPTS = 1024
 """Prompts of one request to check them."""
 
@@ -41,7 +44,7 @@ class ScorePrompt(Message):
 class ScoreRequest(Message):
     """A request for scores of images with each of the named rewards."""
 
-    rewards: Annotated[tuple[RewardName, ...], Field(min_length=1, max_length=16, fail_fast=True)]
+    rewards: Annotated[tuple[RewardName, ...], Field(min_length=1, max_length=MAX_SCORED_REWARDS, fail_fast=True)]
     prompts: Annotated[tuple[ScorePrompt, ...], Field(min_length=1, max_length=MAX_SCORED_IMAGES, fail_fast=True)]
     """One for each image."""
 
@@ -82,11 +85,14 @@ class ScoreTimings(Message):
     score: float
 
 
+_Scores = Annotated[tuple[float, ...], Field(max_length=MAX_SCORED_IMAGES, fail_fast=True)]
+
+
 class ScoreAnswer(Message):
     """Raw scores by reward, in the order of the images, and the digest of each reward that gave them."""
 
-    scores: dict[str, tuple[float, ...]]
-    digests: dict[str, Digest]
+    scores: Annotated[dict[str, _Scores], Field(max_length=MAX_SCORED_REWARDS)]
+    digests: Annotated[dict[str, Digest], Field(max_length=MAX_SCORED_REWARDS)]
     seconds: ScoreTimings
 
 
@@ -106,4 +112,4 @@ class RewardInfo(Message):
 class RewardList(Message):
     """Answer of `GET /v1/rewards`."""
 
-    rewards: tuple[RewardInfo, ...]
+    rewards: Annotated[tuple[RewardInfo, ...], Field(max_length=256, fail_fast=True)]

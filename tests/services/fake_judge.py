@@ -86,6 +86,8 @@ class FakeJudge:
                 await asyncio.sleep(0.005)
             if self.mode != "well" and self.faulty > 0:
                 self.faulty -= 1
+                if self.mode == "modern" and not asked.keys() & MODERN:
+                    return _json(self._document(asked))
                 return _echo(request) if self.mode == "echoing" else await self._misbehave(asked)
             return _json(self._document(asked))
         finally:
@@ -109,6 +111,8 @@ class FakeJudge:
         return {"id": "1", "object": "chat.completion", "model": MODEL, "choices": [choice], "usage": usage}
 
     async def _misbehave(self, asked: dict[str, Any]) -> Response:
+        if self.mode == "modern":
+            return _json({"error": {"message": f"Unsupported parameter: {min(asked.keys() & MODERN)!r}"}}, 400)
         if self.mode in REFUSALS:
             return _json(*REFUSALS[self.mode])
         document = self._document(asked)
@@ -125,6 +129,12 @@ class FakeJudge:
                 document["choices"] = []
             case "two answers":
                 document["choices"] = [choice, choice]
+            case "nine answers":
+                document["choices"] = [choice] * 9
+            case "megabytes of answers":
+                return Response(b'{"choices": [' + b'{"message": {}}, ' * 2**22 + b'{"message": {}}]}')
+            case "only reasoning":
+                choice["message"] |= {"content": None, "reasoning_content": "It is grey."}
             case "cut":
                 choice["finish_reason"], choice["message"]["content"] = "length", "The image shows"
             case "no log-probabilities":
@@ -145,7 +155,15 @@ REFUSALS: dict[str, Any] = {
     "too large": ({"error": {"message": "This model's maximum context length is 10 tokens"}}, 400),
     "other document": ({"detail": "no choices here"},),
 }
-TEXTS = {"no number": "I cannot judge this image.", "nothing": None, "outside": "7", "two numbers": "4 or 5"}
+MODERN = {"max_tokens", "temperature", "logprobs"}
+"""Fields that newer models refuse."""
+TEXTS = {
+    "unfinished reasoning": "<think>It is 4",
+    "no number": "I cannot judge this image.",
+    "nothing": None,
+    "outside": "7",
+    "two numbers": "4 or 5",
+}
 
 
 def _echo(request: Request) -> Response:

@@ -1,19 +1,23 @@
 """A judge at an OpenAI-compatible endpoint: its scores, and every way in which the endpoint can fail."""
 
 import asyncio
+import json
 import logging
 import re
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import pytest
 import torch
 from fake_backend import REWARD, FakeBackend, chunk, job, running_engine, scored
 from fake_judge import KEY, MODEL, FakeJudge, question
 from PIL import Image
-from reward_servers import ask, body, client_at, pictures, serving, until
+from reward_servers import RewardProcess, ask, body, client_at, pictures, serving, until
 from service_helpers import problem
 from solrl_client.background import result_of, start
 from solrl_core.errors import RewardError, RewardUnavailableError
@@ -39,6 +43,8 @@ UNAVAILABLE = {
     "elsewhere": "answered 307",
     "no answer": "gave 0 answers to one question; expected one",
     "two answers": "gave 2 answers to one question; expected one",
+    "nine answers": "choices: Tuple should have at most 8 items",
+    "megabytes of answers": "answered 200 to /chat/completions with more than 101376 bytes",
     "log-probabilities that are none": "logprob",
 }
 """Faults of the endpoint, and what the error says."""
@@ -46,6 +52,9 @@ FAILED = {
     "too large": "answered 400 to /chat/completions: This model's maximum context length is 10 tokens",
     "no number": "the answer has no score: got 'I cannot judge this image.'; expected a number alone; change the",
     "nothing": "the answer has no score: got ''",
+    "only reasoning": "the answer after 11 characters of reasoning has no score: got ''",
+    "unfinished reasoning": "the answer has no end of its reasoning, </think>: got '<think>It is 4'",
+    "modern": "Unsupported parameter: 'logprobs'; for a parameter that it refuses, see the judge's options token_limit",
     "outside": "the answer states the score 7; expected 1 to 5",
     "two numbers": "got '4 or 5'; expected a number alone",
     "cut": "the answer was cut after 16 tokens, at 'The image shows'; raise max_tokens",
@@ -150,6 +159,40 @@ def test_a_template_and_a_label_fit_a_model_that_explains(fake: FakeJudge) -> No
     assert question(fake.asked[0]) == "Rate 1 to 5: [a {lowest} {prompt}]. End with 'Final Score:'."
 
 
+def test_models_that_think_or_take_other_limits_are_asked_in_their_way(fake: FakeJudge) -> None:
+    fake.prefix = ["<think>", "2 or 5", "?", "</think>", "\n\n"]
+    torch.testing.assert_close(judged(VlmJudge(fake.endpoint, MODEL), shades(3)), exact(shades(3)))
+    fake.mode = "modern"
+    options: dict[str, Any] = {"token_limit": "max_completion_tokens", "temperature": None, "logprobs": False}
+    effort = {"reasoning_effort": "minimal"}
+    judge = VlmJudge(fake.endpoint, MODEL, max_tokens=500, extra_body=effort, **options)
+    assert judged(judge, shades(3)).tolist() == [1, 3, 5]
+    sent = {name: value for name, value in fake.asked[-1].items() if name != "messages"}
+    assert sent == {"model": MODEL, "max_completion_tokens": 500, **effort}
+
+
+def test_a_huge_answer_takes_neither_memory_nor_time_of_the_reward_service(fake: FakeJudge, tmp_path: Path) -> None:
+    options = {JUDGE: {"endpoint": fake.endpoint, "model": MODEL, "patience": 0}}
+    service = RewardProcess(tmp_path, JUDGE, "--reward-options", json.dumps(options))
+    try:
+        service.start()
+        assert service.program is not None
+        process = psutil.Process(service.program.pid)
+        before = process.memory_info().rss
+        fake.mode = "megabytes of answers"
+        with httpx.Client(base_url=service.address, timeout=600) as client:
+            assert "more than 101376 bytes" in problem(ask(client, body(pictures(4), JUDGE)))["detail"]
+            assert client.get("/health/live").status_code == 200
+        assert peak(service.program.pid) - before < 300 * 2**20
+    finally:
+        service.close()
+
+
+def peak(pid: int) -> int:
+    """Most memory of a process so far, in bytes."""
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[0]) * 1024
+
+
 @pytest.mark.parametrize("mode", UNAVAILABLE)
 def test_a_fault_of_the_endpoint_is_told_and_spoils_nothing(fake: FakeJudge, mode: str) -> None:
     judge = VlmJudge(fake.endpoint, MODEL, timeout=2.0 if mode == "slow" else 60, patience=0)
@@ -246,9 +289,10 @@ def test_the_digest_is_of_model_question_and_parser(fake: FakeJudge, monkeypatch
     assert same.startswith("sha256:")
     assert VlmJudge(f"{fake.endpoint}/", MODEL, in_flight=2, timeout=9, per_second=50, device="cuda").digest == same
     changes = {"model": "another", "template": "Rate this: {prompt}", "label": "Score:", "lowest": 0, "highest": 9}
-    changes |= {"max_tokens": 17, "logprobs": False}
+    changes |= {"max_tokens": 17, "logprobs": False, "temperature": None, "extra_body": {"seed": 1}}
+    changes |= {"token_limit": "max_completion_tokens"}
     others = {VlmJudge(fake.endpoint, **{"model": MODEL, name: value}).digest for name, value in changes.items()}
-    assert len(others | {same}) == 8
+    assert len(others | {same}) == 11
     monkeypatch.setattr("solrl_remote.vlm_judge.source_digest", lambda thing: f"another {thing.__name__}")
     assert VlmJudge(fake.endpoint, MODEL).digest != same
 
@@ -260,6 +304,11 @@ def test_the_digest_is_of_model_question_and_parser(fake: FakeJudge, monkeypatch
         ({"template": "Rate this: {caption}"}, "expected {prompt} where the prompt belongs"),
         ({"lowest": 5, "highest": 1}, "expected numbers that increase"),
         ({"max_tokens": 0}, "got max_tokens 0"),
+        (
+            {"token_limit": "tokens"},
+            "got token_limit 'tokens'; expected one of ['max_tokens', 'max_completion_tokens']",
+        ),
+        ({"extra_body": {"stream": True, "seed": 1}}, "got ['stream'] in extra_body"),
         ({"timeout": 0}, "expected timeout and per_second above 0"),
         ({"per_second": 0}, "expected timeout and per_second above 0"),
         ({"in_flight": 0}, "in_flight of at least 1"),
