@@ -26,15 +26,28 @@ def lossless_file(pixels: torch.Tensor) -> bytes:
     return file.getvalue()
 
 
-def from_file(data: bytes, frames: int = 1) -> torch.Tensor:
-    """The image [3, H, W], or clip [F, 3, H, W] of more than one frame, of a `lossless_file`; float32 in [0, 1]."""
-    shown = []
-    with Image.open(io.BytesIO(data)) as image:
-        for at in range(getattr(image, "n_frames", 1)):
-            image.seek(at)
-            pixels = torch.from_numpy(np.array(image.convert("RGB"))).movedim(-1, 0).float() / 255
-            # Equal frames in a row are stored as one that is shown longer, and all of them as an image.
-            shown += [pixels] * max(1, round(image.info.get("duration", 0) / FRAME_MS))
+def from_file(data: bytes, height: int, width: int, frames: int = 1) -> torch.Tensor:
+    """The image [3, H, W], or clip [F, 3, H, W] of more than one frame, of a `lossless_file`; float32 in [0, 1].
+
+    Raises:
+        ValueError: it is another file, or of another size or length. A file of another size is not decoded.
+    """
+    expected = f"{width} × {height} pixels and at most {frames} frames, as {'PNG' if frames == 1 else 'WebP'}"
+    shown: list[torch.Tensor] = []
+    try:
+        with Image.open(io.BytesIO(data), formats=("PNG" if frames == 1 else "WEBP",)) as image:
+            count = getattr(image, "n_frames", 1)
+            if image.size != (width, height) or count > frames:
+                got = f"{image.width} × {image.height} pixels and {count} frames"
+                raise ValueError(f"got an image of {got}; expected {expected}")
+            for at in range(count):
+                image.seek(at)
+                pixels = torch.from_numpy(np.array(image.convert("RGB"))).movedim(-1, 0).float() / 255
+                # Equal frames in a row are stored as one that is shown longer, and all of them as an image.
+                lasts = max(1, round(image.info.get("duration", 0) / FRAME_MS))
+                shown += [pixels] * min(lasts, frames - len(shown))
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # as Pillow finds it
+        raise ValueError(f"got {len(data)} bytes that are no such image ({error}); expected {expected}") from error
     shown += shown[-1:] * (frames - len(shown))
     return torch.stack(shown) if frames > 1 else shown[0]
 

@@ -1,6 +1,7 @@
 """Files of images and clips, and pictures of clips."""
 
 import io
+import re
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ def test_an_image_is_a_png_and_comes_back() -> None:
     pixels = noise(5, 7, 3)
     file = lossless_file(pixels)
     assert file.startswith(b"\x89PNG")
-    assert torch.equal(from_file(file), floats(pixels))
+    assert torch.equal(from_file(file, 5, 7), floats(pixels))
 
 
 @pytest.mark.parametrize("still", [(), (0, 1, 2), (1, 2), (3, 4), (0, 1, 2, 3, 4)], ids=str)
@@ -30,7 +31,29 @@ def test_a_clip_is_an_animated_webp_and_comes_back_with_its_equal_frames(still: 
     pixels[list(still)] = pixels[still[0]].clone() if still else pixels[[]]
     file = lossless_file(pixels)
     assert file[8:12] == b"WEBP"
-    assert torch.equal(from_file(file, 5), floats(pixels))
+    assert torch.equal(from_file(file, 12, 9, 5), floats(pixels))
+
+
+def test_another_picture_is_refused_before_it_is_decoded() -> None:
+    # Files without their pixels: their heads alone say that they are of another size.
+    large = lossless_file(noise(400, 300, 3))[:64]
+    for file, frames, fault in (
+        (
+            large,
+            1,
+            "got an image of 300 × 400 pixels and 1 frames; expected 9 × 12 pixels and at most 1 frames",
+        ),
+        (large[:20], 1, "got 20 bytes that are no such image"),
+        (b"", 1, "got 0 bytes that are no such image"),
+        (lossless_file(noise(12, 9, 3))[:-200], 1, "no such image"),
+        (webp(noise(12, 9, 3)), 1, "no such image"),
+        (webp(noise(3, 12, 9, 3)), 2, "got an image of 9 × 12 pixels and 3 frames"),
+        (webp(noise(3, 13, 9, 3)), 3, "got an image of 9 × 13 pixels and 3 frames"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(fault)):
+            from_file(file, 12, 9, frames)
+    still = webp(noise(2, 12, 9, 3), frame_ms=10**6)
+    assert from_file(still, 12, 9, 3).shape == (3, 3, 12, 9), "a frame that lasts for minutes is not repeated as often"
 
 
 def test_a_webp_plays_at_the_frame_rate() -> None:

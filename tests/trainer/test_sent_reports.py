@@ -1,5 +1,6 @@
 """What a run tells its service for the page, and again if it does not arrive."""
 
+import base64
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -14,9 +15,12 @@ import torch
 from hostile_service import Answer, HostileService, hostile_service
 from run_folders import iteration_record
 from solrl_client.rollouts import RolloutClient
+from solrl_core.image_files import lossless_file
 from solrl_proto.problems import ProblemKind
 from solrl_proto.rollouts import PromptItem
 from solrl_proto.status import Estimate, HeldOut, RunSettings
+from solrl_trainer.loop import begin_pairs
+from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.records.status_reports import StatusReporter, run_settings
@@ -119,6 +123,40 @@ def test_what_cannot_be_told_ends_neither_run_nor_reports(service: HostileServic
         reporter.report(iteration_record(1))
     assert brought(service) == [(0, False, []), (1, False, [])]
     assert len(notes) == 1
+
+
+def png(side: int) -> str:
+    return base64.b64encode(lossless_file(torch.zeros(side, side, 3, dtype=torch.uint8))).decode()
+
+
+@pytest.mark.parametrize(
+    ("images", "fault"),
+    [
+        ([png(8)], "images; got '1 images'"),
+        ([png(8), None], "images[1]; got '0 bytes that are no such image"),
+        ([png(8), "%%%"], "images[1]; got '0 bytes"),
+        ([png(8), "aW1hZ2U="], "images[1]; got '5 bytes that are no such image"),
+        ([png(9), png(8)], "images[0]; got 'an image of 9 × 9 pixels"),
+    ],
+)
+def test_wrong_pictures_of_a_service_end_no_run(
+    service: HostileService, notes: list[str], images: list[str | None], fault: str
+) -> None:
+    service.change_group = lambda line: line.update(images=images)
+    trained = SimpleNamespace(scores=torch.rand(2), images=torch.rand(2, 3, 8, 8))
+    group = SimpleNamespace(prompt=PromptItem(id="a", text="a"), seeds=(1, 2), scores=(0.2, 0.1), trained=trained)
+    explored = SimpleNamespace(version=0, iteration=0)
+    samples: Any = SimpleNamespace(groups=[group], scores=trained.scores[None], exploration=explored)
+    model: Any = SimpleNamespace(height=8, width=8, frames=1)
+    with RolloutClient(service.url, patience=0) as client:
+        source = RunClient(tiny_config(), client, model=model)
+        session: Any = SimpleNamespace(
+            models=None, adapters={0: b""}, world=Communicator(), config=tiny_config(), source=source
+        )
+        assert begin_pairs(session, RunLog(), 0, samples)() is None
+        assert fault in notes[-1], notes
+        service.change_group = lambda line: line.update(images=[png(8), png(8)])
+        assert begin_pairs(session, RunLog(), 0, samples)().explored.shape == (2, 3, 8, 8)
 
 
 def test_images_take_at_most_a_hundredth_of_the_services_time() -> None:

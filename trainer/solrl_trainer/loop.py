@@ -10,7 +10,6 @@ from solrl_core.adapter import encode_adapter
 from solrl_core.families.backbone import Conditioning, stack
 from solrl_engine.side_stream import Pending, in_background
 from solrl_proto.adapters import adapter_digest
-from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.algorithms.algorithm import advantages_of, aggregated, normalised
@@ -105,6 +104,7 @@ def train(
         open_session(config, world, log.waiting) as session,
     ):
         models, version, changes = session.models, 0, list[Change]()
+        log.model = models.backbone
         if found is not None:
             if world.rank == 0:
                 changes = resuming.check(found, config, session.parts, allowed)
@@ -288,7 +288,7 @@ def begin_pairs(
         if session.world.rank == 0 and session.config.two_stage:
             try:
                 pairs = candidate_pairs(samples, session.source, prompts=SHOWN_PROMPTS, each=SHOWN_EACH)
-            except ProblemError as error:  # of a service; a training must not fail because of images for its report
+            except Exception as error:  # a training must not fail because of images for its report
                 logger.warning(f"the report does not show explored and regenerated images: {error}")
         log.pairs_ready(iteration, samples, pairs)
         return pairs

@@ -19,6 +19,8 @@ DEVICE: Any = SimpleNamespace(
     own_prompts=lambda iteration: PROMPTS, push=lambda version, adapter: None, models=ON_A_GPU
 )
 
+MODEL: Any = SimpleNamespace(height=8, width=8, frames=1)
+
 
 class Asked:
     """A client that notes requests and answers none."""
@@ -45,7 +47,7 @@ def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
         "mini-sana/flowgrpo_fast_two_stage/clipscore", overrides=[*moving, "rollout_url=http://gpu-node:8100"]
     ).config
     client: Any = Asked()
-    asking = RunClient(config, client)
+    asking = RunClient(config, client, model=MODEL)
     source = ServiceSource(config.model_copy(update={"iterations": 3}), asking, DEVICE, Balance(2))
     for version in range(3):
         source.push(version, b"")
@@ -78,7 +80,7 @@ def test_a_run_that_waits_for_its_service_says_so(caplog: pytest.LogCaptureFixtu
 
 def test_a_request_that_a_service_would_refuse_is_a_problem_before_it_is_sent() -> None:
     client: Any = Asked()
-    source = RunClient(tiny_config(), client)
+    source = RunClient(tiny_config(), client, model=MODEL)
     with pytest.raises(ProblemError) as raised:
         source.group_of(PROMPTS[0], [5, 5 + 2**32], 0)
     problem = raised.value.problem

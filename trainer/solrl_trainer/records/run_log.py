@@ -9,6 +9,7 @@ from typing import Any
 
 from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
+from solrl_core.families.backbone import Backbone
 
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.collapse import CollapseAlarm
@@ -35,6 +36,7 @@ class RunLog:
 
     Attributes:
         spearman: rank fidelity of exploration by version, as far as it is measured; only on rank 0.
+        model: of this device, once it is loaded; a service's images must have its size.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class RunLog:
         self._run: dict[str, float] = {}
         self._earlier: dict[str, float] = {}
         self.spearman: dict[int, float] = {}
+        self.model: Backbone | None = None
 
     def waiting(self, server: str, wait: Wait | None) -> None:
         """A server is waited for; None: no longer. It is an `OnWait`."""
@@ -231,12 +234,13 @@ def open_run_log(
             def source() -> RunClient:
                 hosted = client.model(config.model_name)
                 rewards = reward_specs(config.trained, config, hosted)
-                return RunClient(config, client, rewards=rewards, frames=hosted.frames)
+                return RunClient(config, client, rewards=rewards, model=log.model)
 
             reports = StatusReporter(client, config, source)
             status = stack.enter_context(reports)
         metrics = MetricsFile(config.output / "metrics.jsonl")
-        yield RunLog(metrics, reporter, status, trackers, config.optimizer.steps)
+        log = RunLog(metrics, reporter, status, trackers, config.optimizer.steps)
+        yield log
 
 
 @contextmanager

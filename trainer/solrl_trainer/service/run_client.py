@@ -1,12 +1,14 @@
 """Requests to a rollout service for the candidates of one run."""
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from solrl_client.answers import served_differently
 from solrl_client.rollouts import RolloutClient, rollout_request
+from solrl_core.families.backbone import Backbone
 from solrl_core.image_files import for_showing, from_file
 from solrl_engine.scorer import sum_times
 from solrl_proto.identifiers import Precision
@@ -42,7 +44,7 @@ class RunClient:
         requested: how a request names rewards; by default as for a service that has loaded them.
         numerics: of each precision, as the service said at the start; None to accept any.
         restore: removes the cause of a refusal, if it can; the request is then repeated.
-        frames: of the model's clips; 1 for images.
+        model: this device's, whose size the service's images must have; only `images_of` needs it.
     """
 
     config: RunConfig
@@ -52,7 +54,7 @@ class RunClient:
     requested: Callable[[Sequence[RewardSpec]], Requested] = lambda specs: (tuple(specs), None)
     numerics: Mapping[Precision, Numerics] | None = None
     restore: Callable[[Problem], bool] | None = None
-    frames: int = 1
+    model: Backbone | None = None
 
     @property
     def url(self) -> str:
@@ -98,19 +100,31 @@ class RunClient:
             Images `for_showing`, float32 in [0, 1], and the seconds that the service spent on them.
 
         Raises:
-            ProblemError: refused or unreachable.
+            ProblemError: refused or unreachable; 409 `served-differently`: an image is missing or not the model's.
         """
+        assert self.model is not None
         plan, kind = self._unpruned(iteration, decoder_precision=None), "png"
         asked: list[tuple[Sequence[PromptItem], Sequence[Sequence[int]]]] = [(prompts, seeds)]
-        if self.frames > 1:  # of which an answer has room for few
+        if self.model.frames > 1:  # of which an answer has room for few
             each, kind = zip(prompts, seeds, strict=True), "webp"
             asked = [([prompt], [own[i : i + 2]]) for prompt, own in each for i in range(0, len(own), 2)]
         answers = [self._answer(own, version, {"seeds": which}, plan, images=kind) for own, which in asked]
         groups = [group for answer in answers for group in answer.groups]
-        files = [base64.b64decode(file) for group in groups for file in group.images or () if file is not None]
-        images = torch.cat([for_showing(from_file(file, plan.frames or self.frames)[None]) for file in files])
+        size = self.model.height, self.model.width, plan.frames or self.model.frames
+        images = torch.cat([for_showing(image[None]) for group in groups for image in self._images(group, size)])
         spent = [answer.seconds for answer in answers]
         return images, sum(one.switch + one.generate + one.reward for one in spent)
+
+    def _images(self, group: RolloutGroup, size: tuple[int, int, int]) -> Iterator[torch.Tensor]:
+        files, name = group.images or (), f"group {group.prompt_id!r}: images"
+        if len(files) != len(group.seeds):
+            raise served_differently(self.url, name, f"{len(files)} images", f"{len(group.seeds)}, one for each seed")
+        for place, file in enumerate(files):
+            try:
+                yield from_file(base64.b64decode(file or ""), *size)
+            except ValueError as error:  # of base64, too
+                got = str(error).removeprefix("got ")
+                raise served_differently(self.url, f"{name}[{place}]", got, "an image of the model") from error
 
     def group_of(self, prompt: PromptItem, seeds: Sequence[int], version: int) -> RolloutAnswer:
         """One group under `version`, by that iteration's plan: the candidates of these seeds, with their latents.

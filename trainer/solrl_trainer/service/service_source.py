@@ -90,7 +90,7 @@ def open_service_source(
             requested=requested,
             numerics={info.precision: info.numerics for info in served.precisions},
             restore=_restore(supply, world),
-            frames=served.frames,
+            model=loaded.backbone,
         )
         regenerates = config.regenerate.at == "service"
         shares: tuple[Share, Share | None] = config.explore.share, config.regenerate.share if regenerates else None
