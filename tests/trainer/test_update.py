@@ -278,6 +278,17 @@ def test_learning_rates_follow_warm_up_and_half_a_cosine(backbone: Backbone, upd
     assert rates == pytest.approx([0.005, 0.01, 0.01, 0.01 * (1 + 0.5**0.5) / 2, 0.005, 0.01 * (1 - 0.5**0.5) / 2])
 
 
+@pytest.mark.parametrize("updates", [1, 2])
+def test_beta_moves_to_its_end_by_a_constant_factor(loaded: Backbone, updates: int) -> None:
+    moving = ("algorithm.beta=0.04", "algorithm.beta_end=1.0", "algorithm.beta_iterations=4")
+    for iteration, beta in ((0, 0.04), (2, 0.2), (4, 1.0), (9, 1.0)):
+        weights, logged = trained(loaded, tiny_config(f"optimizer.updates={updates}", *moving), iteration)
+        constant = tiny_config(f"optimizer.updates={updates}", f"algorithm.beta={beta}")
+        expected, expected_log = trained(loaded, constant, iteration)
+        assert logged.loss == pytest.approx(expected_log.loss)
+        assert all(torch.allclose(weights[key], value, atol=1e-7) for key, value in expected.items())
+
+
 @pytest.mark.parametrize("words", [("iterations=7",), ("iterations=3", "optimizer.warmup_iterations=6")])
 def test_a_rate_that_would_be_zero_is_refused(words: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="cosine_iterations is 6; expected at least 7, because"):

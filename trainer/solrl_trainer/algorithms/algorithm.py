@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import Field
 from solrl_proto.selection import levelled
@@ -104,6 +104,10 @@ class Algorithm(ABC, Generic[SettingsT, BatchT]):
     @abstractmethod
     def trains_on(self) -> TrainingData[BatchT]:
         """Kind of training data, which determines generation of samples and contents of micro-batches."""
+
+    def at(self, iteration: int) -> Self:
+        """The algorithm with the settings of an iteration, from 0; by default itself."""
+        return self
 
     def advantages(self, rewards: torch.Tensor) -> torch.Tensor:
         """Advantages [groups, kept] of an iteration's samples, from their rewards [groups, kept]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -21,7 +21,14 @@ class DiffusionNftSettings(AlgorithmSettings):
     """Settings of DiffusionNFT."""
 
     beta: Annotated[float, Field(gt=0)] = 1.0
-    """Distance of the implicit positive and negative policies from the behaviour policy."""
+    """Distance of the implicit positive and negative policies from the behaviour policy. A sample of advantage A pulls
+    its velocity by at most A / (adv_clip · beta) of the distance to the sample: a smaller beta learns faster, and holds
+    the policy less."""
+    beta_end: Annotated[float, Field(gt=0)] | None = None
+    """beta from iteration beta_iterations on; before, it moves there from beta by a constant factor. null: beta is
+    constant."""
+    beta_iterations: Annotated[int, Field(gt=0)] = 20
+    """Iterations until beta is beta_end."""
     adv_clip: Annotated[float, Field(gt=0)] = 5.0
     """Advantages are clipped to ± this."""
     advantage_mode: AdvantageMode = "all"
@@ -30,6 +37,13 @@ class DiffusionNftSettings(AlgorithmSettings):
     policies."""
     kl_weight: Annotated[float, Field(ge=0)] = 1e-4
     """Weight of the squared distance to the reference's velocity."""
+
+    def beta_at(self, iteration: int) -> float:
+        """beta in an iteration, from 0."""
+        if self.beta_end is None:
+            return self.beta
+        share = min(1.0, iteration / self.beta_iterations)
+        return float(self.beta ** (1 - share) * self.beta_end**share)
 
 
 class DiffusionNft(Algorithm[DiffusionNftSettings, ForwardBatch]):
@@ -41,6 +55,10 @@ class DiffusionNft(Algorithm[DiffusionNftSettings, ForwardBatch]):
     def __init__(self, settings: DiffusionNftSettings) -> None:
         super().__init__(settings)
         self.fixed = ("reference", "old") if settings.kl_weight else ("old",)
+
+    def at(self, iteration: int) -> Self:
+        """The algorithm with the iteration's beta."""
+        return type(self)(self.settings.model_copy(update={"beta": self.settings.beta_at(iteration)}))
 
     def loss(self, batch: ForwardBatch, velocity: Velocities) -> Loss:
         """Loss of a micro-batch.

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -101,6 +101,7 @@ class Updater:
             for place in share(range(samples.groups), self.world):
                 step.add(place, samples.of_group(place))
             return step.finish()
+        updater = self._at(iteration)
         generator = self._generator(f"update/{iteration}")
         units, sigmas = self._units(samples), self._sigmas(samples)
         losses, norms, figures = [], [], []
@@ -109,11 +110,15 @@ class Updater:
         for number, (chosen, at, portion) in enumerate(self._parts(len(units), len(sigmas) - 1, generator)):
             where = f"iteration {iteration}, update {number}"
             self.optimizer.zero_grad(set_to_none=True)
-            loss, shares = self._accumulate(samples, units[chosen], at, sigmas, generator, work)
+            loss, shares = updater._accumulate(samples, units[chosen], at, sigmas, generator, work)
             norms.append(self._step(loss, iteration * self.settings.steps + number + 1, where))
             losses.append(loss)
             figures += [{name: value * portion for name, value in part.items()} for part in shares]
         return UpdateFigures(sum(losses) / len(losses), sum(norms) / len(norms), max(norms), _summed(figures))
+
+    def _at(self, iteration: int) -> "Updater":
+        """The updater with the algorithm of an iteration."""
+        return replace(self, algorithm=self.algorithm.at(iteration))
 
     def _generator(self, name: str) -> torch.Generator:
         return torch.Generator().manual_seed(expand_seeds(self.config.seed, name, 1)[0])
@@ -276,7 +281,7 @@ class OneStep:
     ) -> None:
         """Begin the step of an iteration over `prompts` of all ranks; `progress` is as of `Updater.update`."""
         assert updater.settings.steps == 1
-        self._updater, self._iteration, self._prompts = updater, iteration, prompts
+        self._updater, self._iteration, self._prompts = updater._at(iteration), iteration, prompts
         self._own = len(share(range(prompts), updater.world))
         self._progress = progress
         self._gradients = GradientBuckets(updater.policy.parameters, updater.world, updater.backbone.device)
