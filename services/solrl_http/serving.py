@@ -110,23 +110,29 @@ def check_exposure(settings: HttpSettings) -> None:
         if all(token.expired for token in read_tokens(settings.token_file)):
             logger.warning("no token in %s is valid, so all requests that need one are refused", settings.token_file)
         return
-    if is_loopback(settings.host):
+    published = settings.published_at is not None and not is_loopback(settings.published_at)
+    if is_loopback(settings.host) and not published:
         return
-    if settings.allow_anonymous:
+    if settings.allow_anonymous and not published:
         logger.warning(
             "there is no token file: anyone who can reach %s can use, read and replace everything",
             settings.host,
         )
         return
+    reached = settings.published_at if published else settings.host
     create = f"solrl-rollout token create --tenant NAME --scopes {settings.token_scopes} --file tokens.json"
     raise ProblemError(
         ProblemKind.NO_TOKENS,
-        f"other machines can reach {settings.host}, and there is no token file to control access",
-        where="--host",
-        got=settings.host,
+        f"other machines can reach {reached}, and there is no token file to control access",
+        where="--published-at" if published else "--host",
+        got=reached,
         expected="a token file, or a loopback address",
-        action=f"create one with `{create}` and pass it as --token-file tokens.json (SOLRL_TOKEN_FILE); or listen on "
-        "127.0.0.1; or, if nobody else can reach the address, pass --allow-anonymous",
+        action=f"create one with `{create}` and pass it as --token-file tokens.json (SOLRL_TOKEN_FILE); "
+        + (
+            "or publish the port on 127.0.0.1 (SOLRL_PUBLISH)"
+            if published
+            else "or listen on 127.0.0.1; or, if nobody else can reach the address, pass --allow-anonymous"
+        ),
     )
 
 
@@ -197,6 +203,7 @@ def _config(app: "ASGIApp", settings: HttpSettings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        headers=[("X-Content-Type-Options", "nosniff")],  # of every answer
         limit_concurrency=settings.max_connections + 1,  # uvicorn refuses the one that reaches its limit
         timeout_keep_alive=settings.keep_alive_timeout,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,

@@ -60,6 +60,10 @@ class HttpSettings(BaseSettings):
     allow_anonymous: bool = False
     """Serve anyone who can reach the address, without tokens. They can use, read and replace everything."""
 
+    published_at: Annotated[str | None, tyro.conf.arg(metavar="HOST", help_behavior_hint="(default: none)")] = None
+    """Address at which a container's port is published. One beyond loopback requires a token file, also with
+    allow_anonymous."""
+
     allowed_hosts: Annotated[tuple[str, ...], NoDecode, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
     """Names and addresses that are allowed as Host, in addition to loopback, on a service without tokens.
     In the environment they are separated by commas."""

@@ -36,9 +36,10 @@ async def live(service: ServiceDep) -> dict[str, str]:
 
 @router.get("/health/ready", tags=["health"])
 @access("open")
-async def ready(service: ServiceDep) -> dict[str, str | list[str]]:
-    """200 while new work is accepted, with the rewards that can be computed."""
-    return {"status": "ready", "rewards": list(service.ready)}
+async def ready(service: ServiceDep) -> dict[str, str]:
+    """200 while new work is accepted; names no reward."""
+    service.require_ready()
+    return {"status": "ready"}
 
 
 @router.get("/v1/rewards", tags=["rewards"])

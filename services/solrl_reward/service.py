@@ -57,15 +57,12 @@ class RewardService:
         if stalled := self._batcher.stalled:
             raise reward_stalled(stalled)
 
-    @property
-    def ready(self) -> tuple[str, ...]:
-        """Names of the rewards that can be computed; raises 503 if there are none."""
+    def require_ready(self) -> None:
+        """Raise 503 if no reward can be computed, or no new work is accepted."""
         self.require_accepting()
         stalled = self._batcher.stalled
-        found = tuple(name for name in self.rewards.names if name not in stalled)
-        if not found:
+        if set(self.rewards.names) <= set(stalled):
             raise reward_stalled(stalled)
-        return found
 
     def require_capacity(self, tenant: str) -> None:
         """Check that a request for at least one image could be accepted; raises 429 `queue-full` or 503."""

@@ -11,7 +11,10 @@ import pytest
 from command_checks import parsed
 from proof.compose import load
 from pydantic_settings import BaseSettings
+from solrl_http.serving import check_exposure
 from solrl_http.settings import SECRETS
+from solrl_http.tokens import TokenFileError
+from solrl_proto.problems import ProblemError
 from solrl_remote import vlm_judge
 from solrl_reward.settings import RewardSettings
 from solrl_rollout.settings import RolloutSettings
@@ -75,6 +78,8 @@ def test_a_service_has_no_privileges_and_no_secret_in_its_environment_or_command
     body = SERVICES[name]
     assert body["cap_drop"] == ["ALL"]
     assert "no-new-privileges:true" in body["security_opt"]
+    assert body["read_only"] is True
+    assert (body["pids_limit"] > 0, bool(body["mem_limit"])) == (True, True)
     assert not body.keys() & {"privileged", "cap_add", "network_mode", "pid", "ipc"}
     if name in OURS:
         assert "user" not in body  # the image's
@@ -133,6 +138,21 @@ def test_health_checks_ask_a_route_that_the_service_has_and_it_has_time_to_finis
     compile(check, name, "exec")
     seconds = sum(RolloutSettings.model_fields[field].default for field in ("drain_timeout", "live_timeout"))
     assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) >= seconds
+
+
+def test_a_service_that_is_published_beyond_loopback_starts_only_with_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settings(**env: str) -> RolloutSettings:
+        with monkeypatch.context() as patched:
+            for name, value in load(FILE, env)["services"]["rollout"]["environment"].items():
+                patched.setenv(name, value)
+            return RolloutSettings()
+
+    check_exposure(settings())
+    check_exposure(settings(SOLRL_PUBLISH="127.0.0.1"))
+    with pytest.raises(ProblemError, match=r"other machines can reach 0\.0\.0\.0"):
+        check_exposure(settings(SOLRL_PUBLISH="0.0.0.0"))
+    with pytest.raises(TokenFileError):
+        check_exposure(settings(SOLRL_PUBLISH="0.0.0.0", SOLRL_TOKEN_FILE="/nowhere/tokens.json"))
 
 
 def test_only_the_loopback_and_tls_are_published() -> None:

@@ -24,7 +24,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
     }
 }
-UNCACHED = {"Cache-Control": "no-cache", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
+UNCACHED = {"Cache-Control": "no-cache", "Referrer-Policy": "no-referrer"}
 _COMPRESS_FROM = 1024
 """Bytes."""
 

@@ -197,3 +197,10 @@ def test_no_secret_is_in_the_log_or_the_file(guarded: Guarded) -> None:
 def test_a_public_address_is_not_served_without_tokens(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("solrl_http.serving.bind", pytest.fail)
     assert re.search(r"--token-file .*--allow-anonymous", refused(main, "serve", "--host", host, "--port", "0"))
+
+
+def test_every_answer_forbids_guessing_its_type_and_an_open_one_names_no_model(guarded: Guarded) -> None:
+    client = guarded.service.client
+    answers = [client.get(path) for path in ("/", "/docs", "/health/ready", "/v1/models", "/nowhere")]
+    assert [answer.headers.get_list("x-content-type-options") for answer in answers] == [["nosniff"]] * len(answers)
+    assert answers[2].json() == {"status": "ready", "workers": 1, "serving": 1}

@@ -343,7 +343,7 @@ def test_prompts_are_checked_without_images(client: httpx.Client) -> None:
 def test_health_metrics_and_documents(client: httpx.Client) -> None:
     scores(client, body(pictures(3), BRIGHT))
     assert client.get("/health/live").json() == {"status": "live"}
-    assert client.get("/health/ready").json() == {"status": "ready", "rewards": [*REWARDS, RENAMED]}
+    assert client.get("/health/ready").json() == {"status": "ready"}
     shown = client.get("/metrics").text
     assert f'solrl_scored_images_total{{reward="{BRIGHT}",tenant="local"}}' in shown
     assert 'solrl_http_requests_total{method="POST",route="/v1/scores",status="200"}' in shown

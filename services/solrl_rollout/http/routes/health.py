@@ -25,8 +25,8 @@ async def live(service: ServiceDep) -> dict[str, str]:
 
 @router.get("/ready")
 @access("open")
-async def ready(service: ServiceDep) -> dict[str, str | list[str] | int]:
-    """200 while the models are loaded, a worker and the store answer, and new work is accepted."""
+async def ready(service: ServiceDep) -> dict[str, str | int]:
+    """200 while the models are loaded, a worker and the store answer, and new work is accepted; names no model."""
     service.require_accepting()
     await _ping_engine(service)
     try:
@@ -47,7 +47,7 @@ async def ready(service: ServiceDep) -> dict[str, str | list[str] | int]:
             retry_after=10,
             action="wait; the service's log says how the workers ended",
         )
-    return {"status": "ready", "models": list(service.hosted), "workers": len(workers), "serving": serving}
+    return {"status": "ready", "workers": len(workers), "serving": serving}
 
 
 async def _ping_engine(service: Service) -> None:
