@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from solrl_proto.printable import printable
 from solrl_proto.text_files import read_json
 
+from solrl_core.devices import require_device
+
 if TYPE_CHECKING:
     from solrl_core.rewards.loading import RewardFile
 
@@ -96,10 +98,12 @@ def _devices(device: str) -> Iterator[Finding]:
         memory = f"{properties.total_memory / 2**30:.0f} GiB"
         found = f"{properties.name}, {memory}, compute capability {properties.major}.{properties.minor}"
         yield Finding(f"cuda:{index}", "ok", found)
-    if device.startswith("cuda") and int(device.partition(":")[2] or 0) >= count:
-        action = "install a CUDA build of torch and a driver, or choose another device"
-        yield Finding("device", "missing", f"there is no {device}: torch finds {count} CUDA devices", action)
-    elif not count:
+    try:
+        require_device(device)
+    except ValueError as error:
+        yield Finding("device", "missing", *str(error).split("; expected ", 1))
+        return
+    if not count:
         found = f"no CUDA device; runs on the CPU, with {torch.get_num_threads()} threads"
         yield Finding("device", "warn", found, "miniatures run; other models need a CUDA GPU")
 

@@ -31,15 +31,6 @@ def parse_reward(text: str, sign: str, expected: str) -> tuple[str, str]:
     return name, rest
 
 
-def resolve_device(device: str) -> str:
-    """The name of a torch device; `auto` is CUDA if available, otherwise the CPU."""
-    if device != "auto":
-        return device
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 class HttpSettings(BaseSettings):
     """Settings of a server's HTTP side; flags take precedence over the environment."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from solrl_core.devices import require_device
 from solrl_core.errors import PromptError
 from solrl_core.model_options import ModelOptions, read_options
 from solrl_core.rewards import RewardSet
@@ -187,7 +188,7 @@ async def running_service(settings: RewardSettings, metrics: RewardMetrics) -> A
         ValueError, OSError: a reward cannot be loaded.
         torch.OutOfMemoryError: the rewards do not fit.
     """
-    device = torch.device(settings.torch_device)
+    device = torch.device(require_device(settings.device))
     rewards = await asyncio.to_thread(_load, settings, device)
     batcher = Batcher(rewards, device, settings.batch, settings.score_timeout, metrics)
     service = RewardService(settings, rewards, batcher, metrics)

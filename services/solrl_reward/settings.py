@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Self
 import tyro
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
-from solrl_http.settings import CONFIG, MIB, HttpSettings, parse_reward, require_within, resolve_device, split
+from solrl_core.devices import DeviceName, resolve_device
+from solrl_http.settings import CONFIG, MIB, HttpSettings, parse_reward, require_within, split
 from solrl_proto.home import with_home
 from solrl_proto.scores import MAX_SCORED_IMAGES
 
@@ -37,7 +38,7 @@ class Scoring(BaseSettings):
     """Model whose solrl.json has options of rewards: a registered name or local folder.
     Its weights are not loaded."""
 
-    device: str = "auto"
+    device: DeviceName = "auto"
     """cpu, cuda, cuda:1, …; auto is CUDA if available, otherwise the CPU."""
 
     batch: Annotated[int, Field(ge=1)] = 32

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from solrl_core.devices import require_device
 from solrl_core.families import load_backbone
 from solrl_core.families.own_pipeline import by_own_pipeline
 from solrl_core.families.pipeline import PipelineBackbone
@@ -22,7 +23,6 @@ from solrl_core.rewards.images import as_pil
 from solrl_core.sampling.generator import Generator
 from solrl_engine.layer_search import KeptLayers, search_layers
 from solrl_engine.precision_check import FLOOR, PROMPTS, SHORTFALL, Measured, PrecisionCheck
-from solrl_http.settings import resolve_device
 from solrl_proto.identifiers import Precision
 from solrl_proto.rollouts import Plan, PromptItem
 from solrl_proto.text_files import parse_json, read_lines
@@ -75,9 +75,9 @@ def check(asked: Check, prompts: Sequence[PromptItem]) -> int:
             f"got {len(prompts)} prompts with {candidates} candidates; expected at least {_FEWEST_PROMPTS} with 8, "
             "because ranks are compared within a prompt"
         )
-    console = Console()
+    console, device = Console(), require_device(asked.device)
     print(f"loading {model} and {', '.join(rewards)}", file=sys.stderr)
-    backbone = load_backbone(model, device=resolve_device(asked.device), revision=asked.revision, size=asked.size)
+    backbone = load_backbone(model, device=device, revision=asked.revision, size=asked.size)
     judges = RewardSet.load(rewards, backbone, asked.reward_options, connect=connect_reward)
     parity = pipeline_difference(backbone, prompts[0], asked.true_steps)
     level = "equal up to rounding" if parity < 0.01 else "NOT equal: report this model to the project"

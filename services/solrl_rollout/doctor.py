@@ -118,7 +118,7 @@ def _workers(settings: RolloutSettings) -> Finding:
     try:
         devices = worker_devices(settings)
     except ValueError as error:
-        return Finding("workers", "missing", str(error), "correct --gpus or --workers")
+        return Finding("workers", "missing", str(error), "correct --device, --gpus or --workers")
     if len(devices) == 1:
         return Finding("workers", "ok", "one, in the service's process")
     return Finding("workers", "ok", f"{len(devices)} processes, on {', '.join(dict.fromkeys(devices))}")

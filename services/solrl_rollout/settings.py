@@ -10,7 +10,8 @@ import tyro
 from pydantic import Field, PositiveInt, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 from solrl_client.addresses import origin
-from solrl_http.settings import CONFIG, MIB, HttpSettings, parse_reward, require_within, resolve_device, split
+from solrl_core.devices import DeviceName, resolve_device
+from solrl_http.settings import CONFIG, MIB, HttpSettings, parse_reward, require_within, split
 from solrl_proto.home import with_home
 from solrl_proto.identifiers import NAME_PATTERN, NAME_RULE, default_model_name, split_checkpoint
 from solrl_proto.rollouts import RequestedPrecision
@@ -59,7 +60,7 @@ class Hosting(BaseSettings):
     location: a registered name, local folder in diffusers format, hub id, or FILE.safetensors+ one of these.
     name: its name in requests; revision: hub commit or tag."""
 
-    device: str = "auto"
+    device: DeviceName = "auto"
     """cpu, cuda, cuda:1, …; auto is CUDA if available, otherwise the CPU."""
 
     gpus: Annotated[str | None, tyro.conf.arg(metavar="all|0,1,…", help_behavior_hint="(default: one, by device)")] = (

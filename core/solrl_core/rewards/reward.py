@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import torch
 from solrl_proto.scores import MAX_ANSWER_SECONDS
 
+from solrl_core.devices import require_device, resolve_device
 from solrl_core.errors import PromptError, RewardError, described
 from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.model_options import ModelOptions
@@ -199,6 +200,8 @@ def load_reward(
     if isinstance(found, type):
         takes_dtype = dtype is not None and "dtype" in inspect.signature(found).parameters
         given = {"device": str(model.device), **({"dtype": dtype} if takes_dtype else {}), **given}
+        if REWARDS.is_built_in(name):
+            given["device"] = resolve_device(given["device"])
     with put_back(partial(_name_load_changes, name)):
         loaded: Reward = REWARDS.make(name, given)
     return loaded
@@ -240,6 +243,7 @@ def check_reward(name: str, options: Mapping[str, Any], *, all_given: bool = Tru
         try:
             dtype_named(options.get("dtype", "float32"))
             batches(0, options.get("batch_size", 1))
+            require_device(options.get("device", "cpu"))
             getattr(found, "sources", tuple)(options)
         except (ValueError, TypeError) as error:
             raise ValueError(f"cannot load reward {name!r}: {error}") from error

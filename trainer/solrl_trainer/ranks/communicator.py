@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
+from solrl_core.devices import require_device
 
 from solrl_trainer.ranks.rank_info import RankInfo
 
@@ -90,10 +91,9 @@ def pick_device(name: str, process: Communicator | RankInfo) -> str:
     """Resolve a device name; `auto` is CUDA if available, otherwise the CPU. Each of several ranks uses a separate GPU.
 
     Raises:
-        ValueError: there is no separate GPU for this rank.
+        ValueError: this machine lacks the device, or has no separate GPU for this rank.
     """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+    name = require_device(name)
     if process.size == 1 or not name.startswith("cuda"):
         return name
     if name != "cuda":

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 from solrl_client.addresses import check_rollout_url
+from solrl_core.devices import DeviceName
 from solrl_core.model_options import ImageSize
 from solrl_proto.home import with_home
 from solrl_proto.identifiers import ModelName, RunName, Seed, default_model_name
@@ -254,7 +255,7 @@ class RunConfig(Section):
     """Iterations of the run."""
     seed: Seed = 42
     """Seed of prompts, candidates, LoRA weights and training noise."""
-    device: str = "auto"
+    device: DeviceName = "auto"
     """cpu, cuda, cuda:1, …; auto is CUDA if available, otherwise the CPU. Several ranks need auto, cuda or cpu."""
     batch: Positive = 24
     """Largest number of images that this device generates or scores at once. Small models on a GPU run faster with

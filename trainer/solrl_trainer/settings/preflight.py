@@ -14,6 +14,7 @@ from solrl_core.suggestions import did_you_mean
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import PromptItem
 
+from solrl_trainer.ranks.rank_info import read_rank_info
 from solrl_trainer.records.folder import check_new
 from solrl_trainer.records.waits import Waits
 from solrl_trainer.service.requirements import require_precision, require_rewards, reward_specs, run_taken
@@ -113,7 +114,7 @@ def unsuitable_prompt(name: str, prompts: Sequence[PromptItem], options: RewardO
 
 
 def _check_here(config: RunConfig, *, resume: bool) -> None:
-    """Check folder, prompts, and the rewards' names and options."""
+    """Check folder, prompts, device, and the rewards' names and options."""
     if not resume:
         check_new(config.output)
     require_trackers(config.track)
@@ -129,6 +130,9 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
     check_images(stored_files(config))
     from solrl_core.rewards.reward import check_named, check_reward  # imports torch, so it follows the fast checks
 
+    from solrl_trainer.ranks.communicator import pick_device
+
+    pick_device(config.device, read_rank_info())
     named = sorted({*config.rewards, *config.evaluate.rewards})
     check_named(config.reward_options, named)
     for name in named:

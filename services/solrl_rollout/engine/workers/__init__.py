@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
+from solrl_core.devices import require_device
 
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.workers.local import LocalWorker
@@ -21,7 +22,7 @@ def make_workers(settings: RolloutSettings, metrics: RolloutMetrics, load_backen
     """The workers of the settings, not loaded yet: a single one in this process, several in processes of their own.
 
     Raises:
-        ValueError: the settings name GPUs that this machine lacks, or CPU workers on a GPU.
+        ValueError: the settings name devices that this machine lacks, or CPU workers on a GPU.
         RuntimeError: there is no Ray, or its cluster lacks what the settings name.
     """
     if settings.on_ray:
@@ -69,7 +70,7 @@ def worker_devices(settings: RolloutSettings) -> list[str]:
                 "--workers starts several workers on a CPU"
             )
         return [f"cuda:{number}" for number in numbers]
-    number = settings.worker_number or 1
+    number, _ = settings.worker_number or 1, require_device(settings.device)
     if number > 1 and settings.torch_device != "cpu":
         raise ValueError(
             f"got --workers {number} on {settings.torch_device}; expected --gpus all, or their numbers, for "
