@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from solrl_proto.printable import printable
-from solrl_proto.text_files import read_json
 
 from solrl_core.devices import require_device
 
@@ -203,12 +202,12 @@ def _to_download(
 def _fault_of_folder(folder: Path, given: Collection[str]) -> str:
     """The fault of a folder that is not a complete model in diffusers format but for `given` parts; empty if it is."""
     from solrl_core.families.load import family_of
-    from solrl_core.families.part_files import missing_files
+    from solrl_core.families.part_files import missing_files, read_index
 
     try:
-        family_of(read_json(folder / _INDEX).get("_class_name"), _INDEX)
+        family_of(read_index(folder).get("_class_name"), _INDEX)
         lacking = missing_files(folder, given)
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         return str(error)
     return f"it lacks {', '.join(lacking)}" if lacking else ""
 

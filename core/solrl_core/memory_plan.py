@@ -1,6 +1,7 @@
 """Memory plans of a model without its weights, by running the serving code on the meta device."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +93,20 @@ def bytes_text(size: int) -> str:
     return f"{size / 2**10:.2f} KiB"
 
 
+@contextmanager
+def fitting(backbone: PipelineBackbone) -> Iterator[None]:
+    """Raise ValueError for any failure in the block, which runs a model whose configurations may not fit together."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"the configurations of {backbone.name} do not fit together, a pass fails: {error}; get them again from "
+            "the model's authors"
+        ) from error
+
+
 def plan_memory(
     backbone: PipelineBackbone, precisions: Iterable[str], batch: int, unmerged_rank: int = 0
 ) -> MemoryPlan:
@@ -106,15 +121,19 @@ def plan_memory(
         precisions: precisions that requests ask for.
         batch: candidates in one batch.
         unmerged_rank: rank of adapters that requests keep unmerged at NVFP4; 0 for none.
+
+    Raises:
+        ValueError: the model's configurations do not fit together.
     """
-    generators = [Generator(backbone, precision) for precision in precisions]
-    unmerged = sum(keep_unmerged(generator, unmerged_rank) for generator in generators)
-    served = {f"served, {generator.precision}": generator.transformer for generator in generators}
-    weights = weight_bytes({**modules_of(backbone), **served})
-    packed = weight_bytes({"": backbone.parts["vae"], "packed decoder": backbone.with_fused_decoder()})
-    extra = {"unmerged adapter": unmerged, "packed decoder": packed["packed decoder"]}
-    weights |= {name: size for name, size in extra.items() if size}
-    phases = {size: generation_peaks(generators, size) for size in (batch, 2 * batch)}
+    with fitting(backbone):
+        generators = [Generator(backbone, precision) for precision in precisions]
+        unmerged = sum(keep_unmerged(generator, unmerged_rank) for generator in generators)
+        served = {f"served, {generator.precision}": generator.transformer for generator in generators}
+        weights = weight_bytes({**modules_of(backbone), **served})
+        packed = weight_bytes({"": backbone.parts["vae"], "packed decoder": backbone.with_fused_decoder()})
+        extra = {"unmerged adapter": unmerged, "packed decoder": packed["packed decoder"]}
+        weights |= {name: size for name, size in extra.items() if size}
+        phases = {size: generation_peaks(generators, size) for size in (batch, 2 * batch)}
     growth = {phase: (peak - phases[batch][phase]) // batch for phase, peak in phases[2 * batch].items()}
     return MemoryPlan(weights, PROMPT_CACHE_BYTES, phases[batch], batch, growth)
 

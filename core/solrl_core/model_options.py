@@ -18,6 +18,8 @@ class ImageSize(NamedTuple):
 
 MODELS_OWN = ImageSize()
 
+_LARGEST = 2**20
+
 
 def size_text(sized: Any) -> str:
     """Width × height of a model's images, and × frames of its clips; `sized` has these attributes."""
@@ -60,13 +62,16 @@ def read_options(folder: str) -> ModelOptions:
     """Read `solrl.json` from a folder; defaults if there is no such file.
 
     Raises:
-        ValueError: the file has an unknown setting, or is not JSON in UTF-8.
+        ValueError: the file has an unknown setting or a value of another type, or is not JSON in UTF-8.
     """
     path = Path(folder) / "solrl.json"
     if not path.is_file():
         return ModelOptions()
     settings = read_json(path)
     try:
+        for name in ("height", "width", "frames", "max_sequence_length", "keep_max_dim"):
+            if (number := settings.get(name)) is not None and (type(number) is not int or not 0 <= number <= _LARGEST):
+                raise TypeError(f"got {name} = {number!r}; expected a whole number from 0 to {_LARGEST}")
         for name in ("quantize", "keep"):
             if settings.get(name) is not None:
                 settings[name] = tuple(settings[name])

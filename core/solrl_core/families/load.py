@@ -12,7 +12,7 @@ from packaging.version import Version
 from solrl_proto.identifiers import CHECKPOINT, split_checkpoint
 from solrl_proto.text_files import read_json
 
-from solrl_core.families.part_files import missing_files, variant_of
+from solrl_core.families.part_files import ModelFileError, missing_files, part_class, parts_of, read_index, variant_of
 from solrl_core.families.pipeline import PipelineBackbone, is_text_encoder
 from solrl_core.families.single_file import parts_by_content, parts_in, parts_of_file
 from solrl_core.fingerprint import module_digest
@@ -164,7 +164,7 @@ def describe_model(model: str, revision: str | None = None) -> ModelDescription 
     index, config = on_this_machine("model_index.json"), on_this_machine("transformer/config.json")
     if index is None or config is None:
         return None
-    family = family_of(read_json(index).get("_class_name"), where)
+    family = family_of(read_index(index.parent).get("_class_name"), where)
     return ModelDescription(family, read_options(str(index.parent)), read_json(config))
 
 
@@ -186,6 +186,8 @@ def explained(where: str) -> Iterator[None]:
     """Turn any failure within the block into an OSError that says what to do."""
     try:
         yield
+    except ModelFileError as error:
+        raise OSError(f"cannot load {where!r}: {error}") from error
     except Exception as error:
         raise OSError(f"cannot load {where!r}: {advice(error, where)}; original error: {error}") from error
 
@@ -288,6 +290,10 @@ def load_backbone(
     file, _ = split_model(model)
     in_file = () if file is None else parts_in(file, family.file_encoders)
     folder = model_folder(where, revision=revision, given=in_file)
+    with explained(where):
+        config = read_index(folder)
+        for kind in parts_of(config).values():
+            part_class(*kind)
     parts: dict[str, torch.nn.Module] = {} if transformer is None else {"transformer": transformer}
     if file is not None:
         parts |= parts_of_file(file, folder, config, family.file_encoders, held)

@@ -1,7 +1,8 @@
-"""Weights of a model's parts on disk: which files hold them, and which are missing. Reads no weights."""
+"""A model's parts on disk: their classes, which files hold their weights, and which are missing. Reads no weights."""
 
+import importlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,19 @@ _INDEX = re.compile(rf"{_STEM}\.safetensors\.index(?:\.(?P<variant>\w+))?\.json"
 _SHARD = re.compile(rf"(?P<stem>{_STEM})(?:\.(?P<variant>\w+))?-\d+-of-\d+\.safetensors")
 _OTHER = (".safetensors", ".pth", ".pt")
 """Ends of the files that need no name of diffusers or transformers."""
+_LIBRARIES = ("diffusers", "transformers")
+_BASES = {
+    "diffusers": ("ModelMixin", "SchedulerMixin"),
+    "transformers": ("PreTrainedModel", "PreTrainedTokenizerBase", "FeatureExtractionMixin", "ImageProcessingMixin"),
+}
+"""Of each library, the classes whose subclasses load a part. A pipeline would read a model_index.json of its own."""
+_COUNT = re.compile(r"(num|n)_(\w+_)?(layers|blocks)|layers_per_block|depth|layers")
+_MOST_LAYERS = 1000
+_LARGEST = 2**24
+
+
+class ModelFileError(ValueError):
+    """A model's folder cannot be used, whatever loads it; the message says why, and what to do."""
 
 
 class Weights(NamedTuple):
@@ -29,10 +43,88 @@ class Weights(NamedTuple):
     named: bool = True
 
 
+def read_index(folder: Path) -> dict[str, Any]:
+    """The model_index.json of a folder, whose parts have configurations of plausible sizes.
+
+    Raises:
+        OSError: it cannot be read.
+        ModelFileError: as `parts_of`; or a configuration is no object, or has a number that would take hours to build.
+        TextFileError: a file is not JSON.
+    """
+    index = _read_object(folder / "model_index.json")
+    for part in parts_of(index):
+        for file in ("config.json", "scheduler_config.json"):
+            if (path := folder / part / file).is_file():
+                _check_numbers(path, _read_object(path))
+    return index
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise ModelFileError(f"{path}: got {type(found).__name__}; expected a JSON object")
+    return found
+
+
+def _check_numbers(path: Path, config: Mapping[str, Any]) -> None:
+    for name, number in _numbers(config):
+        largest = _MOST_LAYERS if _COUNT.fullmatch(name) else _LARGEST
+        if abs(number) > largest and "theta" not in name:
+            raise ModelFileError(
+                f"{path}: got {name} = {number:.6g}; expected at most {largest}: get the file again from the "
+                "model's authors"
+            )
+
+
+def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Key → whole number of a configuration, at any depth."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _numbers(value)
+        else:
+            values = value if isinstance(value, list) else [value]
+            yield from ((name, number) for number in values if isinstance(number, int))
+
+
 def parts_of(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Part → (library, class) of a model_index.json, without the parts that the model does not have."""
-    found = ((name, value) for name, value in index.items() if isinstance(value, list) and len(value) == 2)
-    return {name: (library, kind) for name, (library, kind) in found if library is not None and kind is not None}
+    """Part → (library, class) of a model_index.json, without the parts that the model does not have.
+
+    Raises:
+        ModelFileError: a library is none of diffusers and transformers: a model must not choose what is imported.
+    """
+    # diffusers takes all that has two items for a part.
+    pairs = (
+        (name, list(value)) for name, value in index.items() if isinstance(value, list | str | dict) and len(value) == 2
+    )
+    parts = {}
+    for name, (library, kind) in pairs:
+        if library is None or kind is None or name.startswith("_"):
+            continue
+        if library not in _LIBRARIES or not isinstance(kind, str):
+            raise ModelFileError(
+                f"model_index.json has the part {name} of {library!r}, {kind!r}; expected a library of "
+                f"{' or '.join(_LIBRARIES)} and its class. Nothing else is imported, since its code would run: choose "
+                "another model"
+            )
+        parts[name] = (library, kind)
+    return parts
+
+
+def part_class(library: str, kind: str) -> Any:
+    """The class of a part, as `parts_of` names it.
+
+    Raises:
+        ModelFileError: the library has no such class, or the class loads no single part.
+    """
+    module = importlib.import_module(library)
+    found, bases = getattr(module, kind, None), _BASES[library]
+    bases_found = tuple(base for name in bases if (base := getattr(module, name, None)) is not None)
+    if not isinstance(found, type) or not issubclass(found, bases_found):
+        raise ModelFileError(
+            f"model_index.json names {kind} of {library} {module.__version__}; expected a subclass of "
+            f"{' or '.join(bases)} that this version has"
+        )
+    return found
 
 
 def weights_of(part: Path) -> Weights:
@@ -54,7 +146,7 @@ def missing_files(folder: Path, given: Collection[str] = ()) -> list[str]:
         folder: in diffusers format, with a model_index.json.
         given: parts whose weights come from elsewhere.
     """
-    parts = parts_of(read_json(folder / "model_index.json"))
+    parts = parts_of(read_index(folder))
     return [
         f"{name}/{file}"
         for name, (library, _) in parts.items()

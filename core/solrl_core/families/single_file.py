@@ -3,7 +3,6 @@
 These are the original files of a model's authors, ComfyUI's, with their prefixes, and files with FP8 weights.
 """
 
-import importlib
 import logging
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from solrl_core.families.part_files import parts_of, weights_of
+from solrl_core.families.part_files import part_class, parts_of, weights_of
 from solrl_core.rewards.loading import listed, read_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -22,7 +21,6 @@ logger = logging.getLogger(__name__)
 Tensors = dict[str, torch.Tensor]
 
 _PREFIXES = {"model.diffusion_model.": "transformer", "first_stage_model.": "vae", "vae.": "vae"}
-_LIBRARIES = ("diffusers", "transformers")
 _FLOAT8 = "F8_"
 _SCALES = (".scale_weight", ".weight_scale")
 # Of FP8 arithmetic, of training and of ComfyUI: no part has them.
@@ -135,9 +133,7 @@ def _read(files: Sequence[Path]) -> Tensors:
 def _load(kind: tuple[str, str], folder: Path, weights: Tensors, dtype: torch.dtype, file: Path) -> nn.Module:
     """The module of a part with these weights, by the configuration in its folder."""
     library, name = kind
-    if library not in _LIBRARIES:
-        raise OSError(f"{file}: cannot load a {library}.{name} from a single file; expected one of {_LIBRARIES}")
-    cls = getattr(importlib.import_module(library), name)
+    cls = part_class(library, name)
     if library == "diffusers":
         return _of_diffusers(cls, folder, weights, dtype, file)
     config = cls.config_class.from_pretrained(folder)

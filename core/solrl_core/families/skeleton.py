@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_proto.text_files import read_json
 from torch.overrides import TorchFunctionMode
 
 from solrl_core.families.load import explained, family_of, locate
+from solrl_core.families.part_files import part_class, parts_of, read_index
 from solrl_core.families.pipeline import PipelineBackbone, pipeline_settings
 from solrl_core.model_options import MODELS_OWN, ImageSize, read_options
 
@@ -37,35 +37,28 @@ def load_skeleton(model: str, *, revision: str | None = None, size: ImageSize = 
             from huggingface_hub import snapshot_download
 
             folder = Path(snapshot_download(where, revision=revision, allow_patterns=_PATTERNS))
-        index = read_json(folder / "model_index.json")
+        index = read_index(folder)
     kind = str(index.get("_class_name"))
     family = family_of(kind, where)
     with explained(where):
-        parts = {name: _part(folder, name, *value) for name, value in index.items() if _is_part(value)}
+        parts = {name: _part(folder / name, *value) for name, value in parts_of(index).items()}
         import diffusers
 
         pipeline_kind = getattr(diffusers, kind)
-        pipeline = pipeline_kind(**parts, **pipeline_settings(pipeline_kind, index))
+        absent = dict.fromkeys(name for name, value in index.items() if isinstance(value, list) and None in value)
+        pipeline = pipeline_kind(**absent, **parts, **pipeline_settings(pipeline_kind, index))
     return family(pipeline, folder.name.lower(), read_options(str(folder)).sized(size))
 
 
-def _is_part(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2
-
-
-def _part(folder: Path, name: str, library: str | None, kind: str | None) -> Any:
-    if library is None or kind is None:
-        return None
-    import importlib
-
-    cls = getattr(importlib.import_module(library), kind)
+def _part(folder: Path, library: str, kind: str) -> Any:
+    cls = part_class(library, kind)
     if not issubclass(cls, torch.nn.Module):
-        return cls.from_pretrained(folder / name)
+        return cls.from_pretrained(folder)
     with torch.device("meta"):
         if library == "diffusers":
-            module = cls.from_config(cls.load_config(folder / name))
+            module = cls.from_config(cls.load_config(folder))
         else:
-            module = cls(cls.config_class.from_pretrained(folder / name))
+            module = cls(cls.config_class.from_pretrained(folder))
     return module.to(torch.bfloat16).eval().requires_grad_(False)
 
 

@@ -63,6 +63,8 @@ def test_the_layers_of_the_papers_flux_are_the_familys_modulation_and_last_proje
         (b"[1]", "expected a JSON object with some of: height"),
         (b'{"hight": 64}', "expected a JSON object with some of: height"),
         (b'{"height": 64, "height": 32}', "solrl.json: the key 'height' is there twice"),
+        (b'{"height": "64"}', "got height = '64'; expected a whole number from 0 to 1048576"),
+        (b'{"frames": 1e30}', "got frames = 1e.30; expected a whole number"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused_with_their_file(tmp_path: Path, content: bytes, fault: str) -> None:

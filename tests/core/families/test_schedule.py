@@ -42,7 +42,7 @@ def test_a_static_shift_of_three_applies_as_in_stable_diffusion_3() -> None:
 
 @pytest.mark.release
 @pytest.mark.skipif(os.environ.get("PYTHONPATH", "").startswith(str(OLDEST)), reason="is the run that this test starts")
-def test_the_oldest_diffusers_gives_the_same_images_and_noise_levels() -> None:
+def test_the_oldest_diffusers_gives_the_same_images_and_noise_levels_and_imports_as_little() -> None:
     allowed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     (diffusers,) = (Requirement(one) for one in allowed if one.startswith("diffusers"))
     (oldest,) = (one.version for one in diffusers.specifier if one.operator == ">=")
@@ -51,7 +51,9 @@ def test_the_oldest_diffusers_gives_the_same_images_and_noise_levels() -> None:
     found = subprocess.check_output([sys.executable, "-c", _VERSION], env=environment, text=True).strip()
     assert found.startswith(f"{oldest}."), "`make test` installs it"
     assert found != version("diffusers")
-    files = [str(Path(__file__).with_name(name)) for name in ("test_schedule.py", "test_parity.py")]
+    files = [
+        str(Path(__file__).with_name(name)) for name in ("test_schedule.py", "test_parity.py", "test_named_parts.py")
+    ]
     # Before 0.39, Z-Image's pipeline took noise levels of its own.
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not z-image", *files]
     run = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

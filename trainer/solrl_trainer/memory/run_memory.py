@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import Meta
-from solrl_core.memory_plan import RESERVED, generation_peaks, keep_unmerged, modules_of, weight_bytes
+from solrl_core.memory_plan import RESERVED, fitting, generation_peaks, keep_unmerged, modules_of, weight_bytes
 from solrl_core.precision import fastest_precision
 from solrl_core.rewards.size import reward_bytes
 from solrl_core.sampling.generator import Generator
@@ -164,25 +164,27 @@ def plan_run(config: RunConfig, backbone: PipelineBackbone, fastest: Precision, 
     native precision.
 
     Raises:
-        ValueError: a reward does not exist.
+        ValueError: a reward does not exist, or the model's configurations do not fit together.
     """
     explored = explored_precision(config, fastest)
-    generators = {"generator": Generator(backbone, "bf16")}
-    if explored != "bf16":
-        generators["explorer"] = Generator(backbone, explored)
-    modules: dict[str, nn.Module] = {"transformer": backbone.transformer, **modules_of(backbone)}
-    modules |= {name: generator.transformer for name, generator in generators.items()}
-    if config.optimizer.reference == "fp8":
-        modules["reference"] = Generator(backbone, "fp8").transformer
-    names = backbone.text_encoders
-    encoders = weight_bytes({name: modules.pop(name) for name in names})
-    sharded, gathered = sharded_bytes(modules, backbone.blocks, ranks)
-    weights = weight_bytes(modules)
-    if "explorer" in generators and config.explore.adapter == "unmerged":
-        weights["unmerged"] = sharded["unmerged"] = keep_unmerged(generators["explorer"], config.lora.rank)
-    with Meta(), torch.inference_mode():
-        row = backbone.encode(["a"], config.guidance)
-    training = plan_training(backbone, config.lora, config.optimizer.batch, row, config.guidance)
+    with fitting(backbone):
+        generators = {"generator": Generator(backbone, "bf16")}
+        if explored != "bf16":
+            generators["explorer"] = Generator(backbone, explored)
+        modules: dict[str, nn.Module] = {"transformer": backbone.transformer, **modules_of(backbone)}
+        modules |= {name: generator.transformer for name, generator in generators.items()}
+        if config.optimizer.reference == "fp8":
+            modules["reference"] = Generator(backbone, "fp8").transformer
+        names = backbone.text_encoders
+        encoders = weight_bytes({name: modules.pop(name) for name in names})
+        sharded, gathered = sharded_bytes(modules, backbone.blocks, ranks)
+        weights = weight_bytes(modules)
+        if "explorer" in generators and config.explore.adapter == "unmerged":
+            weights["unmerged"] = sharded["unmerged"] = keep_unmerged(generators["explorer"], config.lora.rank)
+        with Meta(), torch.inference_mode():
+            row = backbone.encode(["a"], config.guidance)
+        training = plan_training(backbone, config.lora, config.optimizer.batch, row, config.guidance)
+        generation = generation_peaks(list(generators.values()), config.batch, config.guidance)
     return RunMemory(
         weights=weights,
         sharded=sharded,
@@ -190,7 +192,7 @@ def plan_run(config: RunConfig, backbone: PipelineBackbone, fastest: Precision, 
         encoders=encoders,
         rewards=reward_sizes(config, backbone.options.rewards),
         iteration=iteration_bytes(config, backbone, row),
-        generation=generation_peaks(list(generators.values()), config.batch, config.guidance),
+        generation=generation,
         training=training,
         wanted=Wanted.of(config, len(training.kept), ranks),
     )
