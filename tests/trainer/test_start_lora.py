@@ -4,6 +4,7 @@ import copy
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,8 @@ from training_helpers import QUICK
 from typed import typed
 
 TARGET = "transformer_blocks.0.attn.to_out.0"
+KEY = f"transformer.{TARGET}"
+NO_ALPHA = "taken to be the rank, as ComfyUI and diffusers do without one"
 QKV = "lora_unet_double_blocks_0_img_attn_qkv"
 
 
@@ -40,7 +43,7 @@ def policy(flux: PipelineBackbone) -> Policy:
 
 
 def started(policy: Policy, flux: PipelineBackbone, path: Path) -> Adapter:
-    policy.start_from(read_start(path, flux, policy.behaviour()))
+    policy.start_from(read_start(path, flux, policy.behaviour()).weights)
     for name in (CURRENT, OLD):
         assert all(torch.equal(value, policy.averaged[key]) for key, value in policy.tensors(name).items())
     return policy.behaviour()
@@ -91,17 +94,79 @@ def test_diffusers_alphas_and_metadata_count(policy: Policy, flux: PipelineBackb
     assert all(torch.equal(found.tensors[key], before.tensors[key]) for key in others)
 
 
-def test_a_folder_of_peft(policy: Policy, flux: PipelineBackbone, tmp_path: Path) -> None:
+def peft_folder(flux: PipelineBackbone, folder: Path, **settings: Any) -> Any:
+    """Save an adapter of to_q and to_k by PEFT, and return its model."""
     torch.manual_seed(0)
-    settings = LoraConfig(r=2, lora_alpha=3, target_modules=["to_q", "to_k"], init_lora_weights=False)
-    model = get_peft_model(copy.deepcopy(flux.transformer), settings)
-    model.save_pretrained(tmp_path)
-    saved = load_file(tmp_path / "adapter_model.safetensors")
+    config = LoraConfig(
+        target_modules=["to_q", "to_k"], **{"r": 2, "lora_alpha": 3, "init_lora_weights": False} | settings
+    )
+    model = get_peft_model(copy.deepcopy(flux.transformer), config)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"use_rslora": True},
+        {"alpha_pattern": {r"single_transformer_blocks\.\d+\.attn\.to_q": 7}},
+        {"rank_pattern": {r".*\.0\.attn\.to_q": 4, "to_k": 1}, "alpha_pattern": {"attn.to_k": 5.5}, "use_rslora": True},
+    ],
+    ids=["plain", "rslora", "alpha", "both"],
+)
+def test_a_folder_of_peft(policy: Policy, flux: PipelineBackbone, tmp_path: Path, settings: dict[str, Any]) -> None:
+    model = peft_folder(flux, tmp_path, **settings)
     found = started(policy, flux, tmp_path)
-    for name in (key for key in saved if "lora_A" in key):
-        module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-        expected = 1.5 * saved[lora_b_key(module)] @ saved[lora_a_key(module)]
-        torch.testing.assert_close(found.delta(module), expected, rtol=1e-5, atol=1e-5)
+    layers = [(name, layer) for name, layer in model.base_model.model.named_modules() if hasattr(layer, "lora_A")]
+    assert len(layers) >= 4
+    for name, layer in layers:
+        expected = layer.get_delta_weight("default")
+        torch.testing.assert_close(found.delta(name), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"use_dora": True}, r"has base_model\.model\..*\.lora_magnitude_vector.*; expected lora_A, lora_B and alpha"),
+        ({"lora_bias": True}, r"has base_model\.model\..*\.lora_B\.bias; expected lora_A"),
+        ({"modules_to_save": ["proj_out"]}, r"has base_model\.model\.proj_out\.bias; expected lora_A"),
+    ],
+)
+def test_more_than_a_plain_lora_of_peft_is_refused_by_name(
+    policy: Policy, flux: PipelineBackbone, tmp_path: Path, settings: dict[str, Any], error: str
+) -> None:
+    peft_folder(flux, tmp_path, **settings)
+    with pytest.raises(ValueError, match=error):
+        started(policy, flux, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        *(
+            ({"init_lora_weights": name}, f"has init_lora_weights='{name}' of adapter_config.json beside it, which may")
+            for name in ("pissa", "pissa_niter_4", "olora", "eva", "corda", "loftq", "lora_ga")
+        ),
+        ({"use_dora": True}, "has use_dora=True of adapter_config.json beside it; expected a plain LoRA"),
+        ({"kasa_config": {"beta": 1}}, "has kasa_config={'beta': 1} of"),
+        ({"of_a_later_peft": 1}, "has of_a_later_peft=1 of"),
+        ({"peft_type": "LOHA"}, "is a LOHA by peft_type of"),
+        ({"r": 3}, r"has rank 2 at .*\.to_[qk], but 3 of adapter_config\.json beside it: one is of another file"),
+        ({"lora_alpha": "many"}, "has settings of adapter_config.json beside it that PEFT does not take: could not"),
+        ({"alpha_pattern": {"(": 1}}, r"has the pattern \{'\(': 1\} of .*, which PEFT cannot apply"),
+        ({"alpha_pattern": [1]}, r"has the pattern \[1\] of .*, which PEFT cannot apply"),
+        ({"lora_alpha": float("inf")}, r"has alpha inf for .*\.to_[qk] of .*; expected a finite number"),
+    ],
+)
+def test_settings_of_peft_that_are_not_understood_are_named(
+    policy: Policy, flux: PipelineBackbone, tmp_path: Path, change: dict[str, Any], error: str
+) -> None:
+    peft_folder(flux, tmp_path)
+    config = tmp_path / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    with pytest.raises(ValueError, match=error):
+        started(policy, flux, tmp_path)
 
 
 @pytest.mark.parametrize("named", [("down", "up"), ("A", "B")])
@@ -129,13 +194,35 @@ def pair(rows: int = 8, columns: int = 8, rank: int = 1, module: str = TARGET) -
         (pair(rank=5), r"has rank 5 at .*; expected --set lora\.rank=5 or more"),
         (pair(rows=7), r"has \(7, 1\) · \(1, 8\) at .*: a LoRA of another model"),
         (pair(module="norm_out.linear"), r"adapts 1 modules that this run .*, such as norm_out\.linear; expected"),
-        (dict(list(pair().items())[:1]), r"has one of lora_A and lora_B of .*; expected both"),
+        (dict(list(pair().items())[:1]), r"has only lora_A of .*to_out\.0; expected both"),
         (
             {f"{QKV}.lora_down.weight": torch.ones(1, 8), f"{QKV}.lora_up.weight": torch.ones(2, 1)},
-            rf"l\.safetensors: {QKV}\.lora_up\.weight has 2 rows; expected a multiple of 3",
+            rf"l\.safetensors has 2 rows in {QKV}\.lora_up\.weight; expected a multiple of 3",
         ),
         ({}, "has no tensors; expected lora_A and lora_B"),
         ({"text_encoder.q.weight": torch.ones(1)}, r"has text_encoder\.q\.weight; expected lora_A, lora_B and alpha"),
+        (pair() | {f"{KEY}.dora_scale": torch.ones(8, 1)}, r"has .*\.dora_scale; expected lora_A, lora_B and alpha"),
+        (
+            pair() | {f"{KEY}.lora_A.weight": torch.full((1, 8), torch.nan)},
+            r"values in .*lora_A\.weight that are not fin",
+        ),
+        (pair() | {f"{KEY}.alpha": torch.tensor(torch.inf)}, r"values in .*\.alpha that are not finite"),
+        (pair() | {f"{KEY}.alpha": torch.ones(2)}, r"has .*\.alpha of shape \[2\]; expected one number"),
+        (
+            pair(128, 128) | {f"{KEY}.lora_B.weight": torch.zeros(128, 1)},
+            "changes none of its 1 modules: B or alpha is zero",
+        ),
+        (pair(rank=0), r"lora_A\.weight \[0, 8\]; expected .* of rank 1 or more"),
+        (pair() | {f"{KEY}.lora_A.weight": torch.ones(8)}, r"lora_A\.weight \[8\]; expected .* of rank 1 or more"),
+        (
+            pair() | {f"base_model.model.{TARGET}.lora_A.weight": torch.ones(1, 8)},
+            rf"has both .*{TARGET}\.lora_A\.weight and .*{TARGET}\.lora_A\.weight, of one layer; expected one",
+        ),
+        (
+            pair(module="transformer_blocks.0.attn.to_q")
+            | {f"{QKV}.lora_down.weight": torch.ones(1, 8), f"{QKV}.lora_up.weight": torch.ones(24, 1)},
+            r"has two layers of transformer_blocks\.0\.attn\.to_q, of which .* is the second; expected one",
+        ),
     ],
 )
 def test_a_file_that_does_not_fit_is_named(
@@ -143,6 +230,46 @@ def test_a_file_that_does_not_fit_is_named(
 ) -> None:
     save_file(tensors, tmp_path / "l.safetensors")
     with pytest.raises(ValueError, match=error):
+        started(policy, flux, tmp_path / "l.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "scale", "alpha"),
+    [
+        ({}, 1, NO_ALPHA),
+        (
+            {"ss_network_alpha": "8"},
+            1,
+            f"{NO_ALPHA} (ss_network_alpha=8 of its header is not used)",
+        ),
+        ({"lora_alpha": "6"}, 3, "of lora_alpha in its header"),
+        (
+            {"lora_adapter_metadata": json.dumps({"transformer.lora_alpha": 6, "transformer.use_rslora": True})},
+            6 / 2**0.5,
+            "of lora_adapter_metadata in its header",
+        ),
+    ],
+)
+def test_one_line_says_what_was_read_and_by_which_alpha(
+    policy: Policy, flux: PipelineBackbone, tmp_path: Path, metadata: dict[str, str], scale: float, alpha: str
+) -> None:
+    file = tmp_path / "l.safetensors"
+    zero = pair(128, 128, module="transformer_blocks.0.attn.to_q")
+    save_file(pair(128, 128, rank=2) | {name: value * 0 for name, value in zero.items()}, file, metadata)
+    initial = policy.behaviour()
+    weights, said = read_start(file, flux, initial)
+    total = len(initial.modules)
+    counts = f"1 of {total} layers read, {total - 2} left as they are, 1 unchanged by zeros in it"
+    assert said == f"starting from {file}: {counts}; alpha {alpha}"
+    torch.testing.assert_close(Adapter(4, 2.0, weights).delta(TARGET), torch.full((128, 128), 2.0 * scale))
+
+
+@pytest.mark.parametrize("metadata", ["{", "[1]"])
+def test_a_header_that_is_no_settings_is_named(
+    policy: Policy, flux: PipelineBackbone, tmp_path: Path, metadata: str
+) -> None:
+    save_file(pair(), tmp_path / "l.safetensors", {"lora_adapter_metadata": metadata})
+    with pytest.raises(ValueError, match=r"l\.safetensors .*of lora_adapter_metadata in its header"):
         started(policy, flux, tmp_path / "l.safetensors")
 
 
@@ -161,6 +288,7 @@ def test_a_run_trains_on_from_its_start(flux: PipelineBackbone, tmp_path: Path) 
     words = [*QUICK, "explore.prompts=1", "optimizer.learning_rate=1e-12", "optimizer.weight_decay=0"]
     words += [f"start_lora={tmp_path / 'l.safetensors'}", f"output={tmp_path / 'run'}"]
     run(resolve("mini-flux/sol_rl/clipscore", overrides=words).config)
+    assert "starting from" in (tmp_path / "run" / "trainer.log").read_text()
     asked = ("export", str(tmp_path / "run"), "--output", str(tmp_path / "out"), "--format", "kohya")
     done = typed(main, *asked)
     assert f"names of kohya: {tmp_path / 'out' / 'lora-kohya.safetensors'}" in done.stdout, done.stderr

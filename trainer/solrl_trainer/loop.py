@@ -114,7 +114,9 @@ def train(
             logger.info(f"continuing after {version} iterations")
         elif config.start_lora is not None:
             policy = models.policy
-            policy.start_from(read_start(config.start_lora, models.backbone, policy.average_adapter()))
+            weights, said = read_start(config.start_lora, models.backbone, policy.average_adapter())
+            policy.start_from(weights)
+            logger.info(said)
         adapters = found.adapters if found else {0: encode_adapter(models.policy.behaviour())}
         # The digests in metrics.jsonl identify this run's versions at the service. Read them before dropping lines
         # beyond the checkpoint; a run that stopped before its first checkpoint leaves lines, too.

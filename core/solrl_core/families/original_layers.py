@@ -16,7 +16,6 @@ from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 
 Layout = Literal["comfyui", "kohya"]
 
-_KEY = re.compile(r"(?:diffusion_model\.|lora_unet_)(.+?)\.(?:lora_(A|B|down|up)\.weight|(alpha))")
 _NUMBER = re.compile(r"\d+")
 
 
@@ -119,54 +118,3 @@ def encode_in_layout(adapter: Adapter, family: str, layout: Layout) -> bytes:
         tensors[f"{key}.alpha"] = torch.tensor(adapter.alpha * len(parts))
     file: bytes = safetensors.torch.save(tensors, metadata={"format": "pt"})
     return file
-
-
-def from_layout(tensors: Mapping[str, torch.Tensor], family: str) -> dict[str, torch.Tensor] | None:
-    """Tensors of ComfyUI's or kohya's layout in that of diffusers, of scale 1; None if one is of no known layer.
-
-    Ranks that change nothing in a module are left out of it, and so are modules of which nothing is left.
-
-    Raises:
-        ValueError: a layer's height is not that of its modules, or rows change that LoRA does not adapt here.
-    """
-    patterns = [
-        (re.compile(layer.name.replace(".", "_").replace("{}", r"(\d+)")), layer)
-        for layer in ORIGINAL_LAYERS.get(family, ())
-    ]
-    read: dict[str, dict[str, torch.Tensor]] = {}
-    keys = {}
-    for key, tensor in tensors.items():
-        if (match := _KEY.fullmatch(key)) is None:
-            return None
-        name, part = match[1].replace(".", "_"), {"A": "down", "B": "up"}.get(match[2], match[2] or match[3])
-        read.setdefault(name, {})[part] = tensor
-        keys[name, part] = key
-    found = {}
-    for name, parts in read.items():
-        known = next(((m[1], layer) for pattern, layer in patterns if (m := pattern.fullmatch(name))), None)
-        if known is None or not {"down", "up"} <= parts.keys():
-            return None
-        number, layer = known
-        down, up = parts["down"], parts["up"]
-        scale = float(parts.get("alpha", len(down))) / len(down)
-        for module, own in zip(layer.modules, _rows_of_modules(layer, keys[name, "up"], up), strict=True):
-            if (kept := own.any(0)).any():
-                found[f"{module.format(number)}.lora_A.weight"] = down[kept]
-                found[f"{module.format(number)}.lora_B.weight"] = own[:, kept] * scale
-    return found
-
-
-def _rows_of_modules(layer: OriginalLayer, key: str, up: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    parts = len(layer.modules) + layer.further
-    rows, rest = divmod(len(up), parts)
-    if rest or not rows:
-        raise ValueError(
-            f"{key} has {len(up)} rows; expected a multiple of {parts}: a LoRA of another model, choose one of this"
-        )
-    adapted = len(layer.modules) * rows
-    if up[adapted:].any():
-        raise ValueError(
-            f"{key} changes rows from {adapted} on: it adapts the MLP, which this run does not; expected zeros there. "
-            "Choose a LoRA of the attention alone"
-        )
-    return torch.split(up[:adapted], rows)

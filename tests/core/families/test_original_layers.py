@@ -1,13 +1,15 @@
 """LoRAs in the layouts of ComfyUI and kohya: ComfyUI's key rules and diffusers' loaders find our change of weights."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import safetensors.torch
 import torch
 from diffusers import Flux2KleinPipeline, FluxPipeline, QwenImagePipeline, WanPipeline, ZImagePipeline
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
-from solrl_core.families.original_layers import ORIGINAL_LAYERS, Layout, encode_in_layout, from_layout
+from solrl_core.families.lora_layouts import ModuleChange, by_module, read_layers
+from solrl_core.families.original_layers import ORIGINAL_LAYERS, Layout, encode_in_layout
 from solrl_core.lora import adapter_layout
 from tiny_models import ONE_EACH, Tiny
 
@@ -25,6 +27,12 @@ def an_adapter(family: str, rank: int, alpha: float, wide: int = 8, seed: int = 
             tensors[lora_a_key(module)] = torch.randn(rank, wide, generator=generator)
             tensors[lora_b_key(module)] = torch.randn(rows, rank, generator=generator)
     return Adapter(rank, alpha, tensors)
+
+
+def read(file: dict[str, torch.Tensor], family: str) -> dict[str, ModuleChange]:
+    """The changes of a file, with regard to alpha, of blocks 0 and 1."""
+    layers = [replace(layer, b=layer.b * (layer.alpha or layer.rank) / layer.rank) for layer in read_layers(file)]
+    return by_module(layers, family, an_adapter(family, 1, 1.0).modules)
 
 
 @pytest.mark.parametrize("tiny", [name for name in ONE_EACH if name != "sana/mini"], indirect=True)
@@ -67,10 +75,9 @@ def comfyui_changes(file: dict[str, torch.Tensor], weights: set[str]) -> dict[st
 @RATIOS
 def test_what_was_written_is_read_back(family: str, layout: Layout, rank: int, alpha: float) -> None:
     adapter = an_adapter(family, rank, alpha)
-    read = from_layout(safetensors.torch.load(encode_in_layout(adapter, family, layout)), family)
-    assert len(read) == len(adapter.tensors)
-    for module in adapter.modules:
-        a, b = read[f"{module}.lora_A.weight"], read[f"{module}.lora_B.weight"]
+    changes = read(safetensors.torch.load(encode_in_layout(adapter, family, layout)), family)
+    assert sorted(changes) == list(adapter.modules)
+    for module, (a, b) in changes.items():
         assert len(a) == rank
         torch.testing.assert_close(b @ a, adapter.delta(module), rtol=1e-5, atol=1e-5)
 
@@ -105,11 +112,11 @@ def test_diffusers_reads_it(family: str, pipeline: type, layouts: tuple[Layout, 
     adapter = an_adapter(family, rank, alpha, wide=3072 if family == "flux" else 8)  # it knows only FLUX.1's width
     for layout in layouts:
         file = safetensors.torch.load(encode_in_layout(adapter, family, layout))
-        read = pipeline.lora_state_dict(file)  # type: ignore[attr-defined]
+        converted = pipeline.lora_state_dict(file)  # type: ignore[attr-defined]
         for module in adapter.modules:
-            up, down = (read.pop(f"transformer.{module}.lora_{part}.weight") for part in "BA")
+            up, down = (converted.pop(f"transformer.{module}.lora_{part}.weight") for part in "BA")
             torch.testing.assert_close((up @ down)[:64], adapter.delta(module)[:64], rtol=1e-4, atol=1e-4)
-        assert not any(tensor.any() for key, tensor in read.items() if "lora_B" in key), "nothing else changes"
+        assert not any(tensor.any() for key, tensor in converted.items() if "lora_B" in key), "nothing else changes"
 
 
 @LAYOUTS
@@ -117,16 +124,18 @@ def test_rows_of_the_mlp_are_refused(layout: Layout) -> None:
     file = safetensors.torch.load(encode_in_layout(an_adapter("flux", 2, 2.0), "flux", layout))
     key = next(key for key in file if key.endswith("linear1.lora_up.weight"))
     file[key][-1, 0] = 1.0
-    with pytest.raises(ValueError, match=rf"{key} changes rows from 24 on: it adapts the MLP, which this run does"):
-        from_layout(file, "flux")
+    with pytest.raises(ValueError, match=rf"changes rows from 24 on in {key}: it adapts the MLP, which this run does"):
+        read(file, "flux")
 
 
 @pytest.mark.parametrize("rows", [0, 2, 8, 25])
 def test_heights_of_another_model_are_refused(rows: int) -> None:
     key = "diffusion_model.double_blocks.0.img_attn.qkv"
     file = {f"{key}.lora_A.weight": torch.ones(1, 8), f"{key}.lora_B.weight": torch.ones(rows, 1)}
-    with pytest.raises(ValueError, match=rf"{key}\.lora_B\.weight has {rows} rows; expected a multiple of 3: a LoRA"):
-        from_layout(file, "flux")
+    with pytest.raises(
+        ValueError, match=rf"has {rows} rows in {key}\.lora_B\.weight; expected a multiple of 3: a LoRA"
+    ):
+        read(file, "flux")
 
 
 def test_what_has_no_name_is_refused() -> None:
@@ -135,4 +144,25 @@ def test_what_has_no_name_is_refused() -> None:
         encode_in_layout(adapter, "sana", "comfyui")
     with pytest.raises(ValueError, match=r"kohya has no name for transformer_blocks\.0\.attn\.add_k_proj of the fam"):
         encode_in_layout(adapter, "flux", "kohya")
-    assert from_layout({"lora_unet_down_blocks_0.lora_up.weight": torch.ones(1, 1)}, "flux") is None
+
+
+@FAMILIES
+@pytest.mark.parametrize("prefix", ["diffusion_model.", "transformer.", "base_model.model.", "lora_unet_"])
+def test_diffusers_names_are_read_under_any_prefix(family: str, prefix: str) -> None:
+    adapter = an_adapter(family, 2, 2.0)  # as ai-toolkit and musubi-tuner name layers of Z-Image and Qwen-Image
+    file = {}
+    for module in adapter.modules:
+        name = prefix + (module.replace(".", "_") if prefix == "lora_unet_" else module)
+        file[f"{name}.lora_down.weight"] = adapter.tensors[lora_a_key(module)]
+        file[f"{name}.lora_up.weight"] = adapter.tensors[lora_b_key(module)]
+    changes = read(file, family)
+    assert sorted(changes) == list(adapter.modules)
+    assert all(torch.equal(b @ a, adapter.delta(module)) for module, (a, b) in changes.items())
+
+
+@FAMILIES
+def test_a_layer_of_no_module_is_named(family: str) -> None:
+    file = safetensors.torch.load(encode_in_layout(an_adapter(family, 2, 2.0), family, "kohya"))
+    file |= {f"lora_unet_final_layer_linear.lora_{part}.weight": torch.ones(2, 2) for part in ("up", "down")}
+    with pytest.raises(ValueError, match=r"adapts 1 modules that this run does not, such as final_layer_linear; exp"):
+        read(file, family)

@@ -1,22 +1,54 @@
 """An existing LoRA from which a run starts, read from the layouts of diffusers, PEFT, ComfyUI and kohya."""
 
-import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
-from solrl_core.families.original_layers import from_layout
+from solrl_core.families.lora_layouts import FileLayer, by_module, read_layers
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_proto.text_files import read_json
+from solrl_proto.text_files import parse_json, read_text
 from torch import Tensor
 
 _FILES = ("adapter_model.safetensors", "lora.safetensors", "pytorch_lora_weights.safetensors")
-_PEFT = "base_model.model."
-_PART = re.compile(r"(?:transformer\.)?(.+?)\.(?:lora_(A|B)(?:\.default)?\.weight|(alpha))")
-_SHOWN = 3
+_CONFIG = "adapter_config.json"
+_DIFFUSERS = "lora_adapter_metadata"
+_STARTS = (True, False, None, "gaussian", "orthogonal")
+"""Values of `init_lora_weights` by which A and B alone are the change, of the unaltered model."""
+_SCALING = ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "init_lora_weights")
+_WITHOUT_EFFECT = {
+    *(
+        "peft_type",
+        "task_type",
+        "auto_mapping",
+        "peft_version",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+    ),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout", "fan_in_fan_out"),
+    *("eva_config", "corda_config", "loftq_config", "lora_ga_config", "qalora_group_size", "runtime_config"),
+    *("megatron_config", "megatron_core"),
+}
+"""Fields of PEFT's LoraConfig on which a finished adapter of linear layers does not depend."""
+
+Scale = Callable[[FileLayer], float]
+
+
+class StartLora(NamedTuple):
+    """Where a run starts.
+
+    Attributes:
+        weights: by PEFT key, for all modules of the run.
+        said: one line on what was read, and by which alpha.
+    """
+
+    weights: dict[str, Tensor]
+    said: str
 
 
 def find_start(path: Path) -> Path:
@@ -31,14 +63,14 @@ def find_start(path: Path) -> Path:
     return found
 
 
-def read_start(path: Path, backbone: PipelineBackbone, initial: Adapter) -> dict[str, Tensor]:
-    """Weights by PEFT key with which an adapter makes the change of a file, of at most its rank.
+def read_start(path: Path, backbone: PipelineBackbone, initial: Adapter) -> StartLora:
+    """Weights with which an adapter makes the change of a file, of at most its rank.
 
     Modules that the file lacks keep the weights of `initial`, the run's adapter before its first step, which change
     nothing, and so do further ranks. `path` is as for `find_start`.
 
     Raises:
-        ValueError: the file is no LoRA of these modules, or has a higher rank; says what to do.
+        ValueError: the file is no plain LoRA of these modules, changes nothing, or has a higher rank; says what to do.
         OSError: it cannot be read.
     """
     file = find_start(path)
@@ -49,69 +81,116 @@ def read_start(path: Path, backbone: PipelineBackbone, initial: Adapter) -> dict
     except SafetensorError as error:
         raise ValueError(f"{file} is no safetensors file: {error}") from error
     try:
-        known = from_layout(tensors, backbone.family)
+        layers = read_layers(tensors)
+        scale, source = _scales(layers, metadata, file)
+        scaled = [replace(layer, b=layer.b * scale(layer)) for layer in layers]
+        changes = by_module(scaled, backbone.family, initial.modules)
+        weights = dict(initial.tensors)
+        for module, (a, b) in changes.items():
+            rank = len(a)
+            if rank > initial.rank:
+                raise ValueError(f"has rank {rank} at {module}; expected --set lora.rank={rank} or more")
+            whole_a, whole_b = weights[lora_a_key(module)].clone(), weights[lora_b_key(module)].clone()
+            if a.shape[1] != whole_a.shape[1] or len(b) != len(whole_b):
+                raise ValueError(
+                    f"has {tuple(b.shape)} · {tuple(a.shape)} at {module}; expected a change of "
+                    f"{(len(whole_b), whole_a.shape[1])}: a LoRA of another model"
+                )
+            whole_a[:rank], whole_b[:, :rank] = a, b / initial.scale
+            weights |= {lora_a_key(module): whole_a, lora_b_key(module): whole_b}
+        read = sum(bool(change.a.any()) for change in changes.values())
+        if not read:
+            raise ValueError(f"changes none of its {len(changes)} modules: B or alpha is zero; expected a trained LoRA")
     except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
-    modules = _modules(_in_diffusers_layout(tensors, backbone, file) if known is None else known, file)
-    own = set(initial.modules)
-    if foreign := sorted(set(modules) - own):
-        shown = ", ".join(foreign[:_SHOWN])
-        raise ValueError(
-            f"{file} adapts {len(foreign)} modules that this run does not, such as {shown}; expected some of the run's "
-            f"{len(own)}, such as {min(own)}: a LoRA of this model's transformer alone"
-        )
-    default = _alpha(metadata, file) if known is None else None  # from_layout has applied alpha
-    weights = dict(initial.tensors)
-    for module, parts in modules.items():
-        a, b = parts["A"], parts["B"]
-        rank = a.shape[0]
-        if rank > initial.rank:
-            raise ValueError(f"{file} has rank {rank} at {module}; expected --set lora.rank={rank} or more")
-        whole_a, whole_b = weights[lora_a_key(module)].clone(), weights[lora_b_key(module)].clone()
-        if a.shape[1] != whole_a.shape[1] or b.shape != (whole_b.shape[0], rank):
-            raise ValueError(
-                f"{file} has {tuple(b.shape)} · {tuple(a.shape)} at {module}; expected a change of "
-                f"{(whole_b.shape[0], whole_a.shape[1])}: a LoRA of another model"
-            )
-        alpha = float(parts.get("alpha", rank if default is None else default))
-        whole_a[:rank], whole_b[:, :rank] = a, b * (alpha / rank / initial.scale)
-        weights |= {lora_a_key(module): whole_a, lora_b_key(module): whole_b}
-    return weights
+        raise ValueError(f"{file} {error}") from error
+    total = len(initial.modules)
+    return StartLora(
+        weights,
+        f"starting from {file}: {read} of {total} layers read, {total - len(changes)} left as they are, "
+        f"{len(changes) - read} unchanged by zeros in it; alpha {source}",
+    )
 
 
-def _in_diffusers_layout(tensors: dict[str, Tensor], backbone: PipelineBackbone, file: Path) -> Mapping[str, Tensor]:
-    if all(name.startswith(_PEFT) for name in tensors):
-        return {name.removeprefix(_PEFT): tensor for name, tensor in tensors.items()}
-    if all(_PART.fullmatch(name) for name in tensors):
-        return tensors
-    pipeline: Any = type(backbone.pipeline)  # which converts some of kohya's files
-    try:
-        converted = pipeline.lora_state_dict(tensors)
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ValueError(f"{file} is in a layout that {pipeline.__name__} does not convert: {error}") from error
-    return dict(converted)
+def _scales(layers: list[FileLayer], metadata: Mapping[str, str], file: Path) -> tuple[Scale, str]:
+    """The scale of each layer, and where alpha is from. An alpha beside a layer wins."""
+    general, source = _general_scale(metadata, file)
+    alone = sum(layer.alpha is not None for layer in layers)
+    if alone == len(layers):
+        source = "of each layer"
+    elif alone:
+        source = f"of each of {alone} layers, else {source}"
+
+    def scale(layer: FileLayer) -> float:
+        return general(layer) if layer.alpha is None else layer.alpha / layer.rank
+
+    return scale, source
 
 
-def _modules(tensors: Mapping[str, Tensor], file: Path) -> dict[str, dict[str, Tensor]]:
-    """Module → its A, B and alpha."""
-    found: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        if (match := _PART.fullmatch(name)) is None:
-            raise ValueError(f"{file} has {name}; expected lora_A, lora_B and alpha of the transformer's modules alone")
-        found.setdefault(match[1], {})[match[2] or match[3]] = tensor
-    if not found:
-        raise ValueError(f"{file} has no tensors; expected lora_A and lora_B of some modules")
-    if half := next((module for module, parts in found.items() if not {"A", "B"} <= parts.keys()), None):
-        raise ValueError(f"{file} has one of lora_A and lora_B of {half}; expected both")
-    return found
-
-
-def _alpha(metadata: Mapping[str, str], file: Path) -> float | None:
-    """Alpha of all modules, of the file's metadata or of PEFT's adapter_config.json beside it; None: the rank."""
+def _general_scale(metadata: Mapping[str, str], file: Path) -> tuple[Scale, str]:
+    config = file.with_name(_CONFIG)
     if "lora_alpha" in metadata:
-        return float(metadata["lora_alpha"])
-    if (text := metadata.get("lora_adapter_metadata")) is not None:
-        alpha = json.loads(text).get("transformer.lora_alpha")
-        return None if alpha is None else float(alpha)
-    config = file.with_name("adapter_config.json")
-    return float(read_json(config)["lora_alpha"]) if file.name == _FILES[0] and config.is_file() else None
+        place = "of lora_alpha in its header"
+        values: Any = {"lora_alpha": metadata["lora_alpha"]}
+    elif _DIFFUSERS in metadata:
+        place = f"of {_DIFFUSERS} in its header"
+        values = parse_json(metadata[_DIFFUSERS], place)
+        if isinstance(values, dict) and any(name.startswith("transformer.") for name in values):
+            parts = (name.partition(".") for name in values)
+            values = {name: values[f"transformer.{name}"] for part, _, name in parts if part == "transformer"}
+    elif file.name == _FILES[0] and config.is_file():
+        place = f"of {_CONFIG} beside it"
+        values = parse_json(read_text(config), config)
+    else:
+        trained = metadata.get("ss_network_alpha")
+        unused = f" (ss_network_alpha={trained} of its header is not used)" if trained else ""
+        return (lambda _: 1.0), f"taken to be the rank, as ComfyUI and diffusers do without one{unused}"
+    return _scale_of_peft(values, place), place
+
+
+def _scale_of_peft(values: Any, place: str) -> Scale:
+    """The scale of a layer by settings of PEFT.
+
+    Raises:
+        ValueError: they are not understood, or are of another kind than a plain LoRA; says which.
+    """
+    from peft import LoraConfig
+    from peft.utils.other import get_pattern_key
+
+    if not isinstance(values, dict):
+        raise ValueError(f"has settings {place} that are no JSON object")
+    if (kind := values.get("peft_type") or "LORA") != "LORA":
+        raise ValueError(f"is a {kind} by peft_type {place}; expected LORA")
+    defaults = vars(LoraConfig())
+    for name in sorted(values.keys() - _WITHOUT_EFFECT - set(_SCALING)):
+        if values[name] and values[name] != defaults.get(name):
+            raise ValueError(f"has {name}={values[name]!r} {place}; expected a plain LoRA, without it")
+    if values.get("init_lora_weights") not in _STARTS:
+        raise ValueError(
+            f"has init_lora_weights={values['init_lora_weights']!r} {place}, which may alter the model's weights, too; "
+            "expected a change of the unaltered model: save it by save_pretrained with "
+            "path_initial_model_for_weight_conversion, and init_lora_weights=true"
+        )
+    try:
+        config = LoraConfig(**{name: values[name] for name in _SCALING if values.get(name) is not None})
+        general = float(config.lora_alpha)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"has settings {place} that PEFT does not take: {error}") from error
+
+    def of_layer(pattern: dict[str, Any], name: str, otherwise: float) -> float:
+        try:
+            return float(pattern.get(get_pattern_key(list(pattern), name), otherwise))
+        except (AttributeError, TypeError, ValueError, re.error) as error:
+            raise ValueError(f"has the pattern {pattern!r} {place}, which PEFT cannot apply: {error}") from error
+
+    def scale(layer: FileLayer) -> float:
+        rank, alpha = (
+            of_layer(config.rank_pattern, layer.name, config.r),
+            of_layer(config.alpha_pattern, layer.name, general),
+        )
+        if "r" in values and rank != layer.rank:
+            raise ValueError(f"has rank {layer.rank} at {layer.name}, but {rank:g} {place}: one is of another file")
+        if not math.isfinite(alpha):
+            raise ValueError(f"has alpha {alpha} for {layer.name} {place}; expected a finite number")
+        return alpha / (math.sqrt(layer.rank) if config.use_rslora else layer.rank)
+
+    return scale

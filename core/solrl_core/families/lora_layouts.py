@@ -1,0 +1,154 @@
+"""LoRAs in the layouts of diffusers, PEFT, ComfyUI and kohya, by the modules of diffusers' transformer.
+
+Nothing of a file is left out: what is not understood is refused by its name.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from solrl_core.families.original_layers import ORIGINAL_LAYERS, OriginalLayer
+
+_KEY = re.compile(
+    r"(?:(?:base_model\.model|transformer|model|diffusion_model)\.)*(?:lora_unet_)?(?P<name>.+)\."
+    r"(?:lora_(?P<part>A|B|down|up)(?:\.default)?\.weight|(?P<alpha>alpha))"
+)
+_PARTS = {"A": "lora_A", "down": "lora_A", "B": "lora_B", "up": "lora_B", None: "alpha"}
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class FileLayer:
+    """A layer of a file.
+
+    Attributes:
+        name: as in the file, without its prefix.
+        key: the name of `b` in the file.
+        a: float32 [rank, in].
+        b: float32 [out, rank].
+        alpha: of a tensor beside them; None without one.
+    """
+
+    name: str
+    key: str
+    a: Tensor
+    b: Tensor
+    alpha: float | None
+
+    @property
+    def rank(self) -> int:
+        """Rows of `a`, at least 1."""
+        return len(self.a)
+
+
+class ModuleChange(NamedTuple):
+    """The change of a module, b · a; ranks that change nothing are left out, so there may be none."""
+
+    a: Tensor
+    b: Tensor
+
+
+def read_layers(tensors: Mapping[str, Tensor]) -> list[FileLayer]:
+    """The layers of a file, whatever its layout.
+
+    Raises:
+        ValueError: a tensor is no part of a plain LoRA, is there twice or not finite, or a part is missing.
+    """
+    found: dict[str, dict[str, str]] = {}
+    names = {}
+    for key, tensor in tensors.items():
+        if (match := _KEY.fullmatch(key)) is None:
+            raise ValueError(
+                f"has {key}; expected lora_A, lora_B and alpha of the transformer's modules alone: without the rest it "
+                "would be another LoRA (of DoRA, LoKr or trained biases, say), so choose a plain one"
+            )
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"has values in {key} that are not finite; expected a LoRA whose training did not diverge")
+        layer, part = match["name"].replace(".", "_"), _PARTS[match["part"]]
+        if other := found.setdefault(layer, {}).get(part):
+            raise ValueError(f"has both {other} and {key}, of one layer; expected one: remove the other from the file")
+        found[layer][part], names[layer] = key, match["name"]
+    if not found:
+        raise ValueError("has no tensors; expected lora_A and lora_B of some modules")
+    return [_layer(names[layer], parts, tensors) for layer, parts in found.items()]
+
+
+def _layer(name: str, keys: Mapping[str, str], tensors: Mapping[str, Tensor]) -> FileLayer:
+    if not {"lora_A", "lora_B"} <= keys.keys():
+        raise ValueError(f"has only {' and '.join(keys)} of {name}; expected both lora_A and lora_B")
+    a, b = tensors[keys["lora_A"]], tensors[keys["lora_B"]]
+    if a.ndim != 2 or b.ndim != 2 or not len(a) or len(a) != b.shape[1]:
+        raise ValueError(
+            f"has {keys['lora_B']} {list(b.shape)} and {keys['lora_A']} {list(a.shape)}; expected [out, rank] and "
+            "[rank, in], of rank 1 or more"
+        )
+    alpha = tensors[keys["alpha"]] if "alpha" in keys else None
+    if alpha is not None and alpha.numel() != 1:
+        raise ValueError(f"has {keys['alpha']} of shape {list(alpha.shape)}; expected one number")
+    return FileLayer(name, keys["lora_B"], a, b, None if alpha is None else float(alpha))
+
+
+def by_module(layers: Collection[FileLayer], family: str, modules: Collection[str]) -> dict[str, ModuleChange]:
+    """The change of each module that the layers of a file adapt, without regard to alpha.
+
+    Args:
+        layers: by the names of diffusers' modules, or of the authors' layers, of which one may be several modules.
+        family: of the model.
+        modules: those that may be adapted.
+
+    Raises:
+        ValueError: a layer is none of these, or of another size, or two layers adapt one module.
+    """
+    own = {module.replace(".", "_"): module for module in modules}
+    patterns = [
+        (re.compile(layer.name.replace(".", "_").replace("{}", r"(\d+)")), layer)
+        for layer in ORIGINAL_LAYERS.get(family, ())
+    ]
+    found: dict[str, ModuleChange] = {}
+    foreign = []
+    for layer in layers:
+        name = layer.name.replace(".", "_")
+        matched = next(((m[1], known) for pattern, known in patterns if (m := pattern.fullmatch(name))), None)
+        if name in own:
+            parts = {own[name]: layer.b}
+        elif matched is not None:
+            number, known = matched
+            rows = _rows_of_modules(known, layer.key, layer.b)
+            parts = {module.format(number): part for module, part in zip(known.modules, rows, strict=True)}
+        else:
+            parts = {layer.name: layer.b}
+        for module, b in parts.items():
+            kept = b.any(0)
+            if module in found:
+                raise ValueError(f"has two layers of {module}, of which {layer.key} is the second; expected one")
+            if module in modules:
+                found[module] = ModuleChange(layer.a[kept], b[:, kept])
+            elif kept.any() or module == layer.name:
+                foreign.append(module)
+    if foreign:
+        shown = ", ".join(sorted(foreign)[:_SHOWN])
+        raise ValueError(
+            f"adapts {len(foreign)} modules that this run does not, such as {shown}; expected some of the run's "
+            f"{len(own)}, such as {min(modules)}: a LoRA of this model's transformer alone"
+        )
+    return found
+
+
+def _rows_of_modules(layer: OriginalLayer, key: str, up: Tensor) -> tuple[Tensor, ...]:
+    parts = len(layer.modules) + layer.further
+    rows, rest = divmod(len(up), parts)
+    if rest or not rows:
+        raise ValueError(
+            f"has {len(up)} rows in {key}; expected a multiple of {parts}: a LoRA of another model, choose one of this"
+        )
+    adapted = len(layer.modules) * rows
+    if up[adapted:].any():
+        raise ValueError(
+            f"changes rows from {adapted} on in {key}: it adapts the MLP, which this run does not; expected zeros "
+            "there. Choose a LoRA of the attention alone"
+        )
+    return torch.split(up[:adapted], rows)
