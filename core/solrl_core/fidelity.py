@@ -7,22 +7,29 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.stats import kendalltau, rankdata, spearmanr
+from solrl_proto.selection import levelled
 
-Group = npt.NDArray[np.float32]
+Group = npt.NDArray[np.float64]
+SATURATED = 0.5
+"""Share of a group's candidates with its best reward above which the reward has little left to rank."""
 
 
 @dataclass(frozen=True)
 class Fidelity:
     """Rank fidelity, averaged over prompt groups. Ranks count from 1 (best); overlaps are shares of a set, 0 to 1.
 
+    Rewards that are equal up to rounding share the mean of their ranks.
+
     Attributes:
-        spearman: rank correlation within a group, over the candidates that were not pruned; 0 for a group whose proxy
-            rewards are equal while the true ones differ, NaN if the true ones are equal.
+        spearman: rank correlation within a group, over the candidates that were not pruned; as of `correlations`. NaN
+            if the true rewards of every group are equal; otherwise such groups do not count.
         kendall: the same by Kendall's τ.
         top_overlap: size → overlap of the proxy's and the true top of that size.
         bottom_overlap: the same of the bottom.
         top_rank: mean true rank of the best half that the proxy selects.
         bottom_rank: mean true rank of the worst half that the proxy selects.
+        perfect_top, perfect_bottom: those ranks of a selection by the true rewards, whose ties bring them together.
+        best_share: share of a group's candidates that have its best true reward.
     """
 
     spearman: float
@@ -31,6 +38,20 @@ class Fidelity:
     bottom_overlap: dict[int, float]
     top_rank: float
     bottom_rank: float
+    perfect_top: float
+    perfect_bottom: float
+    best_share: float
+
+    @property
+    def separation(self) -> float:
+        """Distance of the selected halves' true ranks, as a share of what true rewards reach; 1 if that is nothing."""
+        apart = self.perfect_bottom - self.perfect_top
+        return (self.bottom_rank - self.top_rank) / apart if apart else 1.0
+
+    @property
+    def saturated(self) -> bool:
+        """Whether most candidates of a group have its best reward."""
+        return self.best_share > SATURATED
 
 
 def rank_fidelity(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> Fidelity:
@@ -53,28 +74,27 @@ def rank_fidelity(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> Fi
     if least < keep:
         raise ValueError(f"got a group with {least} candidates that were not pruned; expected at least {keep}")
     sizes = [size for size in (4, 8, 12) if 2 * size <= keep]
-    rows = [_one_group(p, t, keep // 2, sizes) for p, t in zip(proxy.numpy(), true.numpy(), strict=True)]
-    means = np.mean(rows, axis=0)
-    n = len(sizes)
+    rows = np.array([_one_group(p, t, keep // 2, sizes) for p, t in zip(proxy, true, strict=True)])
+    measured = rows[~np.isnan(rows[:, 0])]
+    spearman, kendall = measured[:, :2].mean(0) if len(measured) else (math.nan, math.nan)
+    top, bottom, perfect_top, perfect_bottom, best_share, *overlaps = rows[:, 2:].mean(0).tolist()
     return Fidelity(
-        spearman=float(means[0]),
-        kendall=float(means[1]),
-        top_rank=float(means[2]),
-        bottom_rank=float(means[3]),
-        top_overlap=dict(zip(sizes, means[4 : 4 + n].tolist(), strict=True)),
-        bottom_overlap=dict(zip(sizes, means[4 + n :].tolist(), strict=True)),
+        spearman=float(spearman),
+        kendall=float(kendall),
+        top_rank=top,
+        bottom_rank=bottom,
+        perfect_top=perfect_top,
+        perfect_bottom=perfect_bottom,
+        best_share=best_share,
+        top_overlap=dict(zip(sizes, overlaps[: len(sizes)], strict=True)),
+        bottom_overlap=dict(zip(sizes, overlaps[len(sizes) :], strict=True)),
     )
 
 
 def separations(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> npt.NDArray[np.float64]:
-    """Distance of the true ranks of the proxy's best and worst half, per group: 1 is perfect, 0 is chance.
-
-    Arguments are those of `rank_fidelity`.
-    """
-    fidelities = [rank_fidelity(p[None], t[None], keep) for p, t in zip(proxy, true, strict=True)]
-    # Perfect halves are half of `keep` from either end, so their mean ranks are this far apart.
-    apart = proxy.shape[1] - keep // 2
-    return np.array([(one.bottom_rank - one.top_rank) / apart for one in fidelities])
+    """`Fidelity.separation` of each group: 1 is perfect, 0 is chance. Arguments are those of `rank_fidelity`."""
+    each = zip(proxy, true, strict=True)
+    return np.array([rank_fidelity(p[None], t[None], keep).separation for p, t in each])
 
 
 def paces(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> npt.NDArray[np.float64]:
@@ -94,23 +114,49 @@ def paces(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> npt.NDArra
     return np.array(found)
 
 
-def _one_group(proxy: Group, true: Group, half: int, sizes: list[int]) -> list[float]:
-    whole = np.flatnonzero(~np.isnan(proxy))
-    by_proxy, by_true = whole[np.argsort(-proxy[whole], kind="stable")], np.argsort(-true, kind="stable")
-    ranks = rankdata(-true)
+def correlations(proxy: torch.Tensor, true: torch.Tensor) -> tuple[float, float]:
+    """Spearman's and Kendall's rank correlation of the rewards [candidates] of a group.
+
+    0 if only the proxy's rewards are equal; NaN if the true ones are, which rank nothing. A pruned candidate, whose
+    proxy is NaN, does not count.
+    """
+    cheap = _levelled(proxy)
+    made = ~np.isnan(cheap)
+    cheap, exact = cheap[made], _levelled(true)[made]
+    if np.ptp(exact) == 0:
+        return math.nan, math.nan
+    if np.ptp(cheap) == 0:
+        return 0.0, 0.0
+    return float(spearmanr(cheap, exact).statistic), float(kendalltau(cheap, exact).statistic)
+
+
+def end_ranks(proxy: torch.Tensor, true: torch.Tensor, half: int) -> tuple[float, float]:
+    """Mean true ranks of the `half` candidates of a group that the proxy ranks best, and worst."""
+    order = rankdata(-_levelled(true))[_from_best(_levelled(proxy))]
+    return float(order[:half].mean()), float(order[-half:].mean())
+
+
+def _levelled(rewards: torch.Tensor) -> Group:
+    """The rewards of a group, equal where they are up to rounding; those that are NaN remain it."""
+    found = rewards.double().numpy().copy()
+    made = ~np.isnan(found)
+    found[made] = levelled(found[made].tolist())
+    return found
+
+
+def _from_best(rewards: Group) -> npt.NDArray[np.int64]:
+    whole = np.flatnonzero(~np.isnan(rewards))
+    return whole[np.argsort(-rewards[whole], kind="stable")]
+
+
+def _one_group(proxy: torch.Tensor, true: torch.Tensor, half: int, sizes: list[int]) -> list[float]:
+    exact = _levelled(true)
+    by_proxy, by_true = _from_best(_levelled(proxy)), _from_best(exact)
     return [
-        *_correlations(proxy[whole], true[whole]),
-        float(ranks[by_proxy[:half]].mean()),
-        float(ranks[by_proxy[-half:]].mean()),
+        *correlations(proxy, true),
+        *end_ranks(proxy, true, half),
+        *end_ranks(true, true, half),
+        float((exact == exact.max()).mean()),
         *(len(set(by_proxy[:s]) & set(by_true[:s])) / s for s in sizes),
         *(len(set(by_proxy[-s:]) & set(by_true[-s:])) / s for s in sizes),
     ]
-
-
-def _correlations(proxy: Group, true: Group) -> tuple[float, float]:
-    """Spearman's and Kendall's; 0 for a proxy that is constant, and not a number if the true scores are."""
-    if np.ptp(true) == 0:
-        return math.nan, math.nan
-    if np.ptp(proxy) == 0:
-        return 0.0, 0.0
-    return float(spearmanr(proxy, true).statistic), float(kendalltau(proxy, true).statistic)

@@ -4,6 +4,7 @@ Errors of single layers miss outliers, and random inputs have none. So candidate
 decoded and scored, and the ranks of their scores are compared.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +12,10 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.stats import rankdata, spearmanr
 from scipy.stats import t as student
 from solrl_core.families.backbone import Backbone
 from solrl_core.families.pipeline import PipelineBackbone
+from solrl_core.fidelity import correlations, end_ranks
 from solrl_core.precision import apply_policy, probe
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
 from solrl_core.rewards import RewardSet
@@ -49,23 +50,33 @@ class RankCorrelation:
     """Spearman correlation within a group of candidates: its mean over prompts, and a 95 % interval.
 
     Attributes:
-        mean: a group whose scores are all equal at one precision counts as 0.
+        mean: a group whose scores are equal at the precision alone counts as 0, and with equal scores in the reference
+            not at all; 0 if that is so in every group.
         low, high: limits of the interval by Student's t over the prompts; −1 and 1 with one prompt.
+        groups: number of groups that count.
     """
 
     mean: float
     low: float
     high: float
+    groups: int
 
     @classmethod
     def over(cls, groups: Sequence[float]) -> "RankCorrelation":
-        """The mean over groups, each with its correlation."""
-        mean = float(np.mean(groups))
-        if len(groups) < 2:
-            return cls(mean, -1.0, 1.0)
-        spread = np.std(groups, ddof=1) / len(groups) ** 0.5
-        half = float(student.ppf((1 + _INTERVAL) / 2, len(groups) - 1) * spread)
-        return cls(mean, max(-1.0, mean - half), min(1.0, mean + half))
+        """The mean over groups, each with its correlation, NaN if its reference ranks nothing."""
+        ranked = [one for one in groups if not math.isnan(one)]
+        count = len(ranked)
+        mean = float(np.mean(ranked)) if ranked else 0.0
+        if count < 2:
+            return cls(mean, -1.0, 1.0, count)
+        spread = np.std(ranked, ddof=1) / count**0.5
+        half = float(student.ppf((1 + _INTERVAL) / 2, count - 1) * spread)
+        return cls(mean, max(-1.0, mean - half), min(1.0, mean + half), count)
+
+
+def suffering(found: Mapping[str, RankCorrelation]) -> str:
+    """The reward with the lowest rank correlation, of those that rank anything in the reference."""
+    return min(found, key=lambda name: (not found[name].groups, found[name].mean))
 
 
 @dataclass(frozen=True)
@@ -96,7 +107,7 @@ class Measured:
     @property
     def lowest(self) -> RankCorrelation:
         """The rank correlation of the reward that suffers most."""
-        return min(self.spearman.values(), key=lambda one: one.mean)
+        return self.spearman[suffering(self.spearman)]
 
 
 @dataclass
@@ -164,8 +175,8 @@ class PrecisionCheck:
         self.images[precision] = made[0].images
         scores = self._scores(made)
         latents, images = (_pairs(made, self._planned, name) for name in ("latents", "images"))
-        groups = {name: list(zip(self.true[name], scores[name], strict=True)) for name in self.rewards.names}
-        ends = {name: np.mean([_true_ranks_of_ends(*group) for group in groups[name]], axis=0) for name in groups}
+        groups = {name: list(zip(scores[name], self.true[name], strict=True)) for name in self.rewards.names}
+        ends = {name: np.mean([end_ranks(*group, 1) for group in groups[name]], axis=0) for name in groups}
         return Measured(
             precision=precision,
             numerics=generator.numerics,
@@ -189,7 +200,7 @@ class PrecisionCheck:
 
     def _correlations(self, scores: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, list[float]]:
         return {
-            name: [_spearman(true, own) for true, own in zip(self.true[name], scores[name], strict=True)]
+            name: [correlations(own, true)[0] for true, own in zip(self.true[name], scores[name], strict=True)]
             for name in scores
         }
 
@@ -244,14 +255,3 @@ def _unusable(images: torch.Tensor) -> torch.Tensor:
 
 def _relative(own: torch.Tensor, exact: torch.Tensor) -> float:
     return float((own - exact).square().mean().sqrt() / exact.square().mean().sqrt())
-
-
-def _spearman(true: torch.Tensor, own: torch.Tensor) -> float:
-    if len(np.unique(own.numpy())) < 2 or len(np.unique(true.numpy())) < 2:
-        return 0.0
-    return float(spearmanr(true.numpy(), own.numpy()).statistic)
-
-
-def _true_ranks_of_ends(true: torch.Tensor, own: torch.Tensor) -> tuple[float, float]:
-    ranks = rankdata(-true.numpy())
-    return float(ranks[int(own.argmax())]), float(ranks[int(own.argmin())])

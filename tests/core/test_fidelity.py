@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from solrl_core.fidelity import paces, rank_fidelity
+from solrl_core.fidelity import correlations, end_ranks, paces, rank_fidelity, separations
 
 
 @pytest.mark.parametrize(("scale", "sign", "overlap", "ranks"), [(5, 1, 1.0, (6.5, 90.5)), (-1, -1, 0.0, (90.5, 6.5))])
@@ -66,4 +66,23 @@ def test_equal_rewards_share_their_rank_are_no_correlation_and_warn_of_nothing()
     true = torch.tensor([[8.0, 7, 6, 5, 4, 3, 2, 1]])
     found = rank_fidelity(torch.ones_like(true), true, keep=4)
     assert (found.spearman, found.kendall) == (0, 0)
-    assert math.isnan(rank_fidelity(true, torch.ones_like(true), keep=4).spearman)
+    equal = 0.2 + 1e-7 * true
+    assert math.isnan(rank_fidelity(true, equal, keep=4).spearman)
+    assert math.isnan(correlations(true[0], equal[0])[0])
+    assert correlations(equal[0], true[0]) == (0, 0)
+    assert end_ranks(equal[0], true[0], 1) == (1, 8)
+    together = rank_fidelity(torch.cat([true, true]), torch.cat([true, equal]), keep=4)
+    assert together.spearman == pytest.approx(1), "a group that ranks nothing does not count"
+
+
+def test_perfect_ranks_are_those_that_ties_allow_and_many_best_are_a_saturated_reward() -> None:
+    # Ranks 1…6 are equal, 3.5 each; 7 and 8 follow.
+    true = torch.tensor([[1.0, 1, 1, 1, 1, 1, 0.5, 0.25], [8.0, 7, 6, 5, 4, 3, 2, 1]])
+    found = rank_fidelity(true[:1], true[:1], keep=4)
+    assert (found.top_rank, found.bottom_rank) == (found.perfect_top, found.perfect_bottom) == (3.5, 7.5)
+    assert (found.best_share, found.saturated, found.separation) == (0.75, True, 1)
+    assert separations(true, true, keep=4).tolist() == [1, 1]
+    assert separations(-true, true, keep=4)[0] == pytest.approx(-1)
+    assert separations(true, torch.ones_like(true), keep=4).tolist() == [1, 1], "nothing to tell apart"
+    both = rank_fidelity(true, true, keep=4)
+    assert (both.best_share, both.saturated) == (pytest.approx(7 / 16), False)

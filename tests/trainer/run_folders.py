@@ -97,6 +97,9 @@ def write_metrics(folder: Path, iterations: int, ranks: Sequence[float] = (0.873
         "bottom_overlap": {"4": 0.5, "8": 0.63, "12": 0.73},
         "top_rank": 14.2,
         "bottom_rank": 82.4,
+        "perfect_top": 6.5,
+        "perfect_bottom": 90.5,
+        "best_share": 0.0104,
     }
     measured = [fidelity | {"version": 10 * i, "spearman": spearman} for i, spearman in enumerate(ranks)]
     write_lines(folder, [before, *measured, *(iteration_line(i) for i in range(iterations))])

@@ -12,7 +12,7 @@ from solrl_core.rewards import RewardSet
 from solrl_core.rewards.reward import REWARDS
 from solrl_engine.backend import Backend
 from solrl_engine.local_backend import LocalBackend
-from solrl_engine.precision_check import FLOOR, PROMPTS, SHORTFALL, PrecisionCheck, RankCorrelation
+from solrl_engine.precision_check import FLOOR, PROMPTS, SHORTFALL, PrecisionCheck, RankCorrelation, suffering
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import RankFidelity
 from solrl_proto.rollouts import Plan
@@ -102,9 +102,9 @@ def _measured(backend: LocalBackend, rewards: RewardSet, precision: Precision) -
         for found, one in ((groups, precision), (exact, "bf16")):
             for name, more in check.correlations(one).items():
                 found[name] += more
-        reward, lowest = min(
-            ((name, RankCorrelation.over(found)) for name, found in groups.items()), key=lambda one: one[1].mean
-        )
+        over = {name: RankCorrelation.over(found) for name, found in groups.items()}
+        reward = suffering(over)
+        lowest = over[reward]
         if not lowest.low <= FLOOR <= lowest.high:
             break
     shortfall = RankCorrelation.over(exact[reward]).mean - lowest.mean

@@ -75,6 +75,19 @@ def test_a_sound_model_trains(tmp_path: Path, recipe: str) -> None:
     assert result.spearman[0] > 0.5
 
 
+def test_a_saturated_reward_is_no_bad_exploration(tmp_path: Path, notes: list[str]) -> None:
+    # Few of these images are right, so nearly all have the best score of a penalty on right ones.
+    settings = ("rewards={verifier: -1}", "evaluate.fidelity_wanted=1", "evaluate.fidelity_floor=1")
+    config = config_of("mini-sana", tmp_path, *settings, "explore.precision=bf16", "explore.steps=2", "iterations=1")
+    train(config, Watcher())
+    (line,) = events(tmp_path, "fidelity")
+    assert line["spearman"] < 0.8
+    assert line["best_share"] > 0.5
+    (note,) = [note for note in notes if "evaluate.fidelity_wanted" in note]
+    assert note.startswith("reward saturated: rank fidelity is below 1 ")
+    assert f"because {100 * line['best_share']:.0f} % of a prompt's candidates share its best score" in note
+
+
 @pytest.mark.release
 def test_a_resumed_run_stops_again_until_something_is_changed(with_outliers: Path, tmp_path: Path) -> None:
     train(config_of(with_outliers, tmp_path, "iterations=1", "evaluate.fidelity_floor=0"), Watcher())

@@ -15,7 +15,7 @@ from run_folders import (
 )
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.report.model_card import MARK
-from solrl_trainer.report.page import write_report
+from solrl_trainer.report.page import describe_fidelity, write_report
 
 
 def page_of(folder):
@@ -26,6 +26,14 @@ def words(page):
     """Visible text of the page."""
     text = re.sub(r"<(style|title)>.*?</\1>", "", page, flags=re.S)
     return " ".join(re.sub(r"<[^>]*>", " ", text).split())
+
+
+def test_a_saturated_reward_is_said():
+    line = {"spearman": 0.3, "top_rank": 38.1, "bottom_rank": 90, "perfect_top": 37.5, "perfect_bottom": 90.5}
+    said = describe_fidelity(line | {"best_share": 0.77}, candidates=96, keep=24)
+    assert "mean true rank of 38.1 (perfect 37.5, chance 48.5)" in said
+    assert said.endswith("Reward saturated: 77 % of a prompt's candidates share its best score.")
+    assert "saturated" not in describe_fidelity(line | {"best_share": 0.5}, candidates=96, keep=24)
 
 
 def test_a_finished_run_shows_its_figures_and_is_self_contained(tmp_path):

@@ -143,7 +143,7 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
     with log.measuring(version, "fidelity"):
         fidelity = _fidelity(session, prompts, version)
     if not math.isfinite(fidelity.spearman):
-        logger.warning("rank fidelity cannot be measured: all rewards of a group are equal")
+        logger.warning("rank fidelity cannot be measured: all rewards of each group are equal")
         return
     before = next(reversed(log.spearman.values()), math.inf)
     log.fidelity(version, len(prompts), vars(fidelity))
@@ -152,10 +152,17 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
         f"version {version}, {_precision(session)} at {explore.steps} steps against BF16 at {config.sample_steps}: "
         f"Spearman {fidelity.spearman:.3f} over {len(prompts)} groups of {explore.candidates}"
     )
-    if below_floor(config, fidelity.spearman, len(prompts)):
+    if below_floor(config, fidelity.spearman, len(prompts)) and not fidelity.saturated:
         raise _floor_error(config, version, fidelity.spearman, len(prompts))
     wanted = config.evaluate.fidelity_wanted
-    if fidelity.spearman < wanted <= before:
+    if fidelity.spearman < wanted <= before and fidelity.saturated:
+        logger.warning(
+            f"reward saturated: rank fidelity is below {wanted:g} (evaluate.fidelity_wanted), because "
+            f"{100 * fidelity.best_share:.0f} % of a prompt's candidates share its best score. Exploration reaches "
+            f"{100 * fidelity.separation:.0f} % of the separation that such ties allow; take harder prompts, or a "
+            "reward that tells good images apart"
+        )
+    elif fidelity.spearman < wanted <= before:
         cures = ["choose another explore.precision"]
         if config.two_stage and explore.sampler == "ode":
             cures += ["raise explore.steps", "let `solrl-train calibrate` choose a plan"]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from solrl_core.fidelity import SATURATED
 from solrl_core.image_files import tiled, webp
 from solrl_proto.text_files import read_json
 
@@ -241,14 +242,19 @@ def _sections(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def describe_fidelity(line: dict[str, Any], *, candidates: int, keep: int, **_: Any) -> str:
     """Describe a `fidelity` event, `vars(Fidelity)` read from JSON, of a run with these settings of `explore`."""
     spearman, half = line["spearman"], keep // 2
-    perfect = (half + 1) / 2
-    return (
+    # A run of an earlier solrl did not look for ties.
+    best_share, untied = line.get("best_share", 0), (half + 1) / 2
+    top, bottom = line.get("perfect_top", untied), line.get("perfect_bottom", candidates + 1 - untied)
+    text = (
         f"Ranking a prompt's candidates by their explored images gives {_words(spearman)} ranking by their BF16 "
         f"images (mean Spearman {spearman:.2f}, where 1 is the same order and 0 is chance). The {half} candidates that "
-        f"the proxy ranks best of {candidates} have a mean true rank of {line['top_rank']:.1f} (perfect {perfect:.1f}, "
+        f"the proxy ranks best of {candidates} have a mean true rank of {line['top_rank']:.1f} (perfect {top:.1f}, "
         f"chance {(candidates + 1) / 2:.1f}); the {half} that it ranks worst have {line['bottom_rank']:.1f} (perfect "
-        f"{candidates + 1 - perfect:.1f})."
+        f"{bottom:.1f})."
     )
+    if best_share <= SATURATED:
+        return text
+    return f"{text} Reward saturated: {100 * best_share:.0f} % of a prompt's candidates share its best score."
 
 
 def _words(spearman: float) -> str:
