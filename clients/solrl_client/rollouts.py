@@ -38,6 +38,7 @@ from solrl_proto.status import Activity, IterationReport, RunDetail
 
 from solrl_client.addresses import check_rollout_url
 from solrl_client.answers import AnswerCheck, check_pushed, longest_line
+from solrl_client.connections import http_client
 from solrl_client.retries import OnWait, Retries, ignore
 from solrl_client.tokens import bearer_token
 from solrl_client.transport import (
@@ -94,7 +95,7 @@ class RolloutClient:
         on_wait: told of each pause before a retry.
 
     Raises:
-        ValueError: the URL cannot be used, or the environment has a token that is none.
+        ValueError: the URL cannot be used, or the environment has a token that is none or a proxy that cannot be used.
         OSError: the file with the token cannot be read.
     """
 
@@ -116,7 +117,7 @@ class RolloutClient:
         self._awaited = frozenset(awaited)
         self._on_wait = on_wait
         headers = HEADERS | ({"Authorization": f"Bearer {token}"} if token else {})
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=httpx.Timeout(timeout, connect=10.0))
+        self._http = http_client(self.url, headers=headers, timeout=httpx.Timeout(timeout, connect=10.0))
 
     def __enter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from solrl_client.background import loop
+from solrl_client.connections import async_http_client
 from solrl_client.tokens import bearer_token
 from solrl_client.transport import HEADERS
 
@@ -27,17 +28,20 @@ class TimedClient:
 
     Attributes:
         timeout: as given; may be changed.
+
+    Raises:
+        ValueError: as `http_client`.
     """
 
     def __init__(self, address: str, token: str | None, timeout: float, connections: int | None = None) -> None:
         given = bearer_token(token) if token else None
         self.timeout = timeout
-        self._http = httpx.AsyncClient(
-            base_url=address,
+        self._http = async_http_client(
+            address,
+            httpx.Limits(max_connections=connections, keepalive_expiry=_KEPT_S),
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none are kept: callers share this client
             headers=HEADERS | ({"Authorization": f"Bearer {given}"} if given else {}),
             timeout=httpx.Timeout(None, connect=5.0),
-            limits=httpx.Limits(max_connections=connections, keepalive_expiry=_KEPT_S),
         )
         weakref.finalize(self, _close, self._http).atexit = False
 

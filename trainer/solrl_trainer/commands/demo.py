@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 from rich.console import Console
+from solrl_client.connections import http_client
 from solrl_core.registry import FolderRegistry
 
 from solrl_trainer.records.folder import LOCK, locked
@@ -70,8 +71,9 @@ def _wait_until_ready(url: str, service: subprocess.Popen[bytes], log: Path) -> 
         if service.poll() is not None:
             raise RuntimeError(f"the rollout service exited during its start; the end of {log}:\n{_tail(log)}")
         try:
-            if httpx.get(f"{url}/health/ready", timeout=5).is_success:
-                return
+            with http_client(url, timeout=5) as client:
+                if client.get("/health/ready").is_success:
+                    return
         except httpx.TransportError:
             pass
         time.sleep(0.3)
