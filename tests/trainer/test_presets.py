@@ -142,6 +142,14 @@ def test_a_dry_run_prints_each_setting_with_its_source_and_does_nothing(tmp_path
     assert not (tmp_path / "run").exists()
 
 
+def test_fast_keeps_the_models_rate_and_falls_to_the_end_of_the_run() -> None:
+    for preset, rate in (("flux1/fast/imagereward", 3e-4), ("mini-text/fast/ocr", 1e-3)):
+        config = resolve(preset, overrides=["iterations=30"]).config
+        assert (config.optimizer.learning_rate, config.optimizer.cosine_iterations) == (rate, 30)
+        assert (config.explore.candidates, config.explore.keep, config.optimizer.steps) == (24, 4, 6)
+        assert config.two_stage
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_settings_can_be_given_back(recipe: str) -> None:
     """As a dry run prints them, and as a run's folder has them."""

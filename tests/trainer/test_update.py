@@ -269,7 +269,8 @@ def test_a_reference_with_weight_zero_is_not_computed(backbone: Backbone) -> Non
 @pytest.mark.parametrize("updates", [1, 2])
 def test_learning_rates_follow_warm_up_and_half_a_cosine(backbone: Backbone, updates: int) -> None:
     words = (f"optimizer.updates={updates}", "optimizer.learning_rate=0.01", "iterations=6")
-    config = tiny_config(*words, "optimizer.warmup_iterations=2", "optimizer.cosine_iterations=6")
+    config = tiny_config(*words, "optimizer.warmup_iterations=2", "optimizer.cosine_iterations=all")
+    assert config == tiny_config(*words, "optimizer.warmup_iterations=2", "optimizer.cosine_iterations=6")
     policy, optimizer = make_policy(backbone, config)
     samples, rates = make_samples(backbone), []
     for iteration in range(6):

@@ -66,9 +66,9 @@ class Optimizer(Section):
     warmup_iterations: Annotated[int, Field(ge=0)] = 0
     """Iterations over which the learning rate rises linearly: that of iteration i, from 0, is multiplied by
     (i + 1) / warmup_iterations."""
-    cosine_iterations: Positive | None = None
-    """Iterations until the learning rate has fallen to 0, along half a cosine from the end of warm-up; null: it is
-    constant."""
+    cosine_iterations: Positive | Literal["all"] | None = None
+    """Iterations until the learning rate has fallen to 0, along half a cosine from the end of warm-up. all: those of
+    the run; null: it is constant."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of AdamW's two moments."""
     weight_decay: Annotated[float, Field(ge=0)] = 1e-4
@@ -111,6 +111,7 @@ class Optimizer(Section):
     def rate(self, iteration: int) -> float:
         """Learning rate of an iteration, from 0."""
         warmup, end = self.warmup_iterations, self.cosine_iterations
+        assert end != "all", "a run's settings have the number"
         if iteration < warmup:
             return self.learning_rate * (iteration + 1) / warmup
         if end is None:
@@ -462,6 +463,9 @@ class RunConfig(Section):
     @classmethod
     def _decays_after_the_run(cls, value: Optimizer, given: ValidationInfo) -> Optimizer:
         end, iterations = value.cosine_iterations, given.data.get("iterations", 1)
+        if end == "all":
+            end = iterations
+            value = value.model_copy(update={"cosine_iterations": end})
         if end is not None and not value.warmup_iterations < end >= iterations:
             raise ValueError(
                 f"cosine_iterations is {end}; expected at least {max(iterations, value.warmup_iterations + 1)}, "
