@@ -55,7 +55,7 @@ from solrl_client.transport import (
 
 _RETRIED = {408, 429, 502, 503, 504}
 _TOKEN_PROBLEMS = (ProblemKind.UNAUTHENTICATED, ProblemKind.FORBIDDEN)
-_TOKEN_ADVICE = "the token is taken from SOLRL_TOKEN, or from the file that SOLRL_TOKEN_PATH names"
+TOKEN_ADVICE = "the token is taken from SOLRL_TOKEN, or from the file that SOLRL_TOKEN_PATH names"
 _RESTORES = 3
 """Immediate retries after `Restore` without progress; with replicas that share no store, retries would never end."""
 _JSON = {"Content-Type": "application/json"}
@@ -375,7 +375,7 @@ def _with_token_advice(error: RefusedError) -> RefusedError:
     foreign = problem.kind == ProblemKind.UNEXPECTED_ANSWER and problem.status in (401, 403)
     if problem.kind not in _TOKEN_PROBLEMS and not foreign:
         return error
-    action = f"{problem.action}; {_TOKEN_ADVICE}" if problem.action else _TOKEN_ADVICE
+    action = f"{problem.action}; {TOKEN_ADVICE}" if problem.action else TOKEN_ADVICE
     return RefusedError(problem.model_copy(update={"action": action}), retry_after=error.retry_after)
 
 

@@ -69,7 +69,15 @@ class Registry(Generic[T]):
 
     def check(self, name: str) -> None:
         """Import nothing; raise the ValueError of `find` if `name` is neither registered nor a path to import."""
-        if name in self or (":" in name and "package.module:attribute" in self._others):
+        importable = "package.module:attribute" in self._others
+        file, _, attribute = name.partition(":")
+        if importable and file.endswith(".py") and name not in self:
+            place = Path(file)
+            raise ValueError(
+                f"got {self.noun} {name!r}, a file; expected its module {place.stem}:{attribute or 'NAME'}: "
+                f"start in its folder, or have PYTHONPATH={place.absolute().parent}"
+            )
+        if name in self or (":" in name and importable):
             return
         expected = ", ".join([f"one of {self.names()}", *self._others[:-1]])
         raise ValueError(

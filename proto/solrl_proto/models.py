@@ -78,3 +78,5 @@ class ModelList(Message):
     models: tuple[ModelInfo, ...]
     reward_hosts: Annotated[tuple[str, ...], Field(exclude_if=lambda value: not value)] = ()
     """Addresses of reward servers that a request may name for rewards of its own. Absent if there are none."""
+    scopes: Annotated[tuple[str, ...] | None, Field(exclude_if=lambda value: value is None)] = None
+    """Scopes of the request's token, such as rollout and push. Absent if the service takes no tokens."""

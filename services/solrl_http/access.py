@@ -64,6 +64,8 @@ class Caller:
     tenant: str = LOCAL_TENANT
     token: str | None = None
     """Id of the token in the request; None on a service without tokens."""
+    scopes: tuple[str, ...] | None = None
+    """Scopes of the token; None on a service without tokens."""
 
 
 def access(
@@ -180,7 +182,7 @@ class AccessControl:
             raise _unauthenticated(f"the token {token.id} has expired", ', error="invalid_token"')
         if need != "token" and need not in token.scopes:
             raise _forbidden(token, need)
-        return Caller(token.tenant, token.id)
+        return Caller(token.tenant, token.id, token.scopes)
 
 
 def require_small_head(scope: Connection) -> None:

@@ -98,6 +98,9 @@ def test_modules_of_the_current_folder_are_found_or_told_with_the_places(here: P
     with pytest.raises(ValueError, match="No module named 'my_moer'"):
         things().find("my_things:thing")
     (here / "my_things.py").write_text("def thing(): pass\n")
+    for name, cure in (("./my_things.py:thing", "my_things:thing"), ("my_things.py", "my_things:NAME")):
+        with pytest.raises(ValueError, match=f"a file; expected its module {cure}: .*PYTHONPATH={here}$"):
+            things().find(name)
     with pytest.raises(ValueError, match=r"my_things has no attribute 'thin' \(did you mean 'thing'\?\)"):
         things().find("my_things:thin")
 

@@ -89,6 +89,8 @@ def _service(url: str, model: str, servers: Mapping[str, str]) -> Iterator[Findi
     from solrl_core.sampling.noise import check_noise_contract
     from solrl_proto.identifiers import default_model_name
 
+    from solrl_trainer.service.requirements import require_scopes
+
     try:
         with RolloutClient(url, patience=0) as client:
             hosted = client.models()
@@ -99,6 +101,7 @@ def _service(url: str, model: str, servers: Mapping[str, str]) -> Iterator[Findi
             yield from _at_servers(url, hosted, wanted, servers)
         else:
             yield Finding("service", "warn", found, f"start it with --model {model}, or name its model by served_as")
+        require_scopes(url, hosted)
         check_noise_contract(hosted.noise)
         yield Finding("noise contract", "ok", f"version {hosted.noise.version}, probe row agrees")
     except ProblemError as error:

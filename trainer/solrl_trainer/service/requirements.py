@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from solrl_client.addresses import origin
+from solrl_client.rollouts import TOKEN_ADVICE
 from solrl_core.arithmetic import differences
 from solrl_core.errors import MismatchError
 from solrl_core.families import Backbone
@@ -38,6 +39,23 @@ def reward_specs(
         return RewardSpec(name=spec.name, weight=spec.weight, at=at, digest=known.get(f"reward:{spec.name}"))
 
     return tuple(map(requested, rewards))
+
+
+def require_scopes(url: str, service: ModelList) -> None:
+    """Refuse a token with which a run could not push adapters or explore, if the service says which scopes it has.
+
+    Raises:
+        ProblemError: 403 `forbidden`.
+    """
+    lacking = [scope for scope in ("rollout", "push") if scope not in (service.scopes or ())]
+    if service.scopes is not None and lacking:
+        raise ProblemError(
+            ProblemKind.FORBIDDEN,
+            f"the token for the service at {url} lacks the scope {' and '.join(map(repr, lacking))}",
+            got=list(service.scopes),
+            expected="rollout, to explore, and push, to store adapters",
+            action=f"use a token created with `--scopes rollout push`; {TOKEN_ADVICE}",
+        )
 
 
 def require_rewards(url: str, service: ModelList, hosted: ModelInfo, rewards: Sequence[RewardSpec]) -> None:

@@ -17,7 +17,13 @@ from solrl_proto.rollouts import PromptItem
 from solrl_trainer.ranks.rank_info import read_rank_info
 from solrl_trainer.records.folder import check_new
 from solrl_trainer.records.waits import Waits
-from solrl_trainer.service.requirements import require_precision, require_rewards, reward_specs, run_taken
+from solrl_trainer.service.requirements import (
+    require_precision,
+    require_rewards,
+    require_scopes,
+    reward_specs,
+    run_taken,
+)
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompt_rewards import check_known, scored_prompts
 from solrl_trainer.settings.prompts import find_prompts, in_both, prompts_of_run, read_split
@@ -181,6 +187,7 @@ def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) ->
 
     hosted, service = client.model(config.model_name), client.models()
     check_noise_contract(service.noise)
+    require_scopes(client.url, service)
     train = prompts_of_run(config.prompt_sources, "train").all
     require_rewards(client.url, service, hosted, reward_specs(config.service_rewards(train), config, hosted))
     if (explored := config.explore.precision) != "auto":

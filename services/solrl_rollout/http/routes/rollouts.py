@@ -27,12 +27,13 @@ router = APIRouter(prefix="/v1", responses=PROBLEMS)
 
 @router.get("/models", tags=["models"])
 @access("token")
-async def list_models(service: ServiceDep) -> ModelList:
+async def list_models(service: ServiceDep, caller: CallerDep) -> ModelList:
     """The hosted models, digests of all parts that generate or score images, and the noise contract."""
     return ModelList(
         noise=service.noise,
         models=tuple(model.info for model in service.hosted.values()),
         reward_hosts=service.settings.reward_hosts,
+        scopes=caller.scopes,
     )
 
 
