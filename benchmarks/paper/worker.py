@@ -141,7 +141,8 @@ def _metrics(path: Path) -> dict[str, Any]:
 
 def _write_grid(config: RunConfig, result: Result, path: Path) -> None:
     before, after = result.before, result.after
-    save_gallery(config.output, Gallery(result.prompts, before.images, after.images, verdicts(before, after)))
+    marks = verdicts(before, after)
+    save_gallery(config.output, Gallery(result.prompts, before.images, after.images, marks, seeds=result.seeds))
     about = trained_text(config.model, config.preset, config.weights)
     write_grid(load_gallery(config.output), path, config.run, about, rows=GRID_ROWS)
 

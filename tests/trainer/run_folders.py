@@ -123,7 +123,8 @@ def write_gallery(folder: Path, prompts: list[str] = PROMPTS, **images: torch.Te
         "regenerated": sample_images(2, seed=4),
     }
     marks = [(i % 3 == 0, i % 3 != 1) for i in range(len(prompts))]
-    save_gallery(folder, Gallery(prompts=prompts, marks=marks, pairs=PAIRS, **(made | images)))
+    seeds = [4_700_000_001 + i for i in range(len(prompts))]
+    save_gallery(folder, Gallery(prompts=prompts, marks=marks, pairs=PAIRS, seeds=seeds, **(made | images)))
 
 
 def run_of_sum(folder: Path, prompts: int) -> None:

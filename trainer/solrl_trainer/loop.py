@@ -15,6 +15,7 @@ from solrl_proto.rollouts import PromptItem
 from solrl_trainer.algorithms.algorithm import advantages_of, aggregated, normalised
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.evaluation.ended import drop_end
+from solrl_trainer.evaluation.evaluate import shown_seed
 from solrl_trainer.evaluation.held_out import (
     evaluate_along,
     evaluate_average,
@@ -51,6 +52,7 @@ class Result:
 
     Attributes:
         prompts: held-out prompts, in the order of the evaluations.
+        seeds: of each prompt's image in them.
         before, after: evaluations of the base and of the averaged weights; if `before` was read, only rank 0 has it.
         weights: trained reward → its weight for these prompts, see `weights_of_all`.
         seconds: by phase and in total, also before a resume. Exploration at the service is concurrent with the
@@ -61,6 +63,7 @@ class Result:
     """
 
     prompts: list[str]
+    seeds: list[int]
     before: Evaluation
     after: Evaluation
     weights: Mapping[str, float | torch.Tensor]
@@ -146,6 +149,7 @@ def train(
         log_better_checkpoint(config, log)
         return Result(
             prompts=[prompt.text for prompt in session.test_prompts],
+            seeds=[shown_seed(prompt) for prompt in session.test_prompts],
             before=before,
             after=after,
             weights=weights_of_all(session.test_prompts, config.rewards),

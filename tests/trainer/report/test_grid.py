@@ -66,6 +66,7 @@ def test_a_saved_gallery_is_loaded_unchanged(tmp_path):
     assert gallery.prompts == PROMPTS[:3]
     assert gallery.marks == [(True, True), (False, False), (False, True)]
     assert gallery.pairs == PAIRS
+    assert gallery.seeds == [4_700_000_001, 4_700_000_002, 4_700_000_003]
     images = (gallery.before, gallery.after, gallery.explored, gallery.regenerated)
     for seed, image in enumerate(images, start=1):
         expected = (sample_images(len(image), seed=seed) * 255).round().to(torch.uint8)

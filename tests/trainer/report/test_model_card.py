@@ -1,6 +1,7 @@
 """The card of a model, whose code gives the image that the evaluation made."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,19 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from run_folders import RESULT, finished_run
+from run_folders import HOSTILE, RESULT, finished_run
 from solrl_core.adapter import Adapter, encode_for_diffusers, lora_a_key, lora_b_key
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_core.rewards.images import as_pil
 from solrl_core.sampling.generator import Generator
+from solrl_proto.noise import expand_seeds
 from solrl_trainer.records.folder import saved_settings
-from solrl_trainer.report.model_card import LORA, held_out, how_to_load, model_card
-from solrl_trainer.settings.presets import resolve
+from solrl_trainer.report.model_card import LORA, HeldOutFigures, held_out, how_to_load, model_card
+from solrl_trainer.report.page import write_report
+from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.presets import ConfigError, resolve
+from solrl_trainer.settings.prompts import prompts_of_run
 
 
 def front_of(card: str) -> dict[str, object]:
@@ -72,6 +77,24 @@ def test_a_card_has_its_base_its_pipelines_call_and_its_layout(tmp_path: Path) -
     assert "multiplied by alpha / rank = 1.5" in card
 
 
+def test_the_card_s_prompt_and_seed_are_those_of_the_first_held_out_image(tmp_path: Path) -> None:
+    config = saved_settings(finished_run(tmp_path))
+    assert repr(HOSTILE) in model_card(config, 30, None, "here")
+    card = model_card(config, 30, None, "here")
+    assert "manual_seed(4700000001)" in card
+    assert "Prompt and seed are those of the first held-out image." in card
+    assert page_of_images(tmp_path)[:2] == ["before, seed 4700000001", "after, seed 4700000001"]
+    nowhere = config.model_copy(update={"output": tmp_path / "x", "prompts": "nowhere"})
+    card = model_card(nowhere, 30, None, "here")
+    assert "prompt='a prompt of yours'" in card
+    assert "first held-out image" not in card
+
+
+def page_of_images(folder: Path) -> list[str]:
+    """What the images of a run's report say of themselves."""
+    return re.findall(r'<img [^>]*title="([^"]*)"', write_report(folder).read_text(encoding="utf-8"))
+
+
 def test_the_card_names_no_address_or_path(tmp_path: Path) -> None:
     model = tmp_path / "secret" / "my-model"
     model.mkdir(parents=True)
@@ -85,7 +108,25 @@ def test_the_card_names_no_address_or_path(tmp_path: Path) -> None:
     assert (given["prompts"], given["model"], given["explore"]["candidates"]) == ("./my-prompts", "my-model", 96)
 
 
-PROMPT, SEED, STEPS = "a red circle", 0, 4
+def test_nothing_of_the_settings_breaks_out_of_the_card(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path)
+    settings = json.loads((folder / "config.json").read_text())
+    targets = "to_q\n```\n\n# Broken\n````\n"
+    settings |= {"rewards": {"own:a|b\n# Broken": 1.0, "clipscore": 0.0}}
+    settings["lora"]["targets"] = targets
+    config = RunConfig.model_validate(settings)
+    card = model_card(config, 1, HeldOutFigures({"own:a|b\n# Broken": {"before": 0.0, "after": 1.0}}), "here")
+    text, yaml_block = re.split(r"`{5}yaml\n", card)
+    assert yaml.safe_load(yaml_block.removesuffix("`````\n"))["lora"]["targets"] == targets
+    assert "\n# Broken" not in text.partition("# made-up")[2]
+    assert r"| own:a\|b\n# Broken | trained | 0.0000 | 1.0000 | – |" in text
+    settings["preset"] = "a/b|\n\n# Broken/c"
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=r"setting preset \(from .*config.json\): got .*; expected <model>/<recipe>/"):
+        saved_settings(folder)
+
+
+STEPS = 4
 
 
 def pixels(image: Image.Image) -> torch.Tensor:
@@ -105,8 +146,11 @@ def test_the_card_s_code_makes_the_image_of_the_evaluation(model: str, solver: s
         tensors[lora_b_key(name)] = torch.randn(out, 4, generator=random) / 32
     adapter = Adapter(rank=config.lora.rank, alpha=config.lora.alpha, tensors=tensors)
 
+    first = prompts_of_run(config.prompt_sources, "test").all[0]
+    (seed,) = expand_seeds(0, first.id, 1)
+
     def image(solver: str) -> torch.Tensor:
-        made = generator.generate(PROMPT, [SEED], steps=STEPS, solver=solver, guidance=config.guidance).images
+        made = generator.generate(first.text, [seed], steps=STEPS, solver=solver, guidance=config.guidance).images
         return pixels(as_pil(made)[0])
 
     base = image(solver)
@@ -120,5 +164,5 @@ def test_the_card_s_code_makes_the_image_of_the_evaluation(model: str, solver: s
     # Of 255. The evaluation merges the LoRA and rounds the weights to BF16.
     assert float((theirs - image(solver)).abs().max()) <= 6
     other = "euler" if solver == "dpm2" else "dpm2"
-    assert float((theirs - image(other)).abs().max()) > 20
+    assert float((theirs - image(other)).abs().max()) > 12
     assert float((theirs - base).abs().max()) > 20

@@ -18,7 +18,7 @@ from solrl_proto.rollouts import Plan
 from solrl_remote.remote_reward import connect_reward
 
 from solrl_trainer.evaluation.ended import EVALUATION, GRID
-from solrl_trainer.evaluation.evaluate import evaluate
+from solrl_trainer.evaluation.evaluate import evaluate, shown_seed
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery, save_gallery
 from solrl_trainer.ranks.communicator import pick_device
 from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
@@ -144,10 +144,12 @@ def evaluate_run(
         "rewards": compare(before, after, weights_of_all(held_out, config.rewards)),
     }
     if processes.is_rank_zero:
-        output, texts = folder / "evaluation", [prompt.text for prompt in held_out]
+        output = folder / "evaluation"
+        texts, images = [prompt.text for prompt in held_out], (before.images, after.images)
+        drawn = list(map(shown_seed, held_out))
         output.mkdir(exist_ok=True)
         write_file(output / EVALUATION, json.dumps(summary, indent=1, allow_nan=False))
-        save_gallery(output, Gallery(texts, before.images, after.images, verdicts(before, after)))
+        save_gallery(output, Gallery(texts, *images, verdicts(before, after), seeds=drawn))
         title = f"{config.run}, version {found.version}"
         about = trained_text(config.model, config.preset, config.shown_weights)
         write_grid(load_gallery(output), output / GRID, title, about)

@@ -114,4 +114,5 @@ def gallery_grid(folder: Path) -> Path:
 def _gallery(result: Result) -> Gallery:
     before, after, shown = result.before, result.after, result.pairs
     pairs = (shown.pairs, shown.explored, shown.regenerated) if shown else ()
-    return Gallery(result.prompts, before.images, after.images, verdicts(before, after), *pairs)
+    marks = verdicts(before, after)
+    return Gallery(result.prompts, before.images, after.images, marks, *pairs, seeds=result.seeds)

@@ -19,6 +19,11 @@ _AHEAD = 4
 """Batches whose prompts are encoded together; the cache of prompts has room for them."""
 
 
+def shown_seed(prompt: PromptItem) -> int:
+    """The seed of a held-out prompt's first image, which grid, report and trackers show."""
+    return expand_seeds(SEED_ROOT, prompt.id, 1)[0]
+
+
 def evaluate(
     sampler: Sampler,
     scorer: Scorer,

@@ -31,6 +31,7 @@ class Gallery:
             [0, 1] until it is saved, then uint8.
         marks: the verifier's verdict on each row's images before and after; None if it was not a reward.
         explored, regenerated: likewise, one for each of the pairs, with the same seeds.
+        seeds: of each row's images; none in a gallery of an older solrl.
     """
 
     prompts: Sequence[str]
@@ -40,6 +41,7 @@ class Gallery:
     pairs: Sequence[Pair] = ()
     explored: torch.Tensor | None = None
     regenerated: torch.Tensor | None = None
+    seeds: Sequence[int] = ()
 
 
 def save_gallery(folder: Path, gallery: Gallery) -> None:
@@ -51,6 +53,7 @@ def save_gallery(folder: Path, gallery: Gallery) -> None:
     tensors |= {"regenerated": regenerated} if regenerated is not None else {}
     texts = {
         "prompts": list(gallery.prompts[:kept]),
+        "seeds": list(gallery.seeds[:kept]),
         "marks": None if gallery.marks is None else [list(mark) for mark in gallery.marks[:kept]],
         "pairs": [asdict(pair) for pair in gallery.pairs],
     }
@@ -78,4 +81,5 @@ def load_gallery(folder: Path) -> Gallery:
         pairs=[Pair(**pair) for pair in texts["pairs"]],
         explored=images.get("explored"),
         regenerated=images.get("regenerated"),
+        seeds=texts.get("seeds", ()),
     )

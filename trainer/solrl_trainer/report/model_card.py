@@ -1,5 +1,7 @@
 """The model card of an exported LoRA: base model, settings, held-out figures, and how to load it with diffusers."""
 
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,13 +9,17 @@ from typing import Any
 import yaml
 from solrl_core.families.load import MODELS, describe_model, split_model
 from solrl_core.sampling.sampler import unshifted_sigmas
+from solrl_proto.printable import printable
 from solrl_proto.text_files import read_json, read_text
 
 from solrl_trainer.evaluation.ended import EVALUATION, GRID, RESULT
+from solrl_trainer.evaluation.evaluate import shown_seed
+from solrl_trainer.evaluation.gallery import load_gallery
 from solrl_trainer.records import figures
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.report import rendering
 from solrl_trainer.settings.config import OF_A_MACHINE, RunConfig
+from solrl_trainer.settings.prompts import prompts_of_run
 from solrl_trainer.settings.settings_yaml import settings_yaml
 
 LORA = "lora.safetensors"
@@ -95,45 +101,69 @@ def model_card(config: RunConfig, version: int, measured: HeldOutFigures | None,
         arguments["sigmas"] = unshifted_sigmas(config.evaluate.steps)[:-1]
     revision = f", revision={config.revision!r}" if config.revision else ""
     transformer = ""
-    if file is not None and found is not None:
+    if file is not None and found is not None and found.config["_class_name"].isidentifier():
         transformer = _from_file(found.config["_class_name"], file.name, place, config.revision)
+    example = _first_held_out(config)
     shown = config.model_copy(update={"model": name, "prompts": config.shown_prompts})
+    settings = settings_yaml(shown, omitted=("run", *OF_A_MACHINE)).strip()
     page: str = environment.get_template("model_card.md.j2").render(
         front=yaml.safe_dump(_front(config, on_hub and file is None, clips=clips), sort_keys=False).strip(),
         mark=MARK,
         run=config.run,
-        base=f"[{base}](https://huggingface.co/{base})" if on_hub and file is None else f"`{name}`",
+        base=_line(f"[{base}](https://huggingface.co/{base})" if on_hub and file is None else f"`{name}`"),
         method="by reinforcement learning " if config.shown_weights else "",
-        score=figures.sum_text(config.shown_weights),
+        score=_line(figures.sum_text(config.shown_weights)),
         version=version,
         iterations=config.iterations,
         registered=registered,
         pipeline=place + revision + (", transformer=transformer" if transformer else ""),
         transformer=transformer,
         source=source,
+        prompt=repr(example[0] if example else "a prompt of yours"),
+        seed=example[1] if example else 0,
+        held_out="Prompt and seed are those of the first held-out image. " if example else "",
         lora=LORA,
         scale=f"{config.lora.alpha / config.lora.rank:g}",
         arguments=", ".join(f"{name}={value!r}" for name, value in arguments.items()),
         arguments_known=call is not None,
         clips=clips,
-        unloaded="" if file is None or transformer else file.name,
+        unloaded="" if file is None or transformer else _line(file.name),
         solver=config.solver,
         dpm2=config.solver == "dpm2" and not clips,
         even=even,
         measured=measured,
         rows=_rows(measured, config) if measured else [],
         few=figures.few_prompts_text(measured.prompts) if measured and measured.prompts else "",
-        facts=_facts(config),
-        settings=settings_yaml(shown, omitted=("run", *OF_A_MACHINE)).strip(),
+        facts={name: _line(value) for name, value in _facts(config).items()},
+        settings=settings,
+        # Longer than any in the settings, whose texts may have lines.
+        fence="`" * max(len(run) + 1 for run in ("``", *re.findall("`+", settings))),
     )
     return page
+
+
+def _line(text: str) -> str:
+    """A text from settings or a model as part of one line, also within a table."""
+    return printable(text).replace("|", r"\|")
+
+
+def _first_held_out(config: RunConfig) -> tuple[str, int] | None:
+    """Prompt and seed of a run's first held-out image; None if neither its gallery nor its prompts are here."""
+    with suppress(FileNotFoundError):
+        gallery = load_gallery(config.output)
+        if gallery.seeds:
+            return gallery.prompts[0], gallery.seeds[0]
+    with suppress(OSError, ValueError):
+        first = prompts_of_run(config.prompt_sources, "test").all[0]
+        return first.text, shown_seed(first)
+    return None
 
 
 def _from_file(kind: str, file: str, place: str, revision: str | None) -> str:
     """The line that loads the transformer of a single-file checkpoint, whose configuration is at `place`."""
     at = f", config_revision={revision!r}" if revision else ""
     options = f"config={place}{at}, subfolder='transformer', torch_dtype=torch.bfloat16"
-    return f"transformer = {kind}.from_single_file('path/to/{file}', {options})"
+    return f"transformer = {kind}.from_single_file({f'path/to/{file}'!r}, {options})"
 
 
 def _front(config: RunConfig, on_hub: bool, *, clips: bool) -> dict[str, Any]:
@@ -156,7 +186,8 @@ def _rows(measured: HeldOutFigures, config: RunConfig) -> list[tuple[str, ...]]:
             interval = figures.interval_text(name, row["low"], row["high"])
             gain = f"{figures.gain_text(name, row['gain'])} {interval}"
         values = (figures.reward_text(name, row[when]) for when in ("before", "after"))
-        rows.append((figures.reward_label(name), figures.role_text(name, config.shown_weights), *values, gain))
+        label, role = figures.reward_label(name), figures.role_text(name, config.shown_weights)
+        rows.append((_line(label), _line(role), *values, gain))
     return rows
 
 

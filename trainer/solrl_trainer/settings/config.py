@@ -405,6 +405,13 @@ class RunConfig(Section):
     def _begins_at_home(cls, value: Any) -> Any:
         return with_home(value)
 
+    @field_validator("preset")
+    @classmethod
+    def _has_three_parts(cls, value: str) -> str:
+        if not (value.isprintable() and len(value) <= 200 and value.count("/") == 2):
+            raise ValueError("expected <model>/<recipe>/<reward>")
+        return value
+
     @field_validator("explore")
     @classmethod
     def _follows_the_url(cls, value: Explore, given: ValidationInfo) -> Explore:
