@@ -23,14 +23,14 @@ MAX_LATENT_BYTES = 2**28
 """Bytes that the latents of one answer may take in memory, as numbers and in base64."""
 
 
-def check_request(request: RolloutRequest, hosted: HostedModel, most_queued: int, latent_limit: int) -> Precision:
+def check_request(request: RolloutRequest, hosted: HostedModel, most_queued: int, answer_limit: int) -> Precision:
     """Check a request against the model that it names; returns the precision at which it will run.
 
     Args:
         request: the request.
         hosted: the model that it names.
         most_queued: the most candidates of one tenant in the queue.
-        latent_limit: the most `latent_bytes`.
+        answer_limit: the most `answer_bytes`.
 
     Raises:
         ProblemError: 422 `reward-unknown`, `too-many-candidates`, `too-many-images`, `precision-unsupported`,
@@ -38,7 +38,8 @@ def check_request(request: RolloutRequest, hosted: HostedModel, most_queued: int
     """
     _check_rewards(request.rewards, hosted.info)
     _check_size(request, hosted.info, most_queued)
-    _check_latents(request, hosted.info, latent_limit)
+    _check_latents(request, hosted.info, min(MAX_LATENT_BYTES, answer_limit))
+    _check_images(request, hosted.info, answer_limit)
     precision = hosted.default_precision if request.plan.precision == "auto" else request.plan.precision
     _check_precision(precision, hosted.info)
     _check_fitted(request.plan.fitted, hosted.info)
@@ -62,9 +63,10 @@ def check_prompts(request: RolloutRequest, hosted: HostedModel) -> None:
         raise unsuitable_prompt(error.detail, "body.prompts", error.fields) from None
 
 
-def latent_bytes(request: RolloutRequest, hosted: ModelInfo) -> int:
-    """Bytes that the latents in the answer to a request take in memory: float32, and as base64."""
-    return _candidates(request) * _latent_bytes_each(hosted) if request.latents else 0
+def answer_bytes(request: RolloutRequest, hosted: ModelInfo) -> int:
+    """Bytes that images and latents in the answer to a request may take in memory: as numbers, and in base64."""
+    each = (_latent_bytes_each(hosted) if request.latents else 0) + _image_bytes_each(request, hosted)
+    return _candidates(request) * each
 
 
 def external_rewards_of(rewards: Sequence[RewardSpec], hosts: Collection[str]) -> dict[str, ExternalReward]:
@@ -160,7 +162,7 @@ def _check_frames(frames: int | None, hosted: ModelInfo) -> None:
 
 
 def _check_size(request: RolloutRequest, hosted: ModelInfo, most_queued: int) -> None:
-    """Refuse a request that does not fit into an empty queue, or whose images do not fit into one answer."""
+    """Refuse a request that does not fit into an empty queue, or wants images that the model does not make."""
     total = _candidates(request)
     if total > most_queued:
         raise ProblemError(
@@ -181,14 +183,24 @@ def _check_size(request: RolloutRequest, hosted: ModelInfo, most_queued: int) ->
             expected=["none", kind],
             action=f"ask for {kind}",
         )
-    most = MAX_ANSWER_PIXELS // (hosted.frames * hosted.height * hosted.width * 3)
-    if request.images != "none" and total > most:
+
+
+def _check_images(request: RolloutRequest, hosted: ModelInfo, limit: int) -> None:
+    """Refuse a request whose images do not fit into one answer, with the latents that it wants beside them."""
+    if request.images == "none":
+        return
+    total = _candidates(request)
+    most = min(
+        MAX_ANSWER_PIXELS // (hosted.frames * hosted.height * hosted.width * 3),
+        limit * total // max(1, answer_bytes(request, hosted)),
+    )
+    if total > most:
         raise ProblemError(
             ProblemKind.TOO_MANY_IMAGES,
             "the request wants more images than fit into one answer",
             where="body.images",
             got=total,
-            expected=f"at most {most} {made} of {size_text(hosted)} per request",
+            expected=f"at most {most} {'clips' if hosted.frames > 1 else 'images'} of {size_text(hosted)} per request",
             action="request images of fewer candidates at a time",
         )
 
@@ -217,3 +229,12 @@ def _candidates(request: RolloutRequest) -> int:
 def _latent_bytes_each(hosted: ModelInfo) -> int:
     values = 4 * math.prod(hosted.latent_shape)
     return values + 4 * -(-values // 3)
+
+
+def _image_bytes_each(request: RolloutRequest, hosted: ModelInfo) -> int:
+    """Bytes of one candidate's image or clip: its values, and a file of noise, which does not compress, in base64."""
+    if request.images == "none":
+        return 0
+    values = hosted.frames * hosted.height * hosted.width * 3
+    file = values + values // 64 + 1024
+    return values + 4 * -(-file // 3)

@@ -14,11 +14,10 @@ from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import RolloutRequest, Served
 
 from solrl_rollout.admission import (
-    MAX_LATENT_BYTES,
+    answer_bytes,
     check_prompts,
     check_request,
     external_rewards_of,
-    latent_bytes,
 )
 from solrl_rollout.engine.adapters import AdapterMemory, Adapters
 from solrl_rollout.engine.backends import BackendLoader
@@ -96,7 +95,7 @@ class Service:
         Args:
             request: prompts, candidates and plan.
             tenant: the caller.
-            hold: called with the bytes that the answer takes in memory beyond scores and images; it may raise.
+            hold: called with the bytes that the answer may take in memory beyond scores; it may raise.
 
         Raises:
             ProblemError: 404, 422: this service does not serve such requests, or not the adapter version; 429, 503: it
@@ -104,11 +103,10 @@ class Service:
         """
         self.require_accepting()
         hosted = self.find_model(request.model)
-        most = min(MAX_LATENT_BYTES, self.settings.tenant_inflight_bytes)
-        precision = check_request(request, hosted, self.settings.most_queued, most)
+        precision = check_request(request, hosted, self.settings.most_queued, self.settings.tenant_inflight_bytes)
         external_rewards = external_rewards_of(request.rewards, self.settings.reward_hosts)
         await asyncio.to_thread(check_prompts, request, hosted)
-        hold(latent_bytes(request, hosted.info))
+        hold(answer_bytes(request, hosted.info))
         ref = request.adapter
         info = next(one for one in hosted.info.precisions if one.precision == precision)
         fidelity = info.rank_fidelity

@@ -1,6 +1,7 @@
 """Request bodies, within limits of size, time and memory, all counted as data arrives."""
 
 import asyncio
+import io
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ RETRY_AFTER_S = 5
 
 
 class InflightBytes:
-    """A budget for the bytes of all request bodies, and of latents in answers, in memory: in total and by tenant."""
+    """A budget for bytes of request bodies, and of images and latents in answers, in memory: in total and by tenant."""
 
     def __init__(self, limit: int, tenant_limit: int) -> None:
         self.limit = limit
@@ -118,7 +119,7 @@ class Bodies:
         hold(counted)
         loop, slow = asyncio.get_running_loop(), self._settings.slow_client_timeout
         pace = Pace(slow, loop.time() + slow)
-        parts: list[bytes] = []
+        collected = io.BytesIO()  # gives its bytes without a copy, and a list of parts would not
         size, more = 0, True
         while more:
             try:
@@ -136,8 +137,8 @@ class Bodies:
             if size > counted:
                 hold(size - counted)
                 counted = size
-            parts.append(part)
-        body = b"".join(parts)
+            collected.write(part)
+        body = collected.getvalue()
         if b"application/json" in headers.get(b"content-type", b"").lower():
             _require_small_json(body)
         return {"type": "http.request", "body": body, "more_body": False}
@@ -170,7 +171,7 @@ def _body_too_large(got: str, limit: int, setting: str) -> Refusal:
 def _too_many_bytes(whose: str, held: int, size: int, limit: int) -> Refusal:
     return Refusal(
         ProblemKind.TOO_MANY_BYTES,
-        f"bodies and latents of {whose} have {held} bytes now, and {size} more would exceed the limit",
+        f"bodies, images and latents of {whose} have {held} bytes now, and {size} more would exceed the limit",
         headers={"Retry-After": str(RETRY_AFTER_S)},
         where="body",
         got=size,

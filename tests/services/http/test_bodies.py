@@ -1,8 +1,10 @@
 """Bodies that are slow, or too many at once; the budget and the tenant's quota are checked before a body is read."""
 
+import asyncio
 import contextlib
 import json
 import socket
+import tracemalloc
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -156,3 +158,32 @@ async def test_a_body_counts_until_its_request_is_answered(declared: int | None)
     await Bodies(app, HttpSettings(), budget)(scope, receive, send)
     assert seen == ([30, 30, 30, 30] if declared else [0, 10, 20, 30])
     assert budget.held == 0
+
+
+@LENGTHS
+def test_a_body_is_in_memory_once(chunked: bool) -> None:
+    size, part = 32 * MIB, 2**16
+    sent, received = 0, []
+
+    async def receive() -> Message:
+        nonlocal sent
+        sent += part
+        return {"type": "http.request", "body": bytes(part), "more_body": sent < size}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        received.append(await receive())
+
+    async def send(message: Message) -> None:
+        pytest.fail(str(message))
+
+    headers = [] if chunked else [(b"content-length", str(size).encode())]
+    rule = SimpleNamespace(largest_body="max_body_bytes")
+    bodies = Bodies(app, HttpSettings(max_body_bytes=size), InflightBytes(size, size))
+    tracemalloc.start()
+    try:
+        asyncio.run(bodies({"type": "http", "headers": headers, "state": {"rule": rule}}, receive, send))  # type: ignore[arg-type]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(received[0]["body"]) == size
+    assert peak < 1.3 * size

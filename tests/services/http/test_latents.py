@@ -120,6 +120,19 @@ def test_latents_that_never_fit_are_refused(small: RunningService) -> None:
     assert found["expected"].startswith(f"at most {MOST} candidates with latents")
 
 
+def test_images_count_until_their_answer_is_read(small: RunningService) -> None:
+    never = problem(small.client.post("/v1/rollouts", json=rollout_request(count=200, steps=1, images="png")))
+    assert (never["status"], never["kind"], never["where"]) == (422, "too-many-images", "body.images")
+    most = int(never["expected"].split()[2])
+    unread = small.send(rollout_request(count=most, steps=1, images="png"), accept=STREAM_MEDIA_TYPE)
+    with unread.socket:
+        assert unread.socket.recv(12) == b"HTTP/1.1 200"
+        found = problem(small.client.post("/v1/rollouts", json=rollout_request(count=most, steps=1, images="png")))
+        assert (found["status"], found["kind"]) == (503, "too-many-bytes")
+    while small.client.post("/v1/rollouts", json=rollout_request(count=most, images="png")).status_code == 503:
+        pass
+
+
 def test_latents_count_until_their_request_is_answered(small: RunningService) -> None:
     running = small.send(asked(count=MOST - 2, steps=200), accept=STREAM_MEDIA_TYPE)
     with running.socket:
