@@ -25,6 +25,8 @@ ALIASES = {
     "tvmonitor": "tv",
 }
 """Names of COCO's classes in detectors → those in GenEval's prompts, where they differ."""
+_SOFTMAX = ("detr", "table-transformer", "yolos")
+"""Types of detectors whose scores are probabilities over the classes."""
 _TEMPLATES = ("a photo of a {colour} {name}", "a photo of a {colour}-colored {name}", "a photo of a {colour} object")
 
 
@@ -38,6 +40,8 @@ class Detector:
 
     Attributes:
         names: names of the classes, as in GenEval's prompts.
+        softmax: whether scores are probabilities over the classes, which are near 1 for a clear object; others are of
+            each class by itself, and lower.
         digest: digest of weights and preprocessing.
 
     Raises:
@@ -51,6 +55,7 @@ class Detector:
         network = pretrained(AutoModelForObjectDetection, model, dtype_named(dtype))
         self._processor = processing_at(AutoImageProcessor, model, "an image processor", backend="pil")
         self._labels = {at: ALIASES.get(name, name) for at, name in network.config.id2label.items()}
+        self.softmax = network.config.model_type in _SOFTMAX
         self.names = frozenset(self._labels.values())
         self._model = network.to(device)
         self.digest = combined_digest(module_digest(network), self._processor.to_json_string())

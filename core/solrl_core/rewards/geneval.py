@@ -1,5 +1,6 @@
 """GenEval's score with a detector of transformers: 1 if an image shows what its prompt's metadata asks for, else 0."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from PIL import Image
 from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.rewards.detector import ColourNames, Detector
 from solrl_core.rewards.geneval_rules import (
+    COUNTING,
     COUNTING_THRESHOLD,
     THRESHOLD,
     DetectedObject,
@@ -24,6 +26,34 @@ DEFAULT_MODEL = "PekingU/rtdetr_r50vd"
 DEFAULT_CLIP = "openai/clip-vit-large-patch14"
 
 
+_SIGMOID_COUNTING_THRESHOLD = 0.5
+"""Of detectors with a score for each class by itself; not measured with published weights."""
+_COUNTED = 24
+"""Images of counting prompts after which their scores are judged: a chunk of candidates."""
+
+logger = logging.getLogger(__name__)
+
+
+class _Counting:
+    """Likeliest objects of the first images of counting prompts, and a warning if none exceeds the threshold."""
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+        self._likeliest: list[float] = []
+
+    def add(self, score: float) -> None:
+        """Count one image by the score of its likeliest object."""
+        if len(self._likeliest) == _COUNTED:
+            return
+        self._likeliest.append(score)
+        if len(self._likeliest) == _COUNTED and (most := max(self._likeliest)) <= self._threshold:
+            logger.warning(
+                f"geneval: 0 of {_COUNTED} images of counting prompts have any object above counting_threshold "
+                f"{self._threshold:g}, so none counts; the likeliest has {most:.2f}: give the reward's option "
+                "counting_threshold what suits the detector, or the images show nothing that it knows"
+            )
+
+
 @checks_prompts(lambda text, metadata: check_metadata(metadata))
 class GenEval:
     """Scores images by GenEval's rules on the boxes of any detector of transformers.
@@ -35,7 +65,8 @@ class GenEval:
         model: folder or hub id of a transformers model for object detection, of COCO's classes.
         clip: folder or hub id of the transformers CLIP that names colours.
         threshold: score that an object must exceed.
-        counting_threshold: that of prompts with the tag "counting".
+        counting_threshold: that of prompts with the tag "counting"; by default GenEval's 0.9 for detectors whose scores
+            are a softmax, as Mask2Former's are, and 0.5 for others, such as RT-DETR.
         device, dtype: device, and dtype of the weights.
 
     Attributes:
@@ -65,16 +96,19 @@ class GenEval:
         clip: str = DEFAULT_CLIP,
         *,
         threshold: float = THRESHOLD,
-        counting_threshold: float = COUNTING_THRESHOLD,
+        counting_threshold: float | None = None,
         device: str = "cpu",
         dtype: str = "float32",
     ) -> None:
-        if not (0 <= threshold < 1 and 0 <= counting_threshold < 1):
+        if not (0 <= threshold < 1 and 0 <= (counting_threshold or 0) < 1):
             raise ValueError(
                 f"got threshold {threshold} and counting_threshold {counting_threshold}; expected 0 to below 1"
             )
         self._detector = Detector(model, device=device, dtype=dtype)
         self._colours = ColourNames(clip, device=device, dtype=dtype)
+        if counting_threshold is None:
+            counting_threshold = COUNTING_THRESHOLD if self._detector.softmax else _SIGMOID_COUNTING_THRESHOLD
+        self._counting = _Counting(counting_threshold)
         self._thresholds = {"threshold": threshold, "counting_threshold": counting_threshold}
         self.digest = combined_digest(
             *(self._detector.digest, self._colours.digest, str(self._thresholds)),
@@ -105,6 +139,8 @@ class GenEval:
             return self._colours.of(image, name, objects)
 
         found = self._detector.find(image, min(self._thresholds.values()))
+        if metadata.get("tag") == COUNTING:
+            self._counting.add(max((one.score for one in found), default=0.0))
         return is_correct(kept_objects(found, metadata, **self._thresholds), metadata, colours)
 
     def _check(self, metadata: Mapping[str, Any]) -> None:

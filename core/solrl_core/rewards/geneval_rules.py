@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from solrl_core.rewards.metadata import MOST_COUNT, objects_of, refuse, require_one_of, require_position
 
 THRESHOLD, COUNTING_THRESHOLD = 0.3, 0.9
-"""Scores that an object must exceed, and that of prompts with the tag "counting"."""
+"""Scores that an object must exceed, and that of prompts with the tag "counting"; of Mask2Former, by a softmax."""
+COUNTING = "counting"
 MOST_OBJECTS = MOST_COUNT
 """Most objects of a class."""
 POSITION_MARGIN = 0.1
@@ -57,7 +58,7 @@ def kept_objects(
     found: Sequence[DetectedObject], metadata: Mapping[str, Any], *, threshold: float, counting_threshold: float
 ) -> dict[str, list[DetectedObject]]:
     """Objects by class, the likeliest first, without those that are not likely enough."""
-    least = counting_threshold if metadata.get("tag") == "counting" else threshold
+    least = counting_threshold if metadata.get("tag") == COUNTING else threshold
     kept: dict[str, list[DetectedObject]] = {}
     # Of equal scores the later comes first, as in the original.
     for _, one in sorted(enumerate(found), key=lambda row: (row[1].score, row[0]), reverse=True):

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from solrl_core.errors import PromptError
 
@@ -56,7 +56,7 @@ def refuse(where: str, got: Any, expected: str) -> NoReturn:
     raise PromptError(detail, where=where, got="nothing" if got is None else short, expected=expected)
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -104,6 +104,30 @@ def test_images_are_scored_by_their_own_metadata(geneval: GenEval, scene: dict[s
     assert geneval(picture(), [], []).shape == (0,)
 
 
+COUNT_TWO = {"tag": "counting", "include": [A_DOG | {"count": 2}], "exclude": [A_DOG | {"count": 3}]}
+
+
+def test_scores_below_the_counting_threshold_are_told_once(
+    folder: Path, geneval: GenEval, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A detector with RT-DETR's scores, each of a class by itself, sees both dogs, and a third at 0.4."""
+    seen = [DetectedObject("dog", score, 20 * at, 0, 20 * at + 9, 9) for at, score in enumerate((0.84, 0.71, 0.4))]
+    for softmax, threshold, right in ((True, 0.9, 0.0), (False, 0.5, 1.0)):
+        monkeypatch.setattr("solrl_core.rewards.detector._SOFTMAX", ("yolos",) if softmax else ())
+        reward = GenEval(str(folder), CLIP)
+        assert reward._thresholds["counting_threshold"] == threshold
+        monkeypatch.setattr(reward._detector, "find", lambda image, least: [one for one in seen if one.score > least])
+        caplog.clear()
+        for _ in range(3):
+            assert reward(picture(*[10] * 20), ["two dogs"] * 20, [COUNT_TWO] * 20).tolist() == [right] * 20
+        said = [record.getMessage() for record in caplog.records]
+        assert len(said) == (not right)
+        assert right or "0 of 24 images of counting prompts have any object above counting_threshold 0.9" in said[0]
+        assert right or "the likeliest has 0.84" in said[0]
+    assert geneval._thresholds["counting_threshold"] == 0.9
+    assert GenEval(str(folder), CLIP, counting_threshold=0.0)._thresholds["counting_threshold"] == 0
+
+
 def red_and_blue(pixel_values: torch.Tensor) -> Any:
     """Features of an image that are the means of its red and blue."""
     return SimpleNamespace(pooler_output=pixel_values.mean((2, 3))[:, [0, 2]])
