@@ -4,6 +4,7 @@ A service's scores select the training samples. So an answer that was served oth
 started again or by another replica, is refused before a group is used.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ _CANDIDATE_BYTES = 2**10
 _IMAGE_BYTES = {"none": 0, "png": 2**25, "webp": 2**28}
 _LATENTS_BYTES = 2**28
 """Of one answer; a service does not send more."""
+_SUM_ROUNDING, _SUM_FLOOR = 1e-5, 1e-30
+"""A service adds in float32: share of the summands' magnitudes by which a sum may differ, and a number near 0."""
 
 
 def longest_line(request: RolloutRequest) -> int:
@@ -78,7 +81,7 @@ class AnswerCheck:
         self.served = served
 
     def group(self, group: RolloutGroup) -> None:
-        """Check that a group has the seeds, the rewards and the latents that the request asked for.
+        """Check that a group has the seeds, the rewards and the latents that the request asked for, and their sums.
 
         Raises:
             ProblemError: 409 `served-differently`, naming the field.
@@ -86,8 +89,26 @@ class AnswerCheck:
         name = f"group {group.prompt_id!r}: "
         self._require(name + "seeds", group.seeds, self._seeds[group.prompt_id])
         self._require(name + "rewards", sorted(group.rewards), sorted(spec.name for spec in self._request.rewards))
+        self._check_scores(name, group)
         if self._request.latents:
             self._require(name + "latents", "not given" if group.latents is None else "given", "given")
+
+    def _check_scores(self, name: str, group: RolloutGroup) -> None:
+        """Compare each score with the weighted sum of its candidate's rewards; both are null of a pruned one alone."""
+        count, prune = len(group.seeds), self._request.plan.prune
+        for one, values in {"scores": group.scores, **group.rewards}.items():
+            self._require(f"{name}{one}: number of values", len(values), count)
+        self._require(f"{name}pruned", group.scores.count(None), max(0, count - prune.keep) if prune else 0)
+        for place, score in enumerate(group.scores):
+            of_each = [(spec.weight, group.rewards[spec.name][place]) for spec in self._request.rewards]
+            parts = [weight * value for weight, value in of_each if value is not None]
+            total = math.fsum(parts) if len(parts) == len(of_each) else None
+            if score is None or total is None:
+                fits = score is total is None and not parts
+            else:
+                fits = abs(score - total) <= _SUM_ROUNDING * math.fsum(map(abs, parts)) + _SUM_FLOOR
+            if not fits:
+                self._require(f"{name}scores[{place}]", score, f"{total}, the weighted sum of the candidate's rewards")
 
     def _check_served(self, served: Served) -> None:
         asked = self._request

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -98,6 +99,12 @@ GROUPS: dict[str, tuple[Callable[[Line], Any], str]] = {
     "seeds all + 1": (lambda line: line.update(seeds=[seed + 1 for seed in line["seeds"]]), "seeds"),
     "two seeds swapped": (lambda line: line["seeds"].insert(10, line["seeds"].pop()), "seeds"),
     "other reward names": (lambda line: line["rewards"].update(pickscore=line["rewards"].pop("clipscore")), "rewards"),
+    "negated scores": (lambda line: line.update(scores=[-score for score in line["scores"]]), "scores[0]"),
+    "one other score": (lambda line: line["scores"].__setitem__(3, line["scores"][3] + 1e-3), "scores[3]"),
+    "a score that is no number": (lambda line: line["scores"].__setitem__(0, math.nan), "scores[0]"),
+    "a reward without its score": (lambda line: line["scores"].__setitem__(-1, None), "pruned"),
+    "a score too many": (lambda line: line["scores"].append(0.0), "scores: number of values"),
+    "a reward's value too few": (lambda line: line["rewards"]["verifier"].pop(), "verifier: number of values"),
     "a reward less": (lambda line: line["rewards"].pop("verifier"), "rewards"),
 }
 STARTS: dict[str, tuple[Callable[[Line], None], str]] = {
