@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 _NAME = re.compile(
     r"(?:base_model\.model\.|transformer\.)*(?P<module>.+)\.lora_(?P<side>[AB])(?:\.(?P<adapter>\w+))?\.weight"
 )
+_FURTHER = re.compile(r"\.(?:lora_\w+|modules_to_save|token_adapter)(?:\.(?P<next>\w+)|$)")
+"""What PEFT trains beside lora_A and lora_B, such as DoRA's magnitudes; of one adapter, whose name is next, if any."""
 
 
 def adapter_file(
@@ -19,21 +21,29 @@ def adapter_file(
     """An adapter as the service takes it, see docs/api.md.
 
     Args:
-        weights: LoRA weights by their names in PEFT: `get_peft_model_state_dict`, or all parameters of a model, of
-            which the others are passed over. Arrays, or tensors of torch in any dtype and on any device.
+        weights: LoRA weights by their names in PEFT: `get_peft_model_state_dict`, or all parameters of PEFT's model, of
+            which the frozen ones are passed over. Arrays, or tensors of torch in any dtype and on any device.
         targets: `lora_targets` of the model at the service.
         rank: of all weights.
-        alpha: LoRA's α; the service adds alpha / rank · B · A to a weight.
+        alpha: LoRA's α; the service adds alpha / rank · B · A to a weight. With rsLoRA, give √rank times it.
         adapter: name of the adapter, where `weights` have several.
 
     Raises:
-        ValueError: a target has no weights, or other modules have; a weight has another rank, or is not finite.
+        ValueError: a target has no weights, or other modules have; a weight has another rank, is not finite, or is
+            there by two names; something is trained beside lora_A and lora_B.
     """
     found: dict[str, NDArray[np.float32]] = {}
+    names: dict[str, str] = {}
+    of_model = any(name.endswith(".base_layer.weight") for name in weights)
     for name, weight in weights.items():
         parts = _NAME.fullmatch(name)
-        if parts is not None and parts["adapter"] in (None, adapter):
-            found[f"base_model.model.{parts['module']}.lora_{parts['side']}.weight"] = _as_float32(name, weight)
+        if parts is None:
+            _refuse_trained(name, weight, adapter, of_model)
+        elif parts["adapter"] in (None, adapter):
+            key = f"base_model.model.{parts['module']}.lora_{parts['side']}.weight"
+            if key in names:
+                raise ValueError(f"{names[key]} and {name} are weights of one layer; expected one of them")
+            names[key], found[key] = name, _as_float32(name, weight)
     _check_names(found, targets)
     for name, values in found.items():
         if values.ndim != 2 or values.shape["lora_B" in name] != rank:
@@ -42,6 +52,20 @@ def adapter_file(
                 f"{name} has shape {list(values.shape)}; expected {expected}: give the rank of the weights"
             )
     return _encoded(found, {"lora_alpha": repr(float(alpha)), "r": str(rank)})
+
+
+def _refuse_trained(name: str, weight: Any, adapter: str, of_model: bool) -> None:
+    """Refuse what is no lora_A or lora_B, unless it is frozen (which an adapter's own state never is) or another's."""
+    further = _FURTHER.search(name)
+    if further is None:
+        trained = not of_model or getattr(weight, "requires_grad", False)
+    else:
+        trained = further["next"] in (None, "weight", "bias", adapter)
+    if trained:
+        raise ValueError(
+            f"{name} is trained, but is no lora_A or lora_B, so the service would explore with another policy than "
+            "yours; expected a plain LoRA: without DoRA, lora_bias, bias and modules_to_save"
+        )
 
 
 def _as_float32(name: str, weight: Any) -> NDArray[np.float32]:

@@ -14,12 +14,13 @@ from torch import nn
 LAYOUT = {"blocks.0.to_q": (6, 4), "blocks.1.to_q": (6, 4)}
 
 
-def peft_weights() -> tuple[Any, dict[str, torch.Tensor]]:
-    """A model with the adapters default and old, and the state of default."""
+def peft_weights(**settings: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A model with the adapters default and, unless biases are trained, old; and the state of default."""
     blocks = nn.ModuleList([nn.ModuleDict({"to_q": nn.Linear(4, 6)}) for _ in range(2)])
-    config = LoraConfig(r=2, lora_alpha=8, target_modules=list(LAYOUT))
-    model = get_peft_model(nn.ModuleDict({"blocks": blocks}), config)
-    model.add_adapter("old", config)
+    config = LoraConfig(r=2, lora_alpha=8, target_modules=list(LAYOUT), **settings)
+    model = get_peft_model(nn.ModuleDict({"blocks": blocks, "head": nn.Linear(6, 6)}), config)
+    if "bias" not in settings:  # of which PEFT takes one adapter alone
+        model.add_adapter("old", config)
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(torch.randn_like(weight))
@@ -60,6 +61,41 @@ def test_the_bytes_are_those_of_our_trainer(backbone: Any) -> None:
         {name: (len(ours.delta(name)), ours.delta(name).shape[1]) for name in ours.modules},
     )
     assert all(torch.equal(rounded.tensors[name], half.float()) for name, half in halves.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "given"),
+    [
+        *(
+            (settings, name, given)
+            for settings, name in (
+                ({"use_dora": True}, "blocks.0.to_q.lora_magnitude_vector"),
+                ({"lora_bias": True}, r"blocks.0.to_q.lora_B(.default)?.bias"),
+                ({"modules_to_save": ["head"]}, r"head(.modules_to_save.default)?.(weight|bias)"),
+            )
+            for given in ("parameters", "model's state", "adapter's state")
+        ),
+        # Nothing in the whole model's state says which biases are trained.
+        *(
+            ({"bias": "lora_only"}, "blocks.0.to_q.base_layer.bias", given)
+            for given in ("parameters", "adapter's state")
+        ),
+    ],
+)
+def test_what_is_trained_beside_lora_is_refused_by_name(settings: dict[str, Any], name: str, given: str) -> None:
+    model, adapters = peft_weights(**settings)
+    weights = {"parameters": dict(model.named_parameters()), "model's state": model.state_dict()}.get(given, adapters)
+    with pytest.raises(ValueError, match=rf"{name}.* is trained, but is no lora_A or lora_B"):
+        adapter_file(weights, list(LAYOUT), rank=2, alpha=8)
+
+
+def test_a_module_under_two_prefixes_is_refused() -> None:
+    _, state = peft_weights()
+    state |= {name.replace("base_model.model", "transformer"): weight + 1 for name, weight in state.items()}
+    with pytest.raises(
+        ValueError, match=r"base_model.*lora_A\.weight and transformer\..*lora_A\.weight are weights of one"
+    ):
+        adapter_file(state, list(LAYOUT), rank=2, alpha=8)
 
 
 @pytest.mark.parametrize(
