@@ -3,10 +3,11 @@
 Its stages have Flow-Factory's names: `sample`, `prepare_feedback`, `optimize`. Pipeline, reward and loss are the
 trainer's own; of solrl it needs solrl-client alone. Start the service in this folder, then the loop:
 
-    solrl-rollout serve --model MODEL --rewards colours:redness
-    python flow_factory_like.py --model MODEL
+    solrl-rollout serve --model mini-sd3 --rewards colours:redness
+    python flow_factory_like.py --model mini-sd3
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,9 +69,11 @@ class Trainer:
     def start(self, epochs: int) -> None:
         """Train."""
         for epoch in range(epochs):
+            began = time.monotonic()
             samples = self.sample()
-            self.prepare_feedback(samples)
-            print(f"epoch {epoch + 1}: loss {self.optimize(samples):.4f}")
+            reward, loss = self.prepare_feedback(samples), self.optimize(samples)
+            took = time.monotonic() - began
+            print(f"epoch {epoch + 1}: reward {reward:.4f}, loss {loss:.4f}, {took:.0f} s", flush=True)
 
     def sample(self) -> list[Sample]:
         """Explore at the service, and generate the best and worst seeds of each prompt here, with all steps."""
@@ -85,12 +88,13 @@ class Trainer:
             latents = self.lora.pipeline([text] * len(seeds), **call).images
         return [Sample(text, *of) for of in zip(seeds, latents, self.lora.decode(latents), strict=True)]
 
-    def prepare_feedback(self, samples: Sequence[Sample]) -> None:
-        """Score the images with the trainer's own reward; each advantage is relative to its group."""
+    def prepare_feedback(self, samples: Sequence[Sample]) -> float:
+        """Score the images with the trainer's own reward; each advantage is relative to its group. Returns the mean."""
         rewards = redness(torch.stack([sample.image for sample in samples]), [], []).reshape(-1, self.keep)
         advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)
         for sample, advantage in zip(samples, advantages.ravel().tolist(), strict=True):
             sample.advantage = advantage
+        return rewards.mean().item()
 
     def optimize(self, samples: Sequence[Sample]) -> float:
         """One step on all samples; returns the loss."""

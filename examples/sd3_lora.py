@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 from uuid import uuid4
 
 import torch
@@ -10,9 +11,10 @@ from diffusers import StableDiffusion3Pipeline
 from peft import LoraConfig
 from solrl_client.adapter_file import adapter_file
 from solrl_client.rollouts import RolloutClient
-from solrl_proto import AdapterRef, Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
+from solrl_proto import AdapterRef, Candidates, Plan, PromptItem, RewardSpec, RolloutGroup, RolloutRequest
 from solrl_proto.problems import ProblemError
 
+MODEL = "mini-sd3"
 RANK, ALPHA = 4, 8.0
 
 
@@ -53,7 +55,15 @@ class Sd3Lora:
             plan=Plan(steps=6),
             rewards=(RewardSpec(name="colours:redness"),),
         )
-        return [group.best_worst(keep) for group in self.client.rollouts(request).groups]
+        arrived: list[str] = []
+
+        def told(group: RolloutGroup) -> None:
+            arrived.append(group.prompt_id)
+            print(f"explored {len(arrived)} of {len(prompts)} prompts, {candidates} images each", flush=True)
+
+        groups = self.client.rollouts(request, on_group=told).groups
+        print(f"regenerating {len(groups) * keep} images, and training on them", flush=True)
+        return [group.best_worst(keep) for group in groups]
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Images [N, 3, H, W] of latents [N, C, h, w]."""
@@ -85,10 +95,18 @@ class Sd3Lora:
         return loss.item()
 
 
+def folder_of(model: str) -> str:
+    """The folder of a miniature, by the name that the service takes; others are folders or hub ids for both."""
+    found = [entry.load()() for entry in entry_points(group="solrl.models", name=model)]
+    return str(found[0]) if found else model
+
+
 def main(trainer: str, run: Callable[[Sd3Lora, int], None]) -> None:
     """Train as the command line says: `run` takes the LoRA and the number of rounds."""
     parser = argparse.ArgumentParser(description=f"A loop in the manner of {trainer}.")
-    parser.add_argument("--model", required=True, help="folder of an SD3 model in diffusers' layout")
+    parser.add_argument(
+        "--model", default=MODEL, help="SD3 model: mini-sd3, a hub id, or a folder of diffusers' layout"
+    )
     parser.add_argument("--name", help="its name at the service, by default the only one there")
     parser.add_argument("--run", default=f"{trainer.lower()}-like-{uuid4().hex[:8]}", help="a new run's name there")
     parser.add_argument("--url", default="http://127.0.0.1:8100", help="of the service")
@@ -97,6 +115,6 @@ def main(trainer: str, run: Callable[[Sd3Lora, int], None]) -> None:
     try:
         with RolloutClient(given.url) as client:
             name = given.name or client.models().models[0].name
-            run(Sd3Lora(given.model, client, name, given.run), given.rounds)
-    except ProblemError as error:  # such as a run of that name, from an earlier start
+            run(Sd3Lora(folder_of(given.model), client, name, given.run), given.rounds)
+    except (ProblemError, OSError) as error:  # such as a run of that name, from an earlier start, or no such model
         sys.exit(str(error))

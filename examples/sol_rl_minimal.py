@@ -3,13 +3,15 @@
 Trains a LoRA of an SD3 model with diffusers and PEFT; of solrl it needs solrl-client alone. The trainer of solrl does
 the same with fused kernels, several GPUs, checkpoints and other models. Start the service in this folder, then train:
 
-    solrl-rollout serve --model MODEL --rewards colours:redness
-    python sol_rl_minimal.py --model MODEL
+    solrl-rollout serve --model mini-sd3 --rewards colours:redness
+    python sol_rl_minimal.py --model mini-sd3
 """
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import Any
 from uuid import uuid4
 
@@ -19,9 +21,10 @@ from diffusers import StableDiffusion3Pipeline
 from peft import LoraConfig
 from solrl_client.adapter_file import adapter_file
 from solrl_client.rollouts import RolloutClient
-from solrl_proto import AdapterRef, Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
+from solrl_proto import AdapterRef, Candidates, Plan, PromptItem, RewardSpec, RolloutGroup, RolloutRequest
 from solrl_proto.problems import ProblemError
 
+MODEL = "mini-sd3"
 PROMPTS = ("a red circle", "two blue squares", "a green cross", "a yellow triangle")
 CANDIDATES, EXPLORING_STEPS = 48, 6
 KEEP, STEPS = 8, 10
@@ -95,6 +98,17 @@ class Model:
         return latents, images.clamp(0, 1)
 
 
+def folder_of(model: str) -> str:
+    """The folder of a miniature, by the name that the service takes; others are folders or hub ids for both."""
+    found = [entry.load()() for entry in entry_points(group="solrl.models", name=model)]
+    return str(found[0]) if found else model
+
+
+def show(text: str) -> None:
+    """Print a line at once."""
+    print(text, flush=True)
+
+
 def explore(client: RolloutClient, name: str, run: str, iteration: int) -> list[tuple[str, list[int]]]:
     """Have the service generate and score many candidates per prompt; select the seeds of the best and worst."""
     request = RolloutRequest(
@@ -105,7 +119,13 @@ def explore(client: RolloutClient, name: str, run: str, iteration: int) -> list[
         plan=Plan(steps=EXPLORING_STEPS),
         rewards=(RewardSpec(name="colours:redness"),),
     )
-    groups = client.rollouts(request).groups
+    arrived: list[str] = []
+
+    def told(group: RolloutGroup) -> None:
+        arrived.append(group.prompt_id)
+        show(f"iteration {iteration}: explored {len(arrived)} of {len(PROMPTS)} prompts, {CANDIDATES} images each")
+
+    groups = client.rollouts(request, on_group=told).groups
     return [(text, group.best_worst(KEEP)) for text, group in zip(PROMPTS, groups, strict=True)]
 
 
@@ -160,37 +180,45 @@ def push(model: Model, client: RolloutClient, name: str, run: str, version: int)
 def sol_rl(folder: str, client: RolloutClient, name: str, run: str, iterations: int) -> list[float]:
     """Train; returns the mean reward of the regenerated samples of each iteration."""
     hosted = client.model(name)
+    show(f"loading {folder}")
     model = Model(folder, hosted.lora_targets, dict(hosted.pipeline_call))
     optimizer = torch.optim.AdamW(model.weights(CURRENT), lr=LEARNING_RATE)
     push(model, client, name, run, 0)
     means = []
     for iteration in range(iterations):
+        began = time.monotonic()
         selected = explore(client, name, run, iteration)
+        show(f"iteration {iteration}: regenerating {len(PROMPTS) * KEEP} images, and training on them")
         samples = [model.generate(text, seeds) for text, seeds in selected]
         rewards = redness(torch.cat([images for _, images in samples]), [], []).reshape(len(PROMPTS), KEEP)
         advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std() + 1e-4)
         loss = train(model, optimizer, torch.stack([latents for latents, _ in samples]), advantages)
         push(model, client, name, run, iteration + 1)
         means.append(rewards.mean().item())
-        print(f"iteration {iteration}: reward {means[-1]:.4f}, loss {loss:.4f}", flush=True)
+        took = time.monotonic() - began
+        show(f"iteration {iteration}: reward {means[-1]:.4f}, loss {loss:.4f}, {took:.0f} s")
     return means
 
 
 def main() -> None:
     """Train as the command line says."""
     parser = argparse.ArgumentParser(description="Sol-RL in one file.")
-    parser.add_argument("--model", required=True, help="folder of an SD3 model in diffusers' layout")
+    parser.add_argument(
+        "--model", default=MODEL, help="SD3 model: mini-sd3, a hub id, or a folder of diffusers' layout"
+    )
     parser.add_argument("--name", help="its name at the service, by default the only one there")
     parser.add_argument("--run", default=f"sol-rl-minimal-{uuid4().hex[:8]}", help="a new run's name there")
     parser.add_argument("--url", default="http://127.0.0.1:8100", help="of the service")
     parser.add_argument("--iterations", type=int, default=10)
     given = parser.parse_args()
     with RolloutClient(given.url) as client:
-        sol_rl(given.model, client, given.name or client.models().models[0].name, given.run, given.iterations)
+        sol_rl(
+            folder_of(given.model), client, given.name or client.models().models[0].name, given.run, given.iterations
+        )
 
 
 if __name__ == "__main__":
     try:
         main()
-    except ProblemError as error:  # such as a run of that name, from an earlier start
+    except (ProblemError, OSError) as error:  # such as a run of that name, from an earlier start, or no such model
         sys.exit(str(error))

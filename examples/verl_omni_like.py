@@ -5,11 +5,12 @@ advantages are relative to the rows of one `uid`. A row carries its seed to the 
 verl-omni's own servers would draw other noise from that seed, on their GPU. Of solrl it needs solrl-client alone. Start
 the service in this folder, then the loop:
 
-    solrl-rollout serve --model MODEL --rewards colours:redness
-    python verl_omni_like.py --model MODEL
+    solrl-rollout serve --model mini-sd3 --rewards colours:redness
+    python verl_omni_like.py --model mini-sd3
 """
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import uuid4
@@ -67,13 +68,15 @@ class Trainer:
     def fit(self, batches: Iterable[Sequence[str]]) -> None:
         """Train on batches of prompts."""
         for step, prompts in enumerate(batches, 1):
+            began = time.monotonic()
             uids = np.array([str(uuid4()) for _ in prompts], dtype=object)
             rows = self.explored({"uid": uids, "raw_prompt": np.array(prompts, dtype=object)})
             outputs = asyncio.run(self.generate_sequences(rows))
             scores = redness(torch.stack([output["image"] for output in outputs]), list(rows["raw_prompt"]), [])
             latents = torch.stack([output["latents"] for output in outputs])
             loss = self.lora.train(list(rows["raw_prompt"]), latents, self.advantages(scores, rows["uid"]))
-            print(f"step {step}: mean score {scores.mean():.4f}, loss {loss:.4f}")
+            took = time.monotonic() - began
+            print(f"step {step}: reward {scores.mean():.4f}, loss {loss:.4f}, {took:.0f} s", flush=True)
 
     def explored(self, batch: Rows) -> Rows:
         """The batch, each row repeated n times with a seed of its own: those of the best and worst candidates.

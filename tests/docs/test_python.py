@@ -107,10 +107,11 @@ def test_exploring_takes_ten_lines_and_tells_its_progress(
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_loop_in_another_trainers_manner_regenerates_the_service_s_candidates_and_trains(
-    name: str, client: RolloutClient, latents: torch.Tensor
+    name: str, client: RolloutClient, latents: torch.Tensor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example, run = imported(name), name.replace("_", "-")
-    lora = imported("sd3_lora").Sd3Lora(str(catalog.mini_sd3()), client, "mini-sd3", run)
+    common = imported("sd3_lora")
+    lora = common.Sd3Lora(common.folder_of(common.MODEL), client, common.MODEL, run)
     if name == "flow_factory_like":
         trainer = example.Trainer(lora, PROMPTS, group=4, keep=2, steps=STEPS)
         same(latents, [sample.latents for sample in trainer.inference(TEXT, SEEDS)])
@@ -121,6 +122,13 @@ def test_a_loop_in_another_trainers_manner_regenerates_the_service_s_candidates_
         same(latents, [output["latents"] for output in asyncio.run(trainer.generate_sequences(rows))])
         trainer.fit([PROMPTS])
     trained(client, run)
+    *progress, last = capsys.readouterr().out.splitlines()
+    assert progress == [
+        "explored 1 of 2 prompts, 4 images each",
+        "explored 2 of 2 prompts, 4 images each",
+        "regenerating 4 images, and training on them",
+    ]
+    assert re.fullmatch(r"(epoch|step) 1: reward -?0\.\d{4}, loss -?\d\.\d{4}, \d+ s", last)
 
 
 def same(latents: torch.Tensor, regenerated: Sequence[torch.Tensor]) -> None:
@@ -142,7 +150,7 @@ def trained(client: RolloutClient, run: str) -> None:
 def test_an_example_runs_twice_and_refuses_a_run_that_exists_in_one_line(
     name: str, service: RunningService, client: RolloutClient
 ) -> None:
-    words = [sys.executable, f"{name}.py", "--model", str(catalog.mini_sd3()), "--url", service.url, "--rounds", "0"]
+    words = [sys.executable, f"{name}.py", "--model", "mini-sd3", "--url", service.url, "--rounds", "0"]
     before = {run.run for run in client.runs().runs}
     for _ in range(2):
         subprocess.run(words, cwd=ROOT / "examples", check=True, timeout=600)
@@ -155,13 +163,19 @@ def test_an_example_runs_twice_and_refuses_a_run_that_exists_in_one_line(
         client.delete(run)
 
 
-def test_the_method_in_one_file_trains_and_pushes(client: RolloutClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_method_in_one_file_trains_and_pushes(
+    client: RolloutClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     minimal = imported("sol_rl_minimal")
     sizes = {"CANDIDATES": 6, "EXPLORING_STEPS": 1, "KEEP": 4, "STEPS": 2, "TRAINED_STEPS": 1, "PROMPTS": PROMPTS}
     for name, value in sizes.items():
         monkeypatch.setattr(minimal, name, value)
-    (mean,) = minimal.sol_rl(str(catalog.mini_sd3()), client, "mini-sd3", "minimal", 1)
+    (mean,) = minimal.sol_rl(minimal.folder_of(minimal.MODEL), client, minimal.MODEL, "minimal", 1)
     assert 0 <= abs(mean) < 1
+    loading, *progress, last = capsys.readouterr().out.splitlines()
+    assert loading == f"loading {catalog.mini_sd3()}"
+    assert [line.split()[2] for line in progress] == ["explored", "explored", "regenerating"]
+    assert last.startswith(f"iteration 0: reward {mean:.4f}, loss ")
     trained(client, "minimal")
     client.delete("minimal")
 
