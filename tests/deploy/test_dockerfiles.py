@@ -13,9 +13,15 @@ REWARDS = ROOT / "deploy" / "rewards"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
 
 
-def test_the_lock_file_has_the_versions_that_the_backend_accepts() -> None:
-    lines = (ROOT / support.LOCK).read_text().splitlines()
-    locked = dict(line.split("==") for line in lines if "==" in line)
+def locked_with_hashes(path: Path) -> dict[str, str]:
+    """Version by package of a lock file, each of which must have hashes."""
+    blocks = [line for line in path.read_text().replace("\\\n", "").splitlines() if "==" in line]
+    assert all(" --hash=sha256:" in block for block in blocks)
+    return dict(block.split()[0].split("==") for block in blocks)
+
+
+def test_the_lock_file_has_hashes_and_the_versions_that_the_backend_accepts() -> None:
+    locked = locked_with_hashes(ROOT / support.LOCK)
     assert {name: locked[name] for name in support.VERSIONS} == support.VERSIONS
     assert locked["torch"] == "2.11.0"
     for requirement in map(Requirement, PROJECT):
@@ -32,11 +38,7 @@ def requirements(path: Path) -> list[str]:
 
 def test_the_lock_file_of_image_reward_fits_its_requirements_and_has_hashes() -> None:
     folder = REWARDS / "imagereward"
-    blocks = [
-        line for line in (folder / "requirements.lock").read_text().replace("\\\n", "").splitlines() if "==" in line
-    ]
-    assert all(" --hash=sha256:" in block for block in blocks)
-    locked = dict(block.split()[0].split("==") for block in blocks)
+    locked = locked_with_hashes(folder / "requirements.lock")
     of_service = requirements(REWARDS / "service.in")
     assert set(of_service) < set(PROJECT)
     wanted = requirements(folder / "requirements.in") + of_service
