@@ -231,6 +231,14 @@ def test_nothing_is_unpickled() -> None:
             assert all("weights_only=True" in call for call in re.findall(r"\btorch\.load\([^\n]*", text)), path
 
 
+def test_no_text_is_read_as_rich_s_markup() -> None:
+    """It would lose its brackets, as in solrl[ocr] and the names of files."""
+    for package in PACKAGES:
+        for path in sources(package):
+            calls = re.findall(r"\bConsole\(.*", path.read_text(encoding="utf-8"))
+            assert all("markup=False" in call for call in calls), path
+
+
 def unencoded(code: str) -> list[int]:
     """Lines of code that read or write text as the locale has it."""
     found = []

@@ -57,7 +57,7 @@ def show(title: str, findings: Iterable[Finding]) -> int:
 
     rows = [Finding(*map(printable, row)) for row in _as_far_as_installed(findings)]  # type: ignore[arg-type]
     fixed = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = Console(width=None if fixed else _UNLIMITED)
+    console = Console(markup=False, width=None if fixed else _UNLIMITED)
     table = Table.grid(*(Column(overflow="fold") for _ in range(3)), padding=(0, 2))
     for row in rows:
         remedy = ("\n→ " if fixed else " → ") + row.action if row.action else ""

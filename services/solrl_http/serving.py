@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import uvicorn
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_http.access import MAX_HEAD_BYTES
@@ -151,11 +152,12 @@ async def _serve(
         table = Table(title=app.title, show_header=False, title_justify="left")
         for _ in ("name", "value"):
             table.add_column(overflow="fold")
-        anyone = "this machine only, no tokens" if is_loopback(settings.host) else "[red]ANYONE, no tokens[/]"
+        local = is_loopback(settings.host)
+        anyone = Text("this machine only, no tokens" if local else "ANYONE, no tokens", "" if local else "red")
         access = ("access", f"with tokens from {settings.token_file}" if settings.token_file else anyone)
         for row in (*rows(app.state.service, address), access, ("documentation", f"{address}/docs")):
             table.add_row(*row)
-        Console().print(table)
+        Console(markup=False).print(table)
         await run_server(uvicorn.Server(_config(app, settings)), listener, app.state.service, settings.drain_timeout)
         if app.state.service.dead:
             raise ServiceDiedError("the working thread died; the log above says why. Start the service again.")

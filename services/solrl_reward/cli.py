@@ -32,7 +32,7 @@ def _parse(words: list[str]) -> ServeRewards:
         {"serve": ServeRewards},
         prog=PROGRAM,
         description="The reward service of solrl. `--version` prints the version.",
-        args=words,
+        args=words if not words or words[0].startswith("-") else words[:1],  # --help would hide that it is none
     )
 
 

@@ -75,7 +75,7 @@ def check(asked: Check, prompts: Sequence[PromptItem]) -> int:
             f"got {len(prompts)} prompts with {candidates} candidates; expected at least {_FEWEST_PROMPTS} with 8, "
             "because ranks are compared within a prompt"
         )
-    console, device = Console(), require_device(asked.device)
+    console, device = Console(markup=False), require_device(asked.device)
     print(f"loading {model} and {', '.join(rewards)}", file=sys.stderr)
     backbone = load_backbone(model, device=device, revision=asked.revision, size=asked.size)
     judges = RewardSet.load(rewards, backbone, asked.reward_options, connect=connect_reward)

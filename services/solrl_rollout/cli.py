@@ -49,7 +49,7 @@ def _parse(words: list[str]) -> Command:
         | Annotated[Tokens, tyro.conf.subcommand("token")],
         prog=PROGRAM,
         description="The rollout service of solrl. `--version` prints the version.",
-        args=words,
+        args=words if not words or words[0].startswith("-") else words[:1],  # --help would hide that it is none
     )
 
 

@@ -30,7 +30,7 @@ def plan(asked: ServingMemory) -> None:
     print(f"reading the configurations of {model}", file=sys.stderr)
     backbone = load_skeleton(model, revision=asked.revision, size=asked.size)
     planned = plan_memory(backbone, precisions, batch, unmerged_rank)
-    console = Console()
+    console = Console(markup=False)
     served = " and ".join(precisions)
     console.print(_table(planned, f"{model}, {served}, {size_text(backbone)}, batch {batch}"))
     console.print(_limits(planned))

@@ -160,6 +160,10 @@ def test_settings_can_be_given_back(recipe: str) -> None:
         assert resolve(DEFAULT_PRESET, files=files, arguments={"run": "b"}).config.output == Path("runs/b")
 
 
+def test_the_list_of_presets_shows_extras_in_brackets() -> None:
+    assert "reads; needs solrl[ocr]" in accepted(main, "presets", COLUMNS="200").stdout
+
+
 def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
     script = """
     COMP_WORDS=(solrl-train ex); COMP_CWORD=1; _tyro_solrl_train; echo "${COMPREPLY[@]}"

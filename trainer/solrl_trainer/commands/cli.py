@@ -15,6 +15,7 @@ from solrl_core.interrupts import INTERRUPTED, interrupt_message, unwinding
 from solrl_trainer.commands.options import (
     Calibrate,
     Command,
+    Compare,
     Demo,
     Doctor,
     Evaluate,
@@ -127,6 +128,10 @@ def _dispatch(command: Command, rank_info: RankInfo) -> int:
             if (command.folder / "gallery.json").is_file():
                 gallery_grid(command.folder)
             print(write_report(command.folder))
+        case Compare():
+            from solrl_trainer.commands.compare import compare
+
+            compare(command.folders)
         case Runs():
             from solrl_trainer.commands.runs import delete_run, list_runs
 
@@ -385,7 +390,7 @@ def _evaluate(command: Evaluate, rank_info: RankInfo) -> None:
                 processes=processes,
             )
     if rank_info.is_rank_zero:
-        console = Console()
+        console = Console(markup=False)
         console.print(evaluation_table(summary))
         console.print(f"grid: {command.folder / 'evaluation' / 'grid.png'}", soft_wrap=True)
 

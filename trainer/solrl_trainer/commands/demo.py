@@ -97,7 +97,7 @@ def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
     """
     # Before anything is deleted or started.
     config = demo_config(overrides, {"output": output, "run": "demo", "seed": seed})
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     with locked(output):
         _clear(output)
         console.print("starting the rollout service (mini-sana, NVFP4 emulated on this CPU)")

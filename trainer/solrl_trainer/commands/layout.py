@@ -39,7 +39,7 @@ def layout(config: RunConfig, asked: Layout) -> None:
         raise ValueError(
             f"got --gpus {gpus} for {runs} runs; expected at least {runs + 1}, or {runs} without a service"
         )
-    console = Console()
+    console = Console(markup=False)
     console.print(_table(config, found, (asked.price, asked.serving_price)))
     advice = _advice(config, found[0], runs, asked.words)
     if config.two_stage and config.explore.fitted is None and config.explore.steps > _FITTED_STEPS:

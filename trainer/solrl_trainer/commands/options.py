@@ -208,6 +208,14 @@ class Report:
 
 
 @dataclass
+class Compare:
+    """Print runs side by side: iterations, time and held-out rewards."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    """Folders of runs, finished or not."""
+
+
+@dataclass
 class RunsList:
     """List your runs at a rollout service."""
 
@@ -249,7 +257,9 @@ class Doctor:
     """Rewards that must be there, by name or package.module:attribute, each with @http://… if a server computes it."""
 
 
-Command = Run | Demo | Evaluate | Export | Calibrate | Memory | Layout | Prompts | Presets | Report | Runs | Doctor
+Command = (
+    Run | Demo | Evaluate | Export | Calibrate | Memory | Layout | Prompts | Presets | Report | Compare | Runs | Doctor
+)
 COMMANDS: dict[str, type[Command]] = {one.__name__.lower(): one for one in get_args(Command)}
 
 
@@ -268,7 +278,7 @@ def parse(words: list[str]) -> Command:
         prog="solrl-train",
         description="Reinforcement learning for text-to-image diffusion models: explore many images cheaply, "
         "train on the best and worst in BF16. `--version` prints the version.",
-        args=words,
+        args=words if not words or words[0].startswith("-") else words[:1],  # --help would hide that it is none
         config=(tyro.conf.OmitSubcommandPrefixes,),
     )
 

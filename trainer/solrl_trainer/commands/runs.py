@@ -29,7 +29,7 @@ def list_runs(url: str) -> None:
         size = sum(info.size for info in run.versions)
         table.add_row(run.run, models, str(run.head), str(len(run.versions)), _mib(size))
     if held.runs:
-        Console().print(table)
+        Console(markup=False).print(table)
     print(f"{len(held.runs)} runs, {_mib(held.size)} MiB{_quota(held)}", file=sys.stderr)
 
 

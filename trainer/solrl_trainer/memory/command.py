@@ -59,7 +59,7 @@ def plan(config: RunConfig, *, gpu: float | None, gpus: int, out: Path | None) -
     size, fastest = _gpu(gpu)
     planned = plan_run(config, backbone, fastest, gpus)
     layout = planned.layout(size)
-    console = Console()
+    console = Console(markup=False)
     console.print(_table(planned, layout, _title(config, backbone, gpus)))
     console.print(_verdict(planned, layout, size, gpus))
     console.print(_choices(planned, layout, gpus))

@@ -61,7 +61,7 @@ class RichReporter(LiveLine):
             SpinnerColumn(),
             TextColumn("iteration {task.fields[current]} of {task.total:.0f}"),
             BarColumn(bar_width=10),
-            TextColumn("[bold]{task.fields[phase]}"),
+            TextColumn("{task.fields[phase]}", style="bold", markup=False),
             TimeElapsedColumn(),
             _Remaining(),
             file=file,
@@ -149,7 +149,7 @@ class RichReporter(LiveLine):
 
 def show_result(result: dict[str, Any], folder: Path) -> None:
     """Print a finished run's figures, and where its report and its weights are."""
-    console = Console()
+    console = Console(markup=False)
     console.print(result_table(result))
     console.print(f"report: {folder / 'report.html'}", soft_wrap=True)
     console.print(f"LoRA for diffusers: {folder / 'lora.safetensors'}", soft_wrap=True)

@@ -70,7 +70,7 @@ class LiveLine:
     """
 
     def __init__(self, *columns: ProgressColumn, file: TextIO | None = None, quiet: bool = False) -> None:
-        self._console = Console(file=file or sys.stderr, highlight=False, quiet=quiet)
+        self._console = Console(file=file or sys.stderr, highlight=False, markup=False, quiet=quiet)
         self._is_live = self._console.is_terminal
         self._progress = Progress(*columns, console=self._console, transient=True, disable=not self._is_live)
 
@@ -85,7 +85,7 @@ class LiveLine:
 
     def print(self, text: str, style: str | None = None) -> None:
         """Show a line of text."""
-        self._console.print(text, style=style, markup=False, soft_wrap=True)
+        self._console.print(text, style=style, soft_wrap=True)
 
 
 class Countdown(LiveLine):

@@ -130,7 +130,7 @@ def print_presets() -> None:
         table.columns[2].overflow = "fold"
         for row, (name, meaning) in enumerate(rows.items()):
             table.add_row("" if row else part, name, meaning)
-        Console().print(table)
+        Console(markup=False).print(table)
         print()
     print("Other rewards, and sums: --set 'rewards={clipscore: 1, hpsv2: 0.5}'")
 
