@@ -101,11 +101,12 @@ class PromptError(SolrlError, ValueError):
 
 
 class RewardError(SolrlError, RuntimeError):
-    """A reward failed on an image or returned unusable scores; `reward` is its name."""
+    """A reward failed on an image or returned unusable scores; `reward` is its name, `fault` what it did."""
 
     def __init__(self, reward: str, fault: str) -> None:
         super().__init__(f"reward {reward!r} {fault}")
         self.reward = reward
+        self.fault = fault
 
 
 class RewardUnavailableError(RewardError):

@@ -15,6 +15,7 @@ from solrl_core.model_options import ModelOptions, read_options
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.frames import TAKES_CLIPS
 from solrl_core.rewards.reward import REWARDS, PlainDefaults, check_reward
+from solrl_core.rewards.trial import try_rewards
 from solrl_core.rewards.wire import decode_scoring
 from solrl_core.suggestions import did_you_mean
 from solrl_http.problem_responses import draining, unsuitable_prompt
@@ -186,6 +187,7 @@ async def running_service(settings: RewardSettings, metrics: RewardMetrics) -> A
 
     Raises:
         ValueError, OSError: a reward cannot be loaded.
+        RewardError: a reward cannot score two grey images.
         torch.OutOfMemoryError: the rewards do not fit.
     """
     device = torch.device(require_device(settings.device))
@@ -202,7 +204,9 @@ def _load(settings: RewardSettings, device: torch.device) -> RewardSet:
     for name, source in settings.sources.items():
         check_reward(source, settings.reward_options.get(name, {}), all_given=False)
     defaults = PlainDefaults(device, _options_of(settings.options_from))
-    return RewardSet.load(list(settings.sources), defaults, settings.reward_options, sources=settings.sources)
+    rewards = RewardSet.load(list(settings.sources), defaults, settings.reward_options, sources=settings.sources)
+    try_rewards(rewards, defaults, side=None)
+    return rewards
 
 
 def _options_of(model: str | None) -> ModelOptions:

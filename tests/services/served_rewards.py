@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from faulty_rewards import once_tried
 from solrl_client.cancellation import current
 from solrl_core.errors import RewardUnavailableError
 from solrl_core.rewards.reward import checks_prompts
@@ -44,6 +45,7 @@ def brightness(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[
     return images.mean((1, 2, 3))
 
 
+@once_tried
 def gated(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Numbers in the metadata, once the gate is open."""
     _record(images)
@@ -52,6 +54,7 @@ def gated(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mappi
     return torch.tensor([float(one["want"]) for one in metadata])
 
 
+@once_tried
 def greedy(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Mean of an image's pixels, for as many as there is room for."""
     _record(images)
@@ -60,12 +63,14 @@ def greedy(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapp
     return images.mean((1, 2, 3))
 
 
+@once_tried
 def away(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Asks a server that never answers."""
     _record(images)
     raise RewardUnavailableError("away", "gave no answer")
 
 
+@once_tried
 def patient(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Waits for another service, which does not answer."""
     _record(images)
@@ -75,6 +80,7 @@ def patient(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Map
     raise RewardUnavailableError("patient", "was cancelled")
 
 
+@once_tried
 def stuck(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Mean of an image's pixels, once the gate is open; nothing else ends it."""
     _record(images)
@@ -94,6 +100,7 @@ def fussy(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mappi
     return images[:, 0].mean((1, 2))
 
 
+@once_tried
 def held(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """Mean of an image's pixels, once the folder in the metadata has a file `open`."""
     while not all(Path(one["folder"], "open").exists() for one in metadata):

@@ -345,6 +345,10 @@ class RewardSet:
         """Names of the rewards that no server computes."""
         return tuple(name for name, reward in self._rewards.items() if getattr(reward, AT, None) is None)
 
+    def takes_clips(self, name: str) -> bool:
+        """Whether a reward gets clips whole."""
+        return bool(getattr(self._rewards[name], TAKES_CLIPS, False))
+
     def server(self, name: str) -> str | None:
         """Host and port of the server that computes a reward, without user or path; None if this process does."""
         at = getattr(self._rewards[name], AT, None)
@@ -454,7 +458,7 @@ class RewardSet:
         self, name: str, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> tuple[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]]:
         """What a reward gets of images or clips."""
-        if images.ndim == 4 or getattr(self._rewards[name], TAKES_CLIPS, False):
+        if images.ndim == 4 or self.takes_clips(name):
             return images, prompts, metadata
         return self._rule(name).frames_of(images, prompts, metadata)
 

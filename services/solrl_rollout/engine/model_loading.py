@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from solrl_core.families.load import locate
-from solrl_core.model_options import ModelOptions
+from solrl_core.families.load import describe_model, locate
+from solrl_core.model_options import ImageSize, ModelOptions
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.reward import PlainDefaults, Reward, check_named, check_reward
-from solrl_engine.backend import Backend
+from solrl_core.rewards.trial import try_rewards
 from solrl_remote.remote_reward import connect_reward
 
 from solrl_rollout.engine.backends import BackendLoader
@@ -35,7 +35,7 @@ def load_models(
 
     Raises:
         ValueError, OSError, RuntimeError: a model or a reward cannot be loaded or does not fit.
-        RewardError: a reward fails in the warm-up.
+        RewardError: a reward cannot score two grey images, or fails in the warm-up.
     """
     _check_names(settings)
     rewards: dict[str, Reward] = {}
@@ -94,9 +94,15 @@ def _load_model(
     load_backend: BackendLoader,
     rewards: dict[str, Reward],
 ) -> ModelRunner:
+    described = describe_model(spec.location, spec.revision)
+    if described is not None:  # before the model, which may take long
+        size = ImageSize(settings.height, settings.width, settings.frames)
+        _tried_rewards(settings, described.options.sized(size), rewards)
     backend = load_backend(spec, settings)
     try:
-        loaded = _load_rewards(settings, backend, rewards)
+        own = backend.identity
+        options = ModelOptions(height=own.height, width=own.width, rewards=own.reward_options)
+        loaded = _tried_rewards(settings, options, rewards)
         asked = None if settings.precision == "auto" else settings.precision
         default, fidelity = checked_default(spec.name, backend, loaded, asked, settings.checks_folder)
         return ModelRunner(
@@ -107,17 +113,20 @@ def _load_model(
         raise
 
 
-def _load_rewards(settings: RolloutSettings, backend: Backend, loaded: dict[str, Reward]) -> RewardSet:
-    """The rewards of the settings for a model; those with equal options are shared among models."""
-    options = ModelOptions(rewards=backend.identity.reward_options)
-    return RewardSet.load(
+def _tried_rewards(settings: RolloutSettings, options: ModelOptions, loaded: dict[str, Reward]) -> RewardSet:
+    """The rewards of the settings with a model's options. Those in `loaded` are shared, and have been tried."""
+    defaults, before = PlainDefaults(torch.device(settings.torch_device), options), len(loaded)
+    rewards = RewardSet.load(
         settings.reward_names,
-        PlainDefaults(torch.device(settings.torch_device), options),
+        defaults,
         settings.options_of_rewards,
         loaded=loaded,
         connect=connect_reward,
         dtype=settings.dtype_of_rewards,
     )
+    if len(loaded) > before:
+        try_rewards(rewards, defaults)
+    return rewards
 
 
 def _check_names(settings: RolloutSettings) -> None:

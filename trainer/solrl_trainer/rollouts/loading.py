@@ -4,23 +4,29 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from solrl_client.retries import OnWait
 from solrl_core.errors import MismatchError
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.decoder_fp8 import fp8_convolutions
+from solrl_core.families.load import describe_model
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import SCHEDULE, model_digest, part_digests, schedule_digest
 from solrl_core.precision import numerics, supported_precisions
 from solrl_core.precision.fp8 import require_fp8
-from solrl_core.rewards import RewardSet
+from solrl_core.rewards import Reward, RewardSet
+from solrl_core.rewards.reward import PlainDefaults
+from solrl_core.rewards.trial import try_rewards
 from solrl_proto.identifiers import Precision
 from solrl_proto.rollouts import DecoderPrecision, ModelBinding, RequestedPrecision
 from solrl_remote.remote_reward import connect_reward
 
 from solrl_trainer.ranks.communicator import Communicator, pick_device
 from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.prompt_rewards import scored_prompts
+from solrl_trainer.settings.prompts import prompts_of_run
 from solrl_trainer.settings.resuming import parts_when_loaded
 
 logger = logging.getLogger(__name__)
@@ -51,12 +57,18 @@ def load(config: RunConfig, world: Communicator, on_wait: OnWait) -> Loaded:
     Raises:
         MismatchError: the plan is of another model.
         DecoderError: the model's decoder cannot compute in the precision of exploration.
+        RewardError: a reward cannot score two grey images.
         ValueError, OSError: model or rewards cannot be loaded, the layer list is of another model, or this device
             explores and does not compute in the precision.
     """
     device = pick_device(config.device, world)
     if config.explores_here and config.explore.precision == "fp8":
         require_fp8(torch.device(device))
+    loaded: dict[str, Reward] = {}
+    described = describe_model(config.model, config.revision)
+    if described is not None:  # before the model, which may take long
+        options = described.options.sized(config.generate.size)
+        _tried_rewards(config, PlainDefaults(torch.device(device), options), on_wait, loaded)
     backbone = load_backbone(
         config.model,
         device=device,
@@ -73,17 +85,33 @@ def load(config: RunConfig, world: Communicator, on_wait: OnWait) -> Loaded:
         warn_of_emulation(emulated, config.explore.precision)
     if config.explore.frames is not None:
         backbone.check_frames(config.explore.frames)
-    rewards = RewardSet.load(
-        [*config.rewards, *config.evaluate.rewards],
-        backbone,
-        config.reward_options,
-        connect=partial(connect_reward, patience=config.patience, on_wait=on_wait),
-    )
+    rewards = _tried_rewards(config, PlainDefaults(torch.device(device), backbone.options), on_wait, loaded)
     # Take digests before the policy modifies the backbone's transformer.
     parts = part_digests(backbone.parts, backbone.device)
     check_bindings(config.bindings, model_digest(parts), config.model)
     digests = parts | {SCHEDULE: schedule_digest(backbone.sigmas)} | rewards.digests()
     return Loaded(backbone, rewards, digests, parts_when_loaded(config, parts, backbone.options, rewards.digests()))
+
+
+def _tried_rewards(config: RunConfig, defaults: PlainDefaults, on_wait: OnWait, loaded: dict[str, Reward]) -> RewardSet:
+    """The rewards of a run; those in `loaded` have been tried on two grey images, with prompts of the run."""
+    before = len(loaded)
+    rewards = RewardSet.load(
+        [*config.rewards, *config.evaluate.rewards],
+        defaults,
+        config.reward_options,
+        loaded=loaded,
+        connect=partial(connect_reward, patience=config.patience, on_wait=on_wait),
+    )
+
+    def prompts_of(reward: str) -> list[tuple[str, Mapping[str, Any]]]:
+        split = "train" if reward in config.rewards else "test"
+        found = scored_prompts(reward, prompts_of_run(config.prompt_sources, split).all)
+        return [(prompt.text, prompt.metadata) for prompt in found]
+
+    if len(loaded) > before:
+        try_rewards(rewards, defaults, prompts_of=prompts_of)
+    return rewards
 
 
 def check_bindings(bindings: Sequence[ModelBinding], digest: str, model: str) -> None:
