@@ -1,0 +1,76 @@
+"""GPU time to a reward: seconds of a prompt, ratios, and runs that never get there."""
+
+import math
+from typing import Any
+
+import pytest
+from fast.arms import STAGES, experiment
+from fast.cost import SHAPES, seconds_of_iteration, seconds_of_prompt
+from fast.page import judge_at_target, page, ratio
+from solrl_trainer.settings.presets import resolve
+
+
+def row(arm: str, curve: list[list[float]], seconds: float = 1.0, **more: Any) -> dict[str, Any]:
+    """A stored run whose curve has gains in standard deviations, of the reward and the judge."""
+    return {
+        "stage": "confirm",
+        "world": "w",
+        "arm": arm,
+        "seed": 1,
+        "changes": {},
+        "iterations": 10,
+        "seconds": dict.fromkeys(SHAPES, seconds),
+        "curve": curve,
+        "within": [1.0, 1.0],
+        **more,
+    }
+
+
+BASE = row("24-in-24, β 1", [[0, 0.0, 0.0], [10, 1.0, 0.5]], 20.0)
+
+
+def test_published_presets_take_the_measured_seconds() -> None:
+    """40.06 and 29.32 s of equal_gpus.md less decoding apart, and the parts of 24-in-24 in BF16."""
+    ours = seconds_of_prompt(resolve("flux1/sol_rl/clipscore", overrides=["explore.precision=fp8"]).config, "flux")
+    assert ours == pytest.approx({"explore": 10.02, "regenerate": 6.92, "train": 12.37}, abs=0.01)
+    plain = seconds_of_prompt(resolve("flux1/diffusionnft/clipscore").config, "flux")
+    assert plain == pytest.approx({"explore": 27.66 / 4, "regenerate": 0, "train": 12.37}, abs=0.01)
+
+
+def test_fewer_samples_steps_and_passes_take_less() -> None:
+    config = resolve("flux1/fast/clipscore", overrides=["explore.precision=fp8"]).config
+    phases = seconds_of_prompt(config, "flux")
+    assert phases["explore"] == pytest.approx(10.02 / 4, abs=0.01)
+    assert phases["regenerate"] == pytest.approx(6.92 / 6, abs=0.01)
+    # 4 of 24 samples at all four levels, without the reference's pass.
+    assert phases["train"] == pytest.approx(12.37 / 6 * (1 - 332.3 / 1445.4), abs=0.01)
+    assert seconds_of_iteration(config, "flux") == pytest.approx(12 * sum(phases.values()))
+
+
+def test_a_ratio_is_of_gpu_time_at_the_baselines_target() -> None:
+    quick = row("fast", [[0, 0.0, 0.0], [5, 1.0, 0.2], [10, 1.2, 0.4]], 4.0)
+    assert ratio(quick, BASE, 0.5) == pytest.approx(5 * 20 / (2.5 * 4))
+    assert judge_at_target(quick, BASE) == pytest.approx(0.9 * 0.2 - 0.9 * 0.5)
+    never = row("fast", [[0, 0.0, 0.0], [10, 0.6, 0.1]], 4.0)
+    assert ratio(never, BASE, 0.9) == pytest.approx(9 * 20 / (15 * 4))
+    assert judge_at_target(never, BASE) is None
+    assert math.isfinite(ratio(never, BASE, 0.7))
+
+
+def test_the_page_has_each_world_and_the_pooled_ratio() -> None:
+    quick = row("fast", [[0, 0.0, 0.0], [5, 1.0, 0.2], [10, 0.8, 0.4]], 4.0)
+    text = page({"rows": [BASE, quick]})
+    assert "| fast | 9.00 | 10.00 |" not in text
+    assert "### w" in text
+    assert "All worlds, by shape and share" in text
+    assert "| fast | 0.3 | 10.00 | 10.00 | 10.00 | +0.00 [no limit] | 0.80 |" in text
+
+
+def test_every_arm_of_a_stage_resolves_with_seeds_of_its_own() -> None:
+    for stage in STAGES.values():
+        for world in stage.worlds:
+            runs = [experiment(stage, world, arm, seed) for arm in stage.arms for seed in stage.seeds]
+            assert len({run.name for run in runs}) == len(runs)
+            for run in runs:
+                assert run.config.guidance == world.guidance
+                assert run.config.optimizer.cosine_iterations == run.config.iterations
