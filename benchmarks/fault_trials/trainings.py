@@ -106,7 +106,7 @@ class Run:
         lines = [one for one in read_metrics(self.folder / "metrics.jsonl") if one["event"] != "push"]
         if self.kind is SHARED:  # ranks evaluate held-out images in other batches, which changes the last digits
             lines = [one for one in lines if one["event"] == "iteration"]
-        timed = ("time", "seconds", "scoring")
+        timed = ("time", "elapsed", "seconds", "scoring")
         return {
             "weights or optimiser": load_file(last / "state.safetensors"),
             "adapters": {path.name: path.read_bytes() for path in last.glob("adapter*")},

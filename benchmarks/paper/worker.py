@@ -134,7 +134,8 @@ def _metrics(path: Path) -> dict[str, Any]:
         "curve": [(line["version"], line["rewards"]) for line in of("evaluation")],
         "iterations": [{key: line[key] for key in KEPT_FIGURES if key in line} for line in of("iteration")],
         "fidelity": [
-            {key: value for key, value in line.items() if key not in ("event", "time")} for line in of("fidelity")
+            {key: value for key, value in line.items() if key not in ("event", "time", "elapsed")}
+            for line in of("fidelity")
         ],
     }
 

@@ -46,7 +46,7 @@ RUNS = {
 }
 REWARD = "clipscore"
 PROMPTS = ("a red circle", "a blue square above a green triangle")
-CLOCKED = ("time", "seconds", "scoring")
+CLOCKED = ("time", "elapsed", "seconds", "scoring")
 """Fields of metrics.jsonl that differ from run to run."""
 
 

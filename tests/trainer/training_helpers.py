@@ -134,7 +134,10 @@ def events(folder: Path, event: str) -> list[dict[str, Any]]:
 def unclocked(folder: Path) -> list[dict[str, Any]]:
     """Lines of a run's metrics, without clocks."""
     lines = read_metrics(folder / "metrics.jsonl")
-    return [{key: value for key, value in line.items() if key not in ("time", "seconds", "scoring")} for line in lines]
+    return [
+        {key: value for key, value in line.items() if key not in ("time", "elapsed", "seconds", "scoring")}
+        for line in lines
+    ]
 
 
 def iterations(folder: Path) -> list[dict[str, Any]]:

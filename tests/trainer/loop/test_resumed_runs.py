@@ -54,6 +54,21 @@ def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(whole: Run, half
     for phase in ("explore", "wait", "regenerate", "train"):
         lines = [m["seconds"][phase] for m in resumed.metrics if m["event"] == "iteration"]
         assert resumed.result.seconds[phase] == pytest.approx(sum(lines))
+    (until,) = {m["elapsed"]["total"] for m in half.metrics if m["version"] == 1 and m["event"] == "push"}
+    assert resumed.result.seconds["total"] > until, "both processes"
+
+
+def test_a_finished_runs_totals_grow_when_it_is_resumed(resumed: Run, folder: Path) -> None:
+    output = folder / "again"
+    shutil.copytree(resumed.config.output, output)
+    before = resumed.result.seconds
+    lines = [line["elapsed"] for line in resumed.metrics]
+    assert [line["total"] for line in lines] == sorted(line["total"] for line in lines)
+    assert lines[-1]["evaluate"] == pytest.approx(before["evaluate"])
+    after = train(resumed.config.model_copy(update={"output": output}), Watcher(), resume=True).seconds
+    assert after["total"] > lines[-1]["total"]
+    assert after["evaluate"] > before["evaluate"]
+    assert {name: after[name] for name in ("train", "push")} == {name: before[name] for name in ("train", "push")}
 
 
 def test_an_interrupted_evaluation_is_made_up_for_once(half: Run, service: Service, folder: Path) -> None:

@@ -61,7 +61,7 @@ def evaluate_average(
             encode=session.models.encoders.encode,
             progress=log.progress,
         )
-        _log_evaluation(session, log, version, found, base or found)
+    _log_evaluation(session, log, version, found, base or found)
     return found
 
 

@@ -39,11 +39,12 @@ class MetricsFile:
         return [line for line in lines if event in (None, line["event"])]
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by phase, over all iterations."""
+        """Seconds by phase, over all iterations, and of measurements and in total until the newest line."""
         total: dict[str, float] = {}
-        for line in [*self.lines("iteration"), *self.lines("push")]:
-            for phase, seconds in line["seconds"].items():
+        for line in self.lines():
+            for phase, seconds in line.get("seconds", {}).items():
                 total[phase] = total.get(phase, 0.0) + seconds
+            total |= line.get("elapsed", {})
         return total
 
 

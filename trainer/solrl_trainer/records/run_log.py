@@ -15,7 +15,7 @@ from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.collapse import CollapseAlarm
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.figures import TRAINED_SUM, trained_sum
-from solrl_trainer.records.metrics_file import MetricsFile, own_time
+from solrl_trainer.records.metrics_file import MetricsFile
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
 from solrl_trainer.records.status_reports import StatusReporter
@@ -202,9 +202,8 @@ class RunLog:
 
     def seconds(self) -> dict[str, float]:
         """Seconds by phase and in "total", including those before the run was resumed."""
-        names = {**self._earlier, **self._run}
-        by_phase = {name: self._run.get(name, 0.0) + self._earlier.get(name, 0.0) for name in names}
-        return by_phase | {"total": time.perf_counter() - self._started + sum(own_time(self._earlier).values())}
+        here = {**self._run, "total": time.perf_counter() - self._started}
+        return {name: here.get(name, 0.0) + self._earlier.get(name, 0.0) for name in {**self._earlier, **here}}
 
     def _show(self, iteration: int, name: str) -> None:
         if self._reporter is not None:
@@ -212,7 +211,9 @@ class RunLog:
 
     def _log(self, event: str, **values: Any) -> None:
         if self._metrics is not None:
-            line = self._metrics.log(event, **values)
+            seconds = self.seconds()
+            elapsed = {name: seconds.get(name, 0.0) for name in ("evaluate", "total")}
+            line = self._metrics.log(event, **values, elapsed=elapsed)
             if self._trackers is not None:
                 self._trackers.line(line)
 

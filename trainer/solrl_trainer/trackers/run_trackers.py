@@ -29,7 +29,7 @@ SHOWN_PROMPTS = 16
 _COLUMNS = 4
 _SIDE = 256
 """Larger images are scaled down to this side in pixels."""
-_NOT_FIGURES = ("event", "time", "version")
+_NOT_FIGURES = ("event", "time", "version", "elapsed")
 _FAILURES = (Exception, SystemExit)
 """A tracker's failures. Some end the program where they find no account."""
 
