@@ -118,7 +118,7 @@ def test_rewards_that_do_not_fit_are_omitted_or_refused(finished: Path, tmp_path
         "held-out images are not scored with verifier",
         "held-out images are not scored with verifier_graded",
     ]
-    with pytest.raises(ValueError, match=r"reward 'verifier' cannot be used with the test prompts.*'include'"):
+    with pytest.raises(ValueError, match=r"reward 'verifier' cannot be used with the test prompts.*metadata.include"):
         evaluate_run(folder, rewards=["verifier"])
 
 

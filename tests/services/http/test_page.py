@@ -170,6 +170,20 @@ def test_the_page_shows_the_tenants_runs(browser: Browser, enter: Callable[..., 
         assert any("Content Security Policy" in fault for fault in page.faults())
 
 
+@pytest.mark.parametrize(("places", "ends"), [([0], [0, 1]), ([7], [7, 8]), ([0, 8], [0, 8])])
+def test_an_axis_ends_where_its_values_do(
+    browser: Browser, guarded: RunningService, places: list[int], ends: list[int]
+) -> None:
+    with browser.page() as page:
+        page.open(guarded.url)
+        page.see(
+            "document.body.append(window.box = el('div', {className: 'chart axes'})); draw(box, {axes: true, label: '', "
+            f"xs: {places}, lines: [{{name: 'mean', values: {places}.map(() => 0.5)}}]}})"
+        )
+        page.wait("box.chart")
+        assert page.see("[box.chart.scales.x.min, box.chart.scales.x.max]") == ends
+
+
 def test_the_page_follows_new_reports_and_progress_within_an_iteration(
     browser: Browser, enter: Callable[..., None], guarded: RunningService
 ) -> None:

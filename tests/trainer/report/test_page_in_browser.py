@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from browser import FLAGS
 from PIL import Image
-from run_folders import LONG_REWARD, PROMPTS, SUM, finished_run, run_of_sum
+from run_folders import LONG_REWARD, PROMPTS, RESULT, SUM, finished_run, run_of_sum
+from safetensors.torch import load_file, save_file
 from solrl_trainer.report.page import write_report
 
 LIGHT, DARK = 1, 0
@@ -66,6 +67,11 @@ PROBE = """<!doctype html><iframe width="{width}" height="900" srcdoc="{page}"><
 <script>
 document.querySelector("iframe").onload = event => {{
   const page = event.target.contentDocument, seen = [...page.images];
+  const words = [...page.querySelectorAll(".under")].map(box => {{
+    const range = page.createRange();
+    range.selectNodeContents(box);
+    return range.getBoundingClientRect();
+  }}).filter(box => box.width);
   document.getElementById("out").textContent = JSON.stringify({{
     width: page.documentElement.clientWidth,
     reach: page.documentElement.scrollWidth,
@@ -78,6 +84,9 @@ document.querySelector("iframe").onload = event => {{
     smallest: Math.min(...[...page.querySelectorAll(".chart text")].map(
       label => label.getBoundingClientRect().height).filter(height => height)),
     text: page.body.innerText,
+    spilled: [...page.querySelectorAll(".card, .under")].filter(box => box.scrollWidth > box.clientWidth).length,
+    touching: words.filter(a => words.some(b => a !== b && a.top < b.bottom && b.top < a.bottom &&
+      b.left >= a.left && b.left - a.right < 4)).length,
   }});
 }};
 </script>"""
@@ -86,10 +95,12 @@ document.querySelector("iframe").onload = event => {{
 def seen_in(browse, report, tmp_path, width):
     probe = tmp_path / "probe.html"
     probe.write_text(PROBE.format(width=width, page=html.escape(report.read_text())))
-    dom = browse(probe, "--dump-dom", "--virtual-time-budget=5000", "--window-size=1400,1000")
+    dom = browse(probe, "--dump-dom", "--virtual-time-budget=5000", "--window-size=1500,1000")
     seen = json.loads(html.unescape(re.search(r'<pre id="out">(.*?)</pre>', dom, re.S).group(1)))
     assert seen["reach"] <= seen["width"] == width, "the page scrolls sideways"
     assert seen["cut"] == 0, "a table is cut"
+    assert seen["spilled"] == 0, "a text leaves its box"
+    assert seen["touching"] == 0, "texts of neighbours touch"
     return seen
 
 
@@ -104,6 +115,23 @@ def test_the_page_fits_and_shows_everything(browse, report, tmp_path, width):
     assert seen["smallest"] >= 11
     for part in ("48.2 %", "67.3 %", "Before and after", "<script>alert", "Adapter lineage", "learning_rate"):
         assert part in seen["text"]
+
+
+@pytest.mark.parametrize("width", [1440, 1100, 700])
+def test_long_values_stay_in_their_boxes(browse, tmp_path, width):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    finished_run(folder)
+    undecided = {"before": 0.482, "after": 0.493, "gain": 0.011, "low": -0.1453, "high": 0.1364}
+    rewards = dict.fromkeys(("clipscore", "verifier", "verifier_graded", "judge"), undecided)
+    (folder / "result.json").write_text(json.dumps(RESULT | {"rewards": rewards}))
+    texts = json.loads((folder / "gallery.json").read_text())
+    texts["pairs"] = [texts["pairs"][i // 3] | {"proxy": -12.3126, "true": -21.3068} for i in range(6)]
+    (folder / "gallery.json").write_text(json.dumps(texts))
+    images = load_file(folder / "gallery.safetensors")
+    shown = {name: images[name].repeat_interleave(3, 0) for name in ("explored", "regenerated")}
+    save_file(images | shown, folder / "gallery.safetensors")
+    assert "undecided" in seen_in(browse, write_report(folder), tmp_path, width)["text"]
 
 
 @pytest.mark.parametrize("width", [1100, 390, 360])

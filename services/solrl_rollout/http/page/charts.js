@@ -56,6 +56,8 @@ function draw(box, { label, xs, lines, range, axes, zero, ends = ["worst", "best
   const edges = range ? [1, 0].map((end) => ({ name: ends[end], values: range[end], edge: true })) : [];
   const all = [...edges, ...lines].map((line) => ({ ...line, xs: line.xs || xs }));
   if (!all.some((line) => line.values.some((value) => value !== null))) return;
+  // Not what uPlot says of them: it tells of a single place that it reaches to 100.
+  const places = all.flatMap((line) => line.xs), first = Math.min(...places), last = Math.max(...places);
   box.setAttribute("role", "img");
   box.setAttribute("aria-label", [label, ...lines.map((line) => line.name)].filter(Boolean).join(", "));
   const ink = (name) => () => colour(box, name);
@@ -65,7 +67,7 @@ function draw(box, { label, xs, lines, range, axes, zero, ends = ["worst", "best
     padding: axes ? [8, 14, 0, 0] : [2, 2, 2, 2],
     legend: { show: false },
     cursor: { show: Boolean(axes), y: false, drag: { x: false } },
-    scales: { x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: { range: around(zero) } },
+    scales: { x: { time: false, range: () => [first, Math.max(last, first + 1)] }, y: { range: around(zero) } },
     axes: [
       { ...axis, size: 30, space: 60, incrs: WHOLE, grid: { show: false }, values: (_, places) => places.map(mark) },
       { ...axis, size: wide, space: 30, values: decimals, grid: { stroke: ink("grid"), width: 1 } },
