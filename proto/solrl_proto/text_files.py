@@ -1,7 +1,9 @@
 """Text files, read alike on every machine: UTF-8 whatever the locale, with lines that end at \\n or \\r\\n alone."""
 
 import json
+import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources.abc import Traversable
@@ -11,6 +13,13 @@ from typing import Any
 LARGEST = 512 * 2**20
 """Bytes of a text file; those of millions of prompts are smaller."""
 _USUAL = 2**20
+
+
+def start_in_utf8() -> None:
+    """Start this program again in Python's UTF-8 mode, if the locale has only ASCII for arguments, names and output."""
+    if sys.getfilesystemencoding() == "ascii" and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 class TextFileError(ValueError):

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsError
 from solrl_proto.printable import error_text, print_error
 from solrl_proto.problems import ProblemError
+from solrl_proto.text_files import start_in_utf8
 
 SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 CommandT = TypeVar("CommandT")
@@ -27,6 +28,7 @@ def run_program(program: str, parse: Callable[[list[str]], CommandT], run: Calla
     # Set before torch is imported. Otherwise OpenMP's threads spin after each operation, and on a small machine
     # service and trainer compete for cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    start_in_utf8()
     words = sys.argv[1:]
     if words == ["--version"]:
         print(f"{program} {version('solrl')}")

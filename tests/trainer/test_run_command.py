@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -167,6 +168,21 @@ def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert resolve(PRESET, overrides=[f"model={model}"]).config.model == model.replace("~", str(tmp_path))
     served = RolloutSettings(model=("a=~/m",), token_file=Path("~/tokens"))
     assert (served.models[0].location, served.token_file) == (str(tmp_path / "m"), tmp_path / "tokens")
+
+
+def test_a_folder_has_its_name_in_a_locale_of_ascii(tmp_path: Path) -> None:
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    prompts_in(tmp_path / "é")
+    words = [*sets("prompts=é", "explore.prompts=2", "evaluate.rewards=[]"), "--output", "é/run"]
+    done = subprocess.run(
+        [sys.executable, "-m", "solrl_trainer", "run", "--preset", PRESET, "--dry-run", *words],
+        env=os.environ | locale,
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=600,
+    )
+    assert not done.returncode, done.stderr
+    assert "\noutput: é/run  # command line\n" in done.stdout.decode()
 
 
 def test_a_folder_is_not_shown_as_the_registered_set_of_its_name() -> None:

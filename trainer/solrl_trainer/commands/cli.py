@@ -49,7 +49,9 @@ def main() -> None:
         print(f"solrl-train {version('solrl')}")
         return
     from solrl_proto.printable import PrintableFormatter, error_text, print_error
+    from solrl_proto.text_files import start_in_utf8
 
+    start_in_utf8()
     if logging.lastResort is not None:  # prints warnings and the tracebacks of rewards
         logging.lastResort.setFormatter(PrintableFormatter())
     try:
