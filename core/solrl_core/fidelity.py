@@ -28,7 +28,8 @@ class Fidelity:
         bottom_overlap: the same of the bottom.
         top_rank: mean true rank of the best half that the proxy selects.
         bottom_rank: mean true rank of the worst half that the proxy selects.
-        perfect_top, perfect_bottom: those ranks of a selection by the true rewards, whose ties bring them together.
+        perfect_top: mean true rank of the best half by the true rewards, whose ties raise it.
+        perfect_bottom: mean true rank of the worst half by the true rewards, whose ties lower it.
         best_share: share of a group's candidates that have its best true reward.
     """
 
