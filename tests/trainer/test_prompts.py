@@ -215,4 +215,8 @@ def test_long_prompts_are_named_also_by_a_run(notes: list[str], tmp_path: Path) 
         "evaluate.rewards=clipscore",
     ]
     with open_session(resolve("mini-sana/naive_scaling/clipscore", overrides=settings).config, Communicator()):
-        assert [note for note in notes if note.startswith("1 of 2 training prompts are longer")]
+        said = [note for note in notes if note.startswith("1 of 2 training prompts are longer")]
+        assert [note.partition(" than ")[2].partition(" reads")[0] for note in said] == [
+            "mini-sana",
+            "reward 'clipscore'",
+        ]

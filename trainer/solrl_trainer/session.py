@@ -17,7 +17,7 @@ from solrl_trainer.rollouts.device_source import DeviceSource, open_device_sourc
 from solrl_trainer.rollouts.models import Models
 from solrl_trainer.service.service_source import ServiceSource, open_service_source
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.long_prompts import warn_of_long_prompts
+from solrl_trainer.settings.long_prompts import warn_of_long_prompts, warn_of_unread_prompts
 from solrl_trainer.settings.prompts import PromptSet, prompts_of_run
 
 logger = logging.getLogger(__name__)
@@ -128,6 +128,7 @@ def open_session(config: RunConfig, world: Communicator, on_wait: OnWait = ignor
         session = connect(config, source, train, test)
         read = {"training": train.all, "held-out": session.test_prompts}
         warn_of_long_prompts(session.models.backbone, read)
+        warn_of_unread_prompts(source.device.image_scorer.rewards, read)
         yield session
 
 

@@ -47,6 +47,14 @@ class ClipReward(BatchedReward):
         self._text_features = lru_cache(maxsize=CACHED_TEXTS)(self._encode)
         self.digest = combined_digest(module_digest(model), tokenizer_digest(tokenizer), preprocessing)
 
+    def unread_tokens(self, text: str) -> int:
+        """Number of a text's tokens that do not count: beyond the model's positions, or after an end of text in it."""
+        tokens = self._tokenizer(self._clean(text), verbose=False).input_ids
+        last, positions = len(tokens) - 1, self._model.config.text_config.max_position_embeddings
+        end = tokens.index(self._tokenizer.eos_token_id)
+        # Features are read at the first end of text, or at the one that replaces the last token of a truncated text.
+        return last - end - 1 if end < min(last, positions) else max(0, last - positions + 1)
+
     def _scores(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
         texts = torch.stack([self._text_features(text) for text in prompts])
         return self._score(F.cosine_similarity(self._image_features(images), texts))

@@ -98,6 +98,10 @@ class ImageReward(BatchedReward):
             module_digest(network), tokenizer_digest(self._tokenizer), f"{self._length} tokens; bicubic, centre"
         )
 
+    def unread_tokens(self, text: str) -> int:
+        """Number of a text's tokens beyond those that the model reads."""
+        return max(0, len(self._tokenizer(text, verbose=False).input_ids) - self._length)
+
     def _scores(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
         pixels = self._normalize(pil_squares(as_pil(images), self._side))
         tokens = self._tokenizer(

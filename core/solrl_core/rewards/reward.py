@@ -40,7 +40,8 @@ other gets frames, see `FrameRule`.
 A reward may have a `digest` attribute ("sha256:…") over its weights. Without it, the digest is over its source and what
 that uses of its own module. A reward that demands something of a prompt's text or metadata says so with
 `checks_prompts`. One that asks a paid service may count in an attribute `costs`, numbers by kind that only grow. One
-that waits for another service states in an attribute `max_latency_s` how many seconds a call may take.
+that waits for another service states in an attribute `max_latency_s` how many seconds a call may take. One that reads
+only a prompt's beginning says by a method `unread_tokens(text)` how many tokens of a text it does not read.
 """
 
 
@@ -348,6 +349,11 @@ class RewardSet:
     def takes_clips(self, name: str) -> bool:
         """Whether a reward gets clips whole."""
         return bool(getattr(self._rewards[name], TAKES_CLIPS, False))
+
+    def unread_tokens(self, name: str, texts: Sequence[str]) -> list[int]:
+        """Number of tokens of each text that a reward does not read; 0 if it does not say."""
+        count = getattr(self._rewards[name], "unread_tokens", None)
+        return [0] * len(texts) if count is None else [count(text) for text in texts]
 
     def server(self, name: str) -> str | None:
         """Host and port of the server that computes a reward, without user or path; None if this process does."""

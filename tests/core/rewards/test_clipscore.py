@@ -199,3 +199,21 @@ def test_missing_files_and_another_clip_are_refused(tmp_path: Path, monkeypatch:
         Aesthetic(AESTHETIC["model"])
     with pytest.raises(ValueError, match="a head for 20 features"):
         Aesthetic(CLIP, AESTHETIC["checkpoint"])
+
+
+@pytest.mark.parametrize(
+    ("text", "unread", "same_as"),
+    [
+        ("a red circle", 0, "a red circle"),
+        ("a red circle " * 9, 5, "a red circle " * 7 + "a"),
+        ("a red <|endoftext|> circle left of a cross", 5, "a red"),
+        ("a red circle " * 7 + "a <|endoftext|> red", 1, "a red circle " * 7 + "a"),
+    ],
+)
+def test_the_end_of_a_prompt_that_is_not_read_is_counted(
+    clipscore: ClipScore, text: str, unread: int, same_as: str
+) -> None:
+    assert clipscore.unread_tokens(text) == unread
+    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    scores = [clipscore(images, [one] * 2, [{}] * 2) for one in (text, same_as)]
+    assert torch.equal(*scores)

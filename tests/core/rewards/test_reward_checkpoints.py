@@ -192,3 +192,13 @@ def test_a_checkpoint_of_true_sizes_needs_no_option(tmp_path: Path) -> None:
     deeper = HpsV2(**{**HPSV2, "checkpoint": str(tmp_path / "deeper.pt")})
     assert deeper._model.config.vision_config.num_hidden_layers == 3
     assert json.loads(deeper._model.config.to_json_string())["vision_config"]["image_size"] == 48
+
+
+def test_the_end_of_a_prompt_that_imagereward_does_not_read_is_counted() -> None:
+    reward = ImageReward(**IMAGEREWARD)
+    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    for text, unread in (("b", False), ("b" * 34, True)):
+        longer = reward.unread_tokens(text + "a")
+        assert (reward.unread_tokens(text), longer > 0) == (int(unread), unread)
+        scores = [reward(images, [text + end] * 2, [{}] * 2) for end in "ac"]
+        assert torch.equal(*scores) == unread

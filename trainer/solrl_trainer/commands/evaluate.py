@@ -31,7 +31,7 @@ from solrl_trainer.records.time_left import OnProgress
 from solrl_trainer.records.waits import Waits
 from solrl_trainer.report.grid import write_grid
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.long_prompts import warn_of_long_prompts
+from solrl_trainer.settings.long_prompts import warn_of_long_prompts, warn_of_unread_prompts
 from solrl_trainer.settings.preflight import require_judges, usable_judges
 from solrl_trainer.settings.presets import ConfigError, parse_override, refused
 from solrl_trainer.settings.prompt_rewards import scored_prompts, weights_of_all
@@ -111,6 +111,7 @@ def evaluate_run(
     options = {name: value for name, value in options.items() if name in names or name in chosen}
     connect = partial(connect_reward, patience=config.patience, on_wait=Waits())
     judges = RewardSet.load(names, backbone, options, connect=connect)
+    warn_of_unread_prompts(judges, {"held-out": held_out})
     generator = Generator(backbone, "bf16")
     plan = Plan(steps=settings.steps, solver=config.solver, guidance=config.guidance)
     sampler = Sampler(generator, lambda: plan, batch=AdaptiveBatchSize(config.batch, on_exhausted=logger.warning))
