@@ -39,7 +39,7 @@ def _legible(get: Callable[[], Any]) -> Any:
 
 
 def _torch_draws() -> tuple[bytes, ...]:
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return tuple(state.numpy().tobytes() for state in (torch.get_rng_state(), *devices))
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,8 @@ def gallery_grid(folder: Path) -> Path:
 
 def _gallery(result: Result) -> Gallery:
     before, after, shown = result.before, result.after, result.pairs
-    pairs = (shown.pairs, shown.explored, shown.regenerated) if shown else ()
     marks = verdicts(before, after)
-    return Gallery(result.prompts, before.images, after.images, marks, *pairs, seeds=result.seeds)
+    gallery = Gallery(result.prompts, before.images, after.images, marks, seeds=result.seeds)
+    if shown is None:
+        return gallery
+    return replace(gallery, pairs=shown.pairs, explored=shown.explored, regenerated=shown.regenerated)

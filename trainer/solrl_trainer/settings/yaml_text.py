@@ -127,12 +127,13 @@ class _Reader:
 
     def _name(self, key: Any, prefix: str) -> str:
         """The dotted name of a key, which is a text whatever it looks like."""
+        mark = key.start_mark
         if not isinstance(key, yaml.ScalarEvent) or key.tag is not None:
-            raise _at(key.start_mark, "expected a name here")
+            raise _at(mark, "expected a name here")
         name = f"{prefix}{key.value}"
         if name in self.lines:
-            raise _at(key.start_mark, f"{name} is there already, in line {self.lines[name]}; expected it once")
-        self.lines[name] = key.start_mark.line + 1
+            raise _at(mark, f"{name} is there already, in line {self.lines[name]}; expected it once")
+        self.lines[name] = mark.line + 1
         return name
 
 
