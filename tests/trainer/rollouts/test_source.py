@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from solrl_client.retries import Wait
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutRequest
+from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.service.balance import Balance
 from solrl_trainer.service.run_client import RunClient
-from solrl_trainer.service.service_source import ServiceSource
+from solrl_trainer.service.service_source import ServiceSource, open_service_source
 from solrl_trainer.settings.presets import resolve
+from support.ports import free_port
 from training_helpers import tiny_config
 
 PROMPTS = [PromptItem(id="p", text="a red circle")]
@@ -76,6 +79,30 @@ def test_a_run_that_waits_for_its_service_says_so(caplog: pytest.LogCaptureFixtu
     for version in range(1, 7):
         source.push(version, b"")
     assert [record.message.partition(" of ")[0] for record in caplog.records] == ["this run waited 50 %"]
+
+
+@pytest.mark.parametrize(("patience", "least"), [(0.0, None), (5.0, 0.0), (600.0, 500.0)])
+def test_a_trainer_that_is_loading_waits_for_its_service_as_long_as_patience_says(
+    patience: float, least: float | None
+) -> None:
+    config = tiny_config(f"rollout_url=http://127.0.0.1:{free_port()}", f"patience={patience}")
+    left: list[float] = []
+
+    def note(server: str, wait: Wait | None) -> None:
+        assert wait is not None
+        left.append(wait.left)
+        raise ArithmeticError
+
+    train: Any = None
+    with (
+        pytest.raises(ProblemError if least is None else ArithmeticError),
+        open_service_source(config, train, Communicator(), note),
+    ):
+        pass
+    if least is None:
+        assert left == []
+    else:
+        assert least < left[0] <= patience
 
 
 def test_a_request_that_a_service_would_refuse_is_a_problem_before_it_is_sent() -> None:

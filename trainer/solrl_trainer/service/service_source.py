@@ -36,7 +36,6 @@ from solrl_trainer.service.regenerator import ServiceRegenerator
 from solrl_trainer.service.requirements import check_hosted, check_size, note_arithmetic, reward_specs
 from solrl_trainer.service.run_client import Requested, RunClient
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.preflight import FIRST_PATIENCE
 from solrl_trainer.settings.prompts import PromptSet
 
 logger = logging.getLogger(__name__)
@@ -61,9 +60,8 @@ def open_service_source(
     # The other ranks ask again until rank 0 has pushed the versions that the service lost.
     awaited = LOST if world.rank else ()
     with RolloutClient(config.service_url, patience=config.patience, awaited=awaited, on_wait=on_wait) as client:
-        first = client.with_patience(FIRST_PATIENCE)
-        check_noise_contract(first.models().noise)  # of each rank, whose machine may have other libraries
-        served = first.model(config.model_name)
+        check_noise_contract(client.models().noise)  # of each rank, whose machine may have other libraries
+        served = client.model(config.model_name)
         loaded = load(config, world, on_wait)
         digests = loaded.digests
         check_size(served, loaded.backbone)

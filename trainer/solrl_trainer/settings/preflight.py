@@ -60,7 +60,7 @@ def check_run(config: RunConfig, *, resume: bool, dry: bool = False) -> RunConfi
     _check_here(config, resume=resume)
     if config.uses_service:
         try:
-            patience = 0 if dry else FIRST_PATIENCE
+            patience = 0 if dry else min(FIRST_PATIENCE, config.patience)
             with RolloutClient(config.service_url, patience=patience, on_wait=Waits()) as client:
                 _check_service(client, config, resume=resume)
         except ProblemError as error:
