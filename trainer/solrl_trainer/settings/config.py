@@ -193,7 +193,8 @@ class EvaluateSettings(Section):
     """Spearman of rank fidelity below which a note says what to do. The default is just below the miniatures' lowest
     with Euler, 0.78; the paper has 0.90 to 0.94 for its large models."""
     fidelity_floor: Annotated[float, Field(ge=0, le=1)] = 0.3
-    """Spearman of rank fidelity below which the run stops, unless chance or a saturated reward explains it; 0: never."""
+    """Spearman of rank fidelity below which the run stops, unless chance or a saturated reward explains it; 0: it
+    never does."""
 
 
 OF_A_MACHINE = (
