@@ -18,6 +18,7 @@ from solrl_trainer.records.figures import TRAINED_SUM, trained_sum
 from solrl_trainer.records.metrics_file import MetricsFile
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
+from solrl_trainer.records.slow_rewards import SlowRewardAlarm
 from solrl_trainer.records.status_reports import StatusReporter
 from solrl_trainer.rollouts.exploration import Exploration, IterationSamples
 from solrl_trainer.rollouts.groups import CandidateGroup
@@ -53,6 +54,7 @@ class RunLog:
         self._reporter = reporter
         self._status = status
         self._collapse = CollapseAlarm(steps)
+        self._slow_reward = SlowRewardAlarm()
         self._started = time.perf_counter()
         self._iteration: dict[str, float] = {}
         self._run: dict[str, float] = {}
@@ -141,6 +143,7 @@ class RunLog:
         self._log("iteration", **line)
         if self._metrics is not None:
             self._collapse.iteration(line)
+            self._slow_reward.iteration(record)
 
     def iteration_finished(self, record: IterationRecord) -> None:
         """An iteration is pushed."""
