@@ -91,7 +91,7 @@ class Bench:
         prompts = [PromptItem(id=str(number), text=f"{number + 2} red circles") for number in range(64)]
         train = PromptSet((prompts,))
         session = connect(
-            config, DeviceSource(config, Loaded(self.backbone, self.rewards), models, train), train, prompts
+            config, DeviceSource(config, Loaded(self.backbone, self.rewards), models, train), train, train
         )
         session.start({0: encode_adapter(models.policy.behaviour())}, ())
         return session

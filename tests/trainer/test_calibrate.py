@@ -34,7 +34,7 @@ from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.exploration import exploration_plan
 from solrl_trainer.rollouts.loading import check_bindings
 from solrl_trainer.settings.presets import ConfigError, resolve
-from solrl_trainer.settings.prompts import find_prompts, read_prompts
+from solrl_trainer.settings.prompts import prompts_of_run
 from training_helpers import prompts_in
 
 ROOT = Path(__file__).parents[2]
@@ -197,7 +197,7 @@ def test_it_measures_on_unfitted_prompts_of_which_few_are_enough_if_none_are_fit
     scores = GroupSampler.scores
     monkeypatch.setattr(GroupSampler, "scores", lambda own, p, s: (scored.append(p[0].text), scores(own, p, s))[1])
     calibrate(config, tmp_path, prompts=1, requirement=Requirement(0), limits=ONE_PLAN)
-    assert set(scored) == {"a green triangle"}
+    assert set(scored) == {prompts_of_run(config.prompt_sources, "train").by_digest[2].text}
     assert "the intervals are over 1 prompt and may be too narrow; use at least 8" in notes
     limits = PlanSet(steps=(), schedules=SCHEDULES[:1])
     with pytest.raises(ValueError, match="has 3 training prompts; expected at least 4: 2 to fit on and 2 others"):
@@ -210,7 +210,7 @@ def test_it_measures_on_unfitted_prompts_of_which_few_are_enough_if_none_are_fit
 
 def test_prompts_for_fitting_are_needed_only_if_something_is_fitted() -> None:
     config = small()
-    train = read_prompts(find_prompts(config.prompts), "train")
+    train = prompts_of_run(config.prompt_sources, "train").by_digest
     count = len(train) - 10
     assert measured_prompts(config, count, fits=False) == train[10:]
     with pytest.raises(ValueError, match=r"has 1024 training prompts; expected at least 1038: 24 to fit on"):

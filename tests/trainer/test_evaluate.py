@@ -46,7 +46,8 @@ def test_it_reproduces_the_runs_figures_and_the_trained_sum_has_its_row(finished
     assert shown == [(0, 2), (1, 2), (1, 2), (2, 2)]
     assert summary["rewards"] == json.loads((finished / "result.json").read_text())["rewards"]
     assert (summary["version"], summary["prompts"], summary["seeds"]) == (1, 3, 2)
-    assert [note.split()[0] for note in notes] == ["loading", "base:", "version"]
+    assert [note.split()[0] for note in notes] == ["held-out", "loading", "base:", "version"]
+    assert "3 of 128 by digest; tag: counting 1 of 32, " in notes[0]
     assert json.loads((finished / "evaluation" / "evaluation.json").read_text()) == summary
     # The trained sum has its row.
     result = json.loads((finished / "result.json").read_text())

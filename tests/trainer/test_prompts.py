@@ -180,6 +180,30 @@ def test_every_iteration_and_the_first_held_out_prompts_have_each_sources_share(
     assert found.of_iteration(10, 43, 0) != found.of_iteration(10, 42, 0)
 
 
+def test_a_sample_stands_for_a_file_that_is_sorted_by_tag(tmp_path: Path) -> None:
+    sizes = {"color": 60, "counting": 30, "position": 24, "two_object": 6}
+    rows = [{"prompt": f"{tag} {i}", "tag": tag, "include": [i]} for tag, size in sizes.items() for i in range(size)]
+    samples = []
+    for name, order in (("sorted", rows), ("reversed", rows[::-1])):
+        (tmp_path / name).mkdir()
+        written(tmp_path / name, "test.jsonl", "\n".join(map(json.dumps, order)))
+        whole = prompts_of_run({str(tmp_path / name): PromptSource()}, "test")
+        samples.append([item.text for item in whole.sample(20)])
+        assert [item.text for item in whole.sample(120)] == [row["prompt"] for row in order], "all keep their order"
+    assert samples[0] == samples[1]
+    assert Counter(text.split()[0] for text in samples[0]) == {
+        "color": 10,
+        "counting": 5,
+        "position": 4,
+        "two_object": 1,
+    }
+    assert [item.text for item in whole.sample(4)] == samples[0][:4]
+    assert whole.covered(4) == (
+        "4 of 120 by digest; tag: color 2 of 60, counting 1 of 30, position 1 of 24, two_object 0 of 6"
+    )
+    assert whole.covered(999) == ""
+
+
 def test_one_source_draws_as_a_plain_set_and_a_text_in_two_may_have_two_ids(tmp_path: Path) -> None:
     name = str(written(tmp_path, "train.txt", "\n".join(f"prompt {i}" for i in range(23))))
     whole, one = read_prompts(tmp_path, "train"), prompts_of_run({name: PromptSource()}, "train")

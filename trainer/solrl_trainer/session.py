@@ -4,6 +4,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from solrl_client.retries import OnWait, ignore
@@ -18,7 +19,7 @@ from solrl_trainer.rollouts.models import Models
 from solrl_trainer.service.service_source import ServiceSource, open_service_source
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.long_prompts import warn_of_long_prompts, warn_of_unread_prompts
-from solrl_trainer.settings.prompts import PromptSet, prompts_of_run
+from solrl_trainer.settings.prompts import PromptSet, prompts_of_run, say_covered
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class Session:
         config: all settings.
         source: where the samples of an iteration come from.
         updater: takes the optimiser steps.
-        train_prompts, test_prompts: training and held-out prompts.
+        train_prompts, held_out: training and held-out prompts.
         scores: [groups, kept] of the iteration before; None at first.
         adapters: adapter files of the behaviour policy by version: the newest, and older ones needed at the lag.
     """
@@ -47,7 +48,7 @@ class Session:
     source: Source
     updater: Updater
     train_prompts: PromptSet
-    test_prompts: list[PromptItem]
+    held_out: PromptSet
     scores: torch.Tensor | None = None
     adapters: dict[int, bytes] = field(default_factory=dict)
 
@@ -66,10 +67,26 @@ class Session:
         """Ranks that train together."""
         return self.models.world
 
+    @cached_property
+    def test_prompts(self) -> list[PromptItem]:
+        """Held-out prompts that are evaluated."""
+        return self.held_out.sample(self.config.evaluate.prompts)
+
+    @cached_property
+    def fidelity_prompts(self) -> list[PromptItem]:
+        """Held-out prompts for which rank fidelity is measured."""
+        return self.held_out.sample(self.config.evaluate.fidelity_prompts)
+
     @property
     def parts(self) -> Mapping[str, str]:
         """Digests and versions of what the run depends on beside its settings, see `resuming`."""
         return self.device.loaded.parts
+
+    @property
+    def measures_fidelity(self) -> bool:
+        """Whether exploration differs from regeneration and there are prompts to compare them on."""
+        quantised = self.models.explorer is not self.models.generator
+        return (self.config.two_stage or quantised) and bool(self.fidelity_prompts)
 
     @property
     def streams(self) -> bool:
@@ -118,14 +135,16 @@ def open_session(config: RunConfig, world: Communicator, on_wait: OnWait = ignor
     """
     check_ranks(config, world)
     train, held_out = (prompts_of_run(config.prompt_sources, split) for split in ("train", "test"))
-    test = held_out.all
     layout = running_text(config, world.size, pick_device(config.device, world))
     logger.info("loading %s; layout: %s", config.model, layout)
     open_source = open_service_source if config.uses_service else open_device_source
     if len(train.sources) > 1:
         logger.info(f"prompts of an iteration: {sources_text(config, train)}")
     with open_source(config, train, world, on_wait) as source:
-        session = connect(config, source, train, test)
+        session = connect(config, source, train, held_out)
+        say_covered(held_out, config.evaluate.prompts, "evaluated")
+        if session.measures_fidelity:
+            say_covered(held_out, config.evaluate.fidelity_prompts, "of rank fidelity")
         read = {"training": train.all, "held-out": session.test_prompts}
         warn_of_long_prompts(session.models.backbone, read)
         warn_of_unread_prompts(source.device.image_scorer.rewards, read)
@@ -154,7 +173,7 @@ def check_ranks(config: RunConfig, world: Communicator) -> None:
         )
 
 
-def connect(config: RunConfig, source: Source, train: PromptSet, test: list[PromptItem]) -> Session:
+def connect(config: RunConfig, source: Source, train: PromptSet, held_out: PromptSet) -> Session:
     """Make a session of a source. Sessions may share models, one after the other; each has its own optimiser."""
     models, optimizer = source.device.models, config.optimizer
     adamw = torch.optim.AdamW(
@@ -165,4 +184,4 @@ def connect(config: RunConfig, source: Source, train: PromptSet, test: list[Prom
         eps=optimizer.eps,
     )
     updater = Updater(models.backbone, models.policy, adamw, source.device.algorithm, config, models.world)
-    return Session(config, source, updater, train, test[: config.evaluate.prompts])
+    return Session(config, source, updater, train, held_out)

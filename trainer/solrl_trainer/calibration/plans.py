@@ -124,7 +124,7 @@ def name(plan: Plan) -> str:
 
 def recipe_examples(config: RunConfig, generator: Generator) -> Examples:
     """The recipe's trajectories on training prompts; `generator` must be BF16."""
-    prompts = prompts_of_run(config.prompt_sources, "train").all[:FITTED_PROMPTS]
+    prompts = prompts_of_run(config.prompt_sources, "train").by_digest[:FITTED_PROMPTS]
     return make_examples(
         generator,
         [prompt.text for prompt in prompts for _ in range(FITTED_SEEDS)],
@@ -165,7 +165,7 @@ def measured_prompts(config: RunConfig, count: int, *, fits: bool) -> list[Promp
     Raises:
         ValueError: the set has too few.
     """
-    train = prompts_of_run(config.prompt_sources, "train").all
+    train = prompts_of_run(config.prompt_sources, "train").by_digest
     least = count + FITTED_PROMPTS * fits
     if len(train) < least:
         sources = " and ".join(config.prompt_sources)

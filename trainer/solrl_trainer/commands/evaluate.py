@@ -35,7 +35,7 @@ from solrl_trainer.settings.long_prompts import warn_of_long_prompts, warn_of_un
 from solrl_trainer.settings.preflight import require_judges, usable_judges
 from solrl_trainer.settings.presets import ConfigError, parse_override, refused
 from solrl_trainer.settings.prompt_rewards import scored_prompts, weights_of_all
-from solrl_trainer.settings.prompts import prompts_of_run
+from solrl_trainer.settings.prompts import prompts_of_run, say_covered
 from solrl_trainer.settings.token_places import warn_of_reward_tokens
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,8 @@ def evaluate_run(
     given = dict(parse_override(override) for override in overrides)
     config = _changed(saved, given, {"prompts": prompts, "seeds": seeds, "steps": steps})
     settings = config.evaluate
-    held_out = prompts_of_run(config.prompt_sources, "test").all[: settings.prompts]
+    whole = prompts_of_run(config.prompt_sources, "test")
+    held_out = whole.sample(settings.prompts)
     wanted = list(rewards) if rewards else [*config.rewards, *settings.rewards]
     chosen = given.get("reward_options", {})
     options = saved.reward_options | chosen
@@ -103,6 +104,7 @@ def evaluate_run(
     world = processes.world(config.device, config.patience)
     # Rank 0's, because a run that still trains may write a newer one meanwhile.
     found = checkpoints.require(folder / "checkpoints", checkpoint, world)
+    say_covered(whole, settings.prompts, "evaluated")
     logger.info(f"loading {config.model}")
     device = pick_device(config.device, world)
     backbone = load_backbone(config.model, device=device, revision=config.revision, size=config.generate.size)

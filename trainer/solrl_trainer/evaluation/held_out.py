@@ -132,10 +132,9 @@ def measure_fidelity(session: Session, log: RunLog, version: int) -> None:
         FidelityError: it is below `evaluate.fidelity_floor`; on all ranks.
     """
     config, every = session.config, session.config.evaluate.fidelity_every
-    prompts = session.test_prompts[: config.evaluate.fidelity_prompts]
+    prompts = session.fidelity_prompts
     due = version % every == 0 if every else version == 0
-    quantised = session.models.explorer is not session.models.generator
-    if not (config.two_stage or quantised) or not prompts or not due:
+    if not session.measures_fidelity or not due:
         return
     known = log.spearman.get(version)
     if gather_values(known is not None and not below_floor(config, known, len(prompts)), session.world)[0]:

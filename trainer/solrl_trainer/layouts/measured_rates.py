@@ -15,7 +15,7 @@ from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.rollouts.device_source import DeviceSource, open_device_source
 from solrl_trainer.session import Session, connect
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.prompts import prompts_of_run
+from solrl_trainer.settings.prompts import PromptSet, prompts_of_run
 
 _CANDIDATES = 24
 _MORE, _FEWER = 4, 2
@@ -37,7 +37,8 @@ def measure_rates(config: RunConfig) -> MeasuredRates:
     fewer = _small(config, _FEWER, _FEWER)
     with open_device_source(more, train, Communicator(), ignore) as source:
         first, second = (
-            connect(one, DeviceSource(one, source.loaded, source.models, train), train, []) for one in (more, fewer)
+            connect(one, DeviceSource(one, source.loaded, source.models, train), train, PromptSet((), ()))
+            for one in (more, fewer)
         )
         for session in (first, second):
             session.start({0: encode_adapter(source.models.policy.behaviour())}, ())

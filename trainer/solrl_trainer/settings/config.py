@@ -173,7 +173,7 @@ class EvaluateSettings(Section):
     """Settings of evaluation, on held-out prompts with fixed seeds and the averaged weights."""
 
     prompts: Positive = 128
-    """Held-out prompts, the first of the set."""
+    """Held-out prompts; of a larger set, a sample by a digest of their text, with each value of a tag in proportion."""
     seeds: Positive = 4
     """Images per prompt."""
     steps: Steps = 40
@@ -185,7 +185,8 @@ class EvaluateSettings(Section):
     rewards: Names = ()
     """Rewards that are only evaluated."""
     fidelity_prompts: Annotated[int, Field(ge=0)] = 4
-    """Held-out prompts for which scores of exploration and of regeneration are compared over all candidates."""
+    """Held-out prompts, sampled likewise, for which scores of exploration and of regeneration are compared over all
+    candidates."""
     fidelity_every: Annotated[int, Field(ge=0)] = 10
     """Iterations between these measurements of rank fidelity; 0: only before the run. The last version, under which
     nothing is explored, is not measured."""

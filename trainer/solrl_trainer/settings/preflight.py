@@ -203,12 +203,11 @@ def _check_models(config: RunConfig) -> RunConfig:
     """Check that the rewards can score the prompts, and that the model exists."""
     from solrl_core.families.load import locate
 
-    train, test = (prompts_of_run(config.prompt_sources, split).all for split in ("train", "test"))
+    train, test = (prompts_of_run(config.prompt_sources, split) for split in ("train", "test"))
     for name in config.rewards:
-        for split, prompts in (("train", train), ("test", test)):
+        for split, prompts in (("train", train.all), ("test", test.all)):
             require_judges([name], scored_prompts(name, prompts), split, config.reward_options)
-    held_out = test[: config.evaluate.prompts]
-    judges = usable_judges(config.evaluate.rewards, held_out, config.reward_options)
+    judges = usable_judges(config.evaluate.rewards, test.sample(config.evaluate.prompts), config.reward_options)
     locate(config.model)
     left_out = set(config.evaluate.rewards) - set(judges) - config.rewards.keys()
     options: Mapping[str, Any] = {k: v for k, v in config.reward_options.items() if k not in left_out}

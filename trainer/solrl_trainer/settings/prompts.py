@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+import logging
 import random
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,11 +20,17 @@ from solrl_trainer.settings.config import PromptSource
 from solrl_trainer.settings.prompt_rewards import FIELD, check_own_rewards, own_rewards
 from solrl_trainer.settings.prompt_tables import PromptRow, prompts_of, rows_of
 
+logger = logging.getLogger(__name__)
+
 PROMPTS = FolderRegistry(
     "prompts", "solrl.prompts", others=("package.module:attribute", "a folder with train/test files")
 )
 NEGATIVE = ("negative_prompt", "negative_prompts", "neg_prompt")
 """Fields of data sets whose prompts say what an image must not show."""
+FEW = 32
+"""Most values of a metadata field by which prompts are grouped, such as GenEval's `tag`."""
+_SHORT = 40
+"""Most characters of such a value."""
 LONGEST = 4096
 """Characters of a prompt on the wire."""
 Value = TypeVar("Value")
@@ -228,7 +235,36 @@ class PromptSet:
     @property
     def all(self) -> list[PromptItem]:
         """The prompts of all sources. The first ones, of any number, have the sources' shares."""
-        return self._interleaved(self.sources, sum(map(len, self.sources)))
+        return _interleaved(self.sources, self.shares)
+
+    @property
+    def by_digest(self) -> list[PromptItem]:
+        """The prompts of all sources in an order whose first ones, of any number, stand for all.
+
+        They have the sources' shares, and of each source, its `groups_of` have theirs. Within a group, a digest of the
+        text decides: neither the order of the file nor a seed matters.
+        """
+        orders = []
+        for source in self.sources:
+            groups = [sorted(group, key=lambda item: item.id) for _, group in sorted(groups_of(source)[1].items())]
+            orders.append(_interleaved(groups, list(map(len, groups))))
+        return _interleaved(orders, self.shares)
+
+    def sample(self, count: int) -> list[PromptItem]:
+        """The first `count` prompts `by_digest`, or `all` if there are no more."""
+        whole = self.all
+        return whole if count >= len(whole) else self.by_digest[:count]
+
+    def covered(self, count: int) -> str:
+        """What `sample` takes, as in "4 of 553 by digest; tag: color 1 of 94, …"; empty if it takes all."""
+        taken = {item.id for item in self.sample(count)}
+        if len(taken) == (total := len(self.all)):
+            return ""
+        parts = [f"{len(taken):,} of {total:,} by digest"]
+        for name, groups in filter(lambda found: found[0], map(groups_of, self.sources)):
+            shares = (f"{value} {_count(group, taken)} of {len(group):,}" for value, group in sorted(groups.items()))
+            parts.append(f"{name}: {', '.join(shares)}")
+        return "; ".join(parts)
 
     def of_iteration(self, count: int, seed: int, iteration: int) -> list[PromptItem]:
         """Choose the `count` prompts of an iteration: those of `prompts_of_iteration` of each source.
@@ -240,12 +276,12 @@ class PromptSet:
             prompts_of_iteration(prompts, own, seed, iteration) if own else []
             for prompts, own in zip(self.sources, self.counts(count), strict=True)
         ]
-        return self._interleaved(drawn, count)
+        return _interleaved(drawn, self.shares)[:count]
 
     def counts(self, count: int) -> list[int]:
         """Number of each source's prompts among `count` of an iteration, the same in every iteration."""
         numbers = [[source] * count for source in range(len(self.sources))]
-        order = self._interleaved(numbers, count)
+        order = _interleaved(numbers, self.shares)[:count]
         return [order.count(source) for source in range(len(self.sources))]
 
     def further(self, count: int, seed: int, iteration: int, further: int) -> list[list[PromptItem]]:
@@ -262,14 +298,41 @@ class PromptSet:
                     place.append(prompt)
         return places
 
-    def _interleaved(self, parts: Sequence[Sequence[Value]], count: int) -> list[Value]:
-        """The first `count` values in the order of Webster's method, which gives each source its share of them."""
-        places = sorted(
-            ((place + 0.5) / share, source, place)
-            for source, (part, share) in enumerate(zip(parts, self.shares, strict=True))
-            for place in range(len(part))
-        )
-        return [parts[source][place] for _, source, place in places[:count]]
+
+def _interleaved(parts: Sequence[Sequence[Value]], shares: Sequence[float]) -> list[Value]:
+    """The values in the order of Webster's method, which gives each part its share of the first ones, of any number."""
+    places = sorted(
+        ((place + 0.5) / share, part, place)
+        for part, (values, share) in enumerate(zip(parts, shares, strict=True))
+        for place in range(len(values))
+    )
+    return [parts[part][place] for _, part, place in places]
+
+
+def _count(group: Sequence[PromptItem], taken: Collection[str]) -> int:
+    return sum(item.id in taken for item in group)
+
+
+def groups_of(prompts: Sequence[PromptItem]) -> tuple[str, dict[str, list[PromptItem]]]:
+    """Prompts by the metadata field that all have with the most short values, of 2 to FEW; "" and one group without."""
+    best: tuple[str, dict[str, list[PromptItem]]] = ("", {"": list(prompts)})
+    for name in sorted(set.intersection(*(set(item.metadata) for item in prompts)) if prompts else ()):
+        groups: dict[str, list[PromptItem]] = {}
+        for item in prompts:
+            value = item.metadata[name]
+            if not isinstance(value, str | int) or len(str(value)) > _SHORT or len(groups) > FEW:
+                break
+            groups.setdefault(str(value), []).append(item)
+        else:
+            if len(best[1]) < len(groups) <= min(FEW, len(prompts) // 2):
+                best = (name, groups)
+    return best
+
+
+def say_covered(held_out: PromptSet, count: int, which: str) -> None:
+    """Say which part of the held-out prompts a sample covers."""
+    if covered := held_out.covered(count):
+        logger.info(f"held-out prompts {which}: {covered}")
 
 
 def prompts_of_run(sources: Mapping[str, PromptSource], split: str) -> PromptSet:
