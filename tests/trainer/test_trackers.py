@@ -116,10 +116,10 @@ def test_a_tracker_is_told_that_its_run_failed(tmp_path: Path) -> None:
     assert Recorder.told[1:] == [("close", True)]
 
 
-def told_since_last_open() -> tuple[str, list[int]]:
-    """Key of the last opened run, and versions of the figures that it got."""
+def told_since_last_open(kind: str = "figures") -> tuple[str, list[int]]:
+    """Key of the last opened run, and versions of the figures or images that it got."""
     last = max(i for i, what in enumerate(Recorder.told) if what[0] == "open")
-    return Recorder.told[last][1], [what[1] for what in Recorder.told[last:] if what[0] == "figures"]
+    return Recorder.told[last][1], [what[1] for what in Recorder.told[last:] if what[0] == kind]
 
 
 def test_a_resumed_run_is_the_same_run_and_gets_only_what_it_lacks(tmp_path: Path) -> None:
@@ -129,15 +129,20 @@ def test_a_resumed_run_is_the_same_run_and_gets_only_what_it_lacks(tmp_path: Pat
     run_once(tracked(tmp_path, RECORDER), [], version=1, iterations=range(1, 2))
     key, told = told_since_last_open()
     assert told == [0, 1, 1, 2, 2]
+    # Also of when it was not there.
+    assert told_since_last_open("images") == (key, [0, 1, 2])
+    assert ("images", 1, (16, 8), "1. a red circle\n2. two blue squares") in Recorder.told
     run_once(tracked(tmp_path), [], version=2, iterations=range(2, 3))
     run_once(tracked(tmp_path, RECORDER), notes, version=3, iterations=range(3, 4))
     assert told_since_last_open() == (key, [3, 3, 4, 4])
+    assert told_since_last_open("images") == (key, [3, 4])
     assert notes == []
     # It holds versions that come again.
     run_once(tracked(tmp_path, RECORDER), notes, version=3, iterations=range(3, 4))
     other, told = told_since_last_open()
     assert other != key
     assert told == [0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert told_since_last_open("images") == (other, [0, 1, 2, 3, 4])
     (note,) = notes
     assert note.startswith(f"tracker {RECORDER}: a new run there gets all figures")
 

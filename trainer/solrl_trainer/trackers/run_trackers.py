@@ -19,6 +19,7 @@ from solrl_trainer.records.evaluations import small_images
 from solrl_trainer.records.output_files import replace_file
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.trackers.registry import TRACKERS
+from solrl_trainer.trackers.sheets import Sheets
 from solrl_trainer.trackers.tracker import TrackedRun, Tracker
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,10 @@ class Kept(Message):
 
 
 class Trackers:
-    """Trackers of a run; without any, it does nothing. One that fails is logged once and then left out."""
+    """Trackers of a run, and the sample images for those that are opened later.
+
+    One that fails is logged once and then left out.
+    """
 
     def __init__(self, config: RunConfig) -> None:
         """`config` are the run's settings, with the names of the trackers."""
@@ -62,22 +66,26 @@ class Trackers:
         self._kept: dict[str, Kept] = {}
         self._open: dict[str, Tracker] = {}
         self._lines, self._version = 0, -1
+        self._sheets = Sheets(config.output)
 
     def start(self, version: int, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Open the trackers for a run that continues from `version`, and tell each which of the `lines` it lacks."""
+        """Open the trackers for a run that continues from `version`, and tell each which of the `lines` it lacks.
+
+        With the line of an evaluation come the images that were shown then.
+        """
+        self._sheets.rewind(version)
         if not self._config.track:
             return
         kept = read_json(self._path) if self._path.is_file() else {}
         self._kept = {name: Kept(**one) for name, one in kept.items()}
         self._lines, self._version = len(lines), max((_version(line) for line in lines), default=-1)
-        told = [(_version(line), figures(line)) for line in lines]
         for name in self._config.track:
             try:
-                self._open[name] = self._opened(name, version, told)
+                self._open[name] = self._opened(name, version, lines)
             except _FAILURES as error:
                 logger.warning(failed(name, error))
 
-    def _opened(self, name: str, version: int, told: Sequence[tuple[int, dict[str, float]]]) -> Tracker:
+    def _opened(self, name: str, version: int, lines: Sequence[Mapping[str, Any]]) -> Tracker:
         kind, kept = TRACKERS.find(name), self._kept.get(name)
         goes_on = kept is not None and kind.reopens() and kept.is_within(version)
         if kept is not None and not goes_on:
@@ -90,8 +98,10 @@ class Trackers:
             TrackedRun(self._config.run, kept.key, self._config.output, self._config.model_dump(mode="json"))
         )
         self._keep(name, Kept(key=kept.key))
-        for one, found in told[kept.lines :]:
-            tracker.figures(one, found)
+        for line in lines[kept.lines :]:
+            tracker.figures(_version(line), figures(line))
+            if line["event"] == "evaluation" and (shown := self._sheets.of(_version(line))) is not None:
+                tracker.images(_version(line), *shown)
         return tracker
 
     def _keep(self, name: str, kept: Kept) -> None:
@@ -110,10 +120,14 @@ class Trackers:
         self._each(lambda tracker: tracker.figures(version, found))
 
     def samples(self, version: int, prompts: Sequence[str], images: torch.Tensor) -> None:
-        """Images or clips, in [0, 1], of the held-out prompts under a version; the first are shown."""
-        if self._open and len(images):
+        """Images or clips, in [0, 1], of the held-out prompts under a version; the first are shown, and kept."""
+        if len(images):
             sheet = contact_sheet(images[:SHOWN_PROMPTS])
             caption = "\n".join(f"{i}. {prompt}" for i, prompt in enumerate(prompts[:SHOWN_PROMPTS], 1))
+            try:
+                self._sheets.keep(version, sheet, caption)
+            except OSError as error:  # a run does not end because of pictures
+                logger.warning(str(error))
             self._each(lambda tracker: tracker.images(version, sheet, caption))
 
     def report(self, page: Path) -> None:
