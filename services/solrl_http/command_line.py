@@ -3,17 +3,22 @@
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import make_dataclass
 from importlib.metadata import version
-from typing import NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
+import tyro
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsError
 from solrl_proto.printable import error_text, print_error
 from solrl_proto.problems import ProblemError
 from solrl_proto.text_files import start_in_utf8
 
+from solrl_http.settings import HttpSettings
+
 SettingsT = TypeVar("SettingsT", bound=BaseSettings)
+HttpT = TypeVar("HttpT", bound=HttpSettings)
 CommandT = TypeVar("CommandT")
 
 
@@ -52,6 +57,39 @@ def from_environment(program: str, settings: type[SettingsT]) -> SettingsT:
         fail(program, f"in the environment, {_faults(error, 'SOLRL_{}={}', str.upper)}")
     except SettingsError as error:
         fail(program, f"in the environment, {error}: {error.__cause__}")
+
+
+def parse_settings(defaults: HttpT, program: str, description: str, words: list[str]) -> HttpT:
+    """The settings that options give, as `defaults` without one; the help shows them by `groups`, the limits last.
+
+    Exits with 2 where the words are not understood.
+
+    Raises:
+        ValidationError: a value cannot be.
+    """
+    fields, listed = type(defaults).model_fields, [name for names in defaults.groups.values() for name in names]
+    groups = {**defaults.groups, "limits": tuple(name for name in fields if name not in listed)}
+    parts = {title: _part(title, names, defaults) for title, names in groups.items()}
+    options = make_dataclass("Options", [(title, type(part)) for title, part in parts.items()])
+    found = tyro.cli(
+        options,
+        default=options(**parts),
+        prog=program,
+        description=description,
+        args=words,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    return type(defaults)(**{name: getattr(getattr(found, title), name) for title in groups for name in groups[title]})
+
+
+def _part(title: str, names: Sequence[str], defaults: BaseSettings) -> Any:
+    """These of the settings, as an object whose fields are options."""
+    fields = {name: type(defaults).model_fields[name] for name in names}
+    annotated = [
+        (name, Annotated[(field.annotation, *field.metadata, tyro.conf.arg(help=field.description))])
+        for name, field in fields.items()
+    ]
+    return make_dataclass(title.capitalize(), annotated)(**{name: getattr(defaults, name) for name in names})
 
 
 def fail(program: str, message: str) -> NoReturn:

@@ -1,5 +1,6 @@
 """Settings of a server, by flag or by environment (`SOLRL_PORT`, …): its address, access, limits and log."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,7 +13,11 @@ MIB = 2**20
 SECRETS = Path("/run/secrets")
 """Folder of secret settings in containers, one file each, e.g. `solrl_redis_url`. The environment takes precedence."""
 CONFIG = SettingsConfigDict(
-    env_prefix="SOLRL_", extra="ignore", frozen=True, secrets_dir=SECRETS if SECRETS.is_dir() else None
+    env_prefix="SOLRL_",
+    extra="ignore",
+    frozen=True,
+    use_attribute_docstrings=True,
+    secrets_dir=SECRETS if SECRETS.is_dir() else None,
 )
 
 
@@ -31,10 +36,17 @@ def parse_reward(text: str, sign: str, expected: str) -> tuple[str, str]:
     return name, rest
 
 
+ACCESS = ("host", "port", "token_file", "allow_anonymous", "published_at", "allowed_hosts", "log_format")
+"""Settings of a server's address and access."""
+
+
 class HttpSettings(BaseSettings):
     """Settings of a server's HTTP side; flags take precedence over the environment."""
 
     model_config = CONFIG
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {"access": ACCESS}
+    """Groups of options in the help, without those that are limits, which come last."""
 
     token_scopes: ClassVar[str] = "rollout push"
     """Scopes of a usual client's token, for advice."""

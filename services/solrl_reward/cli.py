@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
-from solrl_http.command_line import from_environment, run_program
+from solrl_http.command_line import from_environment, parse_settings, run_program
 
 from solrl_reward.settings import RewardSettings
 
@@ -27,7 +27,7 @@ def _parse(words: list[str]) -> ServeRewards:
     """The command that the words give; exits with 2 where they are not understood."""
     defaults = from_environment(PROGRAM, RewardSettings)
     if words[:1] == ["serve"]:
-        return tyro.cli(ServeRewards, default=ServeRewards(defaults), prog=f"{PROGRAM} serve", args=words[1:])
+        return ServeRewards(parse_settings(defaults, f"{PROGRAM} serve", str(ServeRewards.__doc__), words[1:]))
     return tyro.extras.subcommand_cli_from_dict(
         {"serve": ServeRewards},
         prog=PROGRAM,

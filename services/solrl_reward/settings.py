@@ -1,13 +1,14 @@
 """Settings of `solrl-reward serve`, by flag or by environment (`SOLRL_REWARDS`, `SOLRL_PORT`, …)."""
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 import tyro
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 from solrl_core.devices import DeviceName, resolve_device
-from solrl_http.settings import CONFIG, MIB, HttpSettings, parse_reward, require_within, split
+from solrl_http.settings import ACCESS, CONFIG, MIB, HttpSettings, parse_reward, require_within, split
 from solrl_proto.home import with_home
 from solrl_proto.scores import MAX_SCORED_IMAGES
 
@@ -56,6 +57,10 @@ class Scoring(BaseSettings):
 class RewardSettings(HttpSettings, Scoring):
     """Settings of one reward service; flags take precedence over the environment."""
 
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "rewards": ("rewards", "reward_options", "options_from", "device", "batch"),
+        "access": ACCESS,
+    }
     token_scopes: ClassVar[str] = "score"
 
     port: Annotated[int, Field(ge=0, le=65535)] = 8200

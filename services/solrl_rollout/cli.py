@@ -2,11 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import tyro
 from pydantic import ValidationError
-from solrl_http.command_line import from_environment, run_program
+from solrl_http.command_line import from_environment, parse_settings, run_program
 from solrl_http.tokens import create_token, parse_lifetime, read_tokens, revoke_token
 from solrl_proto.home import with_home
 from solrl_proto.identifiers import NAME_RULE
@@ -36,11 +36,12 @@ def main() -> None:
 def _parse(words: list[str]) -> Command:
     """The command that the words give; exits with 2 where they are not understood."""
     defaults = from_environment(PROGRAM, RolloutSettings)
-    preset: dict[type[Command], Any] = {ServeRollouts: ServeRollouts(defaults), RolloutDoctor: RolloutDoctor(defaults)}
     if words and (kind := COMMANDS.get(words[0])):
         # By the parser of this command alone, which suggests no options of others.
-        found = tyro.cli(kind, default=preset.get(kind), prog=f"{PROGRAM} {words[0]}", args=words[1:])
-        return cast(Command, with_home(found))
+        program = f"{PROGRAM} {words[0]}"
+        if kind in (ServeRollouts, RolloutDoctor):
+            return cast(Command, kind(parse_settings(defaults, program, str(kind.__doc__), words[1:])))
+        return cast(Command, with_home(tyro.cli(kind, prog=program, args=words[1:])))
     return tyro.cli(
         Annotated[ServeRollouts, tyro.conf.subcommand("serve")]
         | Annotated[Check, tyro.conf.subcommand("check")]

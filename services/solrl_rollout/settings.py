@@ -2,16 +2,17 @@
 
 import json
 import re
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import tyro
 from pydantic import Field, PositiveInt, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 from solrl_client.addresses import origin
 from solrl_core.devices import DeviceName, resolve_device
-from solrl_http.settings import CONFIG, MIB, HttpSettings, parse_reward, require_within, split
+from solrl_http.settings import ACCESS, CONFIG, MIB, HttpSettings, parse_reward, require_within, split
 from solrl_proto.home import with_home
 from solrl_proto.identifiers import NAME_PATTERN, NAME_RULE, default_model_name, split_checkpoint
 from solrl_proto.rollouts import RequestedPrecision
@@ -140,6 +141,16 @@ class Hosting(BaseSettings):
 
 class RolloutSettings(HttpSettings, Hosting):
     """Settings of one service process; flags take precedence over the environment."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "models": (
+            *("model", "device", "gpus", "workers", "engine", "engine_options", "precision", "emulate"),
+            *("height", "width", "frames", "layers", "checks"),
+        ),
+        "rewards": ("rewards", "reward_options", "reward_dtype", "reward_hosts"),
+        "access": ACCESS,
+        "store": ("redis_url", "redis_url_file", "retain"),
+    }
 
     queue_limit: Annotated[int, Field(ge=1)] = 65536
     """Maximum number of waiting candidates; further requests are answered 429."""
