@@ -60,6 +60,7 @@ class PipelineBackbone(Backbone):
         self.transformer: nn.Module = pipeline.transformer
         self._vae: Any = pipeline.vae
         self._fp8: Any = None
+        self._float32: Any = None
         self._fp8_lock = threading.Lock()
         self._config = pipeline.transformer.config
         weight = next(self.transformer.parameters())
@@ -180,10 +181,22 @@ class PipelineBackbone(Backbone):
 
     @torch.no_grad()
     def encode_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Clean latents float32 [B, ...] of samples as `decode` makes them: the most likely ones of the autoencoder."""
-        vae = self._pipeline.vae
+        """Clean latents float32 [B, ...] of samples as `decode` makes them: the most likely ones of the autoencoder.
+
+        The encoder computes in float32: BF16 is off by 0.3 to 0.4 % of the latents' deviation with the miniatures, and
+        by 1.8 % with an encoder of FLUX.1's shape and random weights at 512 pixels.
+        """
         # An encoder may leave channels last; the order of memory changes how sums are rounded.
-        return self._encoded(vae, (2 * images - 1).to(vae.dtype)).float().contiguous()
+        return self._encoded(self._encoder(), 2 * images - 1).contiguous()
+
+    def _encoder(self) -> Any:
+        """The autoencoder with an encoder of float32, made when it is first used; without a decoder if it is a copy."""
+        vae = self._pipeline.vae
+        if vae.dtype == torch.float32:
+            return vae
+        if self._float32 is None:
+            self._float32 = copy.deepcopy(vae, {id(vae.decoder): nn.Identity()}).float()
+        return self._float32
 
     def _encoded(self, vae: Any, images: torch.Tensor) -> torch.Tensor:
         """Latents of images in [−1, 1], the inverse of `_decoded`."""

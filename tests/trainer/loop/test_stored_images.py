@@ -150,3 +150,11 @@ def test_images_are_cropped_to_the_models_size_and_encoded(stored: Path, tmp_pat
         assert torch.allclose(backbone.decode(samples.latents)[0].mean((1, 2)), colour, atol=0.2)
         assert samples.rewards["clipscore"].isnan().all()
         assert samples.latents.is_contiguous(), "as latents of other ranks are, or sums of a loss differ"
+
+
+def test_a_model_in_bf16_encodes_in_float32() -> None:
+    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    exact, rounded = (load_backbone(small_model(), dtype=dtype) for dtype in (None, torch.bfloat16))
+    assert rounded.dtype == torch.bfloat16
+    assert torch.allclose(rounded.encode_images(images), exact.encode_images(images), atol=1e-5)
+    rounded.decode(rounded.encode_images(images))  # its own decoder is untouched

@@ -20,7 +20,7 @@ class StoredImages:
     def __init__(
         self, files: Mapping[str, Sequence[Path]], backbone: PipelineBackbone, rewards: Sequence[str], batch: int
     ) -> None:
-        """`files`: as of `stored_files`. `rewards`: of the run, none of which is computed. `batch`: encoded at once."""
+        """`files`: as of `stored_files`. `rewards`: of the run, none of which is computed. `batch`: read at once."""
         if backbone.frames > 1:
             raise ValueError(
                 f"got clips of {backbone.frames} frames to train on stored images; expected generate.frames=1, which "
@@ -40,7 +40,10 @@ class StoredImages:
             count = len(paths) // len(part)
             scores = torch.tensor([1.0, 0.0][:count]).repeat(len(part))
             rewards = {name: torch.full((len(paths),), torch.nan) for name in self._rewards}
-            latents = self._backbone.encode_images(images.to(self._backbone.device))
+            # One by one: in float32, a batch of large images takes gigabytes.
+            latents = torch.cat(
+                [self._backbone.encode_images(one.to(self._backbone.device)) for one in images.split(1)]
+            )
             samples = ScoredSamples(latents, images, None, scores, rewards).split(len(part))
             for prompt, own in zip(part, samples, strict=True):
                 yield CandidateGroup(prompt, range(count), own.scores.tolist(), own)
