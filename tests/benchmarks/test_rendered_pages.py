@@ -13,6 +13,7 @@ import pytest
 from demo_figures import page, row
 from evidence import __main__ as evidence
 from rich.console import Console
+from run_folders import iteration_line
 from solrl_trainer.commands.demo import demo_config, plan_file
 from solrl_trainer.records.progress import result_table
 
@@ -137,8 +138,8 @@ RECORDED = json.loads((ROOT / "benchmarks/results/demo.json").read_text())
 def test_a_run_is_read_without_its_paths(tmp_path: Path) -> None:
     config = demo_config((), {"output": tmp_path, "run": "demo", "seed": 7, "rollout_url": "http://127.0.0.1:1234"})
     lines = [
-        {"event": "iteration", "version": 5, "precision": "bf16", "numerics": "native"},
-        {"event": "iteration", "version": 6, "precision": "nvfp4", "numerics": "emulated"},
+        iteration_line(4) | {"precision": "bf16", "numerics": "native"},
+        iteration_line(5) | {"precision": "nvfp4", "numerics": "emulated"},
         {"event": "evaluation", "version": 6, "rewards": {}},
     ]
     (tmp_path / "config.json").write_text(config.model_dump_json())

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_folders import iteration_record
 from solrl_trainer.records.metrics_file import MetricsFile, read_metrics
 from solrl_trainer.report.model_card import held_out
 from solrl_trainer.report.page import write_report
@@ -13,7 +14,7 @@ from solrl_trainer.report.page import write_report
 def filled(path: Path) -> MetricsFile:
     metrics = MetricsFile(path)
     for version in (1, 2, 3):
-        metrics.log("iteration", version=version)
+        metrics.log("iteration", **iteration_record(version - 1).line())
     return metrics
 
 
@@ -38,7 +39,11 @@ def test_a_run_killed_while_it_drops_lines_loses_no_other_line(tmp_path: Path, m
 DAMAGED = {
     "a number": b"7",
     "no event": b'{"version": 2}',
-    "no version": b'{"event": "iteration"}',
+    "no version": b'{"event": "note"}',
+    "an event that is no text": b'{"event": [], "version": 2}',
+    "no seconds": b'{"event": "push", "version": 2}',
+    "a text in the place of a number": b'{"event": "evaluation", "version": 2, "rewards": {"clipscore": "high"}}',
+    "no figures": b'{"event": "iteration", "version": 2}',
     "no UTF-8": b'{"event": "iteration", "version": 2, "digest": "\xff"}',
     "zeros": bytes(512),
     "a torn line": b'{"event": "iterat',

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from real_runs import Run, Service, go
+from run_folders import iteration_line, write_lines
 
 
 @pytest.fixture(scope="module")
@@ -24,5 +25,5 @@ def whole(service: Service, folder: Path) -> Run:
     """Two uninterrupted iterations, in a folder where a run stopped before its first checkpoint."""
     output = folder / "whole"
     output.mkdir()
-    (output / "metrics.jsonl").write_text('{"event": "iteration", "iteration": 0, "version": 1, "loss": 99}\n')
+    write_lines(output, [iteration_line(0) | {"loss": 99}])
     return go(service, output, "iterations=2")

@@ -6,6 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from solrl_trainer.records.output_files import replace_file, writing
 
 
@@ -63,17 +65,90 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+Numbers = dict[str, float]
+
+
+class _Line(BaseModel):
+    """A line, with the fields that its readers rely on."""
+
+    model_config = ConfigDict(strict=True)
+    event: str
+    version: int
+
+
+class _Scoring(BaseModel):
+    model_config = ConfigDict(strict=True)
+    of: str
+    by: str
+    reward: str
+    seconds: float
+    server: str | None = None
+
+
+class _Iteration(_Line):
+    precision: str
+    numerics: str
+    digest: str
+    proxy_mean: float
+    reward_mean: float
+    reward_best: float
+    reward_worst: float
+    loss: float
+    grad_norm: float
+    grad_norm_max: float
+    seconds: Numbers
+    scoring: list[_Scoring]
+    shares: Numbers = {}
+    gap: Numbers = Field({}, alias="objective/gap")
+
+
+class _Push(_Line):
+    seconds: Numbers
+
+
+class _Evaluation(_Line):
+    rewards: Numbers
+    low: Numbers = {}
+    high: Numbers = {}
+
+
+class _Fidelity(_Line):
+    spearman: float
+    kendall: float
+    top_rank: float
+    bottom_rank: float
+
+
+class _Change(_Line):
+    changes: dict[str, list[Any]]
+
+
+_KINDS: dict[str, type[_Line]] = {
+    "iteration": _Iteration,
+    "push": _Push,
+    "evaluation": _Evaluation,
+    "fidelity": _Fidelity,
+    "change": _Change,
+}
+"""Event → what its line has; others have an event and a version."""
+
+
 def _parsed(path: Path, number: int, text: bytes) -> dict[str, Any]:
+    said = ""
     try:
-        line = json.loads(text)
+        line: dict[str, Any] = json.loads(text)
+        _KINDS.get(_Line.model_validate(line).event, _Line).model_validate(line)
+        return line
+    except ValidationError as error:
+        fault = error.errors()[0]
+        if fault["loc"]:
+            said = f" ({'.'.join(map(str, fault['loc']))}: {fault['msg']})"
     except ValueError:  # neither JSON nor UTF-8
-        line = None
-    if not (isinstance(line, dict) and isinstance(line.get("event"), str) and isinstance(line.get("version"), int)):
-        raise ValueError(
-            f"{path}:{number}: got {text[:80].decode(errors='replace')!r}; expected a JSON object with an event and a "
-            "version. Restore the file, or delete this line, whose figures are then missing"
-        )
-    return line
+        pass
+    raise ValueError(
+        f"{path}:{number}: got {text[:80].decode(errors='replace')!r}{said}; expected a JSON object with an event, a "
+        "version and the event's fields. Restore the file, or delete this line, whose figures are then missing"
+    )
 
 
 def own_time(seconds: dict[str, float]) -> dict[str, float]:

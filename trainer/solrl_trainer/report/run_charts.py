@@ -52,7 +52,7 @@ def _interval(line: Mapping[str, Any], name: str, mean: float) -> tuple[float, f
     """Ends of the interval of a held-out mean; that of the base has no width, since gains are over it."""
     if not line["version"]:
         return mean, mean
-    return line["low"][name], line["high"][name]
+    return line.get("low", {}).get(name, mean), line.get("high", {}).get(name, mean)
 
 
 def time_chart(iterations: Sequence[dict[str, Any]]) -> Chart:
