@@ -41,9 +41,8 @@ class StoredImages:
             scores = torch.tensor([1.0, 0.0][:count]).repeat(len(part))
             rewards = {name: torch.full((len(paths),), torch.nan) for name in self._rewards}
             # One by one: in float32, a batch of large images takes gigabytes.
-            latents = torch.cat(
-                [self._backbone.encode_images(one.to(self._backbone.device)) for one in images.split(1)]
-            )
+            device = self._backbone.device
+            latents = torch.cat([self._backbone.encode_images(image.to(device)) for image in images[:, None]])
             samples = ScoredSamples(latents, images, None, scores, rewards).split(len(part))
             for prompt, own in zip(part, samples, strict=True):
                 yield CandidateGroup(prompt, range(count), own.scores.tolist(), own)

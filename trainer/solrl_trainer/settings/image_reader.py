@@ -89,12 +89,12 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _in_srgb(image: Image.Image, profile: bytes) -> Image.Image:
-    own = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-    if image.mode == "L" and own.profile.xcolor_space.strip() == "RGB":  # as image editors save grey PNG
+    embedded = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+    if image.mode == "L" and embedded.profile.xcolor_space.strip() == "RGB":  # as image editors save grey PNG
         image = image.convert("RGB")
-    found = ImageCms.profileToProfile(
-        image, own, ImageCms.createProfile("sRGB"), ImageCms.Intent.RELATIVE_COLORIMETRIC, "RGB",
+    converted = ImageCms.profileToProfile(
+        image, embedded, ImageCms.createProfile("sRGB"), ImageCms.Intent.RELATIVE_COLORIMETRIC, "RGB",
         flags=ImageCms.Flags.BLACKPOINTCOMPENSATION,
     )  # fmt: skip
-    assert found is not None  # it is None only in place
-    return found
+    assert converted is not None  # it is None only in place
+    return converted

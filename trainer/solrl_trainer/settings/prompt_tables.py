@@ -186,7 +186,7 @@ def _batches(file: Any, plain: Sequence[str], path: Path) -> Iterator[Any]:
     groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
     columns = [group.column(index) for group in groups for index in range(group.num_columns)]
     inner = tuple(f"{name}." for name in plain)
-    sizes = [one.total_uncompressed_size for one in columns if f"{one.path_in_schema}.".startswith(inner)]
+    sizes = [chunk.total_uncompressed_size for chunk in columns if f"{chunk.path_in_schema}.".startswith(inner)]
     _require_size(sum(sizes), path)
     yield from file.iter_batches(batch_size=_rows_at_once(max(sizes, default=0)), columns=plain)
 

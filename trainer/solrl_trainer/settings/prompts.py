@@ -261,7 +261,7 @@ class PromptSet:
         if len(taken) == (total := len(self.all)):
             return ""
         parts = [f"{len(taken):,} of {total:,} by digest"]
-        for name, groups in filter(lambda found: found[0], map(groups_of, self.sources)):
+        for name, groups in filter(lambda grouped: grouped[0], map(groups_of, self.sources)):
             shares = (f"{value} {_count(group, taken)} of {len(group):,}" for value, group in sorted(groups.items()))
             parts.append(f"{name}: {', '.join(shares)}")
         return "; ".join(parts)

@@ -56,8 +56,8 @@ def check_images(files: Mapping[str, tuple[Path, ...]]) -> None:
 
 def contents_digest(files: Mapping[str, tuple[Path, ...]]) -> str:
     """Digest of the names and contents of all images, in the order of the prompts."""
-    found = [(path, path.stat()) for paths in files.values() for path in paths]
-    return _contents(tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in found))
+    stats = [(path, path.stat()) for paths in files.values() for path in paths]
+    return _contents(tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
 
 
 @lru_cache(maxsize=2)  # a run that is resumed asks twice, and large sets take minutes
