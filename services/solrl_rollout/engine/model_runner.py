@@ -103,12 +103,17 @@ class ModelRunner:
         Runs every batch size of the backend once, so that no request at the default precision without guidance waits
         for compilation. Raises as `generate` and the scorer.
         """
-        # Without third-party rewards, which may need metadata, and those of servers.
-        rewards = tuple(name for name in self.scorer.rewards.computed_here if REWARDS.is_built_in(name))
+        prompt, judges = PromptItem(id="warm-up", text='"A"'), self.scorer.rewards  # quoted, as ocr wants it
+        # Without third-party rewards, which may need metadata, those of servers, and those that refuse this prompt.
+        rewards = tuple(
+            name
+            for name in judges.computed_here
+            if REWARDS.is_built_in(name) and not judges.first_fault(name, [(prompt.text, prompt.metadata)])
+        )
         job = Job("", None, self._name, None, self._default_precision, Plan(steps=1), rewards, images=False)
 
         def run(count: int) -> None:
-            chunk = Chunk(job, PromptItem(id="warm-up", text="a"), range(count))
+            chunk = Chunk(job, prompt, range(count))
             self.scorer.score_here(self.generate(chunk, lambda: None))
 
         run(CHUNK_SIZE)

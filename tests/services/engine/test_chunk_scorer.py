@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from fake_backend import REWARD, brightness, chunk, job
+from fake_backend import REWARD, FakeBackend, brightness, chunk, job
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_bytes, as_uint8
+from solrl_core.rewards.metadata import refuse
+from solrl_core.rewards.ocr import wanted_text
+from solrl_core.rewards.reward import checks_prompts
 from solrl_core.sampling.device_events import HostEvent
 from solrl_core.sampling.generator import GeneratorOutput
 from solrl_core.sampling.sampler import Trajectory
@@ -17,7 +20,9 @@ from solrl_core.sampling.solvers import Euler
 from solrl_engine.scorer import sum_times
 from solrl_proto.rollouts import RewardTime
 from solrl_rollout.engine.chunk_scorer import ChunkScorer
+from solrl_rollout.engine.model_runner import ModelRunner
 from solrl_rollout.engine.work import Chunk, GeneratedChunk
+from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 
 def generated(of: Chunk, images: torch.Tensor) -> GeneratedChunk:
@@ -80,3 +85,20 @@ def test_a_server_gets_bytes_and_its_seconds_count(monkeypatch: pytest.MonkeyPat
     assert half.times == {REWARD: RewardTime(seconds=0)}
     assert whole.times == {REWARD: RewardTime(seconds=0), "there": RewardTime(seconds=5, server="nowhere:8200")}
     assert sum_times([whole.times, whole.times])["there"] == RewardTime(seconds=10, server="nowhere:8200")
+
+
+def test_the_warm_up_scores_with_a_reward_of_texts_and_without_one_of_metadata() -> None:
+    judged = []
+
+    @checks_prompts(wanted_text)
+    def ocr(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Any]) -> torch.Tensor:
+        judged.extend(map(wanted_text, prompts, metadata))
+        return torch.zeros(len(images))
+
+    @checks_prompts(lambda text, metadata: refuse("metadata.include", None, "objects"))
+    def geneval(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Any]) -> torch.Tensor:
+        raise AssertionError
+
+    scorer = ChunkScorer(RewardSet({"ocr": ocr, "geneval": geneval}))
+    ModelRunner("model", FakeBackend(), scorer, "bf16", None, RolloutMetrics()).warm_up()
+    assert set(judged) == {"A"}
