@@ -67,7 +67,7 @@ Options of `solrl-rollout serve` and `doctor`. The environment may set each: `--
 _REWARD_SERVICE = """\
 ## A reward service
 
-Options of `solrl-reward serve`, which the environment may set, too.
+Options of `solrl-reward serve` and `solrl-reward doctor`, which the environment may set, too.
 """
 
 

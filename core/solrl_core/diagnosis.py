@@ -1,9 +1,11 @@
 """Findings about a machine that both programs' `doctor` share, with a remedy for everything that is missing."""
 
+import logging
 import os
 import platform
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +16,9 @@ from solrl_proto.printable import printable
 from solrl_core.devices import require_device
 
 if TYPE_CHECKING:
+    from solrl_core.model_options import ModelOptions
     from solrl_core.rewards.loading import RewardFile
+    from solrl_core.rewards.reward import PlainDefaults
 
 State = Literal["ok", "n/a", "warn", "missing"]
 """n/a: not available on this machine, and not needed. missing: the requested work will fail."""
@@ -75,17 +79,21 @@ def _as_far_as_installed(findings: Iterable[Finding]) -> Iterator[Finding]:
         yield Finding(error.name or "a package", "missing", f"not installed: {error}", action)
 
 
-def machine(device: str = "auto", precision: str = "auto") -> Iterator[Finding]:
+def machine(
+    device: str = "auto", precision: str | None = "auto", packages: Sequence[str] = _PACKAGES
+) -> Iterator[Finding]:
     """Findings about software, devices and precisions.
 
     Args:
         device: the program's device: auto, cpu, cuda, cuda:1, …
-        precision: the program's precision, or auto.
+        precision: the program's precision, or auto; None for a program that generates nothing.
+        packages: distributions that the program needs.
     """
     yield Finding("python", "ok", platform.python_version())
-    yield Finding("packages", "ok", ", ".join(f"{name} {version(name)}" for name in _PACKAGES))
+    yield Finding("packages", "ok", ", ".join(f"{name} {version(name)}" for name in packages))
     yield from _devices(device)
-    yield from _precisions(device, precision)
+    if precision is not None:
+        yield from _precisions(device, precision)
 
 
 def _devices(device: str) -> Iterator[Finding]:
@@ -214,57 +222,123 @@ def _fault_of_folder(folder: Path, given: Collection[str]) -> str:
 
 def rewards(
     names: Sequence[str],
-    model: str,
+    model: str | None,
     *,
     revision: str | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     ask: Callable[[str], Iterable[Finding]] | None = None,
+    sources: Mapping[str, str] | None = None,
+    device: str | None = None,
+    prompts: Sequence[tuple[str, Mapping[str, Any]]] = (),
 ) -> Iterator[Finding]:
     """Findings about rewards: whether they can be imported, and whether their weights are on this machine or the hub.
 
+    Those that do not come with solrl are loaded, and score two grey images.
+
     Args:
         names: rewards, by registered name or `package.module:attribute`.
-        model: model whose `solrl.json` has options of rewards: registered name, folder or hub id.
+        model: model whose `solrl.json` has options of rewards: registered name, folder or hub id; None for none.
         revision: the model's hub commit or tag.
         options: win over those of the model.
         ask: returns the findings about a reward that a server computes; without it, no server is asked.
+        sources: reward → registered name or `package.module:attribute`, where that is not the name itself.
+        device: on which rewards are tried; None tries none.
+        prompts: texts and metadata that they are tried with; none if they are not known.
     """
-    from solrl_core.rewards.reward import AT, REWARDS, check_named, check_reward
+    import torch
+
+    from solrl_core.rewards.reward import AT, REWARDS, PlainDefaults, check_named, check_reward
 
     try:
         check_named(options or {}, names)
     except ValueError as error:
         yield Finding("options of rewards", "missing", str(error), "correct them, or load that reward, too")
-    defaults = _reward_options(model, revision)
+    defaults = _model_options(model, revision)
     for name in names:
+        source = (sources or {}).get(name, name)
         if at := (options or {}).get(name, {}).get(AT):
             not_asked = Finding(f"reward {name}", "n/a", f"computed by the server at {at}, which was not asked")
             yield from ask(name) if ask else [not_asked]
             continue
-        given = {**defaults.get(name, {}), **(options or {}).get(name, {})}
+        given = {**defaults.rewards.get(source, {}), **(options or {}).get(name, {})}
         try:
-            check_reward(name, given)
+            check_reward(source, given)
         except ValueError as error:
             yield Finding(f"reward {name}", "missing", str(error))
+            continue
+        found = Finding(f"reward {name}", *_of_reward(REWARDS.find(source), given))
+        if device is None or found.state != "ok" or REWARDS.is_built_in(source):
+            yield found
         else:
-            yield Finding(f"reward {name}", *_of_reward(REWARDS.find(name), given))
+            yield from _tried(found, name, source, given, PlainDefaults(torch.device(device), defaults), model, prompts)
 
 
-def _reward_options(model: str, revision: str | None) -> Options:
-    """Options of rewards in the `solrl.json` of a model that is on this machine; none if it cannot be read."""
+def _tried(
+    found: Finding,
+    name: str,
+    source: str,
+    options: Mapping[str, Any],
+    defaults: "PlainDefaults",
+    model: str | None,
+    prompts: Sequence[tuple[str, Mapping[str, Any]]],
+) -> Iterator[Finding]:
+    """The finding about a reward after a trial of it, and what it was warned of."""
+    from solrl_core.rewards.reward import RewardSet, logger
+    from solrl_core.rewards.trial import MODELS_SIDE, try_rewards
+
+    side = None if model is None else MODELS_SIDE
+    with _warnings_of(logger.parent or logger) as warnings:
+        try:
+            rewards = RewardSet.load([name], defaults, {name: options}, sources={name: source})
+            usable = try_rewards(rewards, defaults, side, prompts_of=lambda reward: prompts)
+        except (ValueError, OSError, RuntimeError) as error:
+            found = Finding(found.subject, "missing", str(error), "correct the reward")
+        else:
+            found = found._replace(found=found.found + ", scores two grey images") if usable else found
+    yield found
+    for text in dict.fromkeys(warnings):
+        yield Finding(found.subject, "warn", text)
+
+
+@contextmanager
+def _warnings_of(logger: logging.Logger) -> Iterator[list[str]]:
+    """Collect a logger's warnings instead of showing them, and drop its errors, which are raised, too."""
+    warnings: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.levelno == logging.WARNING:
+            warnings.append(record.getMessage())
+        return False
+
+    handler = logging.NullHandler()
+    handler.addFilter(keep)
+    propagates, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield warnings
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagates
+
+
+def _model_options(model: str | None, revision: str | None) -> "ModelOptions":
+    """The `solrl.json` of a model that is on this machine; defaults if it cannot be read."""
+    from solrl_core.model_options import ModelOptions, read_options
+
+    if model is None:
+        return ModelOptions()
     from huggingface_hub import errors, try_to_load_from_cache
 
     from solrl_core.families.load import locate
-    from solrl_core.model_options import read_options
 
     try:
         where = locate(model)
         if not Path(where).is_dir():
             cached = try_to_load_from_cache(where, _INDEX, revision=revision)
             where = str(Path(cached).parent) if isinstance(cached, str) else ""
-        return read_options(where).rewards if where else {}
+        return read_options(where) if where else ModelOptions()
     except (ValueError, OSError, errors.HFValidationError):
-        return {}  # the finding about the model says why
+        return ModelOptions()  # the finding about the model says why
 
 
 def _of_reward(reward: Any, options: Mapping[str, Any]) -> tuple[State, str, str]:

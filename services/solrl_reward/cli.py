@@ -1,4 +1,4 @@
-"""Command line of the reward service: `solrl-reward serve`."""
+"""Command line of the reward service: `solrl-reward serve | doctor`."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -18,25 +18,41 @@ class ServeRewards:
     settings: Annotated[RewardSettings, tyro.conf.arg(name="")]
 
 
+@dataclass(frozen=True)
+class RewardDoctor:
+    """Check what this machine can score with these settings, what is missing, and what to do about it."""
+
+    settings: Annotated[RewardSettings, tyro.conf.arg(name="")]
+
+
+Command = ServeRewards | RewardDoctor
+_COMMANDS: dict[str, type[Command]] = {"serve": ServeRewards, "doctor": RewardDoctor}
+
+
 def main() -> None:
     """Entry point of `solrl-reward`. Exits with 2 if it cannot start, with the reason on stderr."""
     run_program(PROGRAM, _parse, _run)
 
 
-def _parse(words: list[str]) -> ServeRewards:
+def _parse(words: list[str]) -> Command:
     """The command that the words give; exits with 2 where they are not understood."""
     defaults = from_environment(PROGRAM, RewardSettings)
-    if words[:1] == ["serve"]:
-        return ServeRewards(parse_settings(defaults, f"{PROGRAM} serve", str(ServeRewards.__doc__), words[1:]))
-    return tyro.extras.subcommand_cli_from_dict(
-        {"serve": ServeRewards},
+    if words and (kind := _COMMANDS.get(words[0])):
+        return kind(parse_settings(defaults, f"{PROGRAM} {words[0]}", str(kind.__doc__), words[1:]))
+    return tyro.cli(
+        Annotated[ServeRewards, tyro.conf.subcommand("serve")]
+        | Annotated[RewardDoctor, tyro.conf.subcommand("doctor")],
         prog=PROGRAM,
         description="The reward service of solrl. `--version` prints the version.",
         args=words if not words or words[0].startswith("-") else words[:1],  # --help would hide that it is none
     )
 
 
-def _run(command: ServeRewards) -> int:
+def _run(command: Command) -> int:
+    if isinstance(command, RewardDoctor):
+        from solrl_reward.doctor import doctor
+
+        return doctor(command.settings)
     from solrl_reward.serve import serve
 
     serve(command.settings)

@@ -9,7 +9,7 @@ from solrl_core import diagnosis
 from solrl_core.diagnosis import Finding
 from solrl_core.model_options import ImageSize
 from solrl_core.rewards.reward import AT
-from solrl_proto.problems import ProblemError
+from solrl_http.doctor import access_rows, port_row
 
 from solrl_rollout.settings import RolloutSettings
 
@@ -35,8 +35,7 @@ def check(settings: RolloutSettings) -> Iterator[Finding]:
         yield from memory_findings(settings, torch.cuda.get_device_properties(device).total_memory)
     yield from dict.fromkeys(_rewards(settings))  # models with the same options have the same findings
     yield from redis_findings(settings.store_url)
-    yield from _access(settings)
-    yield _port(settings)
+    yield from (Finding(*row) for row in (*access_rows(settings), port_row(settings)))
 
 
 def memory_findings(settings: RolloutSettings, held: int) -> Iterator[Finding]:
@@ -79,7 +78,12 @@ def _rewards(settings: RolloutSettings) -> Iterator[Finding]:
     ask = cache(lambda name: tuple(_of_server(name, options[name])))
     for spec in settings.models:
         yield from diagnosis.rewards(
-            settings.reward_names, spec.location, revision=spec.revision, options=options, ask=ask
+            settings.reward_names,
+            spec.location,
+            revision=spec.revision,
+            options=options,
+            ask=ask,
+            device=None if settings.on_ray else settings.torch_device,
         )
 
 
@@ -184,43 +188,3 @@ def _weaknesses(settings: Mapping[str, str | None]) -> Iterator[tuple[str, str]]
     elif settings["appendfsync"] == "no":
         found = "Redis leaves appendfsync to the system: a crash may lose half a minute"
         yield found, "set it to everysec or always"
-
-
-def _access(settings: RolloutSettings) -> Iterator[Finding]:
-    from solrl_http.serving import check_exposure
-    from solrl_http.tokens import TokenFileError, read_tokens
-
-    path = settings.token_file
-    if path is None:
-        try:
-            check_exposure(settings)
-        except ProblemError as error:
-            yield Finding("access", "missing", error.problem.detail, error.problem.action or "")
-        else:
-            if settings.allow_anonymous:
-                yield Finding(
-                    "access", "warn", "no tokens: anyone who can reach the address can do anything", "--token-file"
-                )
-            else:
-                yield Finding("access", "ok", "no tokens: this machine alone is served")
-        return
-    try:
-        tokens = read_tokens(path)
-    except TokenFileError as error:
-        yield Finding("access", "missing", str(error), "give a file of `solrl-rollout token create`")
-        return
-    valid = [token for token in tokens if not token.expired]
-    found = f"{len(valid)} valid tokens of {len({token.tenant for token in valid})} tenants in {path}"
-    yield Finding("access", "ok" if valid else "warn", found, "" if valid else "make one: solrl-rollout token create")
-    if path.stat().st_mode & 0o022:
-        yield Finding("token file", "warn", f"others may write {path}, and so let themselves in", f"chmod 600 {path}")
-
-
-def _port(settings: RolloutSettings) -> Finding:
-    from solrl_http.serving import bind
-
-    try:
-        bind(settings.host, settings.port).close()
-    except ProblemError as error:
-        return Finding("port", "missing", error.problem.detail, error.problem.action or "")
-    return Finding("port", "ok", f"{settings.host}:{settings.port} is free")

@@ -118,6 +118,7 @@ def test_serve_refuses_an_unknown_name_and_lists_the_known_ones(flags: list[str]
 
 def test_serve_refuses_sizes_that_the_model_cannot_generate(tmp_path: Path) -> None:
     model = shutil.copytree(locate("mini-sana"), tmp_path / "odd")
+    shutil.copytree(Path(locate("mini-sana")).parent / "mini-clip", tmp_path / "mini-clip")
     options = json.loads((model / "solrl.json").read_text())
     (model / "solrl.json").write_text(json.dumps(options | {"height": 100}))
     message = refusal("--port", "0", "--model", str(model))

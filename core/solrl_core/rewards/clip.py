@@ -49,8 +49,8 @@ class ClipReward(BatchedReward):
 
     def unread_tokens(self, text: str) -> int:
         """Number of a text's tokens that do not count: beyond the model's positions, or after an end of text in it."""
-        tokens = self._tokenizer(self._clean(text), verbose=False).input_ids
-        last, positions = len(tokens) - 1, self._model.config.text_config.max_position_embeddings
+        tokens: list[int] = self._tokenizer(self._clean(text), verbose=False).input_ids
+        last, positions = len(tokens) - 1, int(self._model.config.text_config.max_position_embeddings)
         end = tokens.index(self._tokenizer.eos_token_id)
         # Features are read at the first end of text, or at the one that replaces the last token of a truncated text.
         return last - end - 1 if end < min(last, positions) else max(0, last - positions + 1)

@@ -100,7 +100,8 @@ class ImageReward(BatchedReward):
 
     def unread_tokens(self, text: str) -> int:
         """Number of a text's tokens beyond those that the model reads."""
-        return max(0, len(self._tokenizer(text, verbose=False).input_ids) - self._length)
+        tokens, length = self._tokenizer(text, verbose=False).input_ids, int(self._length)
+        return max(0, len(tokens) - length)
 
     def _scores(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
         pixels = self._normalize(pil_squares(as_pil(images), self._side))

@@ -94,6 +94,9 @@ def pretrained(kind: Any, where: str, dtype: torch.dtype) -> Any:
         OSError: no such folder, or the hub cannot be reached.
         ValueError: weights are missing or of the wrong shape; transformers would initialise them at random.
     """
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     try:
         model, info = kind.from_pretrained(where, dtype=dtype, output_loading_info=True)
     except RuntimeError as error:

@@ -87,12 +87,12 @@ def try_rewards(
         clips = rewards.takes_clips(name)
         shown = images[:, None].expand(-1, _FRAMES, -1, -1, -1) if clips else images
         texts, metadata = zip(*(prompts * 2)[:2], strict=True)
-        logger.info("reward %r is tried on two grey images", name)
+        logger.debug("reward %r is tried on two grey images", name)
         try:
             rewards.score([name], shown, texts, metadata)
         except RewardError as error:
             if unknown.read:
-                logger.info("reward %r reads metadata, and cannot be tried without: %s", name, error)
+                logger.debug("reward %r reads metadata, and cannot be tried without: %s", name, error)
                 continue
             if not (height and width) and error.__cause__ and not isinstance(error.__cause__, _OF_CODE):
                 logger.warning("%s; it is used all the same, since it may demand another size or prompt", error)

@@ -17,7 +17,7 @@ from service_helpers import is_ready
 from solrl_core.rewards.images import as_floats
 from solrl_reward.cli import main
 from support.ports import free_port
-from typed import refused
+from typed import refused, typed
 
 ROOT = Path(__file__).parents[3]
 BRIGHT = "served_rewards:brightness"
@@ -57,6 +57,20 @@ def test_the_program_serves_until_a_signal(tmp_path: Path) -> None:
     said = (tmp_path / "log").read_text()
     assert found.digests[BRIGHT] in said
     assert "Traceback" not in said
+
+
+def test_the_doctor_tries_rewards_and_says_what_is_missing() -> None:
+    named = (BRIGHT, "mine=faulty_rewards:typo", "faulty_rewards:picky", "clipscore")
+    done = typed(main, "doctor", "--rewards", *named, "--options-from", "mini-sana", "--device", "cpu", "--port", "0")
+    rows = {line.split("  ")[0]: " ".join(line.split()) for line in done.stdout.splitlines() if "  " in line}
+    assert done.returncode == 1
+    assert rows[f"reward {BRIGHT}"].endswith("ok in served_rewards, scores two grey images")
+    assert "missing reward 'mine' cannot be used: tried on two grey images, it failed" in rows["reward mine"]
+    assert rows["reward faulty_rewards:picky"].endswith("ok in faulty_rewards")
+    assert "mini-clip" in rows["reward clipscore"]
+    assert {"python", "device", "access", "port"} < rows.keys()
+    assert "Traceback" not in done.stdout + done.stderr
+    assert typed(main, "doctor", "--rewards", BRIGHT, "--device", "cpu", "--port", "0").returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from solrl_core import diagnosis
 from solrl_core.diagnosis import Finding
@@ -29,15 +29,27 @@ def check(
         prompts: a registered set, or a folder.
         rewards: names of the rewards to train on, each with @http://… if a reward server computes it.
     """
+    import torch
+
     yield from diagnosis.machine()
     yield diagnosis.model(model)
     servers = {name: at for name, separator, at in (text.partition("@") for text in rewards) if separator}
     options = {name: {"at": at} for name, at in servers.items()}
     names = [text.partition("@")[0] for text in rewards]
-    yield from diagnosis.rewards(names, model, options=options)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    yield from diagnosis.rewards(names, model, options=options, device=device, prompts=_first_prompts(prompts))
     yield from _prompts(prompts, names, options)
     if rollout_url is not None:
         yield from _service(rollout_url, model, servers)
+
+
+def _first_prompts(name: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """Text and metadata of the first training prompts; none if they cannot be read, which `_prompts` says."""
+    from solrl_trainer.settings.prompts import find_prompts, read_split
+
+    with suppress(ValueError, OSError):
+        return [(prompt.text, prompt.metadata) for prompt in read_split(find_prompts(name), "train").prompts[:2]]
+    return []
 
 
 def _prompts(name: str, rewards: Sequence[str], options: diagnosis.Options) -> Iterator[Finding]:
