@@ -46,7 +46,10 @@ def finish(experiment: Experiment, folder: Path, gain: float, **changes: Any) ->
         "after": after,
         "within": dict.fromkeys(names, 0.1),
         "curve": [(at, dict.fromkeys(names, 0.5 + 0.1 * gain * at / config.iterations)) for at in ends],
-        "iterations": [{"version": at + 1, "proxy_mean": gain, "seconds": {"explore": 2.0}} for at in range(8)],
+        "iterations": [
+            {"version": at + 1, "proxy_mean": gain, "loss": 2.0, "grad_norm": 0.1, "seconds": {"explore": 2.0}}
+            for at in range(8)
+        ],
         "fidelity": [],
         "stopped": None,
     }

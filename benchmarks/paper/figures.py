@@ -36,8 +36,10 @@ class Figure:
         said = ", ".join((*own, *self.notes)) or NOT_RUN
         return f"**{said}**" if self.bold else said
 
-    def over(self, cost: float) -> "Figure":
-        """A ratio of iterations as one of compute, where an iteration costs so many of the other's."""
+    def over(self, cost: float | None) -> "Figure":
+        """A ratio of iterations as one of compute, where an iteration costs so many of the other's; None: not known."""
+        if cost is None:
+            return Figure(None, notes=("not timed",))
         known = isinstance(self.value, Estimate)
         return Figure(self.value.scaled(1 / cost) if known else None, self.spec, self.notes)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from paper import ceiling
+from paper import arms, ceiling
 from paper.__main__ import main
 from paper.arms import Context
 from paper.experiments import RESULTS, Programme
@@ -17,9 +17,10 @@ from paper.figures import Figure
 from paper.finished import ARCHIVE
 from paper.intervals import Estimate, over_seeds
 from paper.pace import first_reached, pace
-from paper.tables import TABLES, families, quantised
+from paper.tables import TABLES, algorithms, families, quantised
 from paper.tables.gap import verdict
-from paper_runs import context_of, finish, finish_all, finish_trials
+from paper.tuning import USUAL, trials
+from paper_runs import PROMPTS, context_of, finish, finish_all, finish_trials
 from solrl_core.families import load_backbone
 from solrl_trainer.settings.prompts import find_prompts, read_prompts
 
@@ -105,6 +106,37 @@ def test_true_scenes_show_what_their_prompts_say(tmp_path: Path) -> None:
     assert found["clipscore"].mean() > 0.48  # images of the base have 0.43
     assert ceiling.ceiling_of("mini-sana", prompts[:7], tmp_path) == {}
     assert ceiling.ceiling_of("mini-sd3", prompts, tmp_path) == {}
+
+
+def test_a_ceiling_is_over_the_base_as_judged_runs_scored_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arms, "ceiling_of", lambda *about: {"clipscore": np.full(PROMPTS, 0.6)})
+    for one in trials(PROGRAMME, USUAL).values():
+        finish(one, tmp_path, 0.1, within={"clipscore": 0.2})
+    assert context_of(PROGRAMME, tmp_path).ceilings == {}
+    finish(context_of(PROGRAMME, tmp_path).arm("sol_rl").experiments[0], tmp_path, 0.5)
+    assert context_of(PROGRAMME, tmp_path).ceilings == {"clipscore": pytest.approx(1.0)}
+
+
+def test_the_judge_is_read_when_each_family_reaches_the_reward(tmp_path: Path) -> None:
+    programme = Programme(rewards=("clipscore",), judges=("judge",))
+    context = finish_all(programme, tmp_path, "families")
+    for one in algorithms.arms(finish_all(programme, tmp_path, "algorithms"))["clipscore", "Sol-RL"].experiments:
+        # It gains twice as much as 24-in-24, and half as much in the judge.
+        curve = [(0, {"clipscore": 0.5, "judge": 0.5}), (40, {"clipscore": 0.6, "judge": 0.525})]
+        finish(one, tmp_path, 1.0, curve=curve)
+    context = context_of(programme, tmp_path)
+    row = algorithms.hacking(context)["at equal reward"].rows["mean of all"]
+    found = [row[name].value for name in ("24-in-24 BF16", "Sol-RL", "AWM")]
+    assert found == pytest.approx([0.45, 0.1125, 0.45])
+    assert row["Sol-RL less 24-in-24 BF16"].value.mean == pytest.approx(0.1125 - 0.45)
+
+
+def test_seconds_are_those_of_the_stored_iterations() -> None:
+    page = (RESULTS / "equal_gpus.md").read_text()
+    for shape, costs in families.measured((families.OURS, families.BF16)).items():
+        (part,) = re.findall(rf"^## {re.escape(shape.removesuffix(', seconds'))}.*?(?=^## |\Z)", page, re.M | re.S)
+        ours, bf16 = (float(re.findall(rf"^\| 1 \| {one} \| ([\d.]+)", part, re.M)[0]) for one in ("sol_rl", "naive"))
+        assert costs[families.OURS] / costs[families.BF16] == pytest.approx(ours / bf16, rel=1e-3)
 
 
 def test_the_gap_is_decided_only_by_its_whole_interval() -> None:

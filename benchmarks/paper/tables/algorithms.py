@@ -1,18 +1,20 @@
 """Tables 1, 6 and 8: every algorithm with every reward at equal compute, each at its tuned learning rate."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from solrl_trainer.algorithms.grpo import GrpoSettings
 
-from paper.arms import Arm, Context
+from paper.arms import Arm, Context, averaged, curve, paired
 from paper.compute import passes_of_iteration, seconds_by_pass
 from paper.figures import NOT_RUN, Figure, Table
-from paper.intervals import over_seeds, over_seeds_and_prompts
+from paper.intervals import Values, over_seeds, over_seeds_and_prompts
+from paper.pace import pace, prices, times
 from paper.published import FINAL
-from paper.tuning import GRID, Tuning, affordable
+from paper.tables import families
+from paper.tuning import GRID, Tuning, affordable, trials
 
 ALGORITHMS = {
     "DanceGRPO": Tuning("dancegrpo"),
@@ -22,6 +24,13 @@ ALGORITHMS = {
     "Sol-RL": Tuning("sol_rl"),
 }
 *OTHERS, OURS = ALGORITHMS
+BASELINE = "DiffusionNFT"
+"""24-in-24, at Sol-RL's compute."""
+JUDGE = "judge"
+NEAR = 0.9
+"""Share of the gain of 24-in-24 at which pace and judge are compared."""
+EARLY = 10
+"""Iterations of a trial that show how fast a learning rate begins."""
 AS_AUTHORS = {"algorithm.recompute": False, "optimizer.updates": 6}
 """Log-probabilities are kept from sampling, and an iteration has six optimiser steps."""
 BY_AUTHORS = {name: Tuning(ALGORITHMS[name].recipe, AS_AUTHORS) for name in ("DanceGRPO", "FlowGRPO")}
@@ -46,6 +55,8 @@ def figures(context: Context) -> dict[str, Any]:
         "ceiling": context.ceilings,
         "compared": Table(["algorithm"], {name: _compared(found, name, rewards) for name in OTHERS}),
         "spent": Table(["algorithm"], {name: _spent(context, name) for name in ALGORITHMS}),
+        "pace": Table(["algorithm"], _pace(found, rewards)),
+        "early": {name: Figure(_early(context, ALGORITHMS[name]), "+.4f") for name in ("AWM", BASELINE)},
     }
 
 
@@ -103,6 +114,28 @@ def _spent(context: Context, name: str) -> dict[str, Any]:
     }
 
 
+def _pace(found: Arms, rewards: tuple[str, ...]) -> dict[str, dict[str, Figure]]:
+    """Iterations and compute of 24-in-24 to a share of its final gain, over those of faster algorithms."""
+    costs = prices({name: found[rewards[0], name] for name in (BASELINE, "AWM", OURS)}, BASELINE)
+    rows = {}
+    for name in ("AWM", OURS):
+        ours, theirs = ([found[reward, one] for reward in rewards] for one in (name, BASELINE))
+        times = pace(ours, theirs, NEAR)
+        compute = {f"× compute, {clock}": times.over(cost[name]) for clock, cost in costs.items()}
+        rows[name] = {"× iterations": times, **compute}
+    return rows
+
+
+def _early(context: Context, tuning: Tuning) -> float | None:
+    """Mean training reward of the first iterations of the trial at 0.001, less that of the trial at 0.0003."""
+    tried = trials(context.programme, tuning)
+    runs = [context.runs.get(tried[rate].name) for rate in (1e-3, 3e-4)]
+    if None in runs:
+        return None
+    fast, slow = (np.mean([line["proxy_mean"] for line in run.iterations[:EARLY]]) for run in runs if run)
+    return float(fast - slow)
+
+
 def hacking(context: Context) -> dict[str, Any]:
     """Table 6: rewards that were not trained and the judges, beside the trained one."""
 
@@ -115,7 +148,51 @@ def hacking(context: Context) -> dict[str, Any]:
         fell = [judge for judge, one in gains.items() if rose and one.value.high < 0]
         return {**gains, "fell": ", ".join(fell) or "none", "grid": f"[grid]({grid_path(arm)})"}
 
-    return {"gains": Table(["trained on", "algorithm"], {key: row(arm) for key, arm in arms(context).items()})}
+    return {
+        "gains": Table(["trained on", "algorithm"], {key: row(arm) for key, arm in arms(context).items()}),
+        "at equal reward": Table(["trained on"], _judged_at_equal_reward(context)),
+    }
+
+
+def _judged_at_equal_reward(context: Context) -> dict[str, dict[str, Figure]]:
+    """Gain of the judge when a run reaches a share of the trained gain of 24-in-24, by reward and family."""
+    found, small = arms(context), families.arms(context)
+    rows, by_reward = {}, []
+    for reward in context.programme.rewards:
+        goal = small[reward, families.BASELINE]
+        compared = {families.BASELINE: goal, OURS: found[reward, OURS], "AWM": found[reward, "AWM"]}
+        judged = _judged(list(compared.values()), goal) if JUDGE in context.programme.judges else None
+        by_reward.append(np.empty((0, 3)) if judged is None else judged)
+        rows[reward] = {
+            name: Figure(None if judged is None else float(judged[:, column].mean()))
+            for column, name in enumerate(compared)
+        }
+    every = averaged(by_reward)
+    rows["mean of all"] = {
+        name: Figure(None if every is None else float(every[:, column].mean())) for column, name in enumerate(compared)
+    }
+    for row, judged in zip(rows.values(), (*by_reward, every), strict=True):
+        for column, name in list(enumerate(compared))[1:]:
+            apart = judged[:, column] - judged[:, 0] if judged is not None and len(judged) else None
+            row[f"{name} less {families.BASELINE}"] = Figure(None if apart is None else over_seeds(apart))
+    return rows
+
+
+def _judged(compared: Sequence[Arm], goal: Arm) -> Values | None:
+    """Gain of the judge when each arm reaches the target [seeds, arms]; None if a run does not get there."""
+    reached = times(compared, goal, NEAR)
+    if not reached or not np.isfinite(reached).all():
+        return None
+    found = []
+    for runs, ats in zip(paired(*compared, goal), reached, strict=True):
+        points = [np.array(curve(run, JUDGE)).T for run in runs[:-1]]
+        found.append(
+            [
+                (np.interp(at, *one) - one[1, 0]) / run.within[JUDGE]
+                for run, one, at in zip(runs, points, ats, strict=False)
+            ]
+        )
+    return np.array(found)
 
 
 def grid_path(arm: Arm) -> str:

@@ -1,12 +1,14 @@
 """Table 2: the four rollout families, their learning curves, and how soon each reaches the reward of 24-in-24."""
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from paper.arms import Arm, Context
-from paper.compute import preset_fraction
-from paper.experiments import Changes
+from paper.compute import SHAPES, preset_fraction
+from paper.experiments import RESULTS, Changes
 from paper.figures import NOT_RUN, Figure, Table
 from paper.pace import pace, prices
 from paper.theory import signal
@@ -18,6 +20,15 @@ FAMILIES = {
     "Sol-RL": "sol_rl",
 }
 BASELINE, BF16, NAIVE, OURS = FAMILIES
+FITTED = f"{OURS}, 4 fitted steps"
+TIMED = {
+    BASELINE: ("sol_rl", "regenerate"),
+    BF16: ("naive", "s"),
+    OURS: ("sol_rl", "s"),
+    FITTED: ("sol_rl, 4 fitted steps", "s"),
+}
+"""Family → row and column of equal_gpus.json that time how a prompt's samples are made. Sol-RL regenerates 24 as
+24-in-24 draws them. Naive quantisation was not timed."""
 SHARES = (0.3, 0.5, 0.7, 0.9, 1.0)
 """Targets of the pooled speed-up, as shares of the baseline's final gain."""
 
@@ -57,11 +68,11 @@ def figures(context: Context) -> dict[str, Any]:
         )
         return {f"{share:.0%}": pace(ours, theirs, share, goals=goals) for share in SHARES}
 
-    costs = prices({name: found[context.programme.reward, name] for name in FAMILIES}, BASELINE)
+    costs = prices({name: found[context.programme.reward, name] for name in FAMILIES}, BASELINE) | measured(FAMILIES)
     iterations, predicted = {name: at_shares(name, BASELINE) for name in others}, _predicted(context, found)
     said = dict.fromkeys(others, f"{predicted['exact']:.2f}")
-    measured = "base" in predicted
-    said[OURS] = f"{predicted['base']:.2f}; {predicted['along the run']:.2f} along the run" if measured else NOT_RUN
+    ranked = "base" in predicted
+    said[OURS] = f"{predicted['base']:.2f}; {predicted['along the run']:.2f} along the run" if ranked else NOT_RUN
     trained = found[context.programme.reward, OURS].config.algorithm.timestep_fraction
     return {
         "levels": {"these runs": trained, "FLUX.1's preset": preset_fraction("flux")},
@@ -75,17 +86,40 @@ def figures(context: Context) -> dict[str, Any]:
         ),
         "predicted": predicted,
         "costs": Table(
-            ["family"], {name: {clock: Figure(one[name], ".2f") for clock, one in costs.items()} for name in others}
+            ["family"],
+            {
+                name: {
+                    clock: Figure(one.get(name), ".2f", () if name in one else ("not timed",))
+                    for clock, one in costs.items()
+                }
+                for name in others
+            },
         ),
         "compute": Table(
             ["family, target"],
             {
-                f"{name}, {share}": {clock: iterations[name][share].over(one[name]) for clock, one in costs.items()}
+                f"{name}, {share}": {clock: iterations[name][share].over(one.get(name)) for clock, one in costs.items()}
                 for name in others
                 for share in list(iterations[name])[-2:]
             },
         ),
     }
+
+
+def measured(families: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Measured seconds of a prompt by large model's shape and family, in those of the baseline.
+
+    On one GPU, with the noise levels of the model's preset, decoding and rewards included. Without families that were
+    not timed.
+    """
+    rows = json.loads((RESULTS / "equal_gpus.json").read_text())["rows"]
+    found = {}
+    for shape, name in SHAPES.items():
+        parts = {row["part"]: row for row in rows if (row["model"], row["gpus"]) == (shape, 1)}
+        seconds = {family: parts[row][column] + parts["training"]["s"] for family, (row, column) in TIMED.items()}
+        costs = {family: seconds[family] / seconds[BASELINE] for family in families if family in seconds}
+        found[f"{name.partition(' ')[0]}, seconds"] = costs
+    return found
 
 
 def _predicted(context: Context, found: Arms) -> dict[str, float]:

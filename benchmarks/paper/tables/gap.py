@@ -1,4 +1,4 @@
-"""Tables 5 and 9: what Sol-RL's final reward lacks to BF16 24-in-96, as a share of the gain."""
+"""Tables 5 and 9: what Sol-RL's final reward lacks to BF16 24-in-96, as a share of the gain and of the score."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,8 @@ import numpy as np
 
 from paper.arms import Arm, Context, averaged, paired
 from paper.figures import NOT_RUN, Figure, Table
-from paper.intervals import Estimate, over_seeds_and_prompts, ratio_of_means
+from paper.finished import Finished
+from paper.intervals import Estimate, over_seeds, over_seeds_and_prompts, ratio_of_means
 
 FAMILIES = {"BF16 24-in-96": "naive_scaling", "Sol-RL": "sol_rl"}
 MARGIN = 0.1
@@ -65,12 +66,21 @@ def _row(by_reward: Sequence[Sequence[Arm]]) -> dict[str, Figure]:
         [np.array([[run.gain(pair[0].reward) for run in runs] for runs in paired(*pair)]) for pair in by_reward]
     )
     if both is None:
-        return dict.fromkeys((*FAMILIES, "gap"), Figure(None))
+        return dict.fromkeys((*FAMILIES, "gap", "gap in scores"), Figure(None))
     bf16, ours = np.moveaxis(both, 1, 0)
     count, all_seeds = len(both), len(by_reward[0][0].experiments)
     notes = (f"{count} of {all_seeds} seeds",) if count < all_seeds else ()
     gains = [Figure(over_seeds_and_prompts(one)) for one in (bf16, ours)]
-    return dict(zip(FAMILIES, gains, strict=True)) | {"gap": Figure(ratio_of_means(bf16 - ours, bf16), "+.1%", notes)}
+    shares = [[_lacking(*runs, pair[0].reward) for runs in paired(*pair)] for pair in by_reward]
+    return dict(zip(FAMILIES, gains, strict=True)) | {
+        "gap": Figure(ratio_of_means(bf16 - ours, bf16), "+.1%", notes),
+        "gap in scores": Figure(over_seeds(np.mean(shares, axis=0)), "+.2%", notes),
+    }
+
+
+def _lacking(bf16: Finished, ours: Finished, reward: str) -> float:
+    """What the final score of ours lacks, as a share of that of BF16."""
+    return float(1 - ours.after[reward].mean() / bf16.after[reward].mean())
 
 
 def verdict(share: Estimate) -> str:

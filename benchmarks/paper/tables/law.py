@@ -68,7 +68,7 @@ def figures(context: Context) -> dict[str, Any]:
         }
 
     rows, fits = {}, {}
-    apart: dict[int, list[float]] = {}
+    apart: dict[int, list[tuple[float, float]]] = {}
     for setting in SETTINGS:
         candidates, side, _ = setting
         ranks = found[setting].ranks()
@@ -82,13 +82,15 @@ def figures(context: Context) -> dict[str, Any]:
             **compute(setting, SHARES[-1:]),
         }
         if measured := paces[setting][FITTED].value:
-            apart.setdefault(side, []).append(math.log(measured.mean / predicted))
+            apart.setdefault(side, []).append((math.log(measured.mean / predicted), math.log(measured.mean)))
     for side, logs in apart.items():
-        error = np.exp(np.abs(np.array(logs) - np.mean(logs)).mean()) - 1
+        means = np.mean(logs, axis=0)
+        error, constant = np.exp(np.abs(logs - means).mean(0)) - 1
         fits[str(side)] = {
             "settings": len(logs),
-            "measured / predicted": Figure(float(np.exp(np.mean(logs))), ".2f"),
+            "measured / predicted": Figure(float(np.exp(means[0])), ".2f"),
             "error": Figure(float(error), ".0%"),
+            "error of a constant": Figure(float(constant), ".0%"),
         }
     controls = {
         name: {
