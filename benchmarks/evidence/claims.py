@@ -45,9 +45,10 @@ def plain(one: Interval, sign: int = 1) -> str:
     return f"{sign * one['mean']:.3f} [{low:.3f}, {high:.3f}]".replace("-", "−")
 
 
-def share(one: Interval) -> str:
+def share(one: Interval, digits: int = 1) -> str:
     """A share with its interval, in per cent."""
-    return f"{100 * one['mean']:.1f} % [{100 * one['low']:.1f}, {100 * one['high']:.1f}]".replace("-", "−")
+    mean, low, high = (f"{100 * one[name]:.{digits}f}".replace("-", "−") for name in ("mean", "low", "high"))
+    return f"{mean} % [{low}, {high}]"
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -91,7 +92,7 @@ def figures(read: Read) -> dict[str, str]:
         **_algorithms(tables["algorithms"], tables["authors"]["gains"]),
         **_plateaus(tables["plateaus"]["gains"]),
         **_sweeps(tables["sweeps"]),
-        **_hacking(tables["hacking"]["gains"]),
+        **_hacking(tables["hacking"]),
         **_times(read),
     }
 
@@ -138,7 +139,20 @@ def _algorithms(table: Mapping[str, Any], authors: Mapping[str, Any]) -> dict[st
 
 def _plateaus(gains: Mapping[str, Any]) -> dict[str, str]:
     families = {"small": "24-in-24 BF16", "bf16": "24-in-96 BF16", "ours": "Sol-RL"}
+    grown = {
+        (large, figure): span(
+            (one[figure][1] / one[figure][0] for row, one in gains.items() if row.startswith("24-in-24") != large),
+            digits,
+        )
+        for large in (False, True)
+        for figure, digits in (("gradient norm", 0), ("loss", 1))
+    }
     return {
+        "gradients_small": grown[False, "gradient norm"],
+        "gradients_large": grown[True, "gradient norm"],
+        "losses_small": grown[False, "loss"],
+        "losses_large": grown[True, "loss"],
+    } | {
         f"{at}_{key}": series(
             round(one[f"{at}, sd"]["mean"], 2) + 0 for row, one in gains.items() if row.startswith(name)
         )
@@ -160,12 +174,14 @@ def _sweeps(table: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _hacking(gains: Mapping[str, Any]) -> dict[str, str]:
+def _hacking(table: Mapping[str, Any]) -> dict[str, str]:
+    gains, equal = table["gains"], table["at equal reward"]
     every = [one["mean"] for judges in gains.values() for one in judges.values() if isinstance(one, Mapping)]
     return {
         "fell": WORDS[sum(judges["fell"] != "none" for judges in gains.values())],
         "lowest": signed(min(every)),
         "judge": span(judges["judge"]["mean"] for name, judges in gains.items() if name.endswith("Sol-RL")),
+        "judged_equally": series((equal["mean of all"][name] for name in ("24-in-24 BF16", "Sol-RL", "AWM")), 3),
     }
 
 
