@@ -59,8 +59,8 @@ def ran(words: list[str]) -> int:
 def _trainer(words: list[str]) -> None:
     command = parsed(words)
     if words[1] == "run":
-        # Everything except training: preset, overrides and files are resolved.
-        assert command.dry_run or ran([*words, "--dry-run"]) == 0, words
+        # Everything except training: preset, overrides and files are resolved, on a machine without a GPU.
+        assert command.dry_run or ran([*words, "--dry-run", "--set", "device=cpu"]) == 0, words
     if words[1] == "memory":
         assert ran([*words, "--set", "model=mini-sana"]) == 0, words
     if "--dry-run" in words or words[1] in ("presets", "doctor"):
