@@ -22,7 +22,10 @@ from solrl_trainer.evaluation.held_out import (
     evaluate_base,
     log_better_checkpoint,
     measure_fidelity,
+    stopped_at,
+    take_best,
 )
+from solrl_trainer.evaluation.stopping import held_out_scores, reason_to_stop
 from solrl_trainer.policy.start_lora import read_start
 from solrl_trainer.policy.update import OneStep, UpdateFigures
 from solrl_trainer.ranks.communicator import Communicator, require_equal, wait_for_rank_zero
@@ -58,6 +61,9 @@ class Result:
         seconds: by phase and in total, also before a resume. Exploration at the service is concurrent with the
             other phases; "wait" is the part that the trainer waited for.
         spearman: rank fidelity of exploration by version, where it was measured; only on rank 0.
+        iterations: number of trained iterations.
+        version: of the averaged weights that `after` is of.
+        stopped: why the run ended before its last iteration; None if it did not.
         samples: samples of the last iteration, if this process trained one.
         pairs: explored and regenerated images of some of its selected seeds, on rank 0; None without regeneration.
     """
@@ -69,6 +75,9 @@ class Result:
     weights: Mapping[str, float | torch.Tensor]
     seconds: dict[str, float]
     spearman: dict[int, float]
+    iterations: int
+    version: int
+    stopped: str | None
     samples: IterationSamples | None
     pairs: CandidatePairs | None = None
 
@@ -128,25 +137,30 @@ def train(
         log.changed(version, changes)
         if resume and world.rank == 0:
             checkpoints.drop_after(config.output / "checkpoints", version)
-            drop_end(config.output, version)
+            drop_end(config.output, version, goes_on=not reason_to_stop(log.evaluations(), config, version))
 
         before = evaluate_base(session, log, again=resume)
         samples = None
         pictures: Pending[CandidatePairs | None] | None = None
+        stopped, trained = None, config.iterations
         for iteration in range(version, config.iterations):
-            samples = None  # frees the previous iteration's
             evaluate_along(session, log, iteration, before)
+            if (stopped := stopped_at(session, log, iteration)) is not None:
+                trained = iteration
+                break
+            samples = pictures = None  # frees the previous iteration's
             measure_fidelity(session, log, iteration)
             step = begin_step(session, log, iteration)
             samples = collect_samples(session, log, iteration, step)
             if iteration == version and config.explore.source == "model":
                 log_shares(_shares(config, samples))
-            if iteration + 1 == config.iterations:
-                pictures = begin_pairs(session, log, iteration, samples)
+            pictures = begin_pairs(session, log, iteration, samples)
             train_step(session, log, iteration, samples, step)
-        after = evaluate_average(session, log, config.iterations, before)
+        best = trained if stopped is None else take_best(session, log, stopped, trained)
+        after = evaluate_average(session, log, best, before)
         pairs = pictures() if pictures else None
-        log_better_checkpoint(config, log)
+        if stopped is None:
+            log_better_checkpoint(config, log)
         return Result(
             prompts=[prompt.text for prompt in session.test_prompts],
             seeds=[shown_seed(prompt) for prompt in session.test_prompts],
@@ -155,6 +169,9 @@ def train(
             weights=weights_of_all(session.test_prompts, config.rewards),
             seconds=log.seconds(),
             spearman=log.spearman,
+            iterations=trained,
+            version=best,
+            stopped=stopped,
             samples=samples,
             pairs=pairs,
         )
@@ -263,7 +280,7 @@ def train_step(
     session.scores = values.cpu()
     record = _record(session, log, iteration, samples, values, update, digest)
     log.iteration_trained(record)
-    session.checkpoint(iteration + 1, adapter, log.held_out(config.weights))
+    session.checkpoint(iteration + 1, adapter, held_out_scores(log.evaluations(), config.weights))
     with log.phase(iteration, "push"):
         session.source.push(iteration + 1, adapter)
     log.iteration_finished(replace(record, seconds={**record.seconds, "push": log.elapsed("push")}))
@@ -282,10 +299,10 @@ def _aggregated(
 def begin_pairs(
     session: Session, log: RunLog, iteration: int, samples: IterationSamples
 ) -> Pending[CandidatePairs | None]:
-    """Begin to collect explored and regenerated images of some selected seeds for the report.
+    """Collect explored and regenerated images of some selected seeds for the report, if the run ends here.
 
-    Training does not wait for them: a service makes them meanwhile, or this device does, under the explored version,
-    when they are asked for.
+    Training does not wait for them: a service makes those of the last iteration meanwhile. Others, and those of this
+    device, which it makes under the explored version, are made when they are asked for.
     """
     models, adapter = session.models, session.adapters[iteration]
 
@@ -306,7 +323,9 @@ def begin_pairs(
         wait_for_rank_zero(session.world)
         return pairs
 
-    return in_background(collect, "solrl-pairs") if session.config.uses_service else return_and_collect
+    if not session.config.uses_service:
+        return return_and_collect
+    return in_background(collect, "solrl-pairs") if iteration + 1 == session.config.iterations else collect
 
 
 def training_samples(session: Session, samples: IterationSamples, advantages: torch.Tensor) -> TrainingSamples:

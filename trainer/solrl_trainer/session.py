@@ -105,12 +105,15 @@ class Session:
         self.source.start(adapters, pushed)
 
     def checkpoint(self, version: int, adapter: bytes, held_out: Mapping[int, float]) -> None:
-        """Record `adapter` as the newest version, and write a checkpoint if one is due; see `checkpoints.save`."""
+        """Record `adapter` as the newest version, and write a checkpoint if one is due; see `checkpoints.save`.
+
+        A version that will be evaluated has one, because it may turn out to be the best.
+        """
         config = self.config
         self.adapters[version] = adapter
         for older in sorted(self.adapters)[: -(config.lag + 1)]:
             del self.adapters[older]
-        due = version % config.checkpoint_every == 0 or version == config.iterations
+        due = not version % config.checkpoint_every or version == config.iterations or config.evaluate.is_due(version)
         if due and self.world.rank == 0:
             folder = config.output / "checkpoints"
             policy, optimizer = self.models.policy, self.updater.optimizer

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from solrl_trainer.evaluation.ended import best_version
 from solrl_trainer.records.figures import duration_text, reward_label, reward_text, sum_text
 from solrl_trainer.records.folder import saved_settings
 from solrl_trainer.records.metrics_file import own_time, read_metrics
@@ -23,7 +24,7 @@ def compare(folders: Sequence[Path]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    runs = [(folder, saved_settings(folder), read_metrics(folder / METRICS)) for folder in folders]
+    runs = [(folder, saved_settings(folder), _lines(folder)) for folder in folders]
     names = list(
         dict.fromkeys(name for _, _, lines in runs for line in _evaluations(lines) for name in line["rewards"])
     )
@@ -42,6 +43,13 @@ def compare(folders: Sequence[Path]) -> None:
     Console(markup=False).print(table)
     if len({_judged_on(config) for _, config, _ in runs}) > 1:
         print("The runs are evaluated with other models, prompts, seeds or steps: their rewards are not comparable.")
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics; if the run ended early, no evaluation after that of its weights."""
+    last = best_version(folder)
+    lines = read_metrics(folder / METRICS)
+    return [line for line in lines if last is None or line["event"] != "evaluation" or line["version"] <= last]
 
 
 def _evaluations(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

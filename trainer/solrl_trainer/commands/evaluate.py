@@ -17,7 +17,7 @@ from solrl_engine.scorer import Scorer
 from solrl_proto.rollouts import Plan
 from solrl_remote.remote_reward import connect_reward
 
-from solrl_trainer.evaluation.ended import EVALUATION, GRID
+from solrl_trainer.evaluation.ended import EVALUATION, GRID, best_version
 from solrl_trainer.evaluation.evaluate import evaluate, shown_seed
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery, save_gallery
 from solrl_trainer.ranks.communicator import pick_device
@@ -66,7 +66,7 @@ def evaluate_run(
         prompts: number of prompts, instead of the run's.
         seeds: number of images per prompt, instead of the run's.
         steps: sampling steps, instead of the run's.
-        checkpoint: version of the checkpoint, by default the newest.
+        checkpoint: version of the checkpoint, by default the newest, or the best of a run that ended early.
         processes: processes that share the prompts; all read the folder, and rank 0 writes.
 
     Returns:
@@ -103,7 +103,8 @@ def evaluate_run(
         warn_of_reward_tokens(kept, str(folder / SETTINGS))
     world = processes.world(config.device, config.patience)
     # Rank 0's, because a run that still trains may write a newer one meanwhile.
-    found = checkpoints.require(folder / "checkpoints", checkpoint, world)
+    version = best_version(folder) if checkpoint is None else checkpoint
+    found = checkpoints.require(folder / "checkpoints", version, world)
     say_covered(whole, settings.prompts, "evaluated")
     logger.info(f"loading {config.model}")
     device = pick_device(config.device, world)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from solrl_core.adapter import Adapter, encode_for_diffusers
 from solrl_proto.text_files import read_text
 
-from solrl_trainer.evaluation.ended import GRID
+from solrl_trainer.evaluation.ended import GRID, best_version
 from solrl_trainer.records import checkpoints
 from solrl_trainer.records.output_files import write_file
 from solrl_trainer.report.model_card import CARD, LORA, MARK, held_out, model_card
@@ -28,7 +28,7 @@ def export(
 
     Args:
         config: the run's settings.
-        version: of the checkpoint, by default the newest.
+        version: of the checkpoint, by default the newest, or the best of a run that ended early.
         folder: folder of the files, by default the run's. Another also gets the grid of images, if there is one.
         repository: `USER/NAME` on the hub from which the card loads the weights, by default the folder.
         layout: also write lora-LAYOUT.safetensors, unless it is diffusers'.
@@ -43,7 +43,8 @@ def export(
         ValueError: the checkpoint is damaged, or of other settings; or the layout has no names for the model.
         OSError: a file cannot be written, or the model to merge into cannot be loaded.
     """
-    found = checkpoints.require(config.output / "checkpoints", version)
+    chosen = best_version(config.output) if version is None else version
+    found = checkpoints.require(config.output / "checkpoints", chosen)
     folder = folder or config.output
     weights, card, grid = (folder / name for name in (LORA, CARD, GRID))
     if card.is_file() and MARK not in read_text(card):

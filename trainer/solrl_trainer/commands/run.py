@@ -39,7 +39,8 @@ def run(
     """Train, then write result.json, gallery, grid.png, lora.safetensors, README.md and report.html into the folder.
 
     lora.safetensors has the averaged weights, for `load_lora_weights` of the model's diffusers pipeline; README.md is
-    its model card. The caller must have locked the folder.
+    its model card. They are of the last version, or of the best if the run ended early. The caller must have locked
+    the folder.
 
     Args:
         config: the run's settings.
@@ -72,8 +73,8 @@ def run(
         write_file(config.output / RESULT, json.dumps(summary, indent=1, allow_nan=False))
         save_gallery(config.output, _gallery(result))
         gallery_grid(config.output)
-        export(config)
-        trackers.result(config.iterations, summary["rewards"])
+        export(config, result.version)
+        trackers.result(result.iterations, summary["rewards"])
         trackers.report(write_report(config.output))
     return summary
 
@@ -91,7 +92,10 @@ def summarize(config: RunConfig, result: Result) -> dict[str, Any]:
         "preset": config.preset,
         "run": config.run,
         "trained": config.shown_weights,
-        "iterations": config.iterations,
+        "iterations": result.iterations,
+        "planned": config.iterations,
+        "version": result.version,
+        "stopped": result.stopped,
         "prompts": len(result.prompts),
         "images": next(iter(result.before.scores.values())).numel(),
         "rewards": compare(result.before, result.after, result.weights),

@@ -1,5 +1,6 @@
 """What a run left in its folder when it ended, and what of that must go when the run trains on."""
 
+import math
 from pathlib import Path
 
 from solrl_proto.text_files import TextFileError, read_json
@@ -10,22 +11,38 @@ RESULT, EVALUATION, GRID, PAGE = "result.json", "evaluation.json", "grid.png", "
 """Files of a run's folder; the folder `evaluation` in it has those of `solrl-train evaluate`."""
 
 
-def drop_end(folder: Path, version: int) -> None:
+def drop_end(folder: Path, version: int, *, goes_on: bool) -> None:
     """Delete figures and images of versions after `version`, from which the run goes on, and the report.
 
     The run writes them again when it ends; `solrl-train report` draws a report at any time.
+
+    Args:
+        folder: of the run.
+        version: from which it is resumed.
+        goes_on: whether it trains further; the result of a run that had ended early then no longer holds.
     """
     for place, name in ((folder, RESULT), (folder / "evaluation", EVALUATION)):
-        if (place / name).is_file() and _version(place / name) > version:
+        if (place / name).is_file() and _holds_until(place / name, goes_on=goes_on) > version:
             for one in (name, TEXTS, IMAGES, GRID):
                 (place / one).unlink(missing_ok=True)
     (folder / PAGE).unlink(missing_ok=True)
 
 
-def _version(path: Path) -> float:
-    """The version that a result is of; infinite if the file is damaged, as by a crash."""
+def best_version(folder: Path) -> int | None:
+    """The version that a run has exported which ended early, though it has newer ones; None for other runs.
+
+    Raises:
+        TextFileError: the run's result is damaged.
+    """
+    result = read_json(folder / RESULT) if (folder / RESULT).is_file() else {}
+    return int(result["version"]) if result.get("stopped") else None
+
+
+def _holds_until(path: Path, *, goes_on: bool) -> float:
+    """The newest version that a result speaks of; infinite if it ended early and goes on, or the file is damaged."""
     try:
         found = read_json(path)
-        return float(found["version" if path.name == EVALUATION else "iterations"])
-    except (TextFileError, KeyError, TypeError, ValueError):
-        return float("inf")
+        version = float(found["version" if path.name == EVALUATION else "iterations"])
+        return math.inf if goes_on and found.get("stopped") else version
+    except (AttributeError, TextFileError, KeyError, TypeError, ValueError):
+        return math.inf

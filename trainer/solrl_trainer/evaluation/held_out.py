@@ -17,9 +17,12 @@ from solrl_proto.rollouts import Plan, PromptItem
 
 from solrl_trainer.evaluation.evaluate import evaluate
 from solrl_trainer.evaluation.gallery import LARGEST_SIDE
+from solrl_trainer.evaluation.stopping import clear_fall, held_out_scores, reason_to_stop, sound_scores
 from solrl_trainer.ranks.communicator import gather_rows, gather_values, share
+from solrl_trainer.records import checkpoints
 from solrl_trainer.records.checkpoints import best_kept
 from solrl_trainer.records.evaluations import Evaluation, small_images
+from solrl_trainer.records.figures import ended_text
 from solrl_trainer.records.output_files import replace_file
 from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog
@@ -103,24 +106,40 @@ def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
 
 def evaluate_along(session: Session, log: RunLog, version: int, base: Evaluation) -> None:
     """Evaluate a version for the held-out curve, if that is due and the log of a resumed run lacks it."""
-    config, every = session.config, session.config.evaluate.every
-    if not every or not version or version % every:
+    if not session.config.evaluate.is_due(version):
         return
     if not gather_values(log.is_evaluated(version), session.world)[0]:
-        evaluate_average(session, log, version, base, config.curve_seeds)
+        evaluate_average(session, log, version, base, session.config.curve_seeds)
+
+
+def stopped_at(session: Session, log: RunLog, version: int) -> str | None:
+    """Why the run ends at a version, see `reason_to_stop`; the same on all ranks."""
+    reason: str | None = gather_values(reason_to_stop(log.evaluations(), session.config, version), session.world)[0]
+    return reason
+
+
+def take_best(session: Session, log: RunLog, reason: str, version: int) -> int:
+    """Take the averaged weights of the best checkpoint of a run that ends after `version` iterations.
+
+    Best is the highest held-out reward where no guard has fallen, or the highest of all if one always has.
+
+    Returns:
+        The version of these weights.
+    """
+    config, folder, lines = session.config, session.config.output / "checkpoints", log.evaluations()
+    best = best_kept(folder, sound_scores(lines, config)) or best_kept(folder, held_out_scores(lines, config.weights))
+    found = checkpoints.require(folder, best, session.world)
+    session.models.policy.averaged = found.part("averaged")
+    logger.info(f"the run {ended_text(reason, version, config.iterations, found.version)}")
+    return found.version
 
 
 def log_better_checkpoint(config: RunConfig, log: RunLog) -> None:
-    """Say at the end of a run which kept checkpoint has a higher held-out reward than the last one, beyond chance."""
-    scores = log.held_out(config.weights)
-    last = scores.get(config.iterations)
-    best = best_kept(config.output / "checkpoints", scores)
-    if last is None or best is None or log.held_out_low(best, config.weights) <= last:
-        return
-    logger.info(
-        f"the held-out reward was higher at version {best}, {scores[best]:.4f} instead of {last:.4f}; its weights: "
-        f"`solrl-train export {config.output} --checkpoint {best}`"
-    )
+    """Say at the end of a run if its held-out reward is clearly below that of its best kept checkpoint."""
+    lines = log.evaluations()
+    best = best_kept(config.output / "checkpoints", held_out_scores(lines, config.weights))
+    if best is not None and (fall := clear_fall(lines, config.weights, config.iterations, best)):
+        logger.info(f"{fall}; the best weights: `solrl-train export {config.output} --checkpoint {best}`")
 
 
 def measure_fidelity(session: Session, log: RunLog, version: int) -> None:

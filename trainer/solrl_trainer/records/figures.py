@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 TRAINED_SUM = "weighted sum"
 """Key of the row of the trained score, if it is a sum of several rewards."""
@@ -47,6 +48,18 @@ def role_text(name: str, weights: Mapping[str, float]) -> str:
     if list(weights) == [name]:
         return "trained"
     return f"trained, weight {weights[name]:g}".replace("-", "−") if name in weights else EVALUATION_ONLY
+
+
+def ended_text(reason: str, iterations: int, planned: int, version: int) -> str:
+    """How a run ended early, after "the run": `iterations` of `planned` were trained, the weights are of `version`."""
+    return f"ended after {iterations} of {planned} iterations: {reason}; the weights are of version {version}"
+
+
+def result_end(result: Mapping[str, Any]) -> str:
+    """`ended_text` of a run's result; empty if the run did not end early."""
+    if not result.get("stopped"):
+        return ""
+    return ended_text(result["stopped"], result["iterations"], result["planned"], result["version"])
 
 
 def place_text(by: str, server: str | None) -> str:

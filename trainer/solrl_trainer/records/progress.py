@@ -19,6 +19,7 @@ from solrl_trainer.records.figures import (
     gain_text,
     hacked_text,
     interval_text,
+    result_end,
     reward_label,
     reward_text,
     role_text,
@@ -200,6 +201,9 @@ def result_table(result: dict[str, Any]) -> Table:
     table.add_row(rewards_table(result))
     table.add_section()
     table.add_row(times)
+    if end := result_end(result):
+        table.add_section()
+        table.add_row(Text(f"The run {end}.", style="yellow"))
     if result["spearman"] is not None:
         table.add_section()
         table.add_row(f"Spearman of proxy against BF16 rewards within a prompt: {_spearman(result)}")

@@ -1,7 +1,6 @@
 """Log of a run: metrics.jsonl, progress in the terminal, reports for the service's page, and trackers."""
 
 import logging
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +13,6 @@ from solrl_core.families.backbone import Backbone
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.collapse import CollapseAlarm
 from solrl_trainer.records.evaluations import Evaluation
-from solrl_trainer.records.figures import TRAINED_SUM, trained_sum
 from solrl_trainer.records.metrics_file import MetricsFile
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
@@ -170,20 +168,11 @@ class RunLog:
 
     def is_evaluated(self, version: int) -> bool:
         """Whether metrics.jsonl has the evaluation of a version."""
-        return any(line["version"] == version for line in self._lines("evaluation"))
+        return any(line["version"] == version for line in self.evaluations())
 
-    def held_out(self, weights: Mapping[str, float]) -> dict[int, float]:
-        """Weighted sum of the trained rewards on held-out prompts by version, as far as evaluated; only on rank 0."""
-        return {
-            line["version"]: trained_sum(line["rewards"], weights)
-            for line in self._lines("evaluation")
-            if weights.keys() <= line["rewards"].keys()
-        }
-
-    def held_out_low(self, version: int, weights: Mapping[str, float]) -> float:
-        """Lower end of the 95 % interval of that sum at a version that was evaluated; the base's has no interval."""
-        found = next(line for line in self._lines("evaluation") if line["version"] == version).get("low", {})
-        return float(found.get(TRAINED_SUM, found.get(next(iter(weights)), -math.inf)))
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Evaluations in metrics.jsonl; only on rank 0."""
+        return self._lines("evaluation")
 
     def evaluated(self, record: HeldOutRecord, found: Evaluation, prompts: Sequence[str]) -> None:
         """A version was evaluated on held-out prompts; a resumed run measures its first version again."""

@@ -36,12 +36,14 @@ class HeldOutFigures:
         rewards: reward → `before`, `after`, and with an interval `gain`, `low` and `high`.
         prompts, images: numbers that the means are over; None if they are not known.
         grid: picture of images before and after.
+        ended: how the run ended early; empty if it did not, or is not known to have.
     """
 
     rewards: dict[str, dict[str, float]]
     prompts: int | None = None
     images: int | None = None
     grid: Path | None = None
+    ended: str = ""
 
 
 def held_out(folder: Path, version: int) -> HeldOutFigures | None:
@@ -57,7 +59,9 @@ def held_out(folder: Path, version: int) -> HeldOutFigures | None:
             if found.get("version", found.get("iterations")) == version and "prompts" in found:
                 grid = path.with_name(GRID)
                 images = found.get("images") or found["prompts"] * found["seeds"]
-                return HeldOutFigures(found["rewards"], found["prompts"], images, grid if grid.is_file() else None)
+                shown = grid if grid.is_file() else None
+                end = _line(figures.result_end(found))
+                return HeldOutFigures(found["rewards"], found["prompts"], images, shown, end)
     metrics = folder / "metrics.jsonl"
     lines = read_metrics(metrics) if metrics.is_file() else []
     means = {line["version"]: line["rewards"] for line in lines if line["event"] == "evaluation"}

@@ -88,7 +88,7 @@ def write_report(folder: Path) -> Path:
     run = RunFiles(
         folder,
         config,
-        ended if ended and ended["iterations"] == config["iterations"] else None,
+        ended if ended and (ended["iterations"] == config["iterations"] or ended.get("stopped")) else None,
         read_metrics(metrics) if metrics.is_file() else [],
     )
     environment = rendering.environment(autoescape=True)
@@ -153,6 +153,7 @@ def _content(run: RunFiles) -> dict[str, Any]:
             figures.hacked_text(result["rewards"], weights) if result else "",
         ],
         "finished": result is not None,
+        "ended": figures.result_end(result or {}),
         "done": iterations[-1]["version"] if iterations else 0,
         "planned": config["iterations"],
         "served": _served_text(iterations) if explores else "",

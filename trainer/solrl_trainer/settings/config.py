@@ -184,6 +184,13 @@ class EvaluateSettings(Section):
     """Images per prompt of the held-out curve, the first of `seeds`. Evaluations along the run generate no others."""
     rewards: Names = ()
     """Rewards that are only evaluated."""
+    stop_after: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of `iterations` after which a run without a new best held-out reward ends; so does one whose 95 % interval
+    lies below its best version's mean. The run exports its best checkpoint, and says why. Judged at evaluations along
+    the run, see every. null: never."""
+    guards: Names = ()
+    """Rewards that end the run when one falls: when the 95 % interval of its change from the base lies below 0 at an
+    evaluation along the run. Of `rewards` here, or the run's. The run exports the best checkpoint before."""
     fidelity_prompts: Annotated[int, Field(ge=0)] = 4
     """Held-out prompts, sampled likewise, for which scores of exploration and of regeneration are compared over all
     candidates."""
@@ -196,6 +203,10 @@ class EvaluateSettings(Section):
     fidelity_floor: Annotated[float, Field(ge=0, le=1)] = 0.3
     """Spearman of rank fidelity below which the run stops, unless chance or a saturated reward explains it; 0: it
     never does."""
+
+    def is_due(self, version: int) -> bool:
+        """Whether a version is evaluated along the run."""
+        return self.every > 0 and version > 0 and version % self.every == 0
 
 
 OF_A_MACHINE = (
@@ -276,7 +287,7 @@ class RunConfig(Section):
     policy: PolicySettings = PolicySettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     checkpoint_every: Positive = 1
-    """Iterations between checkpoints; the last iteration always has one."""
+    """Iterations between checkpoints; versions that are evaluated and the last iteration always have one."""
     keep_checkpoints: Positive = 2
     """Number of newest checkpoints to keep. The one with the best held-out reward is kept as well (evaluate.every)."""
     track: Names = ()
@@ -579,6 +590,17 @@ class RunConfig(Section):
                 "rewards to aggregate; expected an algorithm of the forward process, such as dpo, and "
                 "algorithm.aggregation=sum"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _evaluates_its_guards(self) -> Self:
+        evaluated = dict.fromkeys((*self.rewards, *self.evaluate.rewards))
+        for name in self.evaluate.guards:
+            if name not in evaluated:
+                raise ValueError(
+                    f"evaluate.guards has {name}, which is not evaluated; expected one of {', '.join(evaluated)}: "
+                    "add it to evaluate.rewards, or remove it from evaluate.guards"
+                )
         return self
 
     @model_validator(mode="after")

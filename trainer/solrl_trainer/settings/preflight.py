@@ -211,5 +211,8 @@ def _check_models(config: RunConfig) -> RunConfig:
     locate(config.model)
     left_out = set(config.evaluate.rewards) - set(judges) - config.rewards.keys()
     options: Mapping[str, Any] = {k: v for k, v in config.reward_options.items() if k not in left_out}
-    evaluate = config.evaluate.model_copy(update={"rewards": tuple(judges)})
+    guards = tuple(name for name in config.evaluate.guards if name in judges or name in config.rewards)
+    if unguarded := sorted(set(config.evaluate.guards) - set(guards)):
+        logger.warning(f"the run does not end when {' or '.join(unguarded)} falls (evaluate.guards)")
+    evaluate = config.evaluate.model_copy(update={"rewards": tuple(judges), "guards": guards})
     return config.model_copy(update={"evaluate": evaluate, "reward_options": options})

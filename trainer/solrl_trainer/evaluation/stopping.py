@@ -1,0 +1,91 @@
+"""Whether a run ends before its last iteration: at its plateau, after a clear fall, or because a guard fell."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from solrl_trainer.records.figures import (
+    TRAINED_SUM,
+    gain_text,
+    interval_text,
+    reward_label,
+    reward_text,
+    trained_sum,
+)
+from solrl_trainer.settings.config import RunConfig
+
+Line = Mapping[str, Any]
+"""An evaluation of metrics.jsonl: version; rewards, their means; from version 1 on low and high, their intervals."""
+
+
+def held_out_scores(lines: Sequence[Line], weights: Mapping[str, float]) -> dict[int, float]:
+    """Version → weighted sum of the trained rewards, where all of them were evaluated."""
+    return {
+        line["version"]: trained_sum(line["rewards"], weights)
+        for line in lines
+        if weights.keys() <= line["rewards"].keys()
+    }
+
+
+def clear_fall(lines: Sequence[Line], weights: Mapping[str, float], version: int, best: int) -> str | None:
+    """What to say if the 95 % interval of a version's score lies below the mean of `best`; None if it does not."""
+    scores = held_out_scores(lines, weights)
+    newest = next((line for line in reversed(lines) if line["version"] == version), {})
+    if "high" not in newest or not {version, best} <= scores.keys():
+        return None
+    (name, weight), *others = weights.items()
+    ends = [newest[end].get(TRAINED_SUM) for end in ("low", "high")]
+    if ends[1] is None:
+        if others:
+            return None
+        ends = sorted(weight * newest[end][name] for end in ("low", "high"))
+    if ends[1] >= scores[best]:
+        return None
+    return (
+        f"the held-out reward fell clearly, from {scores[best]:.4f} at version {best} to {scores[version]:.4f} "
+        f"[{ends[0]:.4f}, {ends[1]:.4f}] at version {version}"
+    )
+
+
+def fallen_guards(lines: Sequence[Line], guards: Sequence[str], version: int) -> str | None:
+    """What to say if the whole 95 % interval of a guard's change from the base is below 0 at a version; or None."""
+    known = {line["version"]: line for line in lines}
+    base, newest = known.get(0, {}).get("rewards", {}), known.get(version, {})
+    for name in guards:
+        if name in base and name in newest.get("high", {}) and newest["high"][name] < base[name]:
+            before, after = base[name], newest["rewards"][name]
+            change = interval_text(name, newest["low"][name] - before, newest["high"][name] - before)
+            return (
+                f"{reward_label(name)}, a guard, fell clearly below the base, from {reward_text(name, before)} to "
+                f"{reward_text(name, after)} at version {version}: {gain_text(name, after - before)} {change}"
+            )
+    return None
+
+
+def reason_to_stop(lines: Sequence[Line], config: RunConfig, version: int) -> str | None:
+    """Why the run ends after `version` iterations; None if it trains on, also where it is not judged.
+
+    Args:
+        lines: the run's evaluations up to that version.
+        config: its settings, see `evaluate.stop_after` and `evaluate.guards`.
+    """
+    judge, weights = config.evaluate, config.weights
+    if not judge.is_due(version):
+        return None
+    if fallen := fallen_guards(lines, judge.guards, version):
+        return fallen
+    scores = held_out_scores(lines, weights)
+    if judge.stop_after is None or version not in scores:
+        return None
+    best = max(scores, key=lambda one: (scores[one], -one))
+    if fall := clear_fall(lines, weights, version, best):
+        return fall
+    since = version - best
+    if since < judge.stop_after * config.iterations:
+        return None
+    return f"no new best held-out reward in {since} iterations, since {scores[best]:.4f} at version {best}"
+
+
+def sound_scores(lines: Sequence[Line], config: RunConfig) -> dict[int, float]:
+    """Version → held-out score of those at which no guard has fallen clearly below the base."""
+    scores, guards = held_out_scores(lines, config.weights), config.evaluate.guards
+    return {version: score for version, score in scores.items() if not fallen_guards(lines, guards, version)}
