@@ -112,7 +112,8 @@ GENERATING = [name for name in RECIPES if name not in ("sft", "dpo_pairs")]
 @pytest.mark.parametrize("recipe", GENERATING)
 @pytest.mark.parametrize("model", MODELS)
 def test_the_curve_of_each_preset_costs_at_most_a_twentieth(model: str, recipe: str) -> None:
-    assert 0 < share_of_curve(model, recipe) <= 0.05
+    """Of `fast` a quarter: its iterations are as short, and it ends by its curve."""
+    assert 0 < share_of_curve(model, recipe) <= (0.25 if recipe == "fast" else 0.05)
 
 
 def test_a_run_without_evaluations_along_it_compares_all_seeds() -> None:
