@@ -63,7 +63,7 @@ class Result:
         spearman: rank fidelity of exploration by version, where it was measured; only on rank 0.
         iterations: number of trained iterations.
         version: of the averaged weights that `after` is of.
-        stopped: why the run ended before its last iteration; None if it did not.
+        stopped: why the run ended early, or takes weights of an older version than its last; None if neither.
         samples: samples of the last iteration, if this process trained one.
         pairs: explored and regenerated images of some of its selected seeds, on rank 0; None without regeneration.
     """
@@ -156,8 +156,13 @@ def train(
                 log_shares(_shares(config, samples))
             pictures = begin_pairs(session, log, iteration, samples)
             train_step(session, log, iteration, samples, step)
-        best = trained if stopped is None else take_best(session, log, stopped, trained)
-        after = evaluate_average(session, log, best, before)
+        best = trained
+        if stopped is None:
+            after = evaluate_average(session, log, trained, before)
+            stopped = stopped_at(session, log, trained)
+        if stopped is not None:
+            best = take_best(session, log, stopped, trained)
+            after = evaluate_average(session, log, best, before)
         pairs = pictures() if pictures else None
         if stopped is None:
             log_better_checkpoint(config, log)

@@ -120,6 +120,12 @@ def test_a_run_ends_at_its_plateau_and_exports_its_best_version(
     last = run(on, resume=True)
     assert (last["iterations"], last["version"], last["stopped"]) == (5, 5, None)
     assert torch.allclose(exported(output), lora_of(output, 5))
+    # With the setting, it takes its best also after the last iteration.
+    late = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"stop_after": 0.8})})
+    result = run(late, resume=True)
+    assert (result["iterations"], result["version"]) == (5, 2)
+    assert result["stopped"] == "no new best held-out reward in 3 iterations, since 0.5000 at version 2"
+    assert torch.allclose(exported(output), lora_of(output, 2))
 
 
 def test_a_run_whose_guard_falls_exports_the_best_version_before(service: Service, tmp_path: Path) -> None:
@@ -177,6 +183,8 @@ BASE, RISEN = (0.2, math.nan, math.nan), (0.5, 0.4, 0.6)
         ({0: BASE, 10: (0.1, 0.05, 0.19)}, {}, "fell clearly, from 0.2000 at version 0"),
         ({0: BASE, 10: RISEN, 20: (0.5, 0.4, 0.6), 30: (0.5, 0.4, 0.6)}, {}, None),
         ({0: BASE, 10: RISEN, **dict.fromkeys((20, 30, 40, 50), (0.5, 0.4, 0.6))}, {}, "in 40 iterations"),
+        ({0: BASE, 90: RISEN, 100: (0.45, 0.4, 0.51)}, {}, "in 10 iterations"),
+        ({0: BASE, 90: RISEN, 100: (0.6, 0.5, 0.7)}, {}, None),
         ({0: BASE, 10: RISEN, 20: (0.6, 0.5, 0.7)}, {20: (0.3, 0.2, 0.49)}, "strict accuracy (judge), a guard, fell"),
         ({0: BASE, 10: RISEN, 20: (0.6, 0.5, 0.7)}, {20: (0.3, 0.2, 0.51)}, None),
     ],

@@ -46,7 +46,7 @@ def compare(folders: Sequence[Path]) -> None:
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics; if the run ended early, no evaluation after that of its weights."""
+    """The lines of a run's metrics; if the run took its best weights, no evaluation after theirs."""
     last = best_version(folder)
     lines = read_metrics(folder / METRICS)
     return [line for line in lines if last is None or line["event"] != "evaluation" or line["version"] <= last]

@@ -66,7 +66,7 @@ def evaluate_run(
         prompts: number of prompts, instead of the run's.
         seeds: number of images per prompt, instead of the run's.
         steps: sampling steps, instead of the run's.
-        checkpoint: version of the checkpoint, by default the newest, or the best of a run that ended early.
+        checkpoint: version of the checkpoint, by default the run's result, or else the newest.
         processes: processes that share the prompts; all read the folder, and rank 0 writes.
 
     Returns:

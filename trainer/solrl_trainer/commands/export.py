@@ -28,7 +28,7 @@ def export(
 
     Args:
         config: the run's settings.
-        version: of the checkpoint, by default the newest, or the best of a run that ended early.
+        version: of the checkpoint, by default the run's result, or else the newest.
         folder: folder of the files, by default the run's. Another also gets the grid of images, if there is one.
         repository: `USER/NAME` on the hub from which the card loads the weights, by default the folder.
         layout: also write lora-LAYOUT.safetensors, unless it is diffusers'.

@@ -84,7 +84,7 @@ class Evaluate:
     """Images per prompt."""
     steps: Annotated[int | None, _shown("N", "the run's")] = None
     """Solver steps per image."""
-    checkpoint: Annotated[int | None, _shown("N", "the newest; the best of a run that ended early")] = None
+    checkpoint: Annotated[int | None, _shown("N", "the run's result, or else the newest")] = None
     """Version of the checkpoint to evaluate."""
 
 
@@ -98,7 +98,7 @@ class Export:
     """Also write lora-comfyui.safetensors or lora-kohya.safetensors, with the layer names of ComfyUI or kohya."""
     merged: bool = False
     """Also write the BF16 transformer with the LoRA merged in, as the folder transformer for diffusers."""
-    checkpoint: Annotated[int | None, _shown("N", "the newest; the best of a run that ended early")] = None
+    checkpoint: Annotated[int | None, _shown("N", "the run's result, or else the newest")] = None
     """Version of the checkpoint to export."""
     output: Annotated[Path | None, _shown("FOLDER", "the run's")] = None
     """Folder for lora.safetensors, README.md and grid.png."""

@@ -39,7 +39,7 @@ def run(
     """Train, then write result.json, gallery, grid.png, lora.safetensors, README.md and report.html into the folder.
 
     lora.safetensors has the averaged weights, for `load_lora_weights` of the model's diffusers pipeline; README.md is
-    its model card. They are of the last version, or of the best if the run ended early. The caller must have locked
+    its model card. They are of the last version, or of the best with evaluate.stop_after. The caller must have locked
     the folder.
 
     Args:

@@ -19,7 +19,7 @@ def drop_end(folder: Path, version: int, *, goes_on: bool) -> None:
     Args:
         folder: of the run.
         version: from which it is resumed.
-        goes_on: whether it trains further; the result of a run that had ended early then no longer holds.
+        goes_on: whether it trains further; a result that says why the run ended then no longer holds.
     """
     for place, name in ((folder, RESULT), (folder / "evaluation", EVALUATION)):
         if (place / name).is_file() and _holds_until(place / name, goes_on=goes_on) > version:
@@ -29,7 +29,7 @@ def drop_end(folder: Path, version: int, *, goes_on: bool) -> None:
 
 
 def best_version(folder: Path) -> int | None:
-    """The version that a run has exported which ended early, though it has newer ones; None for other runs.
+    """The best version of a run, which it has exported, though it may have newer ones; None if it took the newest.
 
     Raises:
         TextFileError: the run's result is damaged.
@@ -39,7 +39,7 @@ def best_version(folder: Path) -> int | None:
 
 
 def _holds_until(path: Path, *, goes_on: bool) -> float:
-    """The newest version that a result speaks of; infinite if it ended early and goes on, or the file is damaged."""
+    """The newest version that a result speaks of; infinite if that was the end but it goes on, or it is damaged."""
     try:
         found = read_json(path)
         version = float(found["version" if path.name == EVALUATION else "iterations"])

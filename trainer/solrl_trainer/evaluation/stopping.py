@@ -1,4 +1,4 @@
-"""Whether a run ends before its last iteration: at its plateau, after a clear fall, or because a guard fell."""
+"""Whether a run ends, and takes its best weights: at its plateau, after a clear fall, or because a guard fell."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -62,14 +62,17 @@ def fallen_guards(lines: Sequence[Line], guards: Sequence[str], version: int) ->
 
 
 def reason_to_stop(lines: Sequence[Line], config: RunConfig, version: int) -> str | None:
-    """Why the run ends after `version` iterations; None if it trains on, also where it is not judged.
+    """Why the run ends after `version` iterations with the weights of its best version; None if it does not.
+
+    After its last iteration it does so unless that version is the best.
 
     Args:
         lines: the run's evaluations up to that version.
         config: its settings, see `evaluate.stop_after` and `evaluate.guards`.
     """
     judge, weights = config.evaluate, config.weights
-    if not judge.is_due(version):
+    ends = version == config.iterations
+    if not judge.every or not (ends or judge.is_due(version)):
         return None
     if fallen := fallen_guards(lines, judge.guards, version):
         return fallen
@@ -80,7 +83,7 @@ def reason_to_stop(lines: Sequence[Line], config: RunConfig, version: int) -> st
     if fall := clear_fall(lines, weights, version, best):
         return fall
     since = version - best
-    if since < judge.stop_after * config.iterations:
+    if since < (1 if ends else judge.stop_after * config.iterations):
         return None
     return f"no new best held-out reward in {since} iterations, since {scores[best]:.4f} at version {best}"
 

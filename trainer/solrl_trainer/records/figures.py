@@ -51,12 +51,12 @@ def role_text(name: str, weights: Mapping[str, float]) -> str:
 
 
 def ended_text(reason: str, iterations: int, planned: int, version: int) -> str:
-    """How a run ended early, after "the run": `iterations` of `planned` were trained, the weights are of `version`."""
+    """How a run ended with its best weights, of `version`, after `iterations` of `planned`; follows "the run"."""
     return f"ended after {iterations} of {planned} iterations: {reason}; the weights are of version {version}"
 
 
 def result_end(result: Mapping[str, Any]) -> str:
-    """`ended_text` of a run's result; empty if the run did not end early."""
+    """`ended_text` of a run's result; empty if the run took its last weights."""
     if not result.get("stopped"):
         return ""
     return ended_text(result["stopped"], result["iterations"], result["planned"], result["version"])

@@ -36,7 +36,7 @@ class HeldOutFigures:
         rewards: reward → `before`, `after`, and with an interval `gain`, `low` and `high`.
         prompts, images: numbers that the means are over; None if they are not known.
         grid: picture of images before and after.
-        ended: how the run ended early; empty if it did not, or is not known to have.
+        ended: how the run ended with its best weights; empty if it took its last, or that is not known.
     """
 
     rewards: dict[str, dict[str, float]]

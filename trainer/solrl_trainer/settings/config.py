@@ -186,8 +186,8 @@ class EvaluateSettings(Section):
     """Rewards that are only evaluated."""
     stop_after: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of `iterations` after which a run without a new best held-out reward ends; so does one whose 95 % interval
-    lies below its best version's mean. The run exports its best checkpoint, and says why. Judged at evaluations along
-    the run, see every. null: never."""
+    lies below its best version's mean. The run says why, and exports its best checkpoint, also if it trains to its last
+    iteration. Judged at evaluations along the run, see every. null: never; the last checkpoint is exported."""
     guards: Names = ()
     """Rewards that end the run when one falls: when the 95 % interval of its change from the base lies below 0 at an
     evaluation along the run. Of `rewards` here, or the run's. The run exports the best checkpoint before."""
