@@ -88,7 +88,7 @@ def _service(words: list[str]) -> None:
 
 
 def _reward_service(words: list[str]) -> None:
-    assert parsed(words).settings.rewards, words
+    assert solrl_reward.cli._parse(words[1:]).settings.rewards, words
 
 
 def _with_a_miniature(words: list[str]) -> list[str]:

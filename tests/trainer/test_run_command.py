@@ -292,7 +292,7 @@ def test_rewards_without_their_metadata_are_refused_or_omitted_with_a_note(tmp_p
     assert config.evaluate.rewards == ("verifier", "verifier_graded", "judge")
     checked = check_run(config, resume=False)
     assert checked == config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"rewards": ()})})
-    assert notes[0].startswith("held-out images are not scored with verifier: of prompt 'a green cross', expected")
+    assert notes[0].startswith("held-out images are not scored with verifier: of prompt 'a green cross', metadata.")
     assert len(notes) == 3
     # Metadata of another set of prompts do not fit, either.
     (tmp_path / "test.txt").unlink()

@@ -177,8 +177,9 @@ def test_an_axis_ends_where_its_values_do(
     with browser.page() as page:
         page.open(guarded.url)
         page.see(
-            "document.body.append(window.box = el('div', {className: 'chart axes'})); draw(box, {axes: true, label: '', "
-            f"xs: {places}, lines: [{{name: 'mean', values: {places}.map(() => 0.5)}}]}})"
+            "document.body.append(window.box = el('div', {className: 'chart axes'})); "
+            f"draw(box, {{axes: true, label: '', xs: {places}, "
+            f"lines: [{{name: 'mean', values: {places}.map(() => 0.5)}}]}})"
         )
         page.wait("box.chart")
         assert page.see("[box.chart.scales.x.min, box.chart.scales.x.max]") == ends
