@@ -7,16 +7,15 @@ TORCH ?= torch==2.13.0
 unexport PYTHONDONTWRITEBYTECODE
 PIP = $(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo demo-text unit test check docs release-check faults load install clean
+.PHONY: demo demo-shapes unit test check docs release-check faults load install clean
 
-demo: $(VENV)/.installed
+# A miniature learns to spell; RapidOCR reads its words.
+demo: $(VENV)/.installed-ocr
 	$(VENV)/bin/solrl-train demo
 
-# A miniature learns to spell; RapidOCR, which this installs, reads its words.
-demo-text: $(VENV)/.installed
-	$(PIP) --editable '.[ocr]'
-	$(VENV)/bin/solrl-train run --preset mini-text/sol_rl/ocr --run demo-text --iterations 12 \
-		--set explore.prompts=8 --set evaluate.prompts=32 --set evaluate.seeds=2
+# Another draws shapes.
+demo-shapes: $(VENV)/.installed
+	$(VENV)/bin/solrl-train demo --world shapes --output runs/demo-shapes
 
 # No Redis, no browser, no service: two minutes.
 unit: $(VENV)/.installed-dev
@@ -48,7 +47,11 @@ $(VENV)/.installed: pyproject.toml
 	$(PIP) --editable .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+$(VENV)/.installed-ocr: $(VENV)/.installed
+	$(PIP) --editable '.[ocr]'
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed-ocr
 	$(PIP) --editable '.[dev]'
 	# In separate folders: diffusers imports torchao if it is installed, and tests also run with the oldest diffusers.
 	$(PIP) --no-deps --upgrade --target $(VENV)/cross-checks torchao

@@ -1,7 +1,7 @@
-"""Figures of finished demos: `python benchmarks/demo_figures.py RUN_FOLDER… [--note TEXT]`, on their machine.
+"""Figures of finished demos: `python benchmarks/demo_figures.py RUN_FOLDER… [--world WORLD] [--note TEXT]`.
 
-The folders are from `solrl-train demo --seed N --output FOLDER`, one per seed. It only reads their files, and writes
-benchmarks/results/demo.{json,md}.
+To be run on their machine. The folders are from `solrl-train demo --seed N --output FOLDER`, one per seed. It only
+reads their files, and writes benchmarks/results/demo.{json,md}, or demo_shapes.{json,md} with `--world shapes`.
 """
 
 import json
@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_trainer.commands.demo import DEMO_SETTINGS, PRESET, demo_config
-from solrl_trainer.records.figures import duration_text, gain_text, interval_text, reward_label, reward_text
+from solrl_trainer.commands.demo import WORLDS, World, demo_config
+from solrl_trainer.commands.demo_words import HANDICAP, by_tesseract
+from solrl_trainer.evaluation.gallery import load_gallery
+from solrl_trainer.records.figures import READ_RIGHT, duration_text, gain_text, interval_text, reward_label, reward_text
 from solrl_trainer.records.folder import saved_settings
 from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
@@ -24,6 +26,8 @@ from support.results import Results, Row, options, table
 
 OWN = ("seed", "run", "output", "rollout_url")
 """Settings in which demos differ."""
+RESULTS = {"words": "demo", "shapes": "demo_shapes"}
+"""World of a demo → name of its results."""
 PLAN = """Exploration takes four steps fitted to the model, by the
 [plan](../../minis/solrl_minis/weights/mini-sana/plan.json) of `python benchmarks/demo_plan.py`."""
 
@@ -31,39 +35,43 @@ PLAN = """Exploration takes four steps fitted to the model, by the
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("runs", nargs="*", type=Path, help="folders of finished demos, with different seeds")
+    parser.add_argument("--world", choices=tuple(WORLDS), default="words", help="of the demos (default: words)")
     parser.add_argument("--note", default="", help="a sentence about the machine at that time, such as its other work")
     args = parser.parse_args()
-    results = Results("demo", args.out, page)
+    results = Results(RESULTS[args.world], args.out, page)
     if args.render:
         return results.show()
     if not args.runs:
         parser.error("got no folder; expected those of finished demos")
     try:
-        rows = sorted(map(row, args.runs), key=lambda one: one["seed"])
+        rows = sorted((row(folder, WORLDS[args.world]) for folder in args.runs), key=lambda one: one["seed"])
     except (OSError, ValueError) as error:
         sys.exit(str(error))
     if len({one["seed"] for one in rows}) < len(rows):
         sys.exit(f"got runs of the seeds {[one['seed'] for one in rows]}; expected different ones")
-    about = {"processor": processor(), "note": args.note, "settings": DEMO_SETTINGS, "plan": PLAN}
-    results.found = {**about, "runs": rows}
+    world = WORLDS[args.world]
+    about = {"world": args.world, "processor": processor(), "note": args.note, "settings": world.settings}
+    results.found = {**about, "plan": PLAN if world.plan else "", "runs": rows}
     results.write()
     return results.show()
 
 
-def row(folder: Path) -> Row:
-    """Figures of one run.
+def row(folder: Path, world: World) -> Row:
+    """Figures of one run of a world's demo; of words also the shares that Tesseract reads right, if it is installed.
 
     Raises:
         FileNotFoundError: the folder contains no finished run.
-        ValueError: it is not a demo of this version.
+        ValueError: it is not such a demo of this version.
     """
     config = saved_settings(folder)
-    expected = comparable(demo_config())
+    expected = comparable(demo_config(world))
     if differing := sorted(key for key, value in comparable(config).items() if value != expected[key]):
-        raise ValueError(f"{folder} is not of `solrl-train demo`: its settings differ in {', '.join(differing)}")
+        raise ValueError(f"{folder} is not of this demo: its settings differ in {', '.join(differing)}")
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     last = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"][-1]
     figures = {name: result[name] for name in ("iterations", "images", "rewards", "spearman", "seconds")}
+    if world is WORLDS["words"] and (shares := by_tesseract(load_gallery(folder))) is not None:
+        figures["tesseract"] = dict(zip(("before", "after"), shares, strict=True))
     return {"seed": config.seed, "explored_in": f"{last['precision'].upper()} ({last['numerics']})", **figures}
 
 
@@ -89,12 +97,14 @@ def processor() -> str:
 def page(result: Mapping[str, Any]) -> str:
     rows: Sequence[Row] = result["runs"]
     where = {one["explored_in"] for one in rows}
+    world, shapes = WORLDS[result["world"]], result["world"] == "shapes"
+    seeds = ", ".join(str(one["seed"]) for one in rows)
     settings = ", ".join(f"`{setting}`" for setting in result["settings"][1:])
     lines = [
-        "# The demo",
+        "# The demo of shapes" if shapes else "# The demo",
         "",
-        f"`solrl-train demo` with the seeds {', '.join(str(one['seed']) for one in rows)}, one run each, gathered by",
-        f"`python benchmarks/demo_figures.py`. {rows[0]['iterations']} iterations of `{PRESET}` with",
+        f"`solrl-train demo{' --world shapes' * shapes}` with the seeds {seeds}, one run each, gathered by",
+        f"`python benchmarks/demo_figures.py`. {rows[0]['iterations']} iterations of `{world.preset}` with",
         f"{settings}; explored in {' and '.join(sorted(where))}.",
         *([result["plan"]] if result["plan"] else []),
         f"Means over {rows[0]['images']} images of held-out prompts, same seeds before and after, averaged weights;",
@@ -104,10 +114,7 @@ def page(result: Mapping[str, Any]) -> str:
         "Gains differ between kinds of processor, by the rounding of BF16.",
         *([result["note"]] if result["note"] else []),
         "",
-        *STRICT_ACCURACY,
-        "",
-        *PREPARED_FOR_NVFP4,
-        "",
+        *([*STRICT_ACCURACY, "", *PREPARED_FOR_NVFP4, ""] if shapes else [HANDICAP, ""]),
         *table(("reward", "seed", "before", "after", "gain"), _gains(rows)),
     ]
     phases = ("explore", "wait", "regenerate", "train", "push", "evaluate", "total")
@@ -116,7 +123,7 @@ def page(result: Mapping[str, Any]) -> str:
         "Time in the trainer, without the start of the service. Exploration is partly in parallel with other phases;",
         "wait is the part that the trainer waited for it.",
         "",
-        *table(("seed", *phases, "Spearman of proxy against BF16"), (_times(one, phases) for one in rows)),
+        *table(("seed", *phases, *["Spearman of proxy against BF16"] * shapes), (_times(one, phases) for one in rows)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -131,10 +138,16 @@ def _gains(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
             yield label, one["seed"], before, after, gain
         if len(rows) > 1:
             yield label, "mean", "", "", gain_text(name, statistics.mean(one["rewards"][name]["gain"] for one in rows))
+    for one in rows:
+        if "tesseract" in one:
+            before, after = (one["tesseract"][when] for when in ("before", "after"))
+            gain = gain_text(READ_RIGHT, after - before)
+            yield "read right (Tesseract)", one["seed"], *(reward_text(READ_RIGHT, v) for v in (before, after)), gain
 
 
 def _times(one: Row, phases: Sequence[str]) -> Sequence[str]:
-    return one["seed"], *(duration_text(one["seconds"][phase]) for phase in phases), f"{one['spearman']:.3f}"
+    seconds = (duration_text(one["seconds"].get(phase, 0.0)) for phase in phases)
+    return one["seed"], *seconds, *([] if one["spearman"] is None else [f"{one['spearman']:.3f}"])
 
 
 if __name__ == "__main__":

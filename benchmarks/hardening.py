@@ -34,7 +34,7 @@ import httpx
 from fault_trials.adapters import MODEL, rollout_body
 from solrl_http.tokens import create_token
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
-from solrl_trainer.commands.demo import rollout_service
+from solrl_trainer.commands.local_service import rollout_service
 from support.fuzzing import fuzz_routes
 from support.targets import Row, Rows, measure
 

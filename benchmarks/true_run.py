@@ -20,7 +20,7 @@ from typing import Any
 from solrl_client.rollouts import RolloutClient
 from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_proto.rollouts import Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
-from solrl_trainer.commands.demo import rollout_service
+from solrl_trainer.commands.local_service import rollout_service
 from solrl_trainer.records.folder import saved_settings
 from solrl_trainer.records.metrics_file import read_metrics
 from support.results import Results, device_name, options, table

@@ -24,10 +24,16 @@ def main() -> None:
         "--torch", default="", help="PyTorch requirement to install first; empty keeps that of the base image"
     )
     parser.add_argument("--torch-index", default="", help="additional package index for it")
+    parser.add_argument("--extras", default="", help="extras whose requirements are installed, too, by commas")
     parser.add_argument("--pyproject", type=Path, default=Path("pyproject.toml"))
     arguments = parser.parse_args()
 
-    dependencies = tomllib.loads(arguments.pyproject.read_text())["project"]["dependencies"]
+    project = tomllib.loads(arguments.pyproject.read_text())["project"]
+    extras = [one for one in arguments.extras.split(",") if one]
+    optional = project["optional-dependencies"]
+    if unknown := [one for one in extras if one not in optional]:
+        sys.exit(f"got the extras {unknown}; expected some of {sorted(optional)}")
+    dependencies = [*project["dependencies"], *(one for name in extras for one in optional[name])]
     wanted = [requirement for requirement in dependencies if name_of(requirement) == "torch"]
     if arguments.torch:
         index = ["--extra-index-url", arguments.torch_index] if arguments.torch_index else []

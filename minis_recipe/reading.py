@@ -4,19 +4,16 @@ RapidOCR is the engine of the reward `ocr`; no reward uses Tesseract. An image i
 case.
 """
 
-import subprocess
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, ImageOps
 from solrl_core.families import Backbone
 from solrl_core.rewards.images import as_bytes
 from solrl_core.rewards.ocr import Ocr, closeness
+from solrl_core.tesseract import read_by_tesseract, reads_exactly
 from solrl_proto.noise import expand_seeds
 
 from minis_recipe import measure
@@ -25,7 +22,6 @@ from minis_recipe.words import CELL, CHARACTERS, WIDTH, Word, glyphs, sample_wor
 PROMPTS = 128
 KEPT = 12
 """Best candidates of a group, of which `groups` takes the mean: half of those that the paper's recipes keep."""
-_ENLARGED, _MARGIN = 3, 8
 
 
 def accuracy(
@@ -71,33 +67,15 @@ def by_rapidocr(images: npt.NDArray[np.uint8]) -> list[str]:
     return Ocr(line=True).read(torch.from_numpy(images))
 
 
-def by_tesseract(images: npt.NDArray[np.uint8]) -> list[str]:
-    """Text that the program `tesseract` reads in each image [N, H, W, 3], as a line of capitals and digits."""
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / f"{index}.png" for index in range(len(images))]
-        for file, pixels in zip(files, images, strict=True):
-            paper = tuple(int(value) for value in pixels[:2].mean((0, 1)))
-            picture = ImageOps.expand(Image.fromarray(pixels), _MARGIN, paper)
-            large = picture.resize((picture.width * _ENLARGED, picture.height * _ENLARGED), Image.Resampling.BICUBIC)
-            ImageOps.autocontrast(large.convert("L")).save(file)
-        listed = Path(folder) / "files.txt"
-        listed.write_text("".join(f"{file}\n" for file in files), encoding="utf-8")
-        options = ["--psm", "7", "-c", f"tessedit_char_whitelist={CHARACTERS}"]
-        done = subprocess.run(
-            ["tesseract", str(listed), "-", *options], capture_output=True, check=True, encoding="utf-8"
-        )
-    return [page.strip() for page in done.stdout.split("\f")[: len(images)]]
-
-
 def exact(found: Sequence[str], wanted: Sequence[str]) -> npt.NDArray[np.bool_]:
     """Whether each text that was read is the wanted one, but for case and white space."""
-    return np.array([one.casefold().split() == [other.casefold()] for one, other in zip(found, wanted, strict=True)])
+    return np.array([reads_exactly(*pair) for pair in zip(found, wanted, strict=True)])
 
 
 def right(images: torch.Tensor, words: Sequence[Word]) -> dict[str, npt.NDArray[np.bool_]]:
     """Engine → whether it reads each word in its image [N, 3, 32, 64]."""
     pixels, texts = as_bytes(images).numpy(), [word.text for word in words]
-    return {"rapidocr": exact(by_rapidocr(pixels), texts), "tesseract": exact(by_tesseract(pixels), texts)}
+    return {"rapidocr": exact(by_rapidocr(pixels), texts), "tesseract": exact(read_by_tesseract(pixels), texts)}
 
 
 def groups(backbone: Backbone, prompts: int) -> dict[str, float]:

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from solrl_client.rollouts import RolloutClient
 from solrl_core.adapter import encode_adapter
 from solrl_proto.rollouts import AdapterRef, Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
-from solrl_trainer.commands.demo import rollout_service
+from solrl_trainer.commands.local_service import rollout_service
 from support.adapters import random_adapter
 
 GROUP = 24

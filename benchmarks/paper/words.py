@@ -13,17 +13,18 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from solrl_core.rewards.images import as_bytes
 from solrl_core.rewards.ocr import wanted_text
+from solrl_core.tesseract import read_by_tesseract
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]  # for minis_recipe, which is in no wheel
 
-from minis_recipe.reading import by_rapidocr, by_tesseract, exact
+from minis_recipe.reading import by_rapidocr, exact
 from paper.finished import Finished, file_of, write_record
 from paper.intervals import Values
 
 Images = npt.NDArray[np.uint8]
 ENGINES = {"rapidocr": "RapidOCR", "tesseract": "Tesseract"}
 """Names of the engine that the reward `ocr` asks, and of one that no reward asks."""
-READERS = {"rapidocr": by_rapidocr, "tesseract": by_tesseract}
+READERS = {"rapidocr": by_rapidocr, "tesseract": read_by_tesseract}
 WORDS = "words.png"
 """Ending of the file with a finished run's images."""
 SHOWN = 8

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from demo_figures import processor
-from solrl_trainer.commands.demo import rollout_service
+from solrl_trainer.commands.local_service import rollout_service
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery, save_gallery
 from solrl_trainer.evaluation.held_out import BASE_EVALUATION
 from solrl_trainer.loop import Result, train

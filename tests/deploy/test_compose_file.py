@@ -18,7 +18,7 @@ from solrl_proto.problems import ProblemError
 from solrl_remote import vlm_judge
 from solrl_reward.settings import RewardSettings
 from solrl_rollout.settings import RolloutSettings
-from solrl_trainer.commands.demo import DEMO_SETTINGS, PRESET
+from solrl_trainer.commands.demo import WORDS
 from solrl_trainer.settings.presets import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ def test_the_file_follows_the_compose_specification() -> None:
 def test_plain_up_starts_redis_and_a_service_of_a_miniature() -> None:
     assert {name for name, body in SERVICES.items() if "profiles" not in body} == {"redis", "rollout"}
     environment = SERVICES["rollout"]["environment"]
-    assert (environment["SOLRL_MODEL"], environment["SOLRL_REWARDS"]) == ("mini-sana", "clipscore")
+    assert (environment["SOLRL_MODEL"], environment["SOLRL_REWARDS"]) == ("mini-text", "ocr")
     assert SERVICES["rollout"]["runtime"] == "runc"
     assert SERVICES["rollout"]["build"]["args"]["TORCH_INDEX"].endswith("/cpu")
     for secret in DOCUMENT["secrets"].values():
@@ -255,5 +255,5 @@ def test_the_service_also_regenerates_unless_variables_say_otherwise(
 def test_the_demo_is_the_one_of_the_command_line() -> None:
     command = parsed(["solrl-train", *SERVICES["demo"]["command"]])
     other = parsed(["solrl-train", "demo"])
-    assert command.set == DEMO_SETTINGS
-    assert (command.preset, command.seed) == (PRESET, other.seed)
+    assert command.set == WORDS.settings
+    assert (command.preset, command.seed) == (WORDS.preset, other.seed)

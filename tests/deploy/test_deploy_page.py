@@ -75,7 +75,7 @@ def test_token_commands_are_valid(line: str) -> None:
 def test_variables_volumes_and_lines_of_env_are_those_of_the_compose_file() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     fields = {f"SOLRL_{name.upper()}" for name in RolloutSettings.model_fields}
-    for name in re.findall(r"`(SOLRL_[A-Z_]+|BASE|TORCH|TORCH_INDEX|ROLLOUT_URL)`", PAGE):
+    for name in re.findall(r"`(SOLRL_[A-Z_]+|BASE|TORCH|TORCH_INDEX|EXTRAS|ROLLOUT_URL)`", PAGE):
         assert name in fields or f"${{{name}" in text, name
     for name in DOCUMENT["volumes"]:
         assert f"| `{name}` |" in PAGE

@@ -9,6 +9,7 @@ import pytest
 import torch
 from solrl_core.rewards.images import as_bytes
 from solrl_core.rewards.ocr import wanted_text
+from solrl_core.tesseract import read_by_tesseract
 
 from minis_recipe import reading
 from minis_recipe.autoencoder import build_kl
@@ -75,7 +76,7 @@ def test_an_exact_match_ignores_case_and_white_space() -> None:
     ("read", "least"),
     [
         pytest.param(reading.by_rapidocr, 0.95, marks=needs_engine),
-        pytest.param(reading.by_tesseract, 0.9, marks=needs_tesseract),
+        pytest.param(read_by_tesseract, 0.9, marks=needs_tesseract),
     ],
 )
 def test_engines_read_drawn_words(read: Callable[[np.ndarray], list[str]], least: float) -> None:

@@ -9,6 +9,7 @@ import torch
 from solrl_proto.status import ScoringTime, Spread
 from solrl_trainer.evaluation.gallery import Gallery, Pair, save_gallery
 from solrl_trainer.policy.update import UpdateFigures
+from solrl_trainer.records.evaluations import Verdicts
 from solrl_trainer.records.records import IterationRecord
 from solrl_trainer.settings.presets import resolve
 
@@ -124,7 +125,8 @@ def write_gallery(folder: Path, prompts: list[str] = PROMPTS, **images: torch.Te
     }
     marks = [(i % 3 == 0, i % 3 != 1) for i in range(len(prompts))]
     seeds = [4_700_000_001 + i for i in range(len(prompts))]
-    save_gallery(folder, Gallery(prompts=prompts, marks=marks, pairs=PAIRS, seeds=seeds, **(made | images)))
+    said = Verdicts("verifier", marks)
+    save_gallery(folder, Gallery(prompts=prompts, verdicts=said, pairs=PAIRS, seeds=seeds, **(made | images)))
 
 
 def run_of_sum(folder: Path, prompts: int) -> None:

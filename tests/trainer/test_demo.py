@@ -1,6 +1,7 @@
-"""The demo's settings are checked first, and its service never outlives it."""
+"""The demo's settings are checked first, and its processes never outlive it."""
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -10,19 +11,21 @@ import pytest
 from fault_trials.child import command
 from fault_trials.processes import Program
 from solrl_trainer.commands.cli import main
-from solrl_trainer.commands.demo import demo_config
+from solrl_trainer.commands.demo import SHAPES, WORDS, demo_config
 from solrl_trainer.settings.presets import ConfigError
 from typed import refused
 
 
-def service_of(demo: Program) -> int:
-    """Process id of the demo's service, once it runs."""
+def children_of(demo: Program, *programs: bytes) -> list[int]:
+    """Process ids of the demo's children that run these programs, once all are there."""
     while demo.alive:
-        children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()
-        for child in children:
-            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-            if b"solrl_rollout" in words and not words[0].endswith(b"setpriv"):
-                return int(child)
+        found = {}
+        for child in Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split():
+            words = Path(f"/proc/{child}/cmdline").read_bytes()
+            if not words.startswith(b"setpriv"):
+                found |= {program: int(child) for program in programs if program in words}
+        if len(found) == len(programs):
+            return list(found.values())
         time.sleep(0.05)
     pytest.fail("the demo ended")
 
@@ -35,31 +38,52 @@ def ended(process: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a killed parent cannot take its child along")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=["TERM", "KILL"])
-def test_the_service_ends_with_the_demo(tmp_path: Path, number: int, code: int) -> None:
-    words = ("solrl-train", "demo", "--output", str(tmp_path / "run"))
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=["INT", "TERM", "KILL"]
+)
+def test_service_and_redis_end_with_the_demo(tmp_path: Path, number: int, code: int) -> None:
+    words = ("solrl-train", "demo", "--world", "shapes", "--output", str(tmp_path / "run"))
     sys.audit("solrl.fork", None, words)  # for `--unit`, like an event of subprocess
     demo = Program(command, (main, words, os.getcwd(), dict(os.environ)), tmp_path / "log")
-    service = service_of(demo)
+    programs = [b"solrl_rollout", *([b"redis-server"] if shutil.which("redis-server") else [])]
+    children = children_of(demo, *programs)
     try:
         demo.send_signal(number)
         assert demo.wait(600) == code
         deadline = time.monotonic() + 600
-        while not ended(service):
-            assert time.monotonic() < deadline, "the service outlived the demo"
+        while not all(map(ended, children)):
+            assert time.monotonic() < deadline, "a child outlived the demo"
             time.sleep(0.05)
     finally:
         demo.kill()
-        if not ended(service):
-            os.kill(service, signal.SIGKILL)
+        for child in children:
+            if not ended(child):
+                os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("setting", ["TYPO=1", "explore.prompts=many"])
-def test_an_invalid_setting_is_refused_before_anything_is_deleted_or_started(tmp_path: Path, setting: str) -> None:
-    earlier = tmp_path / "metrics.jsonl"
-    earlier.write_text("")
-    assert setting.partition("=")[0] in refused(main, "demo", "--output", str(tmp_path), "--set", setting)
-    assert list(tmp_path.iterdir()) == [earlier]
+def test_an_invalid_setting_is_refused_before_anything_is_started(tmp_path: Path, setting: str) -> None:
+    output = tmp_path / "run"
+    assert setting.partition("=")[0] in refused(main, "demo", "--output", str(output), "--set", setting)
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(("files", "said"), [((), "not finished"), (("report.html",), "report.html")])
+def test_a_second_demo_says_what_to_do_and_keeps_the_first(tmp_path: Path, files: tuple[str, ...], said: str) -> None:
+    for name in ("config.json", *files):
+        (tmp_path / name).write_text("{}")
+    text = refused(main, "demo", "--output", str(tmp_path))
+    assert said in text
+    assert f"rm -r {tmp_path}" in text
+    assert "--output FOLDER" in text
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", ".lock", *files}
+
+
+def test_without_its_packages_the_demo_says_how_to_install_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install 'solrl[ocr]'" in refused(main, "demo", "--output", str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +95,14 @@ def test_an_invalid_setting_is_refused_before_anything_is_deleted_or_started(tmp
 )
 def test_a_change_that_the_shipped_plan_excludes_names_its_cures(changed: str, cures: list[str]) -> None:
     with pytest.raises(ConfigError) as raised:
-        demo_config([changed])
+        demo_config(SHAPES, [changed])
     assert all(cure in str(raised.value) for cure in cures)
     assert len(str(raised.value)) < 300
-    demo_config([changed, *cures])
+    demo_config(SHAPES, [changed, *cures])
+
+
+def test_the_words_are_explored_by_a_service_and_evaluated_after_each_iteration() -> None:
+    config = demo_config(WORDS)
+    assert config.uses_service
+    assert (config.model, config.weights, config.explore.precision) == ("mini-text", {"ocr": 1.0}, "auto")
+    assert (config.evaluate.every, config.curve_prompts, config.evaluate.prompts) == (1, 16, 64)

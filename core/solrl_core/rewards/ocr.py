@@ -84,7 +84,8 @@ _THREADS = "EngineConfig.onnxruntime.intra_op_num_threads"
 class Ocr:
     """Scores from 0 to 1 of the text that RapidOCR reads in images; it runs on the processor.
 
-    `wanted_text` says which text a prompt asks for. The engine has as many threads as torch.
+    `wanted_text` says which text a prompt asks for. The engine has as many threads as torch, with `line` one: several
+    would mostly wait for each other.
 
     Args:
         line: every image is one line of text, which the engine reads without looking for lines: tens of times faster.
@@ -108,7 +109,7 @@ class Ocr:
         try:
             from rapidocr import RapidOCR
 
-            params = {"Global.log_level": "critical", _THREADS: torch.get_num_threads()}
+            params = {"Global.log_level": "critical", _THREADS: 1 if line else torch.get_num_threads()}
             self._engine = RapidOCR(params=params | ({"Rec.rec_batch_num": 32, **_UNPADDED} if line else {}))
         except ImportError as error:  # of the engine's own packages, too
             raise ValueError(f"its packages are missing ({error}); install them: pip install 'solrl[ocr]'") from error

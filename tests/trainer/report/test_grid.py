@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 from run_folders import PAIRS, PROMPTS, sample_images, write_gallery
 from solrl_trainer.evaluation.gallery import KEPT_PROMPTS, LARGEST_SIDE, load_gallery
-from solrl_trainer.report.grid import COLUMNS, GAP, HEADING, MARGIN, STRIP, corner, shown_side, write_grid
+from solrl_trainer.records.evaluations import Verdicts
+from solrl_trainer.report.grid import COLUMNS, GAP, HEADING, MARGIN, STRIP, corner, shown_size, write_grid
 
 
 @pytest.fixture
@@ -19,27 +20,31 @@ def pixels(path):
     return np.asarray(Image.open(path).convert("RGB")).astype(float)
 
 
-def enlarged(image, side):
+def enlarged(image, size):
     picture = Image.fromarray(image.permute(1, 2, 0).numpy())
-    return np.asarray(picture.resize((side, side), Image.Resampling.BICUBIC)).astype(float)
+    return np.asarray(picture.resize(size, Image.Resampling.BICUBIC)).astype(float)
 
 
-def test_every_image_is_in_its_place_and_marks_are_green_for_right_and_red_for_wrong(tmp_path, gallery):
+@pytest.mark.parametrize(("height", "expected"), [(64, (192, 192)), (32, (192, 96))])
+def test_every_image_is_in_its_place_and_marks_are_green_for_right_and_red_for_wrong(tmp_path, height, expected):
     assert len(PROMPTS) > 16
+    before, after = (sample_images(len(PROMPTS), seed=seed)[:, :, :height] for seed in (1, 2))
+    write_gallery(tmp_path, before=before, after=after)
+    gallery = load_gallery(tmp_path)
     page = pixels(write_grid(gallery, tmp_path / "grid.png", "run", "about"))
-    shown = shown_side(64)
-    assert shown == 192
-    assert page.shape[0] < corner(15, 64)[1] + shown + STRIP + corner(COLUMNS, 64)[1]
+    shown = wide, high = shown_size(64, height)
+    assert shown == expected
+    assert page.shape[0] < corner(15, shown)[1] + high + STRIP + corner(COLUMNS, shown)[1]
     for index in range(16):
-        left, top = corner(index, 64)
-        for offset, images in ((0, gallery.before), (shown + GAP, gallery.after)):
-            found = page[top : top + shown, left + offset : left + offset + shown]
+        left, top = corner(index, shown)
+        for offset, images in ((0, gallery.before), (wide + GAP, gallery.after)):
+            found = page[top : top + high, left + offset : left + offset + wide]
             assert np.abs(found - enlarged(images[index], shown)).max() <= 1
-    for index, marks in enumerate(gallery.marks[:16]):
-        left, top = corner(index, 64)
+    for index, marks in enumerate(gallery.verdicts.marks[:16]):
+        left, top = corner(index, shown)
         for after, good in enumerate(marks):
-            x = left + after * (shown + GAP)
-            strip = page[top + shown + 2 : top + shown + STRIP, x : x + shown]
+            x = left + after * (wide + GAP)
+            strip = page[top + high + 2 : top + high + STRIP, x : x + wide]
             ink = strip[strip.min(-1) < 120].mean(0)
             assert (ink[1] > ink[0]) == good
 
@@ -64,7 +69,7 @@ def test_a_saved_gallery_is_loaded_unchanged(tmp_path):
     write_gallery(tmp_path, PROMPTS[:3])
     gallery = load_gallery(tmp_path)
     assert gallery.prompts == PROMPTS[:3]
-    assert gallery.marks == [(True, True), (False, False), (False, True)]
+    assert gallery.verdicts == Verdicts("verifier", [(True, True), (False, False), (False, True)])
     assert gallery.pairs == PAIRS
     assert gallery.seeds == [4_700_000_001, 4_700_000_002, 4_700_000_003]
     images = (gallery.before, gallery.after, gallery.explored, gallery.regenerated)
@@ -80,4 +85,4 @@ def test_a_large_run_keeps_the_first_prompts_and_shrinks_images(tmp_path):
     gallery = load_gallery(tmp_path)
     assert gallery.prompts == prompts[:KEPT_PROMPTS]
     assert gallery.before.shape == (KEPT_PROMPTS, 3, 8, LARGEST_SIDE)
-    assert len(gallery.marks) == KEPT_PROMPTS
+    assert len(gallery.verdicts.marks) == KEPT_PROMPTS

@@ -96,7 +96,13 @@ def _dispatch(command: Command, rank_info: RankInfo) -> int:
             from solrl_trainer.commands.demo import demo
 
             with unwinding(signal.SIGINT, signal.SIGTERM):
-                demo(command.output, seed=command.seed, overrides=command.set)
+                demo(
+                    command.output,
+                    world=command.world,
+                    seed=command.seed,
+                    overrides=command.set,
+                    quiet=command.quiet,
+                )
         case Evaluate():
             _evaluate(command, rank_info)
         case Export():

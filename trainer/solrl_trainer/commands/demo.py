@@ -1,151 +1,184 @@
 """`solrl-train demo`: a rollout service and a training on this machine, and their results."""
 
-import shutil
-import signal
-import socket
-import subprocess
+import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 from rich.console import Console
-from solrl_client.connections import http_client
 from solrl_core.registry import FolderRegistry
 
-from solrl_trainer.records.folder import LOCK, locked
+from solrl_trainer.commands.local_service import private_redis, rollout_service
+from solrl_trainer.records.folder import locked
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import read_settings_file, resolve
 
-PRESET = "mini-sana/sol_rl/clipscore"
-_READY_SECONDS = 600.0
-"""On a GPU a service compiles at its start."""
 
+@dataclass(frozen=True)
+class World:
+    """What a demo shows.
 
-@contextmanager
-def rollout_service(
-    model: str,
-    log: Path,
-    rewards: Sequence[str] = ("clipscore",),
-    flags: Sequence[str] = (),
-) -> Iterator[str]:
-    """Run `solrl-rollout serve` as a child process, with additional `flags`; yields its URL, stops it with SIGTERM.
-
-    On Linux it also ends if the thread that started it is killed.
-
-    Raises:
-        RuntimeError: the service did not become ready, or did not stop cleanly; includes the end of its log.
+    Attributes:
+        preset: of the run.
+        settings: changes to the preset, so that the demo is short.
+        plan: whether it explores by the plan that ships with its model.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    # setpriv is part of util-linux. A child that outlives its parent would keep its memory and port.
-    bound = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
-    command = [*bound, sys.executable, "-m", "solrl_rollout", "serve", "--model", model, "--port", str(port)]
-    command += ["--rewards", *rewards, *flags]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        service = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        try:
-            _wait_until_ready(url, service, log)
-            yield url
-        finally:
-            service.send_signal(signal.SIGTERM)
-            try:
-                code: int | None = service.wait(60)
-            except subprocess.TimeoutExpired:
-                service.kill()
-                service.wait()
-                code = None
-    if code != 0:
-        raise RuntimeError(f"the rollout service ended with {code}; the end of {log}:\n{_tail(log)}")
+
+    preset: str
+    settings: tuple[str, ...]
+    plan: bool = False
+
+    @property
+    def model(self) -> str:
+        """The miniature."""
+        return self.preset.partition("/")[0]
+
+    @property
+    def reward(self) -> str:
+        """The trained reward, which the service computes."""
+        return self.preset.rpartition("/")[2]
 
 
-def _wait_until_ready(url: str, service: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _READY_SECONDS
-    while time.monotonic() < deadline:
-        if service.poll() is not None:
-            raise RuntimeError(f"the rollout service exited during its start; the end of {log}:\n{_tail(log)}")
-        try:
-            with http_client(url, timeout=5) as client:
-                if client.get("/health/ready").is_success:
-                    return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.3)
-    raise RuntimeError(f"the rollout service was not ready in {_READY_SECONDS:.0f} s; the end of {log}:\n{_tail(log)}")
+WORDS = World(
+    "mini-text/fast/ocr",
+    (
+        "iterations=10",
+        "explore.steps=4",
+        "explore.lag=0",
+        "optimizer.cosine_iterations=null",
+        "evaluate.prompts=64",
+        "evaluate.seeds=1",
+        "evaluate.every=1",
+        "evaluate.curve_prompts=16",
+        "evaluate.fidelity_prompts=0",
+    ),
+)
+"""A miniature learns to spell, in about a minute. Without a lag, candidates come from the version that they train."""
+SHAPES = World(
+    "mini-sana/sol_rl/clipscore",
+    (
+        "iterations=6",
+        "explore.prompts=8",
+        "explore.precision=nvfp4",
+        "explore.lag=0",
+        "optimizer.learning_rate=1.5e-3",
+        "algorithm.kl_weight=0",
+        "evaluate.fidelity_prompts=2",
+    ),
+    plan=True,
+)
+"""A miniature draws shapes, and explores in (emulated) NVFP4 like the paper, in two minutes. Without its slight pull to
+the base model, an update needs no velocities of it. Rank fidelity of four groups would take as long as an iteration."""
+WORLDS = {"words": WORDS, "shapes": SHAPES}
 
 
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
-
-
-def demo(output: Path, *, seed: int, overrides: Sequence[str]) -> None:
+def demo(output: Path, *, world: str, seed: int, overrides: Sequence[str], quiet: bool = False) -> None:
     """Start the service, train and stop; print the result.
 
     Args:
-        output: folder of the run; an earlier demo there is deleted.
+        output: folder of the run.
+        world: one of `WORLDS`.
         seed: seed of the run.
         overrides: `key=value` settings, as for `run --set`.
+        quiet: only plain lines, as without a terminal.
 
     Raises:
-        ConfigError: an override is invalid; nothing is deleted or started.
+        ConfigError: an override is invalid.
+        FileExistsError: the folder has a run.
+        ValueError: the reward's packages are missing. Nothing is started in these cases.
     """
-    # Before anything is deleted or started.
-    config = demo_config(overrides, {"output": output, "run": "demo", "seed": seed})
-    console = Console(stderr=True, markup=False)
-    with locked(output):
-        _clear(output)
-        console.print("starting the rollout service (mini-sana, NVFP4 emulated on this CPU)")
-        with rollout_service("mini-sana", output / "service.log") as url:
+    began, shown = time.monotonic(), WORLDS[world]
+    config = demo_config(shown, overrides, {"output": output, "run": "demo", "seed": seed})
+    with ExitStack() as held:
+        held.enter_context(locked(output))
+        _require_new(output)
+        _require_packages(shown.reward)
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of packages that are not needed
+        console = Console(stderr=True, markup=False, highlight=False)
+        redis = held.enter_context(private_redis(output / "redis.log"))
+        store = "in its own process, since there is no redis-server" if redis is None else "in a Redis of its own"
+        console.print(f"starting a rollout service with {shown.model}; it keeps adapters {store}", soft_wrap=True)
+        flags = ("--redis-url", redis) if redis else ()
+        service = rollout_service(shown.model, output / "service.log", [shown.reward], flags, _import)
+        with service as url:
+            console.print(f"watch the run at {url}/", soft_wrap=True)
             from solrl_trainer.commands.run import run
-            from solrl_trainer.records.progress import show_result
 
-            summary = run(config.model_copy(update={"rollout_url": url}))
-    show_result(summary, output)
+            config = config.model_copy(update={"rollout_url": url})
+            if shown is WORDS:
+                from solrl_trainer.commands.demo_words import WordsReporter
+
+                summary = run(config, reporter=WordsReporter(config.iterations, plain=quiet))
+            else:
+                summary = run(config)
+    if shown is WORDS:
+        from solrl_trainer.commands.demo_words import show_words
+
+        show_words(summary, output, time.monotonic() - began)
+    else:
+        from solrl_trainer.records.progress import show_result
+
+        show_result(summary, output)
 
 
-def _clear(folder: Path) -> None:
-    """Delete the files of an earlier demo in a folder; the caller holds the folder's lock."""
-    if (folder / "metrics.jsonl").is_file():
-        for path in folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name != LOCK:
-                path.unlink()
+def _import() -> None:
+    """Import what the run needs, while the service starts."""
+    import solrl_trainer.commands.run  # noqa: F401
 
 
-DEMO_SETTINGS = (
-    "iterations=6",
-    "explore.prompts=8",
-    "explore.precision=nvfp4",
-    "explore.lag=0",
-    "optimizer.learning_rate=1.5e-3",
-    "algorithm.kl_weight=0",
-    "evaluate.fidelity_prompts=2",
-)
-"""Changes to the preset, so that the demo takes minutes, and explores in (emulated) NVFP4 like the paper. Without its
-slight pull to the base model, an update needs no velocities of it. Without a lag, candidates come from the version that
-they train. Rank fidelity of four groups would take as long as
-an iteration."""
+def _require_new(folder: Path) -> None:
+    """Refuse a folder with a run, finished or not.
+
+    Raises:
+        FileExistsError: says what to do.
+    """
+    if not (folder / "config.json").is_file():
+        return
+    report = folder / "report.html"
+    seen = f"its report is {report}" if report.is_file() else "it has not finished"
+    raise FileExistsError(
+        f"{folder} has an earlier demo's run, and {seen}; to run the demo again, delete it (rm -r {folder}), or choose "
+        "another folder: solrl-train demo --output FOLDER"
+    )
+
+
+def _require_packages(reward: str) -> None:
+    """Refuse a reward whose packages are missing.
+
+    Raises:
+        ValueError: says how to install them.
+    """
+    from importlib.util import find_spec
+
+    from solrl_core.rewards.reward import REWARDS
+
+    packages: Mapping[str, str] = getattr(REWARDS.find(reward), "packages", {})
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f"the reward {reward} needs {' and '.join(missing)}; install them: "
+            f"{sys.executable} -m pip install '{packages[missing[0]]}'. `solrl-train demo --world shapes` needs neither"
+        )
 
 
 def plan_file() -> Path:
-    """The exploration plan that ships with the demo's model, by benchmarks/demo_plan.py."""
-    return Path(FolderRegistry("model", "solrl.models").locate("mini-sana")) / "plan.json"
+    """The exploration plan that ships with the model of the shapes, by benchmarks/demo_plan.py."""
+    return Path(FolderRegistry("model", "solrl.models").locate(SHAPES.model)) / "plan.json"
 
 
-def demo_config(overrides: Sequence[str] = (), arguments: Mapping[str, Any] | None = None) -> RunConfig:
-    """Settings of the demo: its preset, the plan that ships with the model, `DEMO_SETTINGS` and `overrides`.
+def demo_config(
+    world: World = WORDS, overrides: Sequence[str] = (), arguments: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """Settings of a demo: its preset, the plan that ships with the model, the world's settings and `overrides`.
 
     Raises:
         ConfigError: an override is invalid.
     """
-    plan = read_settings_file(plan_file())
+    files = {"plan.json": read_settings_file(plan_file())} if world.plan else {}
     # The address is that of the service's own place, until it has one.
     own = {"rollout_url": "http://127.0.0.1:8100", **(arguments or {})}
-    return resolve(PRESET, files={"plan.json": plan}, overrides=[*DEMO_SETTINGS, *overrides], arguments=own).config
+    return resolve(world.preset, files=files, overrides=[*world.settings, *overrides], arguments=own).config

@@ -61,11 +61,16 @@ class Demo:
     """Start a rollout service with a miniature model, train against it, and show the result."""
 
     output: Path = Path("runs/demo")
-    """Folder of the run; an earlier demo's run in it is replaced."""
+    """Folder of the run. One with a run is refused."""
+    world: Literal["words", "shapes"] = "words"
+    """words: the miniature learns to spell, in about a minute; needs solrl[ocr].
+    shapes: it draws shapes, explored in emulated NVFP4, in two minutes."""
     seed: int = 42
     """Seed of the run."""
     set: Overrides = ()
     """A setting, key=value with the value in YAML. May be given more than once."""
+    quiet: bool = False
+    """Only plain lines, as without a terminal."""
 
 
 @dataclass

@@ -35,6 +35,7 @@ def run(
     version: int | None = None,
     allowed: Collection[str] = (),
     world: Communicator | None = None,
+    reporter: RichReporter | None = None,
 ) -> dict[str, Any]:
     """Train, then write result.json, gallery, grid.png, lora.safetensors, README.md and report.html into the folder.
 
@@ -48,6 +49,7 @@ def run(
         version: of the checkpoint to continue from, instead of the newest.
         allowed: names of what may change when it is resumed, see `resuming.check`.
         world: ranks that train together, of which this is rank 0; by default only this process.
+        reporter: shows progress, instead of a `RichReporter`.
 
     Returns:
         Content of result.json.
@@ -61,12 +63,12 @@ def run(
     write_file(config.output / SETTINGS, config.model_dump_json(indent=1))
     write_file(config.output / SETTINGS_YAML, settings_yaml(config))
     with (
-        RichReporter(config.iterations) as reporter,
-        shown_log(reporter.print, config.output / TRAINER_LOG),
+        reporter or RichReporter(config.iterations) as shown,
+        shown_log(shown.print, config.output / TRAINER_LOG),
         open_trackers(config) as trackers,
     ):
         result = train(
-            config, reporter, resume=resume, checkpoint=version, allowed=allowed, world=world, trackers=trackers
+            config, shown, resume=resume, checkpoint=version, allowed=allowed, world=world, trackers=trackers
         )
         logger.info("writing the report")
         summary = summarize(config, result)
@@ -118,8 +120,7 @@ def gallery_grid(folder: Path) -> Path:
 
 def _gallery(result: Result) -> Gallery:
     before, after, shown = result.before, result.after, result.pairs
-    marks = verdicts(before, after)
-    gallery = Gallery(result.prompts, before.images, after.images, marks, seeds=result.seeds)
+    gallery = Gallery(result.prompts, before.images, after.images, verdicts(before, after), seeds=result.seeds)
     if shown is None:
         return gallery
     return replace(gallery, pairs=shown.pairs, explored=shown.explored, regenerated=shown.regenerated)

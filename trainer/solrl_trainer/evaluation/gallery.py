@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save
 from solrl_proto.text_files import read_json
 
-from solrl_trainer.records.evaluations import small_images
+from solrl_trainer.records.evaluations import STRICT, Verdicts, small_images
 from solrl_trainer.records.output_files import write_file
 from solrl_trainer.rollouts.pairs import Pair
 
@@ -29,7 +29,7 @@ class Gallery:
     Attributes:
         before, after: [N, 3, H, W], one row per prompt, with the same seed in both; clips [N, F, 3, H, W]. Floats in
             [0, 1] until it is saved, then uint8.
-        marks: the verifier's verdict on each row's images before and after; None if it was not a reward.
+        verdicts: on each row's images before and after; None without a reward that gives one.
         explored, regenerated: likewise, one for each of the pairs, with the same seeds.
         seeds: of each row's images; none in a gallery of an older solrl.
     """
@@ -37,7 +37,7 @@ class Gallery:
     prompts: Sequence[str]
     before: torch.Tensor
     after: torch.Tensor
-    marks: Sequence[tuple[bool, bool]] | None = None
+    verdicts: Verdicts | None = None
     pairs: Sequence[Pair] = ()
     explored: torch.Tensor | None = None
     regenerated: torch.Tensor | None = None
@@ -51,10 +51,12 @@ def save_gallery(folder: Path, gallery: Gallery) -> None:
     tensors = {"before": before[:kept], "after": gallery.after[:kept]}
     tensors |= {"explored": explored} if explored is not None else {}
     tensors |= {"regenerated": regenerated} if regenerated is not None else {}
+    said = gallery.verdicts
     texts = {
         "prompts": list(gallery.prompts[:kept]),
         "seeds": list(gallery.seeds[:kept]),
-        "marks": None if gallery.marks is None else [list(mark) for mark in gallery.marks[:kept]],
+        "marks": None if said is None else [list(mark) for mark in said.marks[:kept]],
+        "marked_by": None if said is None else said.by,
         "pairs": [asdict(pair) for pair in gallery.pairs],
     }
     # save_file would create a file that only its owner can read.
@@ -77,7 +79,7 @@ def load_gallery(folder: Path) -> Gallery:
         prompts=texts["prompts"],
         before=images["before"],
         after=images["after"],
-        marks=None if marks is None else [(was, now) for was, now in marks],
+        verdicts=None if marks is None else Verdicts(texts.get("marked_by", STRICT[0]), [(a, b) for a, b in marks]),
         pairs=[Pair(**pair) for pair in texts["pairs"]],
         explored=images.get("explored"),
         regenerated=images.get("regenerated"),

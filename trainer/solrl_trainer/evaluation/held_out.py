@@ -39,7 +39,7 @@ BASE_EVALUATION = "base_evaluation.safetensors"
 
 
 def evaluate_average(
-    session: Session, log: RunLog, version: int, base: Evaluation | None = None, seeds: int | None = None
+    session: Session, log: RunLog, version: int, base: Evaluation | None = None, *, curve: bool = False
 ) -> Evaluation:
     """Evaluate the averaged weights of a version; version 0 is the base.
 
@@ -48,18 +48,19 @@ def evaluate_average(
         log: log of the run.
         version: of the averaged weights.
         base: evaluation of version 0, unless this is it.
-        seeds: images per prompt, by default all.
+        curve: only with the prompts and seeds of the held-out curve.
     """
     config, settings, policy = session.config, session.config.evaluate, session.models.policy
     average = policy.average_adapter() if version else None
+    prompts, seeds = (config.curve_prompts, config.curve_seeds) if curve else (settings.prompts, settings.seeds)
     with log.measuring(version, "evaluate"), session.models.serving(average) as generator:
         plan = Plan(steps=settings.steps, solver=config.solver, guidance=config.guidance)
         found = evaluate(
             Sampler(generator, lambda: plan, batch=session.device.sampler.batch),
             session.device.image_scorer,
-            session.test_prompts,
+            session.test_prompts[:prompts],
             session.world,
-            seeds=seeds or settings.seeds,
+            seeds=seeds,
             judges=settings.rewards,
             encode=session.models.encoders.encode,
             progress=log.progress,
@@ -71,9 +72,10 @@ def evaluate_average(
 def _log_evaluation(session: Session, log: RunLog, version: int, found: Evaluation, base: Evaluation) -> None:
     if session.world.rank == 0:
         config = session.config
-        weights = weights_of_all(session.test_prompts, config.rewards)
-        record = HeldOutRecord.of(version, base, found, weights, config.curve_seeds)
-        log.evaluated(record, found, [prompt.text for prompt in session.test_prompts])
+        prompts = session.test_prompts[: config.curve_prompts]
+        weights = weights_of_all(prompts, config.rewards)
+        record = HeldOutRecord.of(version, base, found, weights, config.curve_prompts, config.curve_seeds)
+        log.evaluated(record, found, [prompt.text for prompt in session.test_prompts[: len(found.images)]])
 
 
 def evaluate_base(session: Session, log: RunLog, *, again: bool) -> Evaluation:
@@ -109,7 +111,7 @@ def evaluate_along(session: Session, log: RunLog, version: int, base: Evaluation
     if not session.config.evaluate.is_due(version):
         return
     if not gather_values(log.is_evaluated(version), session.world)[0]:
-        evaluate_average(session, log, version, base, session.config.curve_seeds)
+        evaluate_average(session, log, version, base, curve=True)
 
 
 def stopped_at(session: Session, log: RunLog, version: int) -> str | None:

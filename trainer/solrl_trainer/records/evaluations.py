@@ -1,6 +1,6 @@
 """Evaluations on held-out prompts, and the paired comparison of two."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,10 +9,10 @@ import torch
 from solrl_core.image_files import shrunk
 from solrl_core.rewards.reward import weighted_sum
 
-from solrl_trainer.records.figures import TRAINED_SUM
+from solrl_trainer.records.figures import OCR, READ_RIGHT, TRAINED_SUM
 
-STRICT = "verifier"
-"""The reward that is 1 for a correct image and 0 otherwise."""
+STRICT = ("verifier", OCR)
+"""Rewards that are 1 for a correct image and less for others."""
 _RESAMPLES = 10_000
 
 
@@ -33,9 +33,10 @@ class Evaluation:
         scores = self.scores[reward]
         return float(scores[~scores.isnan()].mean())
 
-    def first(self, seeds: int) -> "Evaluation":
-        """The same of the first seeds of each prompt."""
-        return Evaluation({name: scores[:, :seeds] for name, scores in self.scores.items()}, self.images)
+    def first(self, prompts: int, seeds: int) -> "Evaluation":
+        """The same of the first prompts, and of the first seeds of each."""
+        scores = {name: values[:prompts, :seeds] for name, values in self.scores.items()}
+        return Evaluation(scores, self.images[:prompts])
 
 
 def paired_gain(before: torch.Tensor, after: torch.Tensor) -> tuple[float, float, float]:
@@ -96,14 +97,15 @@ def compare(
 ) -> dict[str, dict[str, float]]:
     """Reward → means before and after, gain, the gain's 95 % interval, and the base's spread within a prompt.
 
-    Each is over the prompts that have the reward.
+    Each is over the prompts that have the reward. `READ_RIGHT` is the share of images in which `ocr` reads all of the
+    text.
 
     Args:
         before, after: of the same prompts and seeds, by the same rewards.
         weights: of the trained rewards, as of `weights_of_all`. A sum of several has the first row, `TRAINED_SUM`, if
             all were evaluated.
     """
-    first, second = dict(before.scores), dict(after.scores)
+    first, second = (_with_read_right(one.scores) for one in (before, after))
     if len(weights) > 1 and weights.keys() <= first.keys():
         trained = (weighted_sum({name: one[name].nan_to_num() for name in weights}, weights) for one in (first, second))
         first, second = ({TRAINED_SUM: total, **one} for total, one in zip(trained, (first, second), strict=True))
@@ -125,12 +127,36 @@ def compare(
     return rows
 
 
-def verdicts(before: Evaluation, after: Evaluation) -> list[tuple[bool, bool]] | None:
-    """The strict verifier's verdicts on the shown images, before and after; None if it was not evaluated."""
-    if STRICT not in before.scores:
-        return None
-    flags = zip(before.scores[STRICT][:, 0].tolist(), after.scores[STRICT][:, 0].tolist(), strict=True)
-    return [(was == 1, now == 1) for was, now in flags]
+def _with_read_right(scores: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The scores, and `READ_RIGHT` after those of `ocr`."""
+    found = {}
+    for name, values in scores.items():
+        found[name] = values
+        if name == OCR:
+            found[READ_RIGHT] = torch.where(values.isnan(), values, (values == 1).to(values.dtype))
+    return found
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """Whether the shown images are right.
+
+    Attributes:
+        by: the reward that says so.
+        marks: of each prompt's image before and after.
+    """
+
+    by: str
+    marks: Sequence[tuple[bool, bool]]
+
+
+def verdicts(before: Evaluation, after: Evaluation) -> Verdicts | None:
+    """The verdicts of the first of the `STRICT` rewards that was evaluated; None if none was."""
+    for name in STRICT:
+        if name in before.scores:
+            flags = zip(before.scores[name][:, 0].tolist(), after.scores[name][:, 0].tolist(), strict=True)
+            return Verdicts(name, [(was == 1, now == 1) for was, now in flags])
+    return None
 
 
 def small_images(images: torch.Tensor, side: int) -> torch.Tensor:

@@ -10,7 +10,11 @@ EVALUATION_ONLY = "evaluation only"
 FEW_PROMPTS = 8
 """With fewer prompts, a bootstrap interval over prompts is too narrow."""
 
-_SHARES = {"verifier": "strict accuracy", "judge": "strict accuracy"}
+OCR = "ocr"
+"""The reward that compares the text in an image with the prompt's."""
+READ_RIGHT = "read right"
+"""Key of the row of the share of images whose text that reward reads right."""
+_SHARES = {"verifier": "strict accuracy (verifier)", "judge": "strict accuracy (judge)", READ_RIGHT: "read right (ocr)"}
 """Rewards that are a share of images → their label. They are shown in per cent."""
 
 
@@ -94,9 +98,14 @@ def hacked_text(rewards: Mapping[str, Mapping[str, float]], weights: Mapping[str
     return f"the trained score rose, but {names} fell: look at the images, the reward may be hacked"
 
 
+def judging_text(name: str) -> str:
+    """What a reward does that says whether an image is right."""
+    return "RapidOCR reads right" if name == OCR else f"the {name} accepts"
+
+
 def reward_label(name: str) -> str:
     """Label of a reward."""
-    return f"{_SHARES[name]} ({name})" if name in _SHARES else name
+    return _SHARES.get(name, name)
 
 
 def reward_axis(name: str) -> tuple[str, float]:

@@ -1,7 +1,7 @@
 """Progress of a run in the terminal, and the table at its end."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from solrl_client.retries import Wait
 
+from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.figures import (
     EVALUATION_ONLY,
     duration_text,
@@ -25,7 +26,7 @@ from solrl_trainer.records.figures import (
     role_text,
     trained_text,
 )
-from solrl_trainer.records.records import IterationRecord
+from solrl_trainer.records.records import HeldOutRecord, IterationRecord
 from solrl_trainer.records.time_left import LiveLine, TimeLeft
 from solrl_trainer.records.waits import Waits
 
@@ -55,9 +56,13 @@ class RichReporter(LiveLine):
     Args:
         iterations: of the whole run.
         file: output instead of stderr.
+        plain: plain lines, even in a terminal.
     """
 
-    def __init__(self, iterations: int, file: TextIO | None = None) -> None:
+    announces = True
+    """Whether plain lines say what is measured."""
+
+    def __init__(self, iterations: int, file: TextIO | None = None, *, plain: bool = False) -> None:
         super().__init__(
             SpinnerColumn(),
             TextColumn("iteration {task.fields[current]} of {task.total:.0f}"),
@@ -66,6 +71,7 @@ class RichReporter(LiveLine):
             TimeElapsedColumn(),
             _Remaining(),
             file=file,
+            plain=plain,
         )
         self._iterations = iterations
         self._printed = 0
@@ -86,7 +92,7 @@ class RichReporter(LiveLine):
         shown = " ".join(filter(None, (_LIVE_LABELS.get(name, name), self._counts_of(iteration).get(name))))
         self._progress.update(self._task, completed=iteration, current=current)
         self._show(phase=shown, within="")
-        if not self._is_live and name in _LABELS:
+        if self.announces and not self._is_live and name in _LABELS:
             self.print(f"{_LABELS[name]} (version {iteration})")
 
     def progress(self, done: float, total: float) -> None:
@@ -127,11 +133,20 @@ class RichReporter(LiveLine):
         shown |= {name: f"{value:.4f}" for name, value in values.items()}
         cells = "".join(f"{shown[name]:>{width}}" for name, width in widths.items())
         self.print(f"{f'{done}/{self._iterations}':>9}{cells}")
+        self._count(record)
+
+    def _count(self, record: IterationRecord) -> None:
+        """Count an iteration, by whose time the run's end is estimated."""
+        done = record.version
         if self._began is not None:
             first, began = self._began
             pace = (time.monotonic() - began) / (done - first)
             ends = time.monotonic() + pace * (self._iterations - done)
             self._progress.update(self._task, completed=done, ends=ends)
+
+    def evaluated(self, record: HeldOutRecord, found: Evaluation, prompts: Sequence[str]) -> bool:
+        """A version was evaluated on these prompts; returns whether this shows it, otherwise the log has a line."""
+        return False
 
     def waiting(self, server: str, wait: Wait | None) -> None:
         """A server is waited for; None: no longer. Any thread."""

@@ -57,12 +57,22 @@ class HeldOutRecord:
 
     @classmethod
     def of(
-        cls, version: int, base: Evaluation, found: Evaluation, weights: Mapping[str, float | torch.Tensor], seeds: int
+        cls,
+        version: int,
+        base: Evaluation,
+        found: Evaluation,
+        weights: Mapping[str, float | torch.Tensor],
+        prompts: int,
+        seeds: int,
     ) -> "HeldOutRecord":
-        """The record of an evaluation: trained rewards first, over the first `seeds` images of each prompt."""
-        rows = compare(base.first(seeds), found.first(seeds), weights)
+        """The record of an evaluation: trained rewards first, over the first prompts and the first seeds of each.
+
+        Weights that are tensors are of these prompts.
+        """
+        base, found = base.first(prompts, seeds), found.first(prompts, seeds)
+        rows = compare(base, found, weights)
         first = [name for name in (TRAINED_SUM, *weights) if name in rows]
-        images = next(iter(found.first(seeds).scores.values())).numel()
+        images = next(iter(found.scores.values())).numel()
         rewards = {}
         for name in dict.fromkeys((*first, *rows)):
             row = rows[name]

@@ -183,8 +183,9 @@ class RunLog:
                 self._trackers.samples(version, prompts, found.images)
         if self._status is not None:
             self._status.evaluated(record)
-        means = ", ".join(f"{name} {one.mean:.4f}" for name, one in record.rewards.items())
-        logger.info(f"held out, version {version}, images {record.images}: {means}")
+        if self._reporter is None or not self._reporter.evaluated(record, found, prompts):
+            means = ", ".join(f"{name} {one.mean:.4f}" for name, one in record.rewards.items())
+            logger.info(f"held out, version {version}, images {record.images}: {means}")
 
     def fidelity(self, version: int, prompts: int, figures: Mapping[str, Any]) -> None:
         """Rank fidelity of exploration at a version."""

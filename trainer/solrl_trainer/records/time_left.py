@@ -67,10 +67,15 @@ class LiveLine:
         columns: of the live line.
         file: output instead of stderr.
         quiet: show nothing, as on ranks other than the first.
+        plain: only lines of text without colours, even in a terminal.
     """
 
-    def __init__(self, *columns: ProgressColumn, file: TextIO | None = None, quiet: bool = False) -> None:
-        self._console = Console(file=file or sys.stderr, highlight=False, markup=False, quiet=quiet)
+    def __init__(
+        self, *columns: ProgressColumn, file: TextIO | None = None, quiet: bool = False, plain: bool = False
+    ) -> None:
+        terminal = False if plain else None  # None: whether the output is one
+        shown = file or sys.stderr
+        self._console = Console(file=shown, highlight=False, markup=False, quiet=quiet, force_terminal=terminal)
         self._is_live = self._console.is_terminal
         self._progress = Progress(*columns, console=self._console, transient=True, disable=not self._is_live)
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import matplotlib
 import torch
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageFont
 from solrl_core.image_files import tiled
 
 from solrl_trainer.evaluation.gallery import Gallery
+from solrl_trainer.records.figures import judging_text
 from solrl_trainer.records.output_files import writing
 
 COLUMNS = 4
@@ -29,6 +30,7 @@ CAPTION = 46
 SMALLEST_WIDTH = 860
 """Smallest width of a page, which its heading needs."""
 SMALLEST_SIDE = 160
+"""Least displayed length of an image's longer side."""
 LARGEST_SIDE = 256
 ROW_GAP = 18
 LABELS = 26
@@ -38,21 +40,27 @@ _GOOD, _BAD = "#14804a", "#c2362b"
 _FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 
 
-def shown_side(side: int) -> int:
-    """Displayed side in pixels of an image of `side`: small ones grow by a whole factor, large ones shrink."""
-    return min(side * math.ceil(SMALLEST_SIDE / side), LARGEST_SIDE)
+Size = tuple[int, int]
+"""Width and height in pixels."""
 
 
-def corner(index: int, side: int) -> tuple[int, int]:
-    """Left and top of a prompt's image before; the image after is `shown_side + GAP` to its right."""
+def shown_size(width: int, height: int) -> Size:
+    """Displayed size of an image, in its own shape: small ones grow by a whole factor, large ones shrink."""
+    longer = max(width, height)
+    factor = min(math.ceil(SMALLEST_SIDE / longer), LARGEST_SIDE / longer)
+    return round(width * factor), round(height * factor)
+
+
+def corner(index: int, shown: Size) -> tuple[int, int]:
+    """Left and top of a prompt's image before; the image after is the displayed width + `GAP` to its right."""
     row, column = divmod(index, COLUMNS)
-    width = 2 * shown_side(side) + GAP
-    height = CAPTION + shown_side(side) + STRIP + ROW_GAP
+    width = 2 * shown[0] + GAP
+    height = CAPTION + shown[1] + STRIP + ROW_GAP
     return MARGIN + column * (width + GUTTER), HEADING + LABELS + row * height + CAPTION
 
 
 def write_grid(gallery: Gallery, path: Path, name: str, about: str, rows: int = 16) -> Path:
-    """Draw the first `rows` prompts, before and after, with captions and the verifier's marks.
+    """Draw the first `rows` prompts, before and after, with captions and marks.
 
     The prompts are the first held-out ones in their original order, never a selection.
 
@@ -64,29 +72,29 @@ def write_grid(gallery: Gallery, path: Path, name: str, about: str, rows: int = 
         rows: largest number of prompts.
     """
     count = min(rows, len(gallery.prompts))
-    side = gallery.before.shape[-1] * (1 if gallery.before.ndim == 4 else 2)
-    shown = shown_side(side)
+    tiles = 1 if gallery.before.ndim == 4 else 2
+    shown = wide, high = shown_size(gallery.before.shape[-1] * tiles, gallery.before.shape[-2] * tiles)
     columns = min(COLUMNS, max(count, 1))
-    width = max(2 * MARGIN + columns * (2 * shown + GAP) + (columns - 1) * GUTTER, SMALLEST_WIDTH)
-    bottom = corner(max(count - 1, 0), side)[1] + shown + STRIP + MARGIN // 2
+    width = max(2 * MARGIN + columns * (2 * wide + GAP) + (columns - 1) * GUTTER, SMALLEST_WIDTH)
+    bottom = corner(max(count - 1, 0), shown)[1] + high + STRIP + MARGIN // 2
     page = Image.new("RGB", (width, bottom), _PAPER)
     draw = ImageDraw.Draw(page)
     _headline(draw, name, about, gallery, count)
     for column in range(columns):
-        left = corner(column, side)[0]
-        for x, text in ((left, "before"), (left + shown + GAP, "after")):
-            draw.text((x + shown / 2, HEADING), text, _DIM, _font(15, bold=True), anchor="ma")
+        left = corner(column, shown)[0]
+        for x, text in ((left, "before"), (left + wide + GAP, "after")):
+            draw.text((x + wide / 2, HEADING), text, _DIM, _font(15, bold=True), anchor="ma")
     for index in range(count):
-        left, top = corner(index, side)
-        lines = _fit(gallery.prompts[index], 2 * shown + GAP)
+        left, top = corner(index, shown)
+        lines = _fit(gallery.prompts[index], 2 * wide + GAP)
         draw.multiline_text((left, top - 6), lines, _INK, _font(15), anchor="ld", spacing=3)
         for after, images in enumerate((gallery.before, gallery.after)):
-            x = left + after * (shown + GAP)
+            x = left + after * (wide + GAP)
             page.paste(_picture(images[index], shown), (x, top))
-            draw.rectangle((x - 1, top - 1, x + shown, top + shown), outline=_EDGE)
-            if gallery.marks is not None:
-                mark, colour = ("✓", _GOOD) if gallery.marks[index][after] else ("✗", _BAD)
-                draw.text((x + shown / 2, top + shown + STRIP / 2), mark, colour, _font(22), anchor="mm")
+            draw.rectangle((x - 1, top - 1, x + wide, top + high), outline=_EDGE)
+            if gallery.verdicts is not None:
+                mark, colour = ("✓", _GOOD) if gallery.verdicts.marks[index][after] else ("✗", _BAD)
+                draw.text((x + wide / 2, top + high + STRIP / 2), mark, colour, _font(22), anchor="mm")
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path):
         page.save(path)
@@ -96,19 +104,19 @@ def write_grid(gallery: Gallery, path: Path, name: str, about: str, rows: int = 
 def _headline(draw: Any, name: str, about: str, gallery: Gallery, count: int) -> None:
     first = "The first held-out prompt" if count == 1 else f"The first {count} held-out prompts, in order, not selected"
     text = f"{first}; same seed before and after"
-    if gallery.marks is not None:
-        was, now = (sum(mark[i] for mark in gallery.marks[:count]) for i in (0, 1))
-        text += f"; the verifier accepts {was} before, {now} after"
+    if (said := gallery.verdicts) is not None:
+        was, now = (sum(mark[i] for mark in said.marks[:count]) for i in (0, 1))
+        text += f"; {judging_text(said.by)} {was} before, {now} after"
     width = draw.im.size[0] - 2 * MARGIN
     for top, line, colour, size, bold in ((24, name, _INK, 22, True), (56, about, _INK, 15, False)):
         draw.text((MARGIN, top), _fit(line, width, size, most=1, bold=bold), colour, _font(size, bold=bold))
     draw.text((MARGIN, 80), _fit(text, width, size=14, most=1), _DIM, _font(14))
 
 
-def _picture(image: torch.Tensor, side: int) -> Image.Image:
+def _picture(image: torch.Tensor, size: Size) -> Image.Image:
     picture = Image.fromarray(tiled(image[None], columns=2)[0].permute(1, 2, 0).numpy())
-    method = Image.Resampling.BICUBIC if picture.width < side else Image.Resampling.LANCZOS
-    return ImageOps.pad(picture, (side, side), method, _PAPER)
+    method = Image.Resampling.BICUBIC if picture.width < size[0] else Image.Resampling.LANCZOS
+    return picture.resize(size, method)
 
 
 def _fit(text: str, width: int, size: int = 15, most: int = 2, *, bold: bool = False) -> str:

@@ -96,6 +96,7 @@ def write_report(folder: Path) -> Path:
         "duration": figures.duration_text,
         "image": data_uri,
         "strip": strip_uri,
+        "judging": figures.judging_text,
         "label": figures.reward_label,
         "setting": setting_text,
     }

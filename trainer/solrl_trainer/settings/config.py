@@ -182,6 +182,8 @@ class EvaluateSettings(Section):
     """Iterations between evaluations along the run, for the held-out curve; 0: only before and after the run."""
     curve_seeds: Positive = 1
     """Images per prompt of the held-out curve, the first of `seeds`. Evaluations along the run generate no others."""
+    curve_prompts: Positive | None = None
+    """Prompts of the held-out curve, the first of `prompts`; null: all. Evaluations along the run use no others."""
     rewards: Names = ()
     """Rewards that are only evaluated."""
     stop_after: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -330,7 +332,17 @@ class RunConfig(Section):
     def curve_seeds(self) -> int:
         """Images per prompt of the held-out curve; all if nothing is evaluated along the run."""
         judge = self.evaluate
-        return min(judge.curve_seeds, judge.seeds) if 0 < judge.every < self.iterations else judge.seeds
+        return min(judge.curve_seeds, judge.seeds) if self._has_curve else judge.seeds
+
+    @property
+    def curve_prompts(self) -> int:
+        """Prompts of the held-out curve; all if nothing is evaluated along the run."""
+        judge = self.evaluate
+        return min(judge.curve_prompts or judge.prompts, judge.prompts) if self._has_curve else judge.prompts
+
+    @property
+    def _has_curve(self) -> bool:
+        return 0 < self.evaluate.every < self.iterations
 
     @property
     def lag(self) -> int:

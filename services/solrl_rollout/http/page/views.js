@@ -19,7 +19,7 @@ const bytes = (size) => (size < 1e9 ? `${(size / 1e6).toFixed(1)} MB` : `${(size
 const apart = ({ explore, ...phases }) => ("wait" in phases || explore === undefined ? phases : { explore, ...phases });
 const spent = (point) => total(Object.values(apart(point.seconds)));
 
-const SHARES = { verifier: "strict accuracy (verifier)", judge: "strict accuracy (judge)" };
+const SHARES = { verifier: "strict accuracy (verifier)", judge: "strict accuracy (judge)", "read right": "read right (ocr)" };
 /** Rewards that are a share of images are shown in per cent. */
 const labelOf = (reward) => SHARES[reward] || reward;
 const factorOf = (reward) => (reward in SHARES ? 100 : 1);
