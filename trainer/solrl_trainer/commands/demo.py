@@ -50,14 +50,15 @@ WORDS = World(
         "explore.steps=4",
         "explore.lag=0",
         "optimizer.cosine_iterations=null",
-        "evaluate.prompts=64",
         "evaluate.seeds=1",
         "evaluate.every=1",
         "evaluate.curve_prompts=16",
+        "evaluate.stop_after=null",
         "evaluate.fidelity_prompts=0",
     ),
 )
-"""A miniature learns to spell, in about a minute. Without a lag, candidates come from the version that they train."""
+"""A miniature learns to spell, in about a minute. Without a lag, candidates come from the version that they train. Few
+iterations need a constant learning rate. The words of the curve are too few to end the run by."""
 SHAPES = World(
     "mini-sana/sol_rl/clipscore",
     (
