@@ -49,6 +49,8 @@ def role_text(name: str, weights: Mapping[str, float]) -> str:
     """Whether a row's reward was trained on, and its weight if there are several."""
     if name == TRAINED_SUM:
         return f"trained: {sum_text(weights)}"
+    if name == READ_RIGHT:
+        return "images whose ocr is 1"
     if list(weights) == [name]:
         return "trained"
     return f"trained, weight {weights[name]:g}".replace("-", "−") if name in weights else EVALUATION_ONLY
