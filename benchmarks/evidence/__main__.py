@@ -16,6 +16,7 @@ from evidence.claims import FILTERS, figures
 from evidence.pictures import PICTURES
 from paper import published
 from paper.figures import templates
+from solrl_trainer.commands.demo_words import HANDICAP
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
@@ -50,7 +51,14 @@ def pages(results: Path) -> dict[Path, str]:
     environment.filters |= {one.__name__: one for one in FILTERS}
     own = partial(read, results)
     paper = own("paper")
-    named = {"read": own, "published": published, "programme": paper["programme"], **paper["tables"], **figures(own)}
+    named = {
+        "read": own,
+        "handicap": HANDICAP,
+        "published": published,
+        "programme": paper["programme"],
+        **paper["tables"],
+        **figures(own),
+    }
     texts = {page: environment.get_template(name).render(named) for name, page in PAGES.items()}
     return {page: text.replace("−0.000", "+0.000") for page, text in texts.items()}
 

@@ -36,7 +36,7 @@ NEXT = (
     ("words of your own", "solrl-train run --preset mini-text/fast/ocr --set prompts=my_words"),
     (
         "a reward of your own",
-        "solrl-train run --preset mini-sana/fast/clipscore --set 'rewards={\"my_redness:redness\": 1}'",
+        "solrl-train run --preset mini-sana/fast/clipscore --iterations 5 --set 'rewards={\"my_redness:redness\": 1}'",
     ),
 )
 """What to try after the demo, and its command."""
