@@ -11,8 +11,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 from rich.console import Console, ConsoleOptions
-from rich.control import ControlType
-from rich.segment import Segment
+from rich.segment import ControlType, Segment
 
 Protocol = Literal["kitty", "iterm", "sixel"]
 _CELL = 10, 20
