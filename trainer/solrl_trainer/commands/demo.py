@@ -46,9 +46,10 @@ class World:
 WORDS = World(
     "mini-text/fast/ocr",
     (
-        "iterations=10",
+        "iterations=8",
         "explore.steps=4",
         "explore.lag=0",
+        "optimizer.learning_rate=2e-3",
         "optimizer.cosine_iterations=null",
         "evaluate.seeds=1",
         "evaluate.every=1",
@@ -58,7 +59,7 @@ WORDS = World(
     ),
 )
 """A miniature learns to spell, in about a minute. Without a lag, candidates come from the version that they train. Few
-iterations need a constant learning rate. The words of the curve are too few to end the run by."""
+iterations need a high and constant learning rate. The words of the curve are too few to end the run by."""
 SHAPES = World(
     "mini-sana/sol_rl/clipscore",
     (
