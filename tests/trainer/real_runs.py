@@ -84,6 +84,9 @@ class Watcher:
     def waiting(self, server: str, wait: Wait | None) -> None:
         pass
 
+    def evaluated(self, *of: object) -> bool:
+        return False
+
     def finished(self, record: IterationRecord) -> None:
         self.records.append(record)
         if self.restarts is not None:

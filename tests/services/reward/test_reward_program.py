@@ -59,7 +59,8 @@ def test_the_program_serves_until_a_signal(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
-def test_the_doctor_tries_rewards_and_says_what_is_missing() -> None:
+def test_the_doctor_tries_rewards_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")  # one line for each row, however long the paths
     named = (BRIGHT, "mine=faulty_rewards:typo", "faulty_rewards:picky", "clipscore")
     done = typed(main, "doctor", "--rewards", *named, "--options-from", "mini-sana", "--device", "cpu", "--port", "0")
     rows = {line.split("  ")[0]: " ".join(line.split()) for line in done.stdout.splitlines() if "  " in line}
