@@ -23,6 +23,11 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "solrl-rollout": solrl_rollout.cli.main,
     "solrl-train": solrl_trainer.commands.cli.main,
 }
+SERVICES: dict[str, Callable[[list[str]], Any]] = {
+    "solrl-reward": solrl_reward.cli._parse,
+    "solrl-rollout": solrl_rollout.cli._parse,
+}
+"""Programs whose parsers give a command that has not begun."""
 
 
 class _Parsed(BaseException):
@@ -34,6 +39,8 @@ class _Parsed(BaseException):
 
 def parsed(words: list[str]) -> Any:
     """Parse words with the real command line, without running the command; SystemExit if it refuses them."""
+    if words[0] in SERVICES:
+        return SERVICES[words[0]](words[1:])
     understand = tyro.cli
 
     def stop(*arguments: Any, **options: Any) -> None:
@@ -88,7 +95,7 @@ def _service(words: list[str]) -> None:
 
 
 def _reward_service(words: list[str]) -> None:
-    assert solrl_reward.cli._parse(words[1:]).settings.rewards, words
+    assert parsed(words).settings.rewards, words
 
 
 def _with_a_miniature(words: list[str]) -> list[str]:
