@@ -24,6 +24,8 @@ _QUOTED = re.compile(
     "|".join([r'(?<![0-9])"([^"]+)"', *(f"{marks[0]}([^{marks}]+)[{marks[1:]}]" for marks in _DIRECTED)])
 )
 """A text in quotation marks; a straight one after a digit is of inches."""
+_EMPTY = re.compile(r'(?<![^\s(\[{])""(?!\w)')
+"""A pair of straight marks without a text, whose second mark would seem to open one."""
 _ALIKE = str.maketrans("“”„‟«»″‘’‚‛′‐‑‒–—−", '"' * 7 + "'" * 5 + "-" * 6)
 """Characters that engines read as others."""
 
@@ -59,7 +61,7 @@ def _visible(text: str) -> int:
 
 
 def _quoted(prompt: str) -> str:
-    found = _QUOTED.search(prompt)
+    found = _QUOTED.search(_EMPTY.sub("", prompt))
     text = next(filter(None, found.groups())) if found else ""
     if not _visible(text):
         raise ValueError(
