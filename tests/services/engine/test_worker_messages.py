@@ -185,7 +185,7 @@ def test_each_gpu_is_the_only_one_of_its_process_and_others_are_refused(
     refused: tuple[tuple[int, dict[str, Any], str], ...] = (
         (2, {"gpus": "0,2"}, "PyTorch finds 2 GPUs; expected numbers below 2"),
         (0, {"gpus": "all"}, "PyTorch finds no GPU"),
-        (0, {"device": "cuda", "workers": 2}, "expected --gpus all"),
+        (2, {"device": "cuda", "workers": 2}, "expected --gpus all"),
     )
     for count, settings, said in refused:
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
