@@ -94,7 +94,9 @@ def test_each_rank_has_a_separate_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [pick_device("auto", Ranks(rank, 2)) for rank in range(2)] == ["cuda:0", "cuda:1"]
     assert pick_device("cuda", Ranks(1, 2)) == "cuda:1"
     assert pick_device("cpu", Ranks(1, 2)) == "cpu"
-    assert [pick_device(name, Communicator()) for name in ("auto", "cuda", "cuda:5")] == ["cuda", "cuda", "cuda:5"]
+    assert [pick_device(name, Communicator()) for name in ("auto", "cuda", "cuda:1")] == ["cuda", "cuda", "cuda:1"]
+    with pytest.raises(ValueError, match="got device cuda:5, and PyTorch finds 2 GPUs; expected a number below 2"):
+        pick_device("cuda:5", Communicator())
     with pytest.raises(ValueError, match="device is cuda:1 for 2 ranks; expected auto, cuda or cpu"):
         pick_device("cuda:1", Ranks(1, 2))
     with pytest.raises(ValueError, match=r"rank 2 is number 2 of its machine, which has 2 GPUs.*--nproc-per-node 2"):
