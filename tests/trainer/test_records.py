@@ -67,7 +67,7 @@ def test_the_report_of_an_iteration_and_its_spread() -> None:
 
 def test_the_note_of_an_evaluation_is_of_the_images_of_the_curve(notes: list[str]) -> None:
     found = Evaluation({"clipscore": torch.tensor([[0.2, 0.8], [0.4, 0.8]])}, torch.empty(2, 3, 8, 8))
-    record = HeldOutRecord.of(0, found, found, {"clipscore": 1.0}, seeds=1)
+    record = HeldOutRecord.of(0, found, found, {"clipscore": 1.0}, prompts=2, seeds=1)
     RunLog().evaluated(record, found, ["a", "b"])
     assert notes == ["held out, version 0, images 2: clipscore 0.3000"]
 

@@ -44,11 +44,11 @@ def run_once(config: RunConfig, notes: list[str], *, version: int = -1, iteratio
     with shown_log(notes.append), open_trackers(config) as trackers:
         log = RunLog(MetricsFile(config.output / "metrics.jsonl"), trackers=trackers)
         log.rewind(version)
-        log.evaluated(HeldOutRecord.of(0, evaluation, evaluation, {"clipscore": 1.0}, 1), evaluation, PROMPTS)
+        log.evaluated(HeldOutRecord.of(0, evaluation, evaluation, {"clipscore": 1.0}, 2, 1), evaluation, PROMPTS)
         for iteration in iterations:
             line = iteration_line(iteration)
             log._log(line.pop("event"), **line)
-        last = HeldOutRecord.of(iterations.stop, evaluation, evaluation, {"clipscore": 1.0}, 1)
+        last = HeldOutRecord.of(iterations.stop, evaluation, evaluation, {"clipscore": 1.0}, 2, 1)
         log.evaluated(last, evaluation, PROMPTS)
         trackers.report(config.output / "report.html")
     notes[:] = [note for note in notes if not note.startswith("held out")]
