@@ -1,4 +1,4 @@
-"""Worlds and arms: what is compared with drawing 24 samples and training on all of them."""
+"""Worlds and arms of the comparison with drawing 24 samples and training on all of them."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the demo of words shows in a terminal: the words of each version as they are read, and a table at the end."""
+"""Terminal display of the demo of words: the words of each version as they are read, and a table at the end."""
 
 import os
 import shutil

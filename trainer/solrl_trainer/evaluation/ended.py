@@ -1,4 +1,4 @@
-"""What a run left in its folder when it ended, and what of that must go when the run trains on."""
+"""Files that a run leaves in its folder when it ends, and their removal when the run trains on."""
 
 import math
 from pathlib import Path

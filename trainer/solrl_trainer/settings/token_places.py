@@ -1,4 +1,4 @@
-"""Where the tokens of this user's environment go, if a settings file says so and not the user."""
+"""Addresses of a settings file that this user's tokens would go to, though the user did not set them."""
 
 import ipaddress
 import logging
