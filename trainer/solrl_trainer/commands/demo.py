@@ -58,8 +58,8 @@ WORDS = World(
         "evaluate.fidelity_prompts=0",
     ),
 )
-"""A miniature learns to spell, in one or two minutes. Without a lag, candidates come from the version that they train. Few
-iterations need a high and constant learning rate. The words of the curve are too few to end the run by."""
+"""A miniature learns to spell, in one or two minutes. Without a lag, candidates come from the version that they train.
+Few iterations need a high and constant learning rate. The words of the curve are too few to end the run by."""
 SHAPES = World(
     "mini-sana/sol_rl/clipscore",
     (
