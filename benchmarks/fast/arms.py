@@ -19,11 +19,13 @@ class World:
         model: name of the miniature.
         reward: the trained reward.
         guidance: of every phase.
+        iterations: of its runs.
     """
 
     model: str
     reward: str
     guidance: float = 1.0
+    iterations: int = 100
 
     @property
     def name(self) -> str:
@@ -38,13 +40,11 @@ class Stage:
     Attributes:
         worlds: all of them have the same arms.
         seeds: training seeds, which no other stage has.
-        iterations: of the arms whose recipe does not set its own.
         arms: name → recipe and changes to it.
     """
 
     worlds: tuple[World, ...]
     seeds: tuple[int, ...]
-    iterations: int
     arms: Mapping[str, tuple[str, Changes]]
 
 
@@ -57,11 +57,11 @@ FAST_UPDATE: Changes = {
     "optimizer.learning_rate": 1e-3,
     "algorithm.beta": 0.1,
     "algorithm.beta_end": 1.0,
-    "algorithm.timestep_fraction": 0.4,
+    "algorithm.beta_iterations": 30,
     "algorithm.kl_weight": 0.0,
+    "optimizer.warmup_iterations": 3,
     "policy.decay_rate": 1.0,
-    "policy.decay_max": 0.3,
-    "iterations": 50,
+    "policy.decay_max": 0.4,
 }
 """What `fast` changes of DiffusionNFT's update. Not the number of samples."""
 BASE: tuple[str, Changes] = ("diffusionnft", {"optimizer.learning_rate": 3e-4})
@@ -70,14 +70,13 @@ CONFIRM = Stage(
         World("mini-sana", "imagereward"),
         World("mini-sd3", "hpsv2"),
         World("mini-flux", "pickscore"),
-        World("mini-text", "ocr", guidance=2.0),
+        World("mini-text", "ocr", guidance=2.0, iterations=50),
     ),
     seeds=(201, 202, 203, 204),
-    iterations=100,
     arms={
         BASELINE: BASE,
         FAST: ("fast", {}),
-        PLAIN: plain(8, **FAST_UPDATE),
+        PLAIN: plain(12, **FAST_UPDATE),
         UNEXPLORED: plain(4, **FAST_UPDATE),
         PAPER: ("sol_rl", {"optimizer.learning_rate": 3e-4}),
     },
@@ -95,11 +94,12 @@ def experiment(stage: Stage, world: World, arm: str, seed: int) -> Experiment:
         rewards=(world.reward,),
         judges=() if world.reward == "ocr" else ("judge",),
         seeds=stage.seeds,
-        iterations=stage.iterations,
+        iterations=world.iterations,
         every=5,
         changes={
             "solver": solver,
             "guidance": world.guidance,
+            "evaluate.prompts": 128,
             "evaluate.seeds": 2,
             "evaluate.curve_seeds": 2,
             "evaluate.fidelity_prompts": 0,
@@ -109,7 +109,7 @@ def experiment(stage: Stage, world: World, arm: str, seed: int) -> Experiment:
     )
     explored: Changes = {"explore.precision": "fp8", **(fitted if recipe == "fast" else {})}
     # Curves are compared as a whole, so no run ends by itself.
-    own: Changes = {"iterations": 50, "evaluate.stop_after": None, "evaluate.guards": []} if recipe == "fast" else {}
+    own: Changes = {"evaluate.stop_after": None, "evaluate.guards": []} if recipe == "fast" else {}
     return programme.experiment(recipe, seed, {**({} if recipe == "diffusionnft" else explored), **own, **changes})
 
 

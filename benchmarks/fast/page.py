@@ -1,7 +1,8 @@
 """The page: how soon each arm reaches shares of the baseline's best gain, how high it comes, and whether it stays."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,16 @@ from paper.intervals import Estimate, over_seeds
 from paper.pace import first_reached
 from support.results import table
 
-from fast.arms import BASELINE, STAGES
+from fast.arms import BASELINE, FAST, STAGES
 from fast.cost import SHAPES
 
 Row = Mapping[str, Any]
 SHARES = (0.5, 0.7, 0.9)
+POOLED = "all worlds"
 CENSORED = 1.5
 """A run that does not get there counts as so many times its own length."""
+PATIENCE = 0.4
+"""`evaluate.stop_after` of the recipe: the share of the iterations without a new best, after which a run ends."""
 INTRODUCTION = """# GPU time to a reward
 
 By `python benchmarks/fast STAGE`. *Time* is the GPU time in which drawing 24 samples and training on all of them with
@@ -23,81 +27,133 @@ By `python benchmarks/fast STAGE`. *Time* is the GPU time in which drawing 24 sa
 faster. Seconds are those of {} on one H200, computed from [equal_gpus.md](equal_gpus.md) for the samples, steps and
 pairs of the arm; a run with the six noise levels of the miniatures' presets is charged for those of the large model's,
 four for FLUX.1. A run that never gets there counts as {:g} × its length. *Best* is the highest gain less the
-baseline's, *end* the last gain as a share of the run's own best, *judge* the gain of the detector that no run trains
-on when the run reaches 90 %, less the baseline's then; gains are in standard deviations of the base's images of a
-prompt. Brackets are 95 % intervals over seeds.
+baseline's, *end* the last gain as a share of the run's own best, *kept* that of the version that the run exports if it
+ends without a new best in {:.0%} of its iterations, *judge* the gain of the detector that no run trains on when the run
+reaches 90 %, less the baseline's then; gains are in standard deviations of the base's images of a prompt. Brackets are
+95 % intervals over seeds.
 """
 
 
 def page(stored: Mapping[str, Any]) -> str:
     """Markdown of all stages with runs of the baseline; `stored` is the content of fast.json."""
-    parts = [INTRODUCTION.format(SHAPES["flux"], CENSORED)]
-    for stage in dict.fromkeys(row["stage"] for row in stored["rows"]):
+    parts = [INTRODUCTION.format(SHAPES["flux"], CENSORED, PATIENCE)]
+    stages = dict.fromkeys(row["stage"] for row in stored["rows"])
+    for stage in sorted(stages, key=lambda name: (name not in STAGES, name)):
         rows = [row for row in stored["rows"] if row["stage"] == stage]
         parts.append(f"## {stage.capitalize()}\n")
         if about := stored.get("about", {}).get(stage):
             parts.append(f"{about}\n")
-        if stage in STAGES:
-            parts.append(_pooled(rows))
-        for world in dict.fromkeys(row["world"] for row in rows):
-            parts.append(f"### {world}\n\n{_of_world([row for row in rows if row['world'] == world])}\n")
+        of_stage = figures(rows)
+        if stage not in STAGES:
+            del of_stage[POOLED]
+        parts += [f"### {world}\n\n{_table(arms)}\n" for world, arms in of_stage.items() if arms]
     return "\n".join(parts)
 
 
-def _of_world(rows: Sequence[Row]) -> str:
-    cells = []
-    for arm in dict.fromkeys(row["arm"] for row in rows):
-        pairs = paired(rows, arm)
-        if not pairs:
-            continue
-        times = [_ratio([ratio(run, base, share) for run, base in pairs]) for share in SHARES]
-        best = [height(run) - height(base) for run, base in pairs]
-        ends = [last(run) / height(run) if height(run) > 0 else -math.inf for run, _ in pairs]
-        judged = [judge_at_target(run, base) for run, base in pairs]
-        known = [value for value in judged if value is not None]
-        seconds = pairs[0][0]["seconds"]["flux"] / _prompts(pairs[0][0])
-        cells.append(
-            (
-                arm,
-                f"{seconds:.1f}",
-                *times,
-                f"{over_seeds(np.array(best)):+.2f}",
-                " ".join(f"{end:.2f}" for end in ends),
-                f"{np.mean(known):+.2f}" if known else "",
-                len(pairs),
-            )
-        )
-    head = ("arm", "s per prompt", *(f"time, {share:.0%}" for share in SHARES), "best, sd", "end", "judge, sd", "seeds")
-    return "\n".join(table(head, cells))
+def figures(rows: Sequence[Row]) -> dict[str, Any]:
+    """Figures of a stage: "all worlds", and world → those of this world.
+
+    Each has arm → `seconds` of a FLUX.1 prompt; `time` by shape and share, `over` (the arm's time over that of `fast`,
+    to 90 %), `best` and `judge` as intervals; `ends` and `kept` of all runs; number of `worlds` and of `runs`. A
+    figure that no run has is None.
+    """
+    worlds = list(dict.fromkeys(row["world"] for row in rows))
+    return {POOLED: _figures(rows, worlds), **{world: _figures(rows, [world]) for world in worlds}}
 
 
-def _pooled(rows: Sequence[Row]) -> str:
-    """Ratios pooled over worlds: the mean of logarithms of a seed is one value."""
-    cells, worlds = [], dict.fromkeys(row["world"] for row in rows)
+def _figures(rows: Sequence[Row], worlds: Sequence[str]) -> dict[str, Any]:
+    fast = {(row["world"], row["seed"]): row for row in rows if row["arm"] == FAST}
+    arms = {}
     for arm in dict.fromkeys(row["arm"] for row in rows):
-        by_world = [{run["seed"]: (run, base) for run, base in paired(_in(rows, world), arm)} for world in worlds]
-        seeds = sorted(set.intersection(*(set(one) for one in by_world))) if by_world else []
-        if not seeds or arm == BASELINE:
+        by_world = [paired([row for row in rows if row["world"] == world], arm) for world in worlds]
+        by_world = [pairs for pairs in by_world if pairs]
+        runs = [run for pairs in by_world for run, _ in pairs]
+        if not runs:
             continue
-        cells.append(
+        beside = [[pair for pair in pairs if (pair[0]["world"], pair[0]["seed"]) in fast] for pairs in by_world]
+
+        def over(run: Row, base: Row) -> float:
+            return ratio(fast[run["world"], run["seed"]], base, 0.9) / ratio(run, base, 0.9)
+
+        arms[arm] = {
+            "seconds": runs[0]["seconds"]["flux"] / _prompts(runs[0]),
+            "time": {
+                shape: {
+                    f"{share:.0%}": _mean(by_world, lambda run, base: ratio(run, base, share, shape), logs=True)  # noqa: B023
+                    for share in SHARES
+                }
+                for shape in SHAPES
+            },
+            "over": _mean(beside, over, logs=True),
+            "best": _mean(by_world, lambda run, base: height(run) - height(base)),
+            "judge": _mean(by_world, judge_at_target),
+            "ends": [last(run) / height(run) if height(run) > 0 else -math.inf for run in runs],
+            "kept": [kept(run) / height(run) if height(run) > 0 else -math.inf for run in runs],
+            "worlds": len(by_world),
+            "runs": len(runs),
+        }
+    return arms
+
+
+def _mean(
+    by_world: Sequence[Sequence[tuple[Row, Row]]], value: Callable[[Row, Row], float | None], logs: bool = False
+) -> dict[str, float] | None:
+    """Mean over seeds of a seed's mean over worlds, with its interval; geometric with `logs`.
+
+    Only seeds and worlds that have the value, and seeds that all of these worlds have.
+    """
+    values = [{run["seed"]: value(run, base) for run, base in pairs} for pairs in by_world]
+    known = [{seed: number for seed, number in world.items() if number is not None} for world in values]
+    known = [world for world in known if world]
+    seeds = sorted(set.intersection(*map(set, known))) if known else []
+    if not seeds:
+        return None
+    each = np.array([[world[seed] for world in known] for seed in seeds])
+    mean = over_seeds((np.log(each) if logs else each).mean(1))
+    if logs:
+        mean = Estimate(*(math.exp(min(x, 50.0)) for x in (mean.mean, mean.low, mean.high)), mean.seeds)
+    return asdict(mean)
+
+
+def _table(arms: Mapping[str, Mapping[str, Any]]) -> str:
+    heads = (
+        "arm",
+        "s per prompt",
+        *(f"time, {share:.0%}" for share in SHARES),
+        *(f"{SHAPES[shape].partition(' ')[0]}, 90%" for shape in SHAPES if shape != "flux"),
+        f"its time over that of {FAST}",
+        "best, sd",
+        "judge, sd",
+        "kept, lowest",
+        "end, each run",
+        "runs",
+    )
+    rows = []
+    for arm, each in arms.items():
+        ends = [f"{end:.2f}" for end in each["ends"]]
+        rows.append(
             (
                 arm,
-                *(
-                    _ratio([_mean([ratio(*one[seed], share, shape) for one in by_world]) for seed in seeds])
-                    for shape in SHAPES
-                    for share in (0.7, 0.9)
-                ),
-                len(seeds),
+                f"{each['seconds']:.1f}",
+                *(_cell(each["time"]["flux"][f"{share:.0%}"]) for share in SHARES),
+                *(_cell(each["time"][shape]["90%"]) for shape in SHAPES if shape != "flux"),
+                _cell(each["over"]),
+                _cell(each["best"], "+.2f"),
+                _cell(each["judge"], "+.2f"),
+                f"{min(each['kept']):.2f}",
+                " ".join(ends) if len(ends) < 5 else f"{min(each['ends']):.2f} to {max(each['ends']):.2f}",
+                each["runs"],
             )
         )
-    if not cells:
+    return "\n".join(table(heads, rows))
+
+
+def _cell(value: Mapping[str, Any] | None, spec: str = ".2f") -> str:
+    """A figure, with its interval from three seeds on."""
+    if value is None:
         return ""
-    head = [f"{SHAPES[shape].partition(' ')[0]}, {share:.0%}" for shape in SHAPES for share in (0.7, 0.9)]
-    return "\n".join(["All worlds, by shape and share:\n", *table(("arm", *head, "seeds"), cells), ""])
-
-
-def _in(rows: Sequence[Row], world: str) -> list[Row]:
-    return [row for row in rows if row["world"] == world]
+    estimate = Estimate(**value)
+    return f"{estimate:{spec}}" if estimate.seeds > 2 else f"{estimate.mean:{spec}}"
 
 
 def paired(rows: Sequence[Row], arm: str) -> list[tuple[Row, Row]]:
@@ -124,11 +180,11 @@ def last(run: Row) -> float:
 
 def ratio(run: Row, base: Row, share: float, shape: str = "flux") -> float:
     """GPU time of the baseline over that of a run, to a share of the baseline's best gain."""
-    times = []
-    for one in (base, run):
-        reached = first_reached(gains(one), share * height(base))
-        times.append(min(reached, CENSORED * one["iterations"]) * one["seconds"][shape])
-    return times[0] / times[1]
+    base_time, time = (
+        min(first_reached(gains(each), share * height(base)), CENSORED * each["iterations"]) * each["seconds"][shape]
+        for each in (base, run)
+    )
+    return base_time / time
 
 
 def judge_at_target(run: Row, base: Row, share: float = 0.9) -> float | None:
@@ -136,26 +192,25 @@ def judge_at_target(run: Row, base: Row, share: float = 0.9) -> float | None:
     if len(run["within"]) < 2:
         return None
     values = []
-    for one in (run, base):
-        reached = first_reached(gains(one), share * height(base))
+    for each in (run, base):
+        reached = first_reached(gains(each), share * height(base))
         if not math.isfinite(reached):
             return None
-        versions, judged = zip(*gains(one, 1), strict=True)
+        versions, judged = zip(*gains(each, 1), strict=True)
         values.append(float(np.interp(reached, versions, judged)))
     return values[0] - values[1]
 
 
+def kept(run: Row) -> float:
+    """The gain of the version that the run exports, if it ends without a new best in `PATIENCE` of its iterations."""
+    best, since = 0.0, 0
+    for version, gain in gains(run):
+        if gain > best:
+            best, since = gain, version
+        elif version - since >= PATIENCE * run["iterations"]:
+            break
+    return best
+
+
 def _prompts(run: Row) -> int:
     return int(run["changes"].get("explore.prompts", 12))
-
-
-def _mean(ratios: Sequence[float]) -> float:
-    return math.exp(float(np.mean(np.log(ratios))))
-
-
-def _ratio(ratios: Sequence[float]) -> str:
-    """Geometric mean of the seeds' ratios, with its interval from three seeds on."""
-    logs = over_seeds(np.log(ratios))
-    mean, low, high = (math.exp(min(value, 50.0)) for value in (logs.mean, logs.low, logs.high))
-    estimate = Estimate(mean, low, high, logs.seeds)
-    return f"{estimate:.2f}" if len(ratios) > 2 else f"{mean:.2f}"

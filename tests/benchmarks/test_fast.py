@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from fast.arms import STAGES, experiment
 from fast.cost import SHAPES, seconds_of_iteration, seconds_of_prompt
-from fast.page import judge_at_target, page, ratio
+from fast.page import figures, judge_at_target, kept, page, ratio
 from solrl_trainer.settings.presets import resolve
 
 
@@ -62,8 +62,23 @@ def test_the_page_has_each_world_and_the_pooled_ratio() -> None:
     text = page({"rows": [BASE, quick]})
     assert "| fast | 9.00 | 10.00 |" not in text
     assert "### w" in text
-    assert "All worlds, by shape and share" in text
-    assert "| fast | 0.3 | 10.00 | 10.00 | 10.00 | +0.00 [no limit] | 0.80 |" in text
+    assert "### all worlds" in text
+    assert "| fast | 0.3 | 10.00 | 10.00 | 10.00 | 10.00 | 10.00 | 1.00 | +0.00 | -0.27 | 1.00 | 0.80 | 1 |" in text
+
+
+def test_figures_pool_the_worlds_that_an_arm_has_and_a_run_keeps_its_plateau() -> None:
+    """9 of world w and 4 of world v have the geometric mean 6; the arm of w alone keeps its figure there."""
+    quick = row("fast", [[0, 0.0, 0.0], [5, 1.0, 0.2], [10, 0.8, 0.4]], 4.0)
+    slower = {**quick, "seconds": dict.fromkeys(SHAPES, 9.0), "world": "v"}
+    plain = row("best plain", [[0, 0.0, 0.0], [10, 1.0, 0.5]], 10.0)
+    of_stage = figures([BASE, quick, {**BASE, "world": "v"}, slower, plain])
+    pooled = of_stage["all worlds"]
+    assert pooled["fast"]["time"]["flux"]["90%"]["mean"] == pytest.approx(10 * (4 / 9) ** 0.5)
+    assert pooled["best plain"]["worlds"] == 1
+    assert pooled["best plain"]["over"]["mean"] == pytest.approx(10 / 2)
+    assert of_stage["w"]["fast"]["kept"] == [1.0]
+    falls = row("fast", [[0, 0.0, 0.0], [2, 0.5, 0.0], [6, 0.4, 0.0], [10, 1.0, 0.0]])
+    assert kept(falls) == 0.5
 
 
 def test_every_arm_of_a_stage_resolves_with_seeds_of_its_own() -> None:

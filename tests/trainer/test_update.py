@@ -271,6 +271,8 @@ def test_learning_rates_follow_warm_up_and_half_a_cosine(backbone: Backbone, upd
     words = (f"optimizer.updates={updates}", "optimizer.learning_rate=0.01", "iterations=6")
     config = tiny_config(*words, "optimizer.warmup_iterations=2", "optimizer.cosine_iterations=all")
     assert config == tiny_config(*words, "optimizer.warmup_iterations=2", "optimizer.cosine_iterations=6")
+    short = tiny_config(*words, "iterations=2", "optimizer.warmup_iterations=2", "optimizer.cosine_iterations=all")
+    assert short.optimizer.cosine_iterations == 3, "a run no longer than its warm-up never decays"
     policy, optimizer = make_policy(backbone, config)
     samples, rates = make_samples(backbone), []
     for iteration in range(6):

@@ -496,7 +496,7 @@ class RunConfig(Section):
     def _decays_after_the_run(cls, value: Optimizer, given: ValidationInfo) -> Optimizer:
         end, iterations = value.cosine_iterations, given.data.get("iterations", 1)
         if end == "all":
-            end = iterations
+            end = max(iterations, value.warmup_iterations + 1)
             value = value.model_copy(update={"cosine_iterations": end})
         if end is not None and not value.warmup_iterations < end >= iterations:
             raise ValueError(
