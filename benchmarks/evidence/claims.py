@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from fast.arms import BASELINE, FAST
+from fast.page import POOLED
+from fast.page import figures as of_recipes
 
 Read = Callable[[str], Any]
 """Content of a stored result by its name, the path in benchmarks/results without `.json`."""
@@ -84,7 +87,7 @@ def p99(values: Sequence[float]) -> float:
 FILTERS = (span, points, series, signed, plain, share, percent, times, over, inverse, uneven, p99, statistics.median)
 
 
-def figures(read: Read) -> dict[str, str]:
+def figures(read: Read) -> dict[str, Any]:
     """Figures that take several results, by their names in the templates."""
     tables = read("paper")["tables"]
     return {
@@ -94,6 +97,23 @@ def figures(read: Read) -> dict[str, str]:
         **_sweeps(tables["sweeps"]),
         **_hacking(tables["hacking"]),
         **_times(read),
+        "fast": _fast(read("fast")),
+    }
+
+
+def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
+    of_stage = of_recipes([row for row in stored["rows"] if row["stage"] == "confirm"])
+    pooled = of_stage.pop(POOLED)
+    falling = of_stage["mini-sd3, hpsv2"]
+    return {
+        "pooled": {arm: each | {"time": each["time"]["flux"]["90%"]} for arm, each in pooled.items()},
+        "worlds": {
+            world: arms[FAST]["time"]["flux"] | {"best": arms[FAST]["best"]} for world, arms in of_stage.items()
+        },
+        "loop": stored["loop"]["flux"]["clock"] / stored["loop"]["flux"]["prompts"],
+        "end": span(falling[FAST]["ends"]),
+        "base_end": span(falling[BASELINE]["ends"]),
+        "kept": min(pooled[FAST]["kept"]),
     }
 
 

@@ -5,10 +5,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 from evidence.claims import MODELS, Read
+from fast.page import gains
+from paper.intervals import over_seeds
 from solrl_trainer.report import style
 
 NAMES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-Large 1024²", "sana": "SANA 1.6B 1024²"}
+RECIPES = {
+    "24-in-24, β 1": "24 drawn, 24 trained",
+    "best plain": "best without exploring",
+    "Sol-RL as published": "Sol-RL as published",
+    "fast": "fast",
+}
 FAMILIES = {"24-in-24 BF16": "24 in 24, BF16", "24-in-96 BF16": "24 in 96, BF16", "Sol-RL": "Sol-RL"}
 
 
@@ -81,6 +90,37 @@ def plateaus(read: Read, path: Path) -> None:
         write(figure, path)
 
 
+def recipes(read: Read, path: Path) -> None:
+    """Mean held-out gains of the confirmed recipes over GPU hours of FLUX.1 with intervals, a panel for each world."""
+    rows = [row for row in read("fast")["rows"] if row["stage"] == "confirm"]
+    worlds = list(dict.fromkeys(row["world"] for row in rows))
+    with style.figure(800, 500) as figure:
+        panels, lines = figure.subplots(2, 2, sharex=True), {}
+        for world, axes in zip(worlds, panels.flat, strict=True):
+            for at, (arm, said) in enumerate(RECIPES.items()):
+                curves = [gains(row) for row in rows if (row["world"], row["arm"]) == (world, arm)]
+                if not curves:
+                    continue
+                of_iteration = next(row["seconds"]["flux"] for row in rows if row["arm"] == arm) / 3600
+                hours = [of_iteration * version for version, _ in curves[0]][1:]
+                means = [over_seeds(np.array([curve[i][1] for curve in curves])) for i in range(1, len(curves[0]))]
+                (lines[said],) = axes.plot(hours, [mean.mean for mean in means], color=f"C{at}")
+                limits = [mean.low for mean in means], [mean.high for mean in means]
+                axes.fill_between(hours, *limits, color=f"C{at}", alpha=0.15, linewidth=0)
+            axes.set(title=world.replace("ocr", "OCR"), xscale="log", ylim=(0, None))
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.set_xticks([0.1, 0.3, 1, 3, 10])
+            axes.minorticks_off()
+        for axes in panels[1]:
+            axes.set_xlabel("hours of one H200 for as many FLUX.1 samples")
+        for axes in panels[:, 0]:
+            axes.set_ylabel("gain of the held-out reward, sd")
+        figure.legend(
+            [lines[said] for said in RECIPES.values()], RECIPES.values(), loc="outside lower center", ncols=len(RECIPES)
+        )
+        write(figure, path)
+
+
 def plans(read: Read, path: Path) -> None:
     """Loss in rank over the steps spent in FP8, of the worst of three miniatures, a line for each way to prune."""
     rows = [row for row in read("refitted/plan_fidelity")["rows"] if row["decoded"] == "whole" and row["cost"] < 1]
@@ -119,5 +159,6 @@ PICTURES: Mapping[str, Callable[[Read, Path], None]] = {
     "training.svg": training,
     "plateaus.svg": plateaus,
     "plans.svg": plans,
+    "recipes.svg": recipes,
 }
 """File in docs/evidence → function that draws it."""

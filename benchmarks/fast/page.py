@@ -32,11 +32,18 @@ ends without a new best in {:.0%} of its iterations, *judge* the gain of the det
 reaches 90 %, less the baseline's then; gains are in standard deviations of the base's images of a prompt. Brackets are
 95 % intervals over seeds.
 """
+LOOP = """## An iteration at true size
+
+By `python benchmarks/fast/loop.py MODEL`: seconds of one iteration of `fast` with random weights on one GPU, by the
+trainer's own loop, and those computed from [equal_gpus.md](equal_gpus.md). Evaluation is not included.
+"""
 
 
 def page(stored: Mapping[str, Any]) -> str:
     """Markdown of all stages with runs of the baseline; `stored` is the content of fast.json."""
     parts = [INTRODUCTION.format(SHAPES["flux"], CENSORED, PATIENCE)]
+    if loop := stored.get("loop"):
+        parts.append(f"{LOOP}\n{_loop(loop)}\n")
     stages = dict.fromkeys(row["stage"] for row in stored["rows"])
     for stage in sorted(stages, key=lambda name: (name not in STAGES, name)):
         rows = [row for row in stored["rows"] if row["stage"] == stage]
@@ -48,6 +55,25 @@ def page(stored: Mapping[str, Any]) -> str:
             del of_stage[POOLED]
         parts += [f"### {world}\n\n{_table(arms)}\n" for world, arms in of_stage.items() if arms]
     return "\n".join(parts)
+
+
+def _loop(loop: Mapping[str, Mapping[str, Any]]) -> str:
+    phases = ("explore", "regenerate", "train", "push")
+    rows = [
+        (
+            SHAPES[model],
+            row["device"].removeprefix("NVIDIA "),
+            row["prompts"],
+            row["steps"],
+            *(f"{row['seconds'][phase]:.1f}" for phase in phases),
+            f"{row['clock']:.1f}",
+            f"{sum(row['computed'].values()):.1f}",
+            f"{row['clock'] / row['prompts']:.2f}",
+        )
+        for model, row in loop.items()
+    ]
+    heads = ("model", "GPU", "prompts", "exploring steps", *phases, "by the clock", "computed", "s per prompt")
+    return "\n".join(table(heads, rows))
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Any]:
