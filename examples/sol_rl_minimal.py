@@ -1,4 +1,4 @@
-"""Sol-RL in one file: explore at a rollout service, select, regenerate in BF16, train by DiffusionNFT, push.
+"""The method in one file, by the recipe `fast`: explore at a rollout service, select, regenerate in BF16, train, push.
 
 Trains a LoRA of an SD3 model with diffusers and PEFT; of solrl it needs solrl-client alone. The trainer of solrl does
 the same with fused kernels, several GPUs, checkpoints and other models. Start the service in this folder, then train:
@@ -26,13 +26,15 @@ from solrl_proto.problems import ProblemError
 
 MODEL = "mini-sd3"
 PROMPTS = ("a red circle", "two blue squares", "a green cross", "a yellow triangle")
-CANDIDATES, EXPLORING_STEPS = 48, 6
-KEEP, STEPS = 8, 10
+CANDIDATES, EXPLORING_STEPS = 24, 6
+KEEP, STEPS = 4, 10
 TRAINED_STEPS = 6
 """Of the sampler's steps, those at which each sample is trained."""
-RANK, ALPHA, LEARNING_RATE = 4, 8.0, 1e-3
-BETA, KL_WEIGHT, CLIP = 1.0, 1e-4, 5.0
-OLD_DECAY = 0.5
+RANK, ALPHA, LEARNING_RATE, WARMUP = 4, 8.0, 1e-3, 3
+FIRST_BETA, LAST_BETA, BETA_ITERATIONS = 0.1, 1.0, 30
+"""A small β lets the policy move far in the first iterations; it grows, so that the policy does not run away."""
+CLIP = 5.0
+OLD_DECAY = 0.4
 """Share of the behaviour policy that remains after an iteration."""
 CURRENT, OLD = "default", "old"
 
@@ -62,13 +64,9 @@ class Model:
         named = self.transformer.named_parameters()
         return [weight for name, weight in named if f".lora_A.{policy}." in name or f".lora_B.{policy}." in name]
 
-    def velocity(self, policy: str | None, x: torch.Tensor, t: torch.Tensor, text: Any) -> torch.Tensor:
-        """Velocity of a policy, or of the base model, at latents x with noise levels t."""
-        if policy is None:
-            self.transformer.disable_adapters()
-        else:
-            self.transformer.enable_adapters()
-            self.transformer.set_adapter(policy)
+    def velocity(self, policy: str, x: torch.Tensor, t: torch.Tensor, text: Any) -> torch.Tensor:
+        """Velocity of a policy at latents x with noise levels t."""
+        self.transformer.set_adapter(policy)
         states, pooled = text
         return self.transformer(x, states, pooled, t * 1000).sample
 
@@ -84,7 +82,6 @@ class Model:
     @torch.no_grad()
     def generate(self, text: str, seeds: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Latents and images [n, 3, H, W] of a prompt under the behaviour policy, from the service's own noise."""
-        self.transformer.enable_adapters()
         self.transformer.set_adapter(OLD)
         channels, (height, width) = self.transformer.config.in_channels, (self.call["height"], self.call["width"])
         scale = self.pipeline.vae_scale_factor
@@ -100,8 +97,8 @@ class Model:
 
 def folder_of(model: str) -> str:
     """The folder of a miniature, by the name that the service takes; others are folders or hub ids for both."""
-    found = [entry.load()() for entry in entry_points(group="solrl.models", name=model)]
-    return str(found[0]) if found else model
+    miniatures = [entry.load()() for entry in entry_points(group="solrl.models", name=model)]
+    return str(miniatures[0]) if miniatures else model
 
 
 def show(text: str) -> None:
@@ -121,20 +118,28 @@ def explore(client: RolloutClient, name: str, run: str, iteration: int) -> list[
     )
     arrived: list[str] = []
 
-    def told(group: RolloutGroup) -> None:
+    def on_group(group: RolloutGroup) -> None:
         arrived.append(group.prompt_id)
         show(f"iteration {iteration}: explored {len(arrived)} of {len(PROMPTS)} prompts, {CANDIDATES} images each")
 
-    groups = client.rollouts(request, on_group=told).groups
+    groups = client.rollouts(request, on_group=on_group).groups
     return [(text, group.best_worst(KEEP)) for text, group in zip(PROMPTS, groups, strict=True)]
 
 
-def nft_loss(model: Model, x0: torch.Tensor, advantages: torch.Tensor, text: Any, t: torch.Tensor) -> torch.Tensor:
+def beta_of(iteration: int) -> float:
+    """β of an iteration, from `FIRST_BETA` to `LAST_BETA` by a constant factor."""
+    share = min(1.0, iteration / BETA_ITERATIONS)
+    return float(FIRST_BETA ** (1 - share) * LAST_BETA**share)
+
+
+def nft_loss(
+    model: Model, x0: torch.Tensor, advantages: torch.Tensor, text: Any, t: torch.Tensor, beta: float
+) -> torch.Tensor:
     """DiffusionNFT: pull an implicit positive policy towards good samples, a negative one towards bad ones."""
     level, noise = t.view(-1, 1, 1, 1), torch.randn_like(x0)
     x = (1 - level) * x0 + level * noise
     with torch.no_grad():
-        old, reference = model.velocity(OLD, x, t, text), model.velocity(None, x, t, text)
+        old = model.velocity(OLD, x, t, text)
     current = model.velocity(CURRENT, x, t, text)
 
     def error(velocity: torch.Tensor) -> torch.Tensor:
@@ -142,28 +147,30 @@ def nft_loss(model: Model, x0: torch.Tensor, advantages: torch.Tensor, text: Any
         weight = (predicted.detach() - x0).abs().mean((1, 2, 3), keepdim=True).clamp(min=1e-5)
         return ((predicted - x0).square() / weight).mean((1, 2, 3))
 
-    positive = error(BETA * current + (1 - BETA) * old)
-    negative = error((1 + BETA) * old - BETA * current)
+    positive = error(beta * current + (1 - beta) * old)
+    negative = error((1 + beta) * old - beta * current)
     good = (advantages.clamp(-CLIP, CLIP) / (2 * CLIP) + 0.5).clamp(0, 1)
-    policy = (good * positive + (1 - good) * negative).mean() * CLIP / BETA
-    return policy + KL_WEIGHT * (current - reference).square().mean()
+    return (good * positive + (1 - good) * negative).mean() * CLIP / beta
 
 
-def train(model: Model, optimizer: torch.optim.Optimizer, latents: torch.Tensor, advantages: torch.Tensor) -> float:
-    """One optimiser step over all groups [prompts, kept, …]; then the behaviour policy follows. Returns the loss."""
+def train(
+    model: Model, optimizer: torch.optim.Optimizer, latents: torch.Tensor, advantages: torch.Tensor, iteration: int
+) -> float:
+    """An optimiser step per group of [prompts, kept, …]; then the behaviour policy follows. Returns the mean loss."""
     states, pooled = model.encode(PROMPTS)
     sigmas = model.pipeline.scheduler.sigmas[:-1]
-    total, parts = 0.0, len(PROMPTS) * TRAINED_STEPS
-    for place in range(len(PROMPTS)):
+    optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1.0, (iteration + 1) / WARMUP)
+    total = 0.0
+    for place in torch.randperm(len(PROMPTS)).tolist():
         text = states[place].expand(KEEP, -1, -1), pooled[place].expand(KEEP, -1)
         for _ in range(TRAINED_STEPS):
             t = sigmas[torch.randint(len(sigmas), (KEEP,))]
-            loss = nft_loss(model, latents[place], advantages[place], text, t) / parts
+            loss = nft_loss(model, latents[place], advantages[place], text, t, beta_of(iteration)) / TRAINED_STEPS
             loss.backward()
-            total += loss.item()
-    torch.nn.utils.clip_grad_norm_(model.weights(CURRENT), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
+            total += loss.item() / len(PROMPTS)
+        torch.nn.utils.clip_grad_norm_(model.weights(CURRENT), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
     with torch.no_grad():
         for parameter, follower in zip(model.weights(CURRENT), model.weights(OLD), strict=True):
             follower.lerp_(parameter, 1 - OLD_DECAY)
@@ -192,7 +199,7 @@ def sol_rl(folder: str, client: RolloutClient, name: str, run: str, iterations: 
         samples = [model.generate(text, seeds) for text, seeds in selected]
         rewards = redness(torch.cat([images for _, images in samples]), [], []).reshape(len(PROMPTS), KEEP)
         advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std() + 1e-4)
-        loss = train(model, optimizer, torch.stack([latents for latents, _ in samples]), advantages)
+        loss = train(model, optimizer, torch.stack([latents for latents, _ in samples]), advantages, iteration)
         push(model, client, name, run, iteration + 1)
         means.append(rewards.mean().item())
         took = time.monotonic() - began
@@ -202,7 +209,7 @@ def sol_rl(folder: str, client: RolloutClient, name: str, run: str, iterations: 
 
 def main() -> None:
     """Train as the command line says."""
-    parser = argparse.ArgumentParser(description="Sol-RL in one file.")
+    parser = argparse.ArgumentParser(description="The method in one file.")
     parser.add_argument(
         "--model", default=MODEL, help="SD3 model: mini-sd3, a hub id, or a folder of diffusers' layout"
     )
@@ -210,11 +217,10 @@ def main() -> None:
     parser.add_argument("--run", default=f"sol-rl-minimal-{uuid4().hex[:8]}", help="a new run's name there")
     parser.add_argument("--url", default="http://127.0.0.1:8100", help="of the service")
     parser.add_argument("--iterations", type=int, default=10)
-    given = parser.parse_args()
-    with RolloutClient(given.url) as client:
-        sol_rl(
-            folder_of(given.model), client, given.name or client.models().models[0].name, given.run, given.iterations
-        )
+    args = parser.parse_args()
+    with RolloutClient(args.url) as client:
+        name = args.name or client.models().models[0].name
+        sol_rl(folder_of(args.model), client, name, args.run, args.iterations)
 
 
 if __name__ == "__main__":
