@@ -109,7 +109,7 @@ def test_the_place_of_a_value_counts_but_not_where_channels_are_in_memory() -> N
     assert one != other
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.gpu
 def test_a_gpu_computes_the_same_digest_as_a_cpu() -> None:
     linear = nn.Linear(3000, 3000)
     assert module_digest(copy.deepcopy(linear).cuda()) == module_digest(linear)
