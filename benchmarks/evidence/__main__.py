@@ -5,6 +5,7 @@ the pages' pictures.
 """
 
 import json
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ PAGES = {
     "findings.md": Path("docs/findings.md"),
     **{
         name: Path("docs/evidence") / name
-        for name in ("ranking.md", "plans.md", "training.md", "speed.md", "service.md", "unproven.md")
+        for name in ("ranking.md", "training.md", "speed.md", "service.md", "unproven.md")
     },
 }
 """Template → page."""
@@ -60,7 +61,7 @@ def pages(results: Path) -> dict[Path, str]:
         **figures(own),
     }
     texts = {page: environment.get_template(name).render(named) for name, page in PAGES.items()}
-    return {page: text.replace("−0.000", "+0.000") for page, text in texts.items()}
+    return {page: re.sub(r"−(0\.0+)\b", r"+\1", text) for page, text in texts.items()}
 
 
 def read(results: Path, name: str) -> Any:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from fast.arms import BASELINE, FAST
+from fast.arms import FAST
+from fast.cost import SHAPES, fast_run, hours_of_run, seconds_of_iteration
 from fast.page import POOLED
 from fast.page import figures as of_recipes
 
@@ -69,11 +70,6 @@ def over(one: Interval, cost: float) -> dict[str, float]:
     return {name: one[name] / cost for name in ("mean", "low", "high")}
 
 
-def inverse(one: Interval) -> dict[str, float]:
-    """The ratio the other way round."""
-    return {"mean": 1 / one["mean"], "low": 1 / one["high"], "high": 1 / one["low"]}
-
-
 def uneven(shares: Sequence[float]) -> float:
     """The largest distance of a share from their mean, over the mean."""
     return max(abs(one / statistics.mean(shares) - 1) for one in shares)
@@ -84,7 +80,7 @@ def p99(values: Sequence[float]) -> float:
     return float(np.percentile(values, 99))
 
 
-FILTERS = (span, points, series, signed, plain, share, percent, times, over, inverse, uneven, p99, statistics.median)
+FILTERS = (span, points, signed, plain, share, percent, times, over, uneven, p99, statistics.median)
 
 
 def figures(read: Read) -> dict[str, Any]:
@@ -92,7 +88,7 @@ def figures(read: Read) -> dict[str, Any]:
     tables = read("paper")["tables"]
     return {
         **_ranks(read),
-        **_algorithms(tables["algorithms"], tables["authors"]["gains"]),
+        **_algorithms(tables["authors"]["gains"]),
         **_plateaus(tables["plateaus"]["gains"]),
         **_sweeps(tables["sweeps"]),
         **_hacking(tables["hacking"]),
@@ -104,104 +100,63 @@ def figures(read: Read) -> dict[str, Any]:
 def _fast(stored: Mapping[str, Any]) -> dict[str, Any]:
     of_stage = of_recipes([row for row in stored["rows"] if row["stage"] == "confirm"])
     pooled = of_stage.pop(POOLED)
-    falling = of_stage["mini-sd3, hpsv2"]
     return {
         "pooled": {arm: each | {"time": each["time"]["flux"]["90%"]} for arm, each in pooled.items()},
         "worlds": {
             world: arms[FAST]["time"]["flux"] | {"best": arms[FAST]["best"]} for world, arms in of_stage.items()
         },
+        "clock": stored["loop"]["flux"]["clock"],
         "loop": stored["loop"]["flux"]["clock"] / stored["loop"]["flux"]["prompts"],
-        "end": span(falling[FAST]["ends"]),
-        "base_end": span(falling[BASELINE]["ends"]),
+        "hours": {
+            shape: {"iteration": seconds_of_iteration(run, shape), "run": hours_of_run(run, shape)}
+            for shape, run in ((shape, fast_run(shape)) for shape in SHAPES)
+        },
         "kept": min(pooled[FAST]["kept"]),
     }
 
 
 def _ranks(read: Read) -> dict[str, str]:
     found = {}
-    for name, path in (
-        ("ranks", "rank_fidelity"),
-        ("families", "family_lists/rank_fidelity"),
-        ("unprepared", "unprepared/rank_fidelity"),
-    ):
-        rows = [one for one in read(path)["rows"] if "/prepared/" not in one["model"]]
-        for precision in {one["precision"] for one in rows}:
-            own = [one for one in rows if one["precision"] == precision]
-            found[f"{name}_{precision}"] = span(one["spearman"] for one in own)
-            found[f"{name}_kendall_{precision}"] = span(one["kendall"] for one in own)
-            if name == "ranks":
-                found[f"best_{precision}"] = span((one["top_rank"] for one in own), 0)
-                found[f"worst_{precision}"] = span((one["bottom_rank"] for one in own), 0)
-    group, side = 96, 12
-    found["perfect"] = f"{(1 + side) / 2:g} and {group - (side - 1) / 2:g}"
-    return found | {"chance": f"{(1 + group) / 2:g}"}
+    for name, path in (("ranks", "rank_fidelity"), ("families", "family_lists/rank_fidelity")):
+        for precision in ("bf16", "nvfp4"):
+            rows = [one for one in read(path)["rows"] if one["precision"] == precision]
+            found[f"{name}_{precision}"] = span(one["spearman"] for one in rows)
+            if (name, precision) == ("ranks", "nvfp4"):
+                found["best_nvfp4"] = span((one["top_rank"] for one in rows), 0)
+    return found | {"chance": f"{(1 + 96) / 2:g}"}
 
 
-def _algorithms(table: Mapping[str, Any], authors: Mapping[str, Any]) -> dict[str, str]:
-    again = [100 * table["spent"][name]["recomputed"] for name in ("FlowGRPO", "DanceGRPO")]
-    near = [table["gains"][name] for name in ("AWM", "DiffusionNFT", "Sol-RL")]
-    shares = [
-        100 * one[f"{reward}: final, gain"][1]["mean"] / most
-        for one in near
-        for reward, most in table["ceiling"].items()
-    ]
-    less = {name: one["Sol-RL less it"] for name, one in authors.items()}
-    return {
-        "recomputed": span(again, 0),
-        "ceiling_share": span(shares, 0),
-        **{
-            f"authors_{name.lower()}": span((one["mean"] for key, one in less.items() if name in key), 3)
-            for name in ("FlowGRPO", "DanceGRPO")
-        },
-        "authors_ahead": f"{sum(one['low'] > 0 for one in less.values())} of {len(less)}",
-    }
+def _algorithms(authors: Mapping[str, Any]) -> dict[str, str]:
+    less = [one["Sol-RL less it"]["low"] for one in authors.values()]
+    return {"authors_ahead": f"{sum(low > 0 for low in less)} of {len(less)}"}
 
 
 def _plateaus(gains: Mapping[str, Any]) -> dict[str, str]:
-    families = {"small": "24-in-24 BF16", "bf16": "24-in-96 BF16", "ours": "Sol-RL"}
-    grown = {
-        (large, figure): span(
-            (one[figure][1] / one[figure][0] for row, one in gains.items() if row.startswith("24-in-24") != large),
-            digits,
-        )
-        for large in (False, True)
-        for figure, digits in (("gradient norm", 0), ("loss", 1))
-    }
+    def grown(large: bool) -> str:
+        norms = [one["gradient norm"] for row, one in gains.items() if row.startswith("24-in-24") != large]
+        return span((last / first for first, last in norms), 0)
+
+    def best(family: str) -> str:
+        return series(one["best, sd"]["mean"] for row, one in gains.items() if row.startswith(family))
+
     return {
-        "gradients_small": grown[False, "gradient norm"],
-        "gradients_large": grown[True, "gradient norm"],
-        "losses_small": grown[False, "loss"],
-        "losses_large": grown[True, "loss"],
-    } | {
-        f"{at}_{key}": series(
-            round(one[f"{at}, sd"]["mean"], 2) + 0 for row, one in gains.items() if row.startswith(name)
-        )
-        for at in ("best", "end")
-        for key, name in families.items()
+        "gradients_small": grown(False),
+        "gradients_large": grown(True),
+        "best_small": best("24-in-24 BF16"),
+        "best_ours": best("Sol-RL"),
     }
 
 
 def _sweeps(table: Mapping[str, Any]) -> dict[str, str]:
-    clear = [name for name, one in table["differences"].items() if one["p"] < 0.05]
-    rates = table["matches"]
-    misses = [100 * (measured - predicted) for row in rates.values() for measured, predicted in row.values()]
-    return {
-        "clear": WORDS[len(clear)],
-        "clear_sizes": " and ".join(sorted({name.split(",")[0] for name in clear})),
-        "misses": span(misses, 0),
-        "match_settings": str(len(misses)),
-        "matches": f"{series((100 * measured for measured, _ in rates['96'].values()), 0)} %",
-    }
+    shares = [pair for row in table["matches"].values() for pair in row.values()]
+    return {"misses": span((100 * (measured - predicted) for measured, predicted in shares), 0)}
 
 
 def _hacking(table: Mapping[str, Any]) -> dict[str, str]:
-    gains, equal = table["gains"], table["at equal reward"]
-    every = [one["mean"] for judges in gains.values() for one in judges.values() if isinstance(one, Mapping)]
+    gains = table["gains"]
     return {
         "fell": WORDS[sum(judges["fell"] != "none" for judges in gains.values())],
-        "lowest": signed(min(every)),
         "judge": span(judges["judge"]["mean"] for name, judges in gains.items() if name.endswith("Sol-RL")),
-        "judged_equally": series((equal["mean of all"][name] for name in ("24-in-24 BF16", "Sol-RL", "AWM")), 3),
     }
 
 
@@ -224,6 +179,4 @@ def _times(read: Read) -> dict[str, str]:
         "phase_equal": f"{series(equal)} ×",
         "whole": f"{series(whole)} ×",
         "sync": f"{span(sent, 1)} %",
-        "sync_median": f"{statistics.median(sent):.1f} %",
-        "sync_prompts": span((run["prompts"] for run in runs), 0),
     }

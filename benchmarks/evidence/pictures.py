@@ -1,8 +1,8 @@
 """Pictures of the evidence pages, in the house style of the reports, from stored results."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -13,42 +13,67 @@ from solrl_trainer.report import style
 
 NAMES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-Large 1024²", "sana": "SANA 1.6B 1024²"}
 RECIPES = {
-    "24-in-24, β 1": "24 drawn, 24 trained",
-    "best plain": "best without exploring",
-    "Sol-RL as published": "Sol-RL as published",
-    "fast": "fast",
+    "24-in-24, β 1": ("24 drawn, 24 trained", "C7"),
+    "best plain": ("best without exploring", "C2"),
+    "Sol-RL as published": ("Sol-RL as published", "C1"),
+    "fast": ("fast", "C0"),
 }
+"""Arm → its name and its colour."""
 FAMILIES = {"24-in-24 BF16": "24 in 24, BF16", "24-in-96 BF16": "24 in 96, BF16", "Sol-RL": "Sol-RL"}
+TITLES = {
+    "ocr": "OCR",
+    "clipscore": "CLIPScore",
+    "pickscore": "PickScore",
+    "hpsv2": "HPSv2",
+    "imagereward": "ImageReward",
+}
+PLANS = {
+    "four fitted steps": (4, 4, 96),
+    "six steps, 48 go on after two": (6, 2, 48),
+    "six steps, 48 go on after three": (6, 3, 48),
+    "six steps, 64 go on after four": (6, 4, 64),
+}
+"""Name → steps, the step after which candidates are pruned, and how many remain."""
 
 
 def write(figure: Any, path: Path) -> None:
-    """Write a figure as SVG, in colours for a light or a dark page."""
+    """Write a figure as SVG for light and dark pages; where CSS variables are unknown, it has the light colours."""
     shades = [";".join(f"--{name}:{pair[dark]}" for name, pair in style.COLOURS.items()) for dark in (0, 1)]
     rules = f":root{{{shades[0]}}}@media(prefers-color-scheme:dark){{:root{{{shades[1]}}}}}"
     head, _, rest = style.svg(figure).partition(">")
     head = head.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"')
+    rest = re.sub(r'style="[^"]*"', _with_fallback, rest)
     path.write_text(f"{head}><style>{rules}</style>{rest}\n", encoding="utf-8")
 
 
+def _with_fallback(found: re.Match[str]) -> str:
+    """The `style` of an element, after its colours as attributes, which count where `var()` is not understood."""
+    light = [f'{name}="{style.COLOURS[shade][0]}"' for name, shade in re.findall(r"([a-z]+): var\(--(\w+)\)", found[0])]
+    return " ".join([*light, found[0]])
+
+
 def speed(read: Read, path: Path) -> None:
-    """Bars of one prompt's rollout phase, with their seconds and the speed-up over naive scaling at their ends."""
-    found = {(row["model"], row["part"]): row for row in read("equal_gpus")["rows"] if row["gpus"] == 1}
-    parts = {"naive": "naive scaling", "sol_rl": "six steps", "sol_rl, 4 fitted steps": "four fitted steps"}
+    """Bars of one prompt's iteration by phase, with their seconds and the speed-up over naive scaling at their ends."""
+    parts = {(row["model"], row["part"]): row for row in read("equal_gpus")["rows"] if row["gpus"] == 1}
+    recipes = {"naive": "naive scaling", "sol_rl": "six steps", "sol_rl, 4 fitted steps": "four fitted steps"}
+    phases = {"explore": "C2", "regenerate": "C1", "train": "C7"}
     with style.figure(800, 330) as figure:
         panels = figure.subplots(1, len(MODELS))
         for model, axes in zip(MODELS, panels, strict=True):
-            naive = found[model, "naive"]["s"]
-            for at, part in enumerate(parts):
-                row = found[model, part]
-                explored = axes.barh(at, row["explore"], color="C2")
-                again = axes.barh(at, row["regenerate"], left=row["explore"], color="C1")
-                times = f", {naive / row['s']:.2f} ×" if at else ""
-                _beside(axes, f"{row['s']:.1f} s{times}", (row["s"], at), fontweight="bold")
-            axes.set(title=NAMES[model], xlabel="seconds", xlim=(0, 1.25 * naive), yticks=range(len(parts)))
-            axes.set_yticklabels(parts.values() if model == MODELS[0] else [])
+            trained = parts[model, "training"]["s"]
+            naive = parts[model, "naive"]["s"] + trained
+            for at, recipe in enumerate(recipes):
+                row, total = parts[model, recipe] | {"train": trained}, 0.0
+                for phase, colour in phases.items():
+                    axes.barh(at, row[phase], left=total, color=colour, label=None if at else phase)
+                    total += row[phase]
+                times = f", {naive / total:.2f} ×" if at else ""
+                _beside(axes, f"{total:.1f} s{times}", (total, at), fontweight="bold")
+            axes.set(title=NAMES[model], xlabel="seconds", xlim=(0, 1.3 * naive), yticks=range(len(recipes)))
+            axes.set_yticklabels(recipes.values() if model == MODELS[0] else [])
             axes.invert_yaxis()
             axes.grid(axis="y", visible=False)
-        figure.legend([explored, again], ["explore", "regenerate"], loc="outside lower center", ncols=2)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(phases))
         write(figure, path)
 
 
@@ -80,13 +105,12 @@ def plateaus(read: Read, path: Path) -> None:
     with style.figure(800, 330) as figure:
         panels = figure.subplots(1, len(rewards), sharey=True)
         for reward, axes in zip(rewards, panels, strict=True):
-            for name, said in FAMILIES.items():
+            for at, name in enumerate(FAMILIES):
                 iterations, gains, *limits = zip(*curves[f"{name}, {reward}"], strict=True)
-                (line,) = axes.plot(iterations, gains, label=said if reward == rewards[0] else None)
-                axes.fill_between(iterations, *limits, color=line.get_color(), alpha=0.15, linewidth=0)
-            axes.set(title=f"trained on {reward}", xlabel="iterations")
+                _curve(axes, iterations, gains, limits, f"C{at}")
+            axes.set(title=f"trained on {TITLES[reward]}", xlabel="iterations")
         panels[0].set_ylabel("gain of the held-out reward, sd")
-        figure.legend(loc="outside lower center", ncols=len(FAMILIES))
+        _legend(figure, panels[0], FAMILIES.values())
         write(figure, path)
 
 
@@ -95,19 +119,19 @@ def recipes(read: Read, path: Path) -> None:
     rows = [row for row in read("fast")["rows"] if row["stage"] == "confirm"]
     worlds = list(dict.fromkeys(row["world"] for row in rows))
     with style.figure(800, 500) as figure:
-        panels, lines = figure.subplots(2, 2, sharex=True), {}
+        panels = figure.subplots(2, 2, sharex=True)
         for world, axes in zip(worlds, panels.flat, strict=True):
-            for at, (arm, said) in enumerate(RECIPES.items()):
+            for arm, (_, colour) in RECIPES.items():
                 curves = [gains(row) for row in rows if (row["world"], row["arm"]) == (world, arm)]
                 if not curves:
                     continue
                 of_iteration = next(row["seconds"]["flux"] for row in rows if row["arm"] == arm) / 3600
                 hours = [of_iteration * version for version, _ in curves[0]][1:]
                 means = [over_seeds(np.array([curve[i][1] for curve in curves])) for i in range(1, len(curves[0]))]
-                (lines[said],) = axes.plot(hours, [mean.mean for mean in means], color=f"C{at}")
                 limits = [mean.low for mean in means], [mean.high for mean in means]
-                axes.fill_between(hours, *limits, color=f"C{at}", alpha=0.15, linewidth=0)
-            axes.set(title=world.replace("ocr", "OCR"), xscale="log", ylim=(0, None))
+                _curve(axes, hours, [mean.mean for mean in means], limits, colour)
+            model, reward, *guidance = world.split(", ")
+            axes.set(title=", ".join([model, TITLES[reward], *guidance]), xscale="log", ylim=(0, None))
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.set_xticks([0.1, 0.3, 1, 3, 10])
             axes.minorticks_off()
@@ -115,38 +139,48 @@ def recipes(read: Read, path: Path) -> None:
             axes.set_xlabel("hours of one H200 for as many FLUX.1 samples")
         for axes in panels[:, 0]:
             axes.set_ylabel("gain of the held-out reward, sd")
-        figure.legend(
-            [lines[said] for said in RECIPES.values()], RECIPES.values(), loc="outside lower center", ncols=len(RECIPES)
-        )
+        _legend(figure, panels[1, 1], [said for said, _ in RECIPES.values()])
         write(figure, path)
 
 
 def plans(read: Read, path: Path) -> None:
-    """Loss in rank over the steps spent in FP8, of the worst of three miniatures, a line for each way to prune."""
-    rows = [row for row in read("refitted/plan_fidelity")["rows"] if row["decoded"] == "whole" and row["cost"] < 1]
-    lost: dict[tuple[int, int], dict[tuple[float, int], dict[str, list[float]]]] = {}
-    for row in rows:
-        points = lost.setdefault((row["steps"], row["after"]), {})
-        worse = max(mean for mean, _, _ in row["worse"].values())
-        points.setdefault((row["cost"], row["keep"]), {}).setdefault(row["model"], []).append(worse)
-    with style.figure(800, 340) as figure:
+    """Ranks that cheaper plans lose against six steps in FP8, with intervals over prompts, a dot for each miniature."""
+    rows = [row for row in read("refitted/plan_fidelity")["rows"] if row["decoded"] == "whole"]
+    minis = list(dict.fromkeys(row["model"] for row in rows))
+    with style.figure(800, 260) as figure:
         axes = figure.subplots()
-        for at, ((steps, after), points) in enumerate(lost.items()):
-            pruned = f", pruned after {after}" if after < steps else ""
-            name = f"{'six' if steps == 6 else 'four fitted'} steps{pruned}"
-            found = [(*point, max(map(fmean, models.values()))) for point, models in points.items()]
-            axes.plot([cost for cost, _, _ in found], [loss for *_, loss in found], "o-", color=f"C{at}", label=name)
-            # Six steps pruned after two lie above the others: the numbers of one line keep away from the next.
-            above = {"xytext": (5, 4)}
-            below = {"xytext": (-5, -3), "ha": "right", "va": "top"}
-            side: Mapping[str, Any] = above if steps < 6 or after == 2 else below
-            for cost, keep, loss in found:
-                axes.annotate(str(keep), (cost, loss), textcoords="offset points", fontsize=8, **side)
-        axes.axhline(1, color="C7", linestyle="--", linewidth=1)
-        axes.set(xlabel="cost of exploring, share of six steps", ylabel="ranks lost", ylim=(-0.5, 8))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        names = []
+        for at, (name, plan) in enumerate(PLANS.items()):
+            found = [row for row in rows if (row["steps"], row["after"], row["keep"]) == plan]
+            names.append(f"{name}\n{100 * found[0]['cost']:.0f} % of the steps")
+            for shift, mini in enumerate(minis):
+                worse = [max(row["worse"].values()) for row in found if row["model"] == mini]
+                mean, low, high = max(worse)
+                place, colour = at + 0.2 * (shift - 1), f"C{shift}"
+                axes.plot([low, high], [place, place], color=colour)
+                axes.plot(mean, place, "o", color=colour, label=None if at else mini)
+        axes.axvline(0, color="C7", linestyle="--", linewidth=1)
+        axes.set(xlabel="ranks lost by the best or worst 12 of 96", yticks=range(len(names)))
+        axes.set_yticklabels(names)
+        axes.grid(axis="y", visible=False)
+        axes.invert_yaxis()
         axes.legend(loc="upper right")
         write(figure, path)
+
+
+def _curve(axes: Any, at: Sequence[float], means: Sequence[float], limits: Sequence[Any], colour: str) -> None:
+    """A mean curve with its interval, and a dot at its highest point."""
+    axes.plot(at, means, color=colour)
+    axes.fill_between(at, *limits, color=colour, alpha=0.15, linewidth=0)
+    best = int(np.argmax(means))
+    axes.plot(at[best], means[best], "o", color=colour, markersize=7)
+
+
+def _legend(figure: Any, axes: Any, names: Iterable[str]) -> None:
+    """Names below the panels for the curves of one of them, which has all, and for the dot."""
+    lines = [line for line in axes.get_lines() if line.get_marker() == "None"]
+    (dot,) = axes.plot([], [], "o", color="C7", markersize=7)
+    figure.legend([*lines, dot], [*names, "best checkpoint"], loc="outside lower center", ncols=len(lines) + 1)
 
 
 def _beside(axes: Any, text: str, at: tuple[float, float], gap: float = 4, **style: Any) -> None:

@@ -12,9 +12,12 @@ from typing import Any
 
 from solrl_trainer.policy.update import trained_steps
 from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.presets import resolve
 
 RESULTS = Path(__file__).parents[1] / "results"
 SHAPES = {"flux": "FLUX.1 512²", "sd3": "SD3.5-L 1024²", "sana": "SANA 1.6B 1024²"}
+PRESETS = {"flux": "flux1", "sd3": "sd3", "sana": "sana"}
+"""Shape → its model's name in presets."""
 CANDIDATES, KEPT, STEPS = 96, 24, 10
 PAIRS = {"flux": 4, "sd3": 6, "sana": 6}
 """Noise levels of a sample that the timed preset trains; a run that trains more is charged for these."""
@@ -54,6 +57,25 @@ def seconds_of_prompt(config: RunConfig, shape: str) -> dict[str, float]:
         "regenerate": explore.keep * sample if config.two_stage else 0.0,
         "train": explore.keep * levels * pair,
     }
+
+
+def fast_run(shape: str) -> RunConfig:
+    """Settings of the preset `fast`, exploring in FP8, as on an H200."""
+    return resolve(f"{PRESETS[shape]}/fast/imagereward", overrides=["explore.precision=fp8"]).config
+
+
+def hours_of_run(config: RunConfig, shape: str) -> float:
+    """Hours of a run on one GPU with its evaluations and its measurements of rank fidelity.
+
+    An image to evaluate takes as long for each step as one that is explored in BF16, decoding and rewards included.
+    """
+    judge, explore = config.evaluate, config.explore
+    image = _parts(shape)["naive"]["explore"] / CANDIDATES / STEPS
+    times = config.iterations // judge.every
+    images = 2 * judge.prompts * judge.seeds + times * config.curve_prompts * config.curve_seeds
+    ranked = seconds_of_prompt(config, shape)["explore"] + explore.candidates * image * config.regenerate.steps
+    measured = images * judge.steps * image + (times + 1) * judge.fidelity_prompts * ranked
+    return (config.iterations * seconds_of_iteration(config, shape) + measured) / 3600
 
 
 def seconds_of_iteration(config: RunConfig, shape: str) -> float:

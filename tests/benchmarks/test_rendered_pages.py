@@ -7,12 +7,17 @@ import shutil
 import sys
 from functools import partial
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from demo_figures import page, row
 from evidence import __main__ as evidence
+from fast.cost import PRESETS as MODELS
+from fast.cost import fast_run, hours_of_run, seconds_of_iteration
+from fast.page import figures as of_recipes
 from run_folders import iteration_line
 from solrl_trainer.commands.demo import SHAPES, WORDS, demo_config, plan_file
+from solrl_trainer.settings.presets import resolve
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
@@ -22,7 +27,7 @@ PAGES = (
     *("run_memory", "step_time", "training_phase", "true_run", "workers"),
     *("euler/plan_fidelity", "refitted/plan_fidelity", "euler/rank_fidelity", "unprepared/rank_fidelity"),
     *("family_lists/rank_fidelity", "family_lists/unprepared/rank_fidelity"),
-    "family_lists/plan_fidelity",
+    *("family_lists/plan_fidelity", "shared_service"),
 )
 
 
@@ -34,20 +39,6 @@ def test_a_page_is_rendered_from_its_json(name: str, tmp_path: Path, monkeypatch
     importlib.import_module(stored.stem).main()
     assert (tmp_path / f"{stored.stem}.md").read_text() == stored.with_suffix(".md").read_text()
     assert (tmp_path / stored.name).read_text() == stored.read_text()
-
-
-NAMES = (
-    r"24-in-\d\d|FLUX\.1|SD3\.5|NVFP4|FP[48]|BF16|H200|HPSv2|table \d|64 × 64|95 % intervals|"
-    r"24 samples|(24|96)\s+candidates|12 (called|a\s+side)"
-)
-"""Names with digits, and the sizes that name a setting."""
-
-
-def figures_in(text: str) -> list[str]:
-    """Numbers of Markdown that are no part of a name, a link's target or code."""
-    for part in (r"```.*?```", r"`[^`]*`", r"\]\([^)]*\)", NAMES):
-        text = re.sub(part, " ", text, flags=re.S)
-    return re.findall(r"\d+(?:\.\d+)?", text)
 
 
 def test_the_pages_of_evidence_are_those_of_the_stored_results() -> None:
@@ -66,10 +57,10 @@ def test_a_picture_of_evidence_is_drawn_from_the_stored_results(name: str, tmp_p
     ("file", "place", "said"),
     [
         ("paper", ("tables", "margin", "gap", "mean of all", "gap in scores", "mean"), "scores: 50.00 % ["),
-        ("paper", ("tables", "law", "fits", "12", "error of a constant"), "a constant misses by 50 %"),
-        ("paper", ("tables", "plateaus", "compute", "Sol-RL, SANA, seconds", "95%", "mean"), "and 0.50 × ["),
-        ("paper", ("tables", "families", "iterations", "Sol-RL", "100%", "high"), "1.68 × [1.35, 0.50] the iterations"),
-        ("rollout_phase", ("models", "flux", "phase", "baseline", "s"), "SANA are 0.03, 1.65"),
+        ("fast", ("loop", "flux", "clock"), "takes 0.0 s on one H200"),
+        ("paper", ("tables", "plateaus", "compute", "Sol-RL, SANA, seconds", "95%", "mean"), "SANA, shapes | 0.50 × ["),
+        ("paper", ("tables", "text", "iterations", "Sol-RL", "95%", "high"), "iterations, words | 1.26 × [1.02, 0.50]"),
+        ("rollout_phase", ("models", "flux", "phase", "baseline", "s"), "holds: 0.03, 1.65"),
     ],
 )
 def test_another_result_gives_another_page(file: str, place: tuple[str, ...], said: str, tmp_path: Path) -> None:
@@ -85,13 +76,12 @@ def test_another_result_gives_another_page(file: str, place: tuple[str, ...], sa
     assert said in evidence.pages(tmp_path)[findings]
 
 
-@pytest.mark.parametrize(("page", "least"), [("docs/findings.md", 5), ("docs/evidence/speed.md", 2)])
-def test_the_readme_quotes_figures_of_the_page(page: str, least: int) -> None:
-    readme, text = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", page))
-    linked = re.findall(rf"\[([^\]]*)\]\({re.escape(page)}", readme)
-    quoted = [number for words in linked for number in figures_in(words)]
-    assert len(quoted) >= least
-    assert set(quoted) <= set(figures_in(text))
+@pytest.mark.parametrize("arm", ["fast", "Sol-RL as published"])
+def test_the_readme_quotes_the_confirmed_figures(arm: str) -> None:
+    rows = [row for row in evidence.read(RESULTS, "fast")["rows"] if row["stage"] == "confirm"]
+    time = of_recipes(rows)["all worlds"][arm]["time"]["flux"]["90%"]
+    said = f"{time['mean']:.1f} × ({time['low']:.1f} to {time['high']:.1f})"
+    assert f"[{said}](docs/findings.md#a-quicker-recipe)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", ["load.md", "hardening.md"])
@@ -103,29 +93,37 @@ def test_the_index_of_results_quotes_percentages_of_the_page(page: str) -> None:
     assert set(quoted) <= set(re.findall(r"([\d.]+) ?%", text))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/findings.md"])
-def test_pages_count_the_claims_that_hold(page: str) -> None:
-    findings = (ROOT / "docs/findings.md").read_text(encoding="utf-8")
-    verdicts = re.findall(r"^\| \[.*?\]\(#.*?\) \| (.*) \|$", findings, re.MULTILINE)
-    holding = sum(verdict.startswith("holds") for verdict in verdicts)
-    assert (holding, len(verdicts)) == (7, 13)
-    assert re.search(r"Seven of 13\b", (ROOT / page).read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize(("row", "section"), [("FLUX.1-dev", "FLUX.1"), ("SD3.5-Large", "SD3.5-L"), ("SANA", "SANA")])
-def test_readme_hours_follow_from_the_measured_iterations(row: str, section: str) -> None:
-    measured = (ROOT / "benchmarks/results/equal_gpus.md").read_text(encoding="utf-8")
-    (part,) = re.findall(rf"^## {re.escape(section)} .*?(?=^## |\Z)", measured, re.MULTILINE | re.DOTALL)
-    per_prompt = {
-        (int(gpus), recipe): float(s)
-        for gpus, recipe, s in re.findall(r"^\| (\d) \| (sol_rl[^|]*?) \| ([\d.]+) \|", part, re.MULTILINE)
-    }
-    prompts, iterations = 48, 100
+@pytest.mark.parametrize(("row", "shape"), [("FLUX.1-dev", "flux"), ("SD3.5-Large", "sd3"), ("SANA", "sana")])
+def test_the_readme_says_how_long_a_run_of_fast_takes(row: str, shape: str) -> None:
     (line,) = re.findall(rf"^\| {re.escape(row)}.*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    minutes, *hours = (float(one) for one in re.findall(r"([\d.]+) (?:min|h)\b", line))
-    used = [(1, "sol_rl"), (2, "sol_rl"), (2, "sol_rl, 4 fitted steps"), (8, "sol_rl")]
-    assert hours == [round(per_prompt[one] * prompts * iterations / 3600) for one in used]
-    assert minutes == pytest.approx(per_prompt[1, "sol_rl"] * prompts / 60, abs=0.5)
+    minutes, hours = (float(one) for one in re.findall(r"([\d.]+) (?:min|h)\b", line))
+    run = fast_run(shape)
+    assert minutes == round(seconds_of_iteration(run, shape) / 60, 1)
+    assert hours == round(hours_of_run(run, shape), 1)
+
+
+@pytest.mark.parametrize("recipe", ["fast", "diffusionnft", "sol_rl"])
+def test_the_guide_says_how_long_a_recipe_takes(recipe: str) -> None:
+    (line,) = re.findall(
+        rf"^\| `{recipe}` .* h \|$", (ROOT / "docs/train.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    changes = [] if recipe == "diffusionnft" else ["explore.precision=fp8"]
+    runs = {
+        shape: resolve(f"{model}/{recipe}/imagereward", overrides=changes).config for shape, model in MODELS.items()
+    }
+    hours = [round(hours_of_run(run, shape), 1) for shape, run in runs.items()]
+    assert [float(one) for one in re.findall(r"([\d.]+) h\b", line)] == hours
+    if recipe == "sol_rl":
+        assert f"{hours[0]:.0f} hours for FLUX.1" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_picture_has_colours_where_css_variables_are_unknown() -> None:
+    for path in (ROOT / "docs").glob("**/*.svg"):
+        coloured = [one for one in ElementTree.parse(path).iter() if "var(--" in one.get("style", "")]
+        for one in coloured:
+            for name in re.findall(r"([a-z]+): var", one.attrib["style"]):
+                assert re.fullmatch("#[0-9a-f]{6}", one.get(name, "")), (path.name, one.attrib)
+        assert coloured or "var(--" not in path.read_text(encoding="utf-8"), path.name
 
 
 WITHIN = 0.01

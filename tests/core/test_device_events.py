@@ -25,6 +25,7 @@ def test_a_thread_is_at_most_one_step_ahead() -> None:
     assert reached == sorted(reached)
 
 
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 _LONG = 10**9  # cycles: about half a second
 
 
@@ -33,7 +34,7 @@ def busy() -> bool:
     return not torch.cuda.current_stream().query()
 
 
-@pytest.mark.gpu
+@on_gpu
 def test_on_a_gpu_events_wait_for_their_work_and_uploads_do_not() -> None:
     device = torch.device("cuda")
     first = record_event(device)
@@ -51,7 +52,7 @@ def test_on_a_gpu_events_wait_for_their_work_and_uploads_do_not() -> None:
     assert torch.equal(there.cpu(), values)
 
 
-@pytest.mark.gpu
+@on_gpu
 def test_on_a_gpu_the_thread_waits_for_all_steps_but_the_last() -> None:
     run_ahead = RunAheadLimit(lambda: record_event(torch.device("cuda")))
     ends = [torch.cuda.Event() for _ in range(4)]  # type: ignore[no-untyped-call]

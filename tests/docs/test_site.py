@@ -47,7 +47,7 @@ NOISE = "core/solrl_core/sampling/noise.py"
     ("page", "link", "changed"),
     [
         ("README.md", "docs/api.md#errors", "api.md#errors"),
-        ("README.md", "docs/evidence/plans.md", "evidence/plans.md"),
+        ("README.md", "docs/evidence/ranking.md", "evidence/ranking.md"),
         ("docs/extending/reward.md", "../evidence/plans.svg", "../evidence/plans.svg"),
         ("docs/extending/reward.md", "../../CONTRIBUTING.md#style", "../contributing.md#style"),
         ("docs/design.md", f"../{NOISE}", f"{REPOSITORY}/blob/HEAD/{NOISE}"),

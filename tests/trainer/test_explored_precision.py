@@ -40,7 +40,7 @@ def test_the_readme_and_calibrate_take_the_fastest_native_precision() -> None:
     assert config.explore.precision == "auto"
     assert fastest_precision(CUDA) == measured["precision"] == "fp8"
     explore = config.explore
-    assert (explore.candidates, explore.steps, explore.keep, config.regenerate.steps) == (96, 6, 24, 10)
+    assert (explore.candidates, explore.steps, explore.keep, config.regenerate.steps) == (24, 6, 4, 10)
     assert explored_precisions("auto", CUDA) == ["fp8", "bf16"]
     assert explored_precisions("nvfp4", CUDA) == ["nvfp4", "bf16"]
     assert explored_precisions("auto", torch.device("cpu")) == ["bf16"]
