@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 unexport PYTHONDONTWRITEBYTECODE
 PIP = $(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo demo-shapes unit test check docs release-check faults load install clean
+.PHONY: demo demo-shapes unit test test-gpu check docs release-check faults load install clean
 
 # A miniature learns to spell; RapidOCR reads its words.
 demo: $(VENV)/.installed-ocr
@@ -25,6 +25,10 @@ unit: $(VENV)/.installed-dev
 test: $(VENV)/.installed-dev
 	scripts/install-test-tools
 	$(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+# What needs a GPU, on a machine with one.
+test-gpu: $(VENV)/.installed-dev
+	$(VENV)/bin/python -m pytest -n 14 --gpu benchmarks/results/gpu_tests.json
 
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .

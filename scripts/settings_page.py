@@ -50,8 +50,8 @@ A checkpoint also has what the run depends on beside its settings:
 - `prompts:images`: a digest of the names and contents of stored images (`explore.source`);
 - `model:vae` and so on: a digest of each part of the model, its `solrl.json` among them, whatever its folder or hub
   revision;
-- `rewards:NAME`: a digest of each reward's code or weights;
-- `algorithm:NAME`: a digest of the code of an algorithm that does not come with solrl;
+- `rewards:NAME`: a digest of each reward's file or weights;
+- `algorithm:NAME`: a digest of the file of an algorithm that does not come with solrl;
 - `libraries:torch` and so on: versions of the libraries that compute, and of solrl, which has the rest of the code.
 
 A difference is an error that shows the stored and the present value. If you mean it, allow it by name:

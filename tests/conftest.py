@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import fork_server
+import gpu_tests
 import pytest
 import redis
 from support.redis_server import RedisServer, running_redis
@@ -30,6 +31,7 @@ PROGRAMS = {"redis-server", "chromium", "chromium-browser", "google-chrome", "so
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--unit", action="store_true", help="leave out slow tests and those that start PROGRAMS")
+    parser.addoption("--gpu", type=Path, metavar="FILE", help="run tests marked `gpu` alone; FILE records them")
     parser.addoption("--release", action="store_true", help="do not leave out tests that are marked `release`")
 
 
@@ -37,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()
     if config.getoption("--unit"):
         sys.addaudithook(_skip_programs)
+    if (record := config.getoption("--gpu")) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(gpu_tests.Record(record))
 
 
 def pytest_collection_finish() -> None:
@@ -53,10 +57,18 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[object]:
     return (yield)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("gpu"):
+        if lack := gpu_tests.lacking(*mark.args):
+            pytest.skip(lack)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     marks = {"slow"} if config.getoption("--unit") else set()
     marks |= set() if config.getoption("--release") else {"release"}
     left_out = [item for item in items if any(map(item.get_closest_marker, marks))]
+    if config.getoption("--gpu"):
+        left_out = [item for item in items if not item.get_closest_marker("gpu")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
     # Files with slow tests come first, so that parallel processes end at about the same time.

@@ -184,7 +184,6 @@ def rollout_request(
     images: str = "none",
     rewards: tuple[str, ...] = ("clipscore",),
     model: str = MODEL,
-    latents: str | None = None,
     **plan: Any,
 ) -> dict[str, Any]:
     """A request with short defaults; other arguments are fields of its plan."""
@@ -201,7 +200,6 @@ def rollout_request(
         "plan": {"steps": steps, "precision": precision, **plan},
         "rewards": [{"name": name} for name in rewards],
         "images": images,
-        "latents": latents,
     }
 
 

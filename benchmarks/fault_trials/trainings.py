@@ -1,4 +1,4 @@
-"""A training killed in each phase and resumed, alone, streamed from a service, or on several ranks.
+"""A training killed in each phase and resumed, alone, beside a service that explores a share, or on several ranks.
 
 Its result equals that of an undisturbed run bit for bit.
 """
@@ -43,10 +43,10 @@ class Kind:
         return [word for setting in (*SMALL, *more) for word in ("--set", setting)]
 
 
-_STREAMED = ("regenerate.at=service", "explore.share=auto", "explore.prompts=4")
-"""Every iteration but the first trains on samples as they arrive."""
+_DIVIDED = ("explore.share=0.5", "explore.prompts=4")
+"""The trainer explores half of the prompts."""
 ALONE = (Kind(2, lag=0, every=1), Kind(2, lag=0, every=1), Kind(3, lag=1, every=2))
-STREAMED = (Kind(3, lag=1, every=1, further=_STREAMED), Kind(3, lag=0, every=2, further=_STREAMED))
+DIVIDED = (Kind(3, lag=1, every=1, further=_DIVIDED), Kind(3, lag=0, every=2, further=_DIVIDED))
 SHARED = Kind(2, lag=0, every=1, further=("explore.prompts=3",))
 SIZES = (2, 3)
 """Numbers of ranks; each rank has a prompt."""
@@ -206,14 +206,13 @@ def _dooms(number: int, whole: Run) -> Sequence[KillPoint]:
     return [first, kill_point("rewind", 0) if number % 8 == 3 else kill_point(chance.choice(POINTS[:3]), last)]
 
 
-def _stream(number: int, trial: Run, whole: Run, findings: Findings) -> tuple[str, int]:
-    """In turn: kill the service with samples on their way, the trainer, and the service with its newest version.
+def _divide(number: int, trial: Run, whole: Run, findings: Findings) -> tuple[str, int]:
+    """In turn: kill the service with candidates on their way, the trainer, and the service with its newest version.
 
-    The service and the trainer divide exploring and regenerating by their waits, so a kill also changes who makes a
-    seed. The service holds adapters in memory.
+    The service holds adapters in memory.
     """
     chance, service, kind = random.Random(number), trial.service, trial.kind
-    what = ("service killed with samples on their way", "trainer killed", "version lost that had been acknowledged")[
+    what = ("service killed with candidates on their way", "trainer killed", "version lost that had been acknowledged")[
         number % 3
     ]
     name = f"{what} at lag {kind.lag}"
@@ -293,12 +292,12 @@ ROWS = (
         run=trainer_killed,
     ),
     Row(
-        "streamed-killed",
-        "a run that trains on samples as they arrive: service killed meanwhile, trainer killed and resumed, newest "
-        "version lost: result equal to the uninterrupted run bit for bit",
+        "divided-killed",
+        "a run that explores half of its prompts itself: service killed with candidates on their way, trainer killed "
+        "and resumed, newest version lost: result equal to the uninterrupted run bit for bit",
         full=60,
         short=3,
-        run=partial(train, kind_of=lambda number: STREAMED[number // 3 % len(STREAMED)], way=_stream),
+        run=partial(train, kind_of=lambda number: DIVIDED[number // 3 % len(DIVIDED)], way=_divide),
     ),
     Row(
         "rank-killed",

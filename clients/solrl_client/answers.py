@@ -18,19 +18,16 @@ from solrl_proto.rollouts import Plan, RolloutGroup, RolloutRequest, Served
 _LINE_BYTES = 2**17
 _CANDIDATE_BYTES = 2**10
 _IMAGE_BYTES = {"none": 0, "png": 2**25, "webp": 2**28}
-_LATENTS_BYTES = 2**28
-"""Of one answer; a service does not send more."""
 _SUM_ROUNDING, _SUM_FLOOR = 1e-5, 1e-30
 """A service adds in float32: share of the summands' magnitudes by which a sum may differ, and a number near 0."""
 
 
 def longest_line(request: RolloutRequest) -> int:
-    """Upper bound in bytes for a line of the answer: generous for the plan, numbers and texts, images and latents."""
+    """Upper bound in bytes for a line of the answer: generous for the plan, numbers, texts and images."""
     explicit, count = request.candidates.seeds, request.candidates.count
     candidates = max(map(len, explicit)) if explicit is not None else count or 0
     each = _CANDIDATE_BYTES + _IMAGE_BYTES[request.images]
-    plan = len(request.plan.model_dump_json())
-    return _LINE_BYTES + plan + candidates * each + (_LATENTS_BYTES if request.latents else 0)
+    return _LINE_BYTES + len(request.plan.model_dump_json()) + candidates * each
 
 
 class AnswerCheck:
@@ -81,7 +78,7 @@ class AnswerCheck:
         self.served = served
 
     def group(self, group: RolloutGroup) -> None:
-        """Check that a group has the seeds, the rewards and the latents that the request asked for, and their sums.
+        """Check that a group has the seeds and the rewards that the request asked for, and their sums.
 
         Raises:
             ProblemError: 409 `served-differently`, naming the field.
@@ -90,8 +87,6 @@ class AnswerCheck:
         self._require(name + "seeds", group.seeds, self._seeds[group.prompt_id])
         self._require(name + "rewards", sorted(group.rewards), sorted(spec.name for spec in self._request.rewards))
         self._check_scores(name, group)
-        if self._request.latents:
-            self._require(name + "latents", "not given" if group.latents is None else "given", "given")
 
     def _check_scores(self, name: str, group: RolloutGroup) -> None:
         """Compare each score with the weighted sum of its candidate's rewards; both are null of a pruned one alone."""

@@ -4,6 +4,7 @@ They cover the values of weights and settings, not the arithmetic: precision, de
 """
 
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -16,7 +17,6 @@ from solrl_proto.text_files import read_json
 from torch import nn
 
 from solrl_core.errors import MismatchError
-from solrl_core.sources import own_source
 
 # Written by loaders, and different for the same model loaded from another place.
 _IGNORED_SETTINGS = {"_name_or_path", "_diffusers_version", "transformers_version", "dtype", "torch_dtype"}
@@ -126,12 +126,15 @@ def tokenizer_digest(tokenizer: Any) -> str:
     return combined_digest(type(tokenizer).__name__, json.dumps(definition, sort_keys=True))
 
 
-def source_digest(function: Any) -> str:
-    """Digest of a function's source and of what it uses of its own module, for functions without weights.
+def source_digest(thing: Any) -> str:
+    """Digest of the file that defines a function, class or instance; any edit of the file changes it.
 
-    `own_source` says what counts.
+    Raises:
+        OSError: the source is not on this machine.
+        TypeError: the object is built-in.
     """
-    return combined_digest(own_source(function))
+    definition = thing if hasattr(thing, "__qualname__") else getattr(thing, "func", type(thing))
+    return combined_digest(inspect.getsource(inspect.getmodule(definition) or definition))
 
 
 def schedule_digest(sigmas: Callable[[int], list[float]]) -> str:

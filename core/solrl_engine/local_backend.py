@@ -43,7 +43,6 @@ def generate(
         decode=request.decode is not None,
         decoder_precision=plan.decoder_precision if request.decode == "planned" else None,
         record=request.record,
-        frames=plan.frames,
     )
 
 

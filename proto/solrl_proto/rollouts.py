@@ -34,7 +34,6 @@ AdapterUse = Literal["merged", "unmerged"]
 """merged: the adapter is merged into the weights, which are then quantised. unmerged: the quantised weights remain the
 base's, and each adapted layer adds the adapter's product, in BF16, to its output."""
 Images = Literal["none", "png", "webp"]
-LatentsFormat = Literal["float32"]
 SdeKind = Literal["flow", "dance", "cps"]
 DecoderPrecision = Literal["fp8"]
 Eta = Annotated[float, Field(gt=0, le=MAX_ETA)]
@@ -205,8 +204,6 @@ class Plan(Message):
     decoder_precision: Annotated[DecoderPrecision | None, Field(exclude_if=lambda value: value is None)] = None
     """Precision of the decoder's 3×3 convolutions, except the first and the last, for images that are only scored; null
     is the autoencoder's own. Absent if null. Emulated on CPUs and on GPUs before Hopper."""
-    frames: Annotated[int | None, Field(gt=1, exclude_if=lambda value: value is None)] = None
-    """Only the first frames of each clip, from the noise that they have in whole clips; null: all. Absent if null."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -268,10 +265,6 @@ class RolloutRequest(Message):
     plan: Plan = Plan()
     rewards: Annotated[tuple[RewardSpec, ...], Field(min_length=1, max_length=16, fail_fast=True)]
     images: Images = "none"
-    latents: LatentsFormat | None = None
-    """Whether, and in which format, groups contain the candidates' final latents."""
-    ahead: bool = False
-    """Nobody waits for the answer yet. What the tenant's runs wait for goes first, within fair shares."""
 
     @model_validator(mode="after")
     def _groups_fit_prompts(self) -> Self:
@@ -286,8 +279,6 @@ class RolloutRequest(Message):
                 f"images are decoded in the autoencoder's own precision, and the plan scores them decoded in "
                 f"{self.plan.decoder_precision}; expected images none, or no decoder_precision"
             )
-        if self.latents is not None and self.plan.frames is not None:
-            raise ValueError("latents are of whole clips; expected no latents, or no plan.frames")
         seeds = self.candidates.seeds
         if seeds is not None and len(seeds) != len(self.prompts):
             raise ValueError(f"seeds has {len(seeds)} lists for {len(self.prompts)} prompts; expected one per prompt")
@@ -303,21 +294,10 @@ class RolloutRequest(Message):
         return [(prompt, expand_seeds(root, prompt.id, count)) for prompt in self.prompts]
 
 
-class Latents(Message):
-    """The final latents of a group's candidates, from which their images were decoded."""
-
-    values: tuple[str | None, ...]
-    """Base64 of each candidate's latents in the model's `latent_shape`: float32, little-endian, row-major."""
-    digest: Digest
-    """SHA-256 of the bytes of all candidates, one after the other."""
-    adapter: Digest | None
-    """Digest of the adapter's file; null for the base model."""
-
-
 class RolloutGroup(Message):
     """The candidates of one prompt, in the order of `seeds`. All lists have the same length.
 
-    The score, rewards, image and latents of a pruned candidate are null.
+    The score, rewards and image of a pruned candidate are null.
     """
 
     kind: Literal["group"] = "group"
@@ -330,8 +310,6 @@ class RolloutGroup(Message):
     """True for each pruned candidate; null if the plan does not prune."""
     images: tuple[str | None, ...] | None = None
     """Base64 PNGs of images, or animated WebPs of clips, both lossless, if requested."""
-    latents: Annotated[Latents | None, Field(exclude_if=lambda value: value is None)] = None
-    """If requested; absent otherwise."""
     truncated_tokens: Annotated[int, Field(gt=0)] | None = None
     """Tokens at the prompt's end that the model's text encoders do not read; null if they read all. Prompts that differ
     only there give the same images."""

@@ -60,10 +60,6 @@ class FairShare(Generic[Key]):
 
         return min(waiting, key=order)
 
-    def lead(self, some: Collection[Key], waiting: Collection[Key]) -> float:
-        """The cost by which the least served of `some` waiting keys is ahead of the least served of all."""
-        return min(self._spent[key] for key in some) - min(self._spent[key] for key in waiting)
-
     def charge(self, key: Key, cost: float) -> None:
         """Add to a key's cost; does nothing for a key whose debt was forgotten."""
         if key in self._spent:

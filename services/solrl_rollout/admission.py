@@ -1,6 +1,5 @@
 """Admission: checks that this service can serve a request, before any of its work is queued."""
 
-import math
 from collections.abc import Collection, Sequence
 
 from solrl_client.addresses import origin
@@ -19,8 +18,6 @@ from solrl_rollout.engine.work import ExternalReward, HostedModel
 
 MAX_ANSWER_PIXELS = 2**28
 """Pixel values (1 byte each, before compression) that one answer may contain as images."""
-MAX_LATENT_BYTES = 2**28
-"""Bytes that the latents of one answer may take in memory, as numbers and in base64."""
 
 
 def check_request(request: RolloutRequest, hosted: HostedModel, most_queued: int, answer_limit: int) -> Precision:
@@ -38,12 +35,10 @@ def check_request(request: RolloutRequest, hosted: HostedModel, most_queued: int
     """
     _check_rewards(request.rewards, hosted.info)
     _check_size(request, hosted.info, most_queued)
-    _check_latents(request, hosted.info, min(MAX_LATENT_BYTES, answer_limit))
     _check_images(request, hosted.info, answer_limit)
     precision = hosted.default_precision if request.plan.precision == "auto" else request.plan.precision
     _check_precision(precision, hosted.info)
     _check_fitted(request.plan.fitted, hosted.info)
-    _check_frames(request.plan.frames, hosted.info)
     return precision
 
 
@@ -64,9 +59,12 @@ def check_prompts(request: RolloutRequest, hosted: HostedModel) -> None:
 
 
 def answer_bytes(request: RolloutRequest, hosted: ModelInfo) -> int:
-    """Bytes that images and latents in the answer to a request may take in memory: as numbers, and in base64."""
-    each = (_latent_bytes_each(hosted) if request.latents else 0) + _image_bytes_each(request, hosted)
-    return _candidates(request) * each
+    """Bytes that images in the answer to a request may take in memory: their values, and files of them in base64."""
+    if request.images == "none":
+        return 0
+    values = hosted.frames * hosted.height * hosted.width * 3
+    file = values + values // 64 + 1024  # of noise, which does not compress
+    return _candidates(request) * (values + 4 * -(-file // 3))
 
 
 def external_rewards_of(rewards: Sequence[RewardSpec], hosts: Collection[str]) -> dict[str, ExternalReward]:
@@ -146,21 +144,6 @@ def _check_fitted(fitted: FittedSolver | None, hosted: ModelInfo) -> None:
         )
 
 
-def _check_frames(frames: int | None, hosted: ModelInfo) -> None:
-    if frames is None:
-        return
-    step = (hosted.frames - 1) // (hosted.latent_shape[1] - 1) if hosted.frames > 1 else 0
-    if not step or frames > hosted.frames or (frames - 1) % step:
-        raise ProblemError(
-            ProblemKind.INVALID_REQUEST,
-            f"clips of {hosted.name} cannot be cut to this number of frames" if step else f"{hosted.name} makes images",
-            where="body.plan.frames",
-            got=frames,
-            expected=f"1 more than a multiple of {step}, up to {hosted.frames}" if step else None,
-            action="omit plan.frames, or give such a number" if step else "omit plan.frames",
-        )
-
-
 def _check_size(request: RolloutRequest, hosted: ModelInfo, most_queued: int) -> None:
     """Refuse a request that does not fit into an empty queue, or wants images that the model does not make."""
     total = _candidates(request)
@@ -186,7 +169,7 @@ def _check_size(request: RolloutRequest, hosted: ModelInfo, most_queued: int) ->
 
 
 def _check_images(request: RolloutRequest, hosted: ModelInfo, limit: int) -> None:
-    """Refuse a request whose images do not fit into one answer, with the latents that it wants beside them."""
+    """Refuse a request whose images do not fit into one answer."""
     if request.images == "none":
         return
     total = _candidates(request)
@@ -205,36 +188,8 @@ def _check_images(request: RolloutRequest, hosted: ModelInfo, limit: int) -> Non
         )
 
 
-def _check_latents(request: RolloutRequest, hosted: ModelInfo, limit: int) -> None:
-    """Refuse a request whose latents do not fit into one answer."""
-    most = limit // _latent_bytes_each(hosted)
-    if request.latents and (total := _candidates(request)) > most:
-        raise ProblemError(
-            ProblemKind.TOO_MANY_IMAGES,
-            "the request wants the latents of more candidates than fit into one answer",
-            where="body.latents",
-            got=total,
-            expected=f"at most {most} candidates with latents of {list(hosted.latent_shape)} per request",
-            action="request latents of fewer candidates at a time",
-        )
-
-
 def _candidates(request: RolloutRequest) -> int:
     requested = request.candidates
     if requested.seeds is not None:
         return sum(map(len, requested.seeds))
     return (requested.count or 0) * len(request.prompts)
-
-
-def _latent_bytes_each(hosted: ModelInfo) -> int:
-    values = 4 * math.prod(hosted.latent_shape)
-    return values + 4 * -(-values // 3)
-
-
-def _image_bytes_each(request: RolloutRequest, hosted: ModelInfo) -> int:
-    """Bytes of one candidate's image or clip: its values, and a file of noise, which does not compress, in base64."""
-    if request.images == "none":
-        return 0
-    values = hosted.frames * hosted.height * hosted.width * 3
-    file = values + values // 64 + 1024
-    return values + 4 * -(-file // 3)

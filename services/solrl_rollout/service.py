@@ -95,7 +95,7 @@ class Service:
         Args:
             request: prompts, candidates and plan.
             tenant: the caller.
-            hold: called with the bytes that the answer may take in memory beyond scores; it may raise.
+            hold: called with the bytes that the answer's images may take in memory; it may raise.
 
         Raises:
             ProblemError: 404, 422: this service does not serve such requests, or not the adapter version; 429, 503: it
@@ -133,7 +133,6 @@ class Service:
                 plan=request.plan,
                 rewards=rewards,
                 images=request.images != "none",
-                ahead=request.ahead,
                 external_rewards=external_rewards,
             )
             rollout = RolloutHandle(request, job, served, self.engine)

@@ -163,7 +163,7 @@ class RolloutSettings(HttpSettings, Hosting):
     """Largest adapter file, in bytes."""
 
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1024 * MIB
-    """Maximum bytes in memory of request bodies, requested images and latents; further requests are answered 503.
+    """Maximum bytes in memory of request bodies, requested images; further requests are answered 503.
     With a token file, one tenant may use half of it, or one body of the largest size."""
 
     max_queued_adapter_bytes: Annotated[int, Field(ge=1)] = 4096 * MIB
@@ -228,7 +228,7 @@ class RolloutSettings(HttpSettings, Hosting):
 
     @property
     def tenant_inflight_bytes(self) -> int:
-        """Maximum bytes of one tenant's request bodies, and requested images and latents, in memory."""
+        """Maximum bytes of one tenant's request bodies, and requested images, in memory."""
         if self.token_file is None:
             return self.max_inflight_bytes
         return max(self.max_inflight_bytes // 2, self.max_adapter_bytes, self.max_body_bytes)

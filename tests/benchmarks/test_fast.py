@@ -1,11 +1,13 @@
 """GPU time to a reward: seconds of a prompt, ratios, and runs that never get there."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fast.arms import STAGES, experiment
 from fast.cost import SHAPES, seconds_of_iteration, seconds_of_prompt
+from fast.layouts import layouts, speeds
 from fast.page import figures, judge_at_target, kept, page, ratio
 from solrl_trainer.settings.presets import resolve
 
@@ -45,6 +47,19 @@ def test_fewer_samples_steps_and_passes_take_less() -> None:
     # 4 of 24 samples at all four levels, without the reference's pass.
     assert phases["train"] == pytest.approx(12.37 / 6 * (1 - 332.3 / 1445.4), abs=0.01)
     assert seconds_of_iteration(config, "flux") == pytest.approx(12 * sum(phases.values()))
+
+
+def test_the_slower_side_sets_the_pace_and_a_share_of_exploring_evens_it() -> None:
+    seconds = {"explore": 2.0, "regenerate": 1.0, "train": 2.0}
+    assert speeds(seconds, 1, 1) == pytest.approx((2.5 / 3, 2.5 / 3, 1.0))
+    assert speeds(seconds, 1, 3) == pytest.approx((1.25 / 2, 1.0, 0.625))
+
+
+def test_the_page_of_many_gpus_has_the_computed_table_and_a_ratio_for_each_model() -> None:
+    table = layouts()
+    assert table in (Path(__file__).parents[2] / "docs/many-gpus.md").read_text(encoding="utf-8")
+    rows = [[float(cell.split("; ")[-1].split()[0]) for cell in row.split("|")[2:-1]] for row in table.splitlines()[2:]]
+    assert min(max(model) for model in zip(*rows, strict=True)) >= 0.94
 
 
 def test_a_ratio_is_of_gpu_time_at_the_baselines_target() -> None:

@@ -11,7 +11,7 @@ from fault_trials.findings import Findings
 from faults import rows
 
 NAMES = ("redis-killed", "redis-restarted", "corrupted", "service-killed", "trainer-killed")
-LONG = ("two-fronts", "streamed-killed")
+LONG = ("two-fronts", "divided-killed")
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ PAGES = (
     *("run_memory", "step_time", "training_phase", "true_run", "workers"),
     *("euler/plan_fidelity", "refitted/plan_fidelity", "euler/rank_fidelity", "unprepared/rank_fidelity"),
     *("family_lists/rank_fidelity", "family_lists/unprepared/rank_fidelity"),
-    *("family_lists/plan_fidelity", "shared_service"),
+    "family_lists/plan_fidelity",
 )
 
 

@@ -2,15 +2,12 @@
 
 import pytest
 import torch
-from solrl_core.kernels.operation import has_descriptors
-from solrl_core.precision import QuantLinear, QuantPointwiseConv, has_fp8
+from solrl_core.precision import QuantLinear, QuantPointwiseConv
 from torch import Tensor, nn
 
-_DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-GPU = pytest.mark.skipif(_DEVICE.type == "cpu", reason="needs a CUDA GPU")
-FP8 = pytest.mark.skipif(not has_fp8(_DEVICE), reason="needs a GPU with FP8 units")
-HOPPER = pytest.mark.skipif(not has_descriptors(_DEVICE), reason="needs a GPU from Hopper on")
+GPU = pytest.mark.gpu
+FP8 = pytest.mark.gpu("fp8")
+HOPPER = pytest.mark.gpu("hopper")
 
 
 @torch.no_grad()

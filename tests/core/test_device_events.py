@@ -25,7 +25,6 @@ def test_a_thread_is_at_most_one_step_ahead() -> None:
     assert reached == sorted(reached)
 
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 _LONG = 10**9  # cycles: about half a second
 
 
@@ -34,7 +33,7 @@ def busy() -> bool:
     return not torch.cuda.current_stream().query()
 
 
-@on_gpu
+@pytest.mark.gpu
 def test_on_a_gpu_events_wait_for_their_work_and_uploads_do_not() -> None:
     device = torch.device("cuda")
     first = record_event(device)
@@ -52,7 +51,7 @@ def test_on_a_gpu_events_wait_for_their_work_and_uploads_do_not() -> None:
     assert torch.equal(there.cpu(), values)
 
 
-@on_gpu
+@pytest.mark.gpu
 def test_on_a_gpu_the_thread_waits_for_all_steps_but_the_last() -> None:
     run_ahead = RunAheadLimit(lambda: record_event(torch.device("cuda")))
     ends = [torch.cuda.Event() for _ in range(4)]  # type: ignore[no-untyped-call]

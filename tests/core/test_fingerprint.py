@@ -1,8 +1,10 @@
 """Digests: equal for equal models, whatever their dtype, device or memory layout, and different for any other."""
 
 import copy
+import importlib
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from solrl_core.fingerprint import (
     module_digest,
     part_digests,
     schedule_digest,
+    source_digest,
 )
 from torch import nn
 from transformers import AutoTokenizer
@@ -109,7 +112,7 @@ def test_the_place_of_a_value_counts_but_not_where_channels_are_in_memory() -> N
     assert one != other
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.gpu
 def test_a_gpu_computes_the_same_digest_as_a_cpu() -> None:
     linear = nn.Linear(3000, 3000)
     assert module_digest(copy.deepcopy(linear).cuda()) == module_digest(linear)
@@ -188,3 +191,29 @@ def test_a_missing_or_other_part_is_named(digests: dict[str, str], part: str) ->
         assert (error.fault, error.where, error.expected) == ("digests", part, digests[part])
         assert str(error).startswith(f"Digests differ: the service's {part}")
         assert error.action.startswith("load the same")
+
+
+def test_a_reward_without_weights_has_the_digest_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+from functools import partial
+
+class Bright:
+    def __call__(self, images, prompts, metadata): return images.mean((1, 2, 3))
+
+def scaled(factor, images, prompts, metadata): return factor * bright(images, prompts, metadata)
+
+bright = Bright()
+halved = partial(scaled, 0.5)
+"""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def digests_of(text: str) -> set[str]:
+        (tmp_path / "bright_rewards.py").write_text(text)
+        monkeypatch.delitem(sys.modules, "bright_rewards", raising=False)
+        module = importlib.import_module("bright_rewards")
+        return {source_digest(getattr(module, name)) for name in ("Bright", "bright", "scaled", "halved")}
+
+    (digest,) = digests_of(text)
+    assert digests_of(text) == {digest}
+    for edited in (text.replace("0.5", "0.25"), text.replace("mean", "amax"), f"{text}# more\n"):
+        assert digests_of(edited).isdisjoint({digest})

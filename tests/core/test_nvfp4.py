@@ -183,7 +183,7 @@ def test_given_amaxes_and_the_smallest_magnitudes() -> None:
     assert torch.equal(quantize_dequantize(x * 1e-41), torch.zeros(4, 32))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernel_equals_torch_bit_for_bit(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)

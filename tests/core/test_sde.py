@@ -250,7 +250,7 @@ def test_recording_an_ode_changes_nothing_and_has_no_log_probabilities(generator
     assert torch.equal(recorded.latents, plain.latents)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_stochastic_step_on_a_gpu_is_the_cpu_s() -> None:
     x, v, noise = (tensor.float() for tensor in (X, V, NOISE))
     there = [tensor.cuda() for tensor in (x, v, noise)]

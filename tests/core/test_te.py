@@ -31,10 +31,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BLACKWELL, HOPPER = (10, 0), (9, 0)
 
 
-needs_units = pytest.mark.skipif(
-    nvfp4_obstacle(CUDA) is not None if torch.cuda.is_available() else True,
-    reason="needs NVFP4 units and Transformer Engine",
-)
+needs_units = pytest.mark.gpu("nvfp4")
 not_installed = pytest.mark.skipif(
     te.find_spec("transformer_engine") is not None, reason="Transformer Engine is installed"
 )

@@ -238,18 +238,15 @@ def test_the_trainer_understands_its_command(name: str) -> None:
     assert command.preset, "so that the first start of all begins a run"
 
 
-@pytest.mark.parametrize(
-    ("given", "at", "share"),
-    [({}, "service", "auto"), ({"SOLRL_REGENERATE_AT": "trainer", "SOLRL_EXPLORE_SHARE": "1"}, "trainer", 1)],
-)
-def test_the_service_also_regenerates_unless_variables_say_otherwise(
-    given: dict[str, str], at: str, share: Any
+@pytest.mark.parametrize(("given", "share"), [({}, 1.0), ({"SOLRL_EXPLORE_SHARE": "0.85"}, 0.85)])
+def test_the_service_explores_every_prompt_unless_a_variable_says_otherwise(
+    given: dict[str, str], share: float
 ) -> None:
     command = parsed(["solrl-train", *load(FILE, given)["services"]["trainer"]["command"]])
     config = resolve(
         command.preset, overrides=[*command.set, "prompts=shapes"], arguments={"rollout_url": command.rollout_url}
     ).config
-    assert (config.regenerate.at, config.explore.share) == (at, share)
+    assert config.explore.share == share
 
 
 def test_the_demo_is_the_one_of_the_command_line() -> None:

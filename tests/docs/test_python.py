@@ -1,7 +1,6 @@
 """docs/python.md: its code runs on a real service; the examples regenerate a service's candidates and train."""
 
 import asyncio
-import base64
 import importlib
 import re
 import subprocess
@@ -21,9 +20,9 @@ from service_helpers import RunningService, running_service
 from solrl_client.noise import initial_noise
 from solrl_client.rollouts import RolloutClient
 from solrl_core.families import load_backbone
+from solrl_core.sampling.generator import Generator
 from solrl_minis import catalog
 from solrl_minis.verifier import verify
-from solrl_proto import Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
 
 PAGE = "docs/python.md"
 ELSEWHERE = "http://127.0.0.1:8100"
@@ -49,20 +48,9 @@ def client(service: RunningService) -> Iterator[RolloutClient]:
 
 
 @pytest.fixture(scope="module")
-def latents(client: RolloutClient) -> torch.Tensor:
-    """The service's own latents of SEEDS."""
-    request = RolloutRequest(
-        model="mini-sd3",
-        prompts=(PromptItem(id="p0", text=TEXT),),
-        candidates=Candidates(seeds=(SEEDS,)),
-        plan=Plan(steps=STEPS, precision="bf16"),
-        rewards=(RewardSpec(name="colours:redness"),),
-        latents="float32",
-    )
-    ((group,), shape) = client.rollouts(request).groups, client.model("mini-sd3").latent_shape
-    assert group.latents is not None
-    rows = [base64.b64decode(values or "") for values in group.latents.values]
-    return torch.stack([torch.frombuffer(bytearray(row), dtype=torch.float32).reshape(shape) for row in rows])
+def latents() -> torch.Tensor:
+    """Latents of SEEDS, as a service in BF16 makes them."""
+    return Generator(load_backbone("mini-sd3"), "bf16").generate(TEXT, SEEDS, steps=STEPS).latents
 
 
 def pixels(image: Image.Image) -> NDArray[np.float32]:

@@ -111,9 +111,6 @@ def honest_lines(request: RolloutRequest) -> list[dict[str, Any]]:
             group["pruned"] = [i >= kept for i in range(len(seeds))]
         if request.images == "png":
             group["images"] = ["aW1hZ2U=" if i < kept else None for i in range(len(seeds))]
-        if request.latents:
-            group["latents"] = {"values": ["AACAPw=="] * kept + [None] * (len(seeds) - kept)}
-            group["latents"] |= {"digest": DIGEST, "adapter": DIGEST}
         lines.append(group)
     seconds = {"queued": 0.1, "switch": 0.2, "generate": 0.3, "reward": 0.4}
     return [*lines, {"kind": "end", "groups": len(request.prompts), "seconds": seconds}]

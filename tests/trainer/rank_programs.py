@@ -176,18 +176,3 @@ def with_a_forgetful_service(argv: Sequence[str], run: str, explored: str) -> No
     else:
         IterationSamples.gather = classmethod(noted)  # type: ignore[assignment,method-assign]
     solrl_train(argv)
-
-
-def with_noted_samples(argv: Sequence[str], noted: str) -> None:
-    """`solrl-train`; each rank appends version, prompt and number of seeds of its requests for samples to a file."""
-    from solrl_trainer.service.regenerator import ServiceRegenerator
-
-    ask, path = ServiceRegenerator.samples_of, f"{noted}-{os.environ['RANK']}"
-
-    def samples_of(source: ServiceRegenerator, selection: Any, version: int, adapter: str) -> Any:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(f"{version} {selection.prompt.id} {len(selection.seeds)}\n")
-        return ask(source, selection, version, adapter)
-
-    ServiceRegenerator.samples_of = samples_of  # type: ignore[method-assign]
-    solrl_train(argv)

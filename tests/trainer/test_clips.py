@@ -4,7 +4,6 @@ import base64
 import io
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -81,27 +80,15 @@ def test_sol_rl_selects_and_shows_clips(folder: Path, service: RunningService, s
     assert f"num_frames={FRAMES}).frames[0]" in card
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("served", [False, True], ids=["here", "served"])
-def test_fewer_frames_are_explored_than_are_trained_on(folder: Path, served: bool, tmp_path: Path) -> None:
-    service = running_service("--rewards", *REWARDS, "--frames", "9", model=[str(folder)])
-    with ExitStack() as stack:
-        url = stack.enter_context(service).url if served else None
-        trained(folder, "sol_rl", tmp_path / "run", url, "explore.keep=2", "generate.frames=9", "explore.frames=5")
-    gallery = load_gallery(tmp_path / "run")
-    assert (gallery.explored.shape[1], gallery.regenerated.shape[1], gallery.after.shape[1]) == (5, 9, 9)
-
-
-def test_calibrate_measures_half_of_the_frames_beside_whole_clips(folder: Path, tmp_path: Path) -> None:
+def test_calibrate_measures_clips(folder: Path, tmp_path: Path) -> None:
     overrides = (*SMALL, "rollout_url=null", "generate.frames=9", "explore.keep=2", "explore.precision=bf16")
     config = run_config("wan/sol_rl/clipscore", tmp_path / "calibration", *overrides, model=str(folder))
     limits = PlanSet(steps=(2,), schedules=())
     found = calibrate(config, config.output, prompts=2, requirement=Requirement(wanted=-1.0), limits=limits)
-    assert [row["name"] for row in found["plans"]] == ["bf16 2 steps", "bf16 2 steps, 5 frames"]
+    assert [row["name"] for row in found["plans"]] == ["bf16 2 steps"]
     assert found["chosen"] is not None
     planned = yaml.safe_load((config.output / "plan.yaml").read_text())
     assert planned["generate"] == {"height": 64, "width": 96, "frames": 9}
-    assert planned["explore"]["frames"] in (None, 5)
 
 
 def test_a_service_answers_clips_as_this_process_makes_them(folder: Path, service: RunningService) -> None:
@@ -119,10 +106,6 @@ def test_a_service_answers_clips_as_this_process_makes_them(folder: Path, servic
     files = map(base64.b64decode, answer["groups"][0]["images"])
     clips = torch.stack([from_file(file, *made.shape[-2:], FRAMES) for file in files])
     assert float((clips - made).abs().max()) <= 1.01 / 255
-    for frames in (3, 9):
-        refusal = service.client.post("/v1/rollouts", json=request | {"plan": request["plan"] | {"frames": frames}})
-        assert refusal.status_code == 422
-        assert (refusal.json()["where"], refusal.json()["got"]) == ("body.plan.frames", frames)
     refusal = service.client.post("/v1/rollouts", json=request | {"images": "png"})
     assert refusal.status_code == 422
     assert refusal.json()["action"] == "ask for webp"

@@ -128,7 +128,7 @@ def test_inputs_follow_an_offloaded_encoder() -> None:
     assert seen == ["meta", "meta"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
 def test_on_a_gpu_they_wait_in_host_memory(name: str) -> None:
     rows = {}
@@ -154,7 +154,7 @@ def test_on_a_gpu_they_wait_in_host_memory(name: str) -> None:
         assert all(torch.equal(value, other[key]) for key, value in one.items())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.gpu
 def test_the_plan_decides_on_a_gpu(notes: list[str]) -> None:
     Models.build(loaded("mini-flux", "cuda"), tiny_config("rollout_url=null"))
     assert len(notes) == 1

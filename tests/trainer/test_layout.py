@@ -1,4 +1,4 @@
-"""Layouts of a run on some GPUs: what they take, the command of the fastest, and what a run says of its own."""
+"""Layouts of a run on some GPUs: what they take, the commands of the fastest, and what a run says of its own."""
 
 import dataclasses
 import json
@@ -14,14 +14,12 @@ from solrl_trainer.layouts.layouts import (
     colocated,
     fit_rates,
     layouts,
-    running_text,
     served,
     shipped_rates,
     stages,
-    waste,
-    waste_text,
 )
-from solrl_trainer.settings.presets import resolve, resolve_again
+from solrl_trainer.session import running_text
+from solrl_trainer.settings.presets import resolve
 from training_helpers import tiny_config
 from typed import accepted, refused
 
@@ -44,7 +42,7 @@ def test_rates_fit_the_groups_from_which_they_were_measured() -> None:
     assert [found.bf16, found.fp8, found.image] == pytest.approx([rates.bf16, rates.fp8, rates.image])
     # Times that scatter give no negative rate.
     found = fit_rates(24, ((4, 1.0), (2, 1.2)), (10, 0.5), 0.1)
-    assert dataclasses.astuple(found) == pytest.approx((0.0, 0.0, 1 / 24, 0.1))
+    assert dataclasses.astuple(found) == pytest.approx((0.0, 0.0, 1 / 24, 0.1, 0.0))
 
 
 def test_pruning_and_naive_scaling_take_what_their_steps_take() -> None:
@@ -59,49 +57,49 @@ def test_pruning_and_naive_scaling_take_what_their_steps_take() -> None:
     assert (naive.explore, naive.regenerate) == (96 * 10 * 1.0, 0)
 
 
-def test_the_formula_is_within_three_percent_of_the_simulated_queue() -> None:
-    speeds = {"the same GPU": 1.0, "RTX 5090": 0.42, "L40S": 0.37}
-    rows = json.loads((ROOT / "benchmarks/results/shared_service.json").read_text(encoding="utf-8"))["rows"]
-    assert {(row["serving"], row["runs"]) for row in rows} == {(1, 1), (1, 2), (1, 3), (2, 6), (8, 8)}
-    for row in rows:
-        shipped = shipped_rates(row["model"])
-        overrides = ["explore.steps=4"] if row["plan"] == "4 fitted steps" else []
-        config = resolve(f"{row['model']}/sol_rl/hpsv2", overrides=overrides).config
-        parts, speed = stages(config, shipped.rates), speeds[row["served by"]]
-        planned = served(parts, config.explore.prompts, row["serving"], 1, runs=row["runs"], speed=speed)
-        assert planned.seconds / row["runs"] == pytest.approx(row["s"], rel=0.03)
+def test_a_run_without_a_pull_to_the_reference_omits_its_pass() -> None:
+    rates = Rates(bf16=0, fp8=0, image=0, point=1.0, reference=0.25)
+    pulled, free = (resolve(f"flux1/{recipe}/hpsv2").config for recipe in ("sol_rl", "fast"))
+    assert stages(pulled, rates).train == 24 * 4
+    assert stages(free, rates).train == 4 * 4 * 0.75
 
 
-def test_gpus_are_divided_among_all_runs_and_cost_as_much_as_colocated_ones() -> None:
-    alone, shared = colocated(PARTS, 48, 2), served(PARTS, 48, 1, 1)
-    assert shared.seconds == pytest.approx(alone.seconds, rel=0.05)
+def test_the_slower_side_sets_the_pace_and_a_share_of_exploring_evens_it() -> None:
+    alone, shared = colocated(PARTS, 48, 4), served(PARTS, 48, 1, 3)
     assert 0 < shared.share < 1
-    assert shared.idle < 0.05
-    found = list(layouts(PARTS, 48, 8, runs=3))
-    assert {(one.serving, one.training) for one in found} == {(0, 2), (1, 2), (2, 2), (3, 1), (4, 1), (5, 1)}
-    assert all(one.gpus <= 8 for one in found if one.serving)
+    assert alone.seconds <= shared.seconds <= 1.02 * alone.seconds
+    assert shared.idle < 0.02
+    slow = served(PARTS, 48, 1, 1)
+    assert (slow.share, slow.seconds) == (1.0, PARTS.regenerate + PARTS.train)
+    assert slow.idle == pytest.approx(1 - PARTS.total / (2 * slow.seconds))
+    assert served(PARTS, 48, 1, 3, speed=0.5).share < shared.share
 
 
-def test_the_fastest_layout_comes_first_with_its_command() -> None:
+def test_gpus_are_divided_among_all_runs() -> None:
+    every = layouts(PARTS, 48, 8, runs=3)
+    assert {(one.serving, one.training) for one in every} == {(0, 2), (1, 2), (2, 2), (3, 1), (4, 1), (5, 1)}
+    assert all(one.gpus <= 8 for one in every if one.serving)
+    assert every == sorted(every, key=lambda one: one.seconds)
+
+
+def test_the_fastest_layouts_with_and_without_a_service_come_with_their_commands() -> None:
     words = ("--preset", "flux1/sol_rl/hpsv2", "--gpus", "4")
-    shown = layout(*words, "--price", "3")
-    assert "4 colocated" in shown
+    shown = layout(*words)
+    without, _, served_by = shown.partition("\nwith a service, ")
     assert (
         "CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc-per-node=4 -m solrl_trainer run --preset flux1/sol_rl/hpsv2 "
-        "--set prompts=prompts\n" in shown
+        "--set prompts=prompts\n" in f"{without}\n"
     )
-    shown = layout(*words, "--services", "1")
-    assert "colocated" not in shown
-    assert "0 solrl-rollout serve --model black-forest-labs/FLUX.1-dev --rewards hpsv2\n" in shown
-    assert "CUDA_VISIBLE_DEVICES=1,2,3 torchrun" in shown
-    assert "--set regenerate.at=service --set explore.share=auto --set prompts=prompts\n" in shown
-    shown = layout(*words, "--services", "2", "--set", "prompts=my_prompts", "--set", "run=first")
+    assert "0 solrl-rollout serve --model black-forest-labs/FLUX.1-dev --rewards hpsv2\n" in served_by
+    assert "CUDA_VISIBLE_DEVICES=1,2,3 torchrun" in served_by
+    (share,) = re.findall(r"--set explore\.share=([\d.]+) --set prompts=prompts\n", served_by)
+    # With this share, a rank explores whole prompts.
+    assert float(share) * 16 == pytest.approx(round(float(share) * 16), abs=0.01)
+    shown = layout("--preset", "flux1/fast/hpsv2", "--gpus", "2", "--set", "prompts=my_prompts", "--set", "run=first")
     assert "explore.share" not in shown
-    assert "CUDA_VISIBLE_DEVICES=0,1 solrl-rollout serve" in shown
-    assert "hpsv2 --gpus all\n" in shown
-    assert "--set regenerate.at=service --set prompts=my_prompts --set run=first\n" in shown
+    assert "8100 --set prompts=my_prompts --set run=first\n" in shown
 
-    shown = layout("--preset", "flux1/sol_rl/hpsv2", "--gpus", "3", "--runs", "2")
+    shown = layout("--preset", "flux1/sol_rl/hpsv2", "--gpus", "3", "--runs", "2").partition("\nwith a service, ")[2]
     commands = [line.split() for line in shown.splitlines() if "CUDA" in line]
     assert [words[0] for words in commands] == [f"CUDA_VISIBLE_DEVICES={gpu}" for gpu in range(3)]
     assert [words[-1] for words in commands[1:]] == ["run=flux1-sol_rl-hpsv2-1", "run=flux1-sol_rl-hpsv2-2"]
@@ -130,7 +128,10 @@ def test_shipped_rates_are_those_of_the_stored_measurements(model: str, measured
     runs = json.loads((ROOT / "benchmarks/results/true_run.json").read_text(encoding="utf-8"))["runs"]
     run = runs[("" if measured == "flux" else f"{measured}: ") + "both, 4 fitted steps"]
     point = run["medians"]["train"] / run["prompts"] / 24 / points
-    expected = fit_rates(96, ((6, six), (4, four)), (10, naive), point)
+    passes = json.loads((ROOT / "benchmarks/results/training_phase.json").read_text(encoding="utf-8"))["rows"]
+    one = next(row for row in passes if (row["model"], row.get("way")) == (measured, "solrl"))
+    reference = point * one["reference"] / (one["current"] + one["old"] + one["reference"])
+    expected = dataclasses.replace(fit_rates(96, ((6, six), (4, four)), (10, naive), point), reference=reference)
     shipped = shipped_rates(model)
     assert dataclasses.astuple(shipped.rates) == pytest.approx(dataclasses.astuple(expected), rel=1e-4)
     assert shipped.gpu == own["naive"]["device"]
@@ -149,7 +150,7 @@ def test_the_command_tells_of_whole_iterations_and_of_a_fitted_plan() -> None:
     (hours,) = re.findall(r"^with 4 steps .* ([\d.]+) h per run$", layout(*words), re.MULTILINE)
     shown = layout(*words, "--set", "explore.steps=4")
     assert "with 4 steps" not in shown
-    assert re.search(rf"2 colocated .* {re.escape(hours)} │", shown)
+    assert re.search(rf"2 without a service .* {re.escape(hours)} │", shown)
 
 
 def test_rates_of_this_machine_are_measured_kept_and_read(tmp_path: Path) -> None:
@@ -171,8 +172,6 @@ def test_a_file_of_other_content_is_refused(tmp_path: Path, content: str, wrong:
 
 
 URL = "http://127.0.0.1:8100"
-BOTH = f"{URL} explores and regenerates"
-SHARED = "regenerate.at=service"
 ALONE = "rollout_url=null"
 
 
@@ -182,48 +181,9 @@ ALONE = "rollout_url=null"
         ((ALONE,), 2, "cuda:0", "2 GPUs explore, regenerate and train"),
         ((ALONE, "regenerate.at=none"), 1, "cpu", "1 CPU process explores and trains"),
         ((), 1, "cuda", f"1 GPU regenerates and trains; {URL} explores (lag 0)"),
-        (("explore.lag=1", SHARED), 3, "cpu", f"3 CPU processes regenerate and train; {BOTH} (lag 1)"),
-        ((SHARED, "explore.share=0.5"), 1, "cuda", f"1 GPU explores, regenerates and trains; {BOTH} (lag 0)"),
-        (("explore.lag=null", SHARED, "regenerate.share=1"), 1, "cuda:1", f"1 GPU trains; {BOTH} (lag 1)"),
+        (("explore.lag=1",), 3, "cpu", f"3 CPU processes regenerate and train; {URL} explores (lag 1)"),
+        (("explore.share=0.5",), 1, "cuda", f"1 GPU explores, regenerates and trains; {URL} explores (lag 0)"),
     ],
 )
 def test_a_layout_says_who_does_what(settings: tuple[str, ...], ranks: int, device: str, text: str) -> None:
     assert running_text(tiny_config(*settings), ranks, device) == text
-
-
-@pytest.mark.parametrize(
-    ("shares", "wasted"),
-    [
-        ([0.9, 0.9, 0.9, 0.9], None),
-        ([0.9, 0.9, 0.1, 0.9, 0.1], None),
-        ([0.0, 0.0, 0.2, 0.1, 0.3], 0.2),
-        ([0.0, 0.0, 0.15, 0.15, 0.15], None),
-        ([0.9, 0.9, 0.9, 0.9, 0.9, 0.0, 0.1, 0.9], None),
-        ([0.0, 0.0, 0.0, 0.0, 0.0, 0.4, 0.3], 0.3),
-    ],
-)
-def test_waits_count_by_the_median_of_the_last_iterations(shares: list[float], wasted: float | None) -> None:
-    assert waste(shares) == wasted
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ((), "start a new run with explore.lag=1, set explore.share=auto, give the service more GPUs, or do without"),
-        (("explore.lag=1", "explore.share=auto"), " by rollout_url=null explore.lag=0 explore.share=1"),
-        (("explore.lag=1", SHARED, "regenerate.share=0.5"), "set regenerate.share=auto, give"),
-        (("explore.lag=1", SHARED, "regenerate.share=1"), "set regenerate.share=auto, give"),
-        (("explore.lag=1", SHARED), ": set explore.share=auto, give"),
-        (("explore.lag=1", SHARED, "optimizer.updates=1", "optimizer.streamed=false"), "set optimizer.streamed=true"),
-        (("explore.lag=1", SHARED, "explore.share=auto", "optimizer.updates=2", "optimizer.streamed=false"), ": give"),
-    ],
-)
-def test_advice_fits_the_settings(settings: tuple[str, ...], said: str) -> None:
-    config = tiny_config(*settings)
-    text = waste_text(config, 0.314)
-    assert text.startswith(f"this run waited 31 % of its time for {URL}: ")
-    assert said in text
-    changes, compare, _ = text.partition(" by ")[2].partition(" (`solrl-train layout` compares)")
-    assert compare
-    alone = resolve_again(config, overrides=changes.split())
-    assert not alone.config.uses_service

@@ -11,7 +11,6 @@ from solrl_trainer.settings.config import Lora, PolicySettings
 from training_helpers import same, velocity
 
 LORA = Lora(rank=2, alpha=4)
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 @pytest.fixture
@@ -113,7 +112,7 @@ def test_its_adapter_covers_every_target_and_merges_to_the_trained_policy(loaded
     assert float((merged - trained).norm()) < 0.1 * float((trained - base).norm())
 
 
-@GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize("checkpointed", [0, 99])
 @pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
 def test_equal_adapters_give_equal_velocities_on_a_gpu(name: str, checkpointed: int) -> None:
@@ -138,7 +137,7 @@ def test_equal_adapters_give_equal_velocities_on_a_gpu(name: str, checkpointed: 
     assert not torch.equal(velocity(backbone, policy), old)
 
 
-@GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["mini-sana", "mini-sd3", "mini-flux"])
 def test_gradients_in_bf16_are_close_to_those_in_float32(name: str) -> None:
     gradients = []

@@ -215,7 +215,7 @@ def test_only_recipes_that_regenerate_explore_behind_also_when_continued() -> No
         if resolve(preset).config.two_stage:
             assert resolve(preset, overrides=[SERVED]).config.lag == 1
         else:
-            with pytest.raises(ConfigError, match="expected at=trainer, at=service or rollout_url=null"):
+            with pytest.raises(ConfigError, match="expected at=trainer, or rollout_url=null"):
                 resolve(preset, overrides=[SERVED])
     # A run that is continued may explore elsewhere at its lag.
     served, local = (resolve(PRESET, overrides=given).config for given in ([SERVED], []))
@@ -228,7 +228,7 @@ def test_only_recipes_that_regenerate_explore_behind_also_when_continued() -> No
 STOCHASTIC = "mini-sana/flowgrpo_two_stage/clipscore"
 FITTED = "{sigmas: [1.0, 0.5], step_coeffs: [[0.5, 0.5]], x0_coeffs: [[0.0, 1.0], [0.0, 0.0, 1.0]]}"
 SERVED = "rollout_url=http://gpu-node:8100"
-AT_SERVICE = [SERVED, "regenerate.at=service"]
+AT_TRAINER = ["regenerate.at=trainer"]
 ONE_STAGE = ["regenerate.at=none"]
 UNMERGED = "explore.adapter=unmerged"
 
@@ -250,9 +250,8 @@ UNMERGED = "explore.adapter=unmerged"
         (PRESET, [UNMERGED, "explore.precision=fp8"], "adapter is unmerged at precision fp8"),
         (PRESET, [UNMERGED, "explore.precision=nvfp4", *ONE_STAGE], "at=none they are trained on"),
         (PRESET, [SERVED, "regenerate.at=none"], r"setting regenerate \(from --set\).*not with candidates to train on"),
-        (PRESET, ["regenerate.at=service"], "expected --set rollout_url=http://HOST:8100, or at=trainer"),
-        ("mini-sana/naive_quant/clipscore", AT_SERVICE, "recipe naive_quant, which trains on .*, or recipe sol_rl"),
-        ("mini-sana/awm/clipscore", AT_SERVICE, "from --set for recipe awm, .*, or recipe awm_two_stage"),
+        ("mini-sana/naive_quant/clipscore", AT_TRAINER, "recipe naive_quant, which trains on .*, or recipe sol_rl"),
+        ("mini-sana/awm/clipscore", AT_TRAINER, "from --set for recipe awm, .*, or recipe awm_two_stage"),
         (PRESET, ["explore.lag=1"], "lag is for exploration at a service"),
         (STOCHASTIC, ["explore.steps=6"], r"explore\.steps is 6 and regenerate\.steps 10 .*expected equal numbers"),
         (STOCHASTIC, ["explore.steps=1", "regenerate.steps=1"], "equal numbers of at least 2"),
@@ -261,8 +260,13 @@ UNMERGED = "explore.adapter=unmerged"
         (STOCHASTIC, ["algorithm.eta=11"], "less than or equal to 10"),
         (PRESET, ["explore.sampler=training", "explore.steps=10"], "samples of diffusionnft do not take stochastic"),
         (PRESET, ["explore.sampler=sde"], "'ode' or 'training'"),
-        (PRESET, [SERVED, "regenerate.share=0.5"], "share is 0.5, but at=trainer; expected at=service"),
-        (PRESET, [*AT_SERVICE, "regenerate.share=0"], "regenerate.share"),
+        (
+            PRESET,
+            [SERVED, "regenerate.at=service"],
+            "regenerate.at=service from --set, which is gone: .*at=trainer",
+        ),
+        (PRESET, ["regenerate.share=0.5"], "got regenerate.share=0.5 from --set, which is gone: .*; omit it"),
+        (PRESET, [SERVED, "explore.share=auto"], "which is gone: expected a number; `solrl-train layout` computes"),
         (PRESET, [SERVED, "explore.share=0"], "explore.share"),
         (PRESET, ["explore.share=0.5"], "share is 0.5, but no service explores; expected explore.share=1"),
     ],
@@ -270,6 +274,20 @@ UNMERGED = "explore.adapter=unmerged"
 def test_settings_that_cannot_be_are_refused(preset: str, overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         resolve(preset, overrides=overrides)
+
+
+def test_settings_of_earlier_runs_are_read_unless_what_is_gone_had_an_effect() -> None:
+    raw = resolve(PRESET).config.model_dump(mode="json")
+    earlier = raw | {"explore": raw["explore"] | {"refill": 0, "frames": None}}
+    earlier["regenerate"] = raw["regenerate"] | {"share": "auto"}
+    earlier["optimizer"] = raw["optimizer"] | {"streamed": True}
+    assert RunConfig.model_validate(earlier).model_dump(mode="json") == raw
+    assert resolve_again(RunConfig.model_validate(earlier), overrides=["optimizer.streamed=false"]).config == (
+        RunConfig.model_validate(raw)
+    )
+    earlier["explore"]["frames"] = 17
+    with pytest.raises(ValueError, match=r"explore\.frames is 17, which is gone: .*omit it"):
+        RunConfig.model_validate(earlier)
 
 
 def test_a_plan_has_the_window_of_its_iteration() -> None:

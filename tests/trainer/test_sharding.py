@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor
 from training_helpers import Ranks, tiny_config
 
 MIB = 2**20
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 def test_it_is_refused_where_it_cannot_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +75,7 @@ def four_ranks() -> Iterator[Communicator]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", ["mini-flux", "mini-sd3", "mini-sana"])
 def test_a_device_holds_what_the_plan_says(name: str, device: str, four_ranks: Communicator) -> None:
     torch._dynamo.reset()
@@ -117,7 +116,7 @@ def test_a_device_holds_what_the_plan_says(name: str, device: str, four_ranks: C
         assert torch.cuda.max_memory_allocated() - before < most + MIB
 
 
-@NEEDS_GPU
+@pytest.mark.gpu
 def test_placed_weights_stay_shared(backbone: Backbone) -> None:
     generator = Generator(backbone, "bf16")
     shared = set(generator.transformer.parameters()) & set(backbone.transformer.parameters())

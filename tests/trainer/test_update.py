@@ -21,7 +21,6 @@ from solrl_trainer.settings.presets import resolve
 from training_helpers import PROMPTS, TINY, make_policy, make_samples, same, tiny_config, train_on, updater
 
 MINIATURES = ("mini-sana", "mini-sd3", "mini-flux")
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 def trained(
@@ -207,7 +206,7 @@ def test_training_does_not_use_cudnns_attention(backbone: Backbone, checkpointin
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
-@NEEDS_GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", MINIATURES)
 def test_gradients_on_a_gpu_equal_those_on_a_cpu(name: str) -> None:
     norms = []
@@ -223,7 +222,7 @@ def test_gradients_on_a_gpu_equal_those_on_a_cpu(name: str) -> None:
 @pytest.mark.parametrize("recipe", ["diffusionnft", "flowgrpo", "dancegrpo"])
 @pytest.mark.parametrize(
     ("device", "name"),
-    [("cpu", "mini-sana"), *[pytest.param("cuda", name, marks=NEEDS_GPU) for name in MINIATURES]],
+    [("cpu", "mini-sana"), *[pytest.param("cuda", name, marks=pytest.mark.gpu) for name in MINIATURES]],
 )
 def test_a_micro_batch_never_waits_for_the_gpu(device: str, name: str, recipe: str) -> None:
     """On a CPU, only that it runs."""

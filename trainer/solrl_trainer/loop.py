@@ -1,9 +1,8 @@
 """The training loop: explore, select, regenerate, score, advantages, update, decay and average, checkpoint, push."""
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from solrl_core.adapter import encode_adapter
@@ -27,7 +26,7 @@ from solrl_trainer.evaluation.held_out import (
 )
 from solrl_trainer.evaluation.stopping import held_out_scores, reason_to_stop
 from solrl_trainer.policy.start_lora import read_start
-from solrl_trainer.policy.update import OneStep, UpdateFigures
+from solrl_trainer.policy.update import UpdateFigures
 from solrl_trainer.ranks.communicator import Communicator, require_equal, wait_for_rank_zero
 from solrl_trainer.records import checkpoints
 from solrl_trainer.records.evaluations import Evaluation
@@ -35,7 +34,7 @@ from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.records import IterationRecord, share_without_spread, spread_of
 from solrl_trainer.records.reward_shares import log_outlier, log_shares, reward_shares
 from solrl_trainer.records.run_log import RunLog, open_run_log
-from solrl_trainer.rollouts.exploration import Exploration, IterationSamples, explored_prompts, seed_root
+from solrl_trainer.rollouts.exploration import IterationSamples, seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, outermost, parts_of
 from solrl_trainer.rollouts.pairs import SHOWN_EACH, SHOWN_PROMPTS, CandidatePairs, candidate_pairs
 from solrl_trainer.selection import select
@@ -121,7 +120,6 @@ def train(
             if world.rank == 0:
                 changes = resuming.check(found, config, session.parts, allowed)
             checkpoints.restore(found, models.policy, session.updater.optimizer)
-            session.scores = found.scores
             version = found.version
             logger.info(f"continuing after {version} iterations")
         elif config.start_lora is not None:
@@ -150,12 +148,11 @@ def train(
                 break
             samples = pictures = None  # frees the previous iteration's
             measure_fidelity(session, log, iteration)
-            step = begin_step(session, log, iteration)
-            samples = collect_samples(session, log, iteration, step)
+            samples = collect_samples(session, log, iteration)
             if iteration == version and config.explore.source == "model":
                 log_shares(_shares(config, samples))
             pictures = begin_pairs(session, log, iteration, samples)
-            train_step(session, log, iteration, samples, step)
+            train_step(session, log, iteration, samples)
         best = trained
         if stopped is None:
             after = evaluate_average(session, log, trained, before)
@@ -182,99 +179,53 @@ def train(
         )
 
 
-def begin_step(session: Session, log: RunLog, iteration: int) -> OneStep | None:
-    """The optimiser step of an iteration that trains on samples as they arrive; None if it waits for all."""
-    if not session.streams:
-        return None
-    total = session.config.explore.prompts * session.config.explore.keep
-
-    def trained(done: float, own: float) -> None:
-        log.counted(iteration, "trained", int(total * done / own), total)
-
-    return OneStep(session.updater, iteration, session.config.explore.prompts, trained)
-
-
-def collect_samples(session: Session, log: RunLog, iteration: int, step: OneStep | None = None) -> IterationSamples:
+def collect_samples(session: Session, log: RunLog, iteration: int) -> IterationSamples:
     """Explore, select, regenerate and score an iteration's samples, and gather those of all ranks.
 
-    Each group of this rank is given to `step`, if there is one, while a service makes the others.
+    A GPU regenerates small groups together, and scores them while it generates the next.
     """
     config, clock = session.config, session.device.clock
-    prompts = session.prompts(iteration)
+    explore, root = config.explore, seed_root(config.seed, iteration)
+    prompts, own = session.prompts(iteration), session.device.own_prompts(iteration)
     session.models.encoders.encode([prompt.text for prompt in prompts], config.guidance)
     clock.restart()
     exploration = session.source.explore(iteration)
+    begun: list[tuple[list[CandidateGroup], Pending[ScoredSamples]]] = []
+    explored = 0
+    for part in parts_of(log.candidates(iteration, exploration), session.device.groups_per_batch(explore.keep)):
+        explored += len(part)
+        done = round(explore.prompts * explored / len(own))  # the other ranks are taken to be as far
+        log.counted(iteration, "explored", done * explore.candidates, explore.prompts * explore.candidates)
+        selections = [select(group, explore, root) for group in part]
+        with log.phase(iteration, "regenerate"):
+            begun.append((selections, session.device.regenerate(selections, iteration)))
+        if config.two_stage:
+            log.counted(iteration, "regenerated", done * explore.keep, explore.prompts * explore.keep)
     groups = []
-    for group in regenerated_groups(session, log, iteration, exploration):
-        groups.append(group)
-        if step is not None:
-            with log.phase(iteration, "train"):
-                place = prompts.index(group.prompt)
-                step.add(place, group_samples(session, group))
+    for selections, scored in begun:
+        with log.phase(iteration, "regenerate"):
+            for selection, samples in zip(selections, scored().split(len(selections)), strict=True):
+                images = outermost(samples.images, SHOWN_EACH)
+                groups.append(replace(selection, samples=replace(samples, images=images)))
     clock.add("candidates", "service", exploration.summary.times)
-    if config.explore.refill:
-        prompts = explored_prompts(groups, session.world)
     samples = IterationSamples.gather(prompts, groups, exploration.summary, session.world)
     log.samples_ready(iteration, samples)
     return samples
 
 
-def regenerated_groups(
-    session: Session, log: RunLog, iteration: int, exploration: Exploration
-) -> Iterator[CandidateGroup]:
-    """Yield this rank's groups of an iteration, which were selected, regenerated and scored, in the prompts' order.
-
-    Every group that has arrived is selected, and its regeneration begun, before the next one is yielded. A GPU
-    regenerates small groups together, and scores them while it generates the next.
-    """
-    config, source = session.config, session.source
-    explore, root = config.explore, seed_root(config.seed, iteration)
-    own, arrived = session.device.own_prompts(iteration), 0
-    begun: dict[str, tuple[CandidateGroup, Callable[[], ScoredSamples]]] = {}
-    parts = parts_of(log.candidates(iteration, exploration), source.groups_per_batch(explore.keep))
-    for prompt in own:
-        while (prompt.id not in begun or exploration.ready) and (part := next(parts, None)):
-            arrived += len(part)
-            groups_done = round(explore.prompts * arrived / len(own))  # the other ranks are taken to be as far
-            log.counted(iteration, "explored", groups_done * explore.candidates, explore.prompts * explore.candidates)
-            selections = [select(group, explore, root) for group in part]
-            with log.phase(iteration, "regenerate"):
-                scored = source.regenerate(selections, iteration)
-            if config.two_stage:
-                log.counted(iteration, "regenerated", groups_done * explore.keep, explore.prompts * explore.keep)
-            for index, selection in enumerate(selections):
-                begun[selection.planned] = selection, partial(_part, scored, len(selections), index)
-        selection, samples = begun.pop(prompt.id)
-        with log.phase(iteration, "regenerate"):
-            made = samples()
-            group = replace(selection, samples=replace(made, images=outermost(made.images, SHOWN_EACH)))
-        yield group
-    next(parts, None)  # the summary
-
-
-def _part(scored: Pending[ScoredSamples], groups: int, index: int) -> ScoredSamples:
-    """One of the groups that were made together."""
-    return scored().split(groups)[index]
-
-
-def train_step(
-    session: Session, log: RunLog, iteration: int, samples: IterationSamples, step: OneStep | None = None
-) -> None:
-    """Train on an iteration's samples, unless `step` has, and push the next version of the behaviour policy."""
+def train_step(session: Session, log: RunLog, iteration: int, samples: IterationSamples) -> None:
+    """Train on an iteration's samples, and push the next version of the behaviour policy."""
     config, models = session.config, session.models
     values = _aggregated(session, samples.prompts, samples.scores, samples.rewards)
     if config.algorithm.global_std and session.updater.algorithm.compares:
         log_outlier(iteration, [prompt.id for prompt in samples.prompts], values)
     with log.phase(iteration, "train"):
-        if step is None:
-            total, algorithm = samples.scores.numel(), session.updater.algorithm
-            update = session.updater.update(
-                training_samples(session, samples, advantages_of(algorithm, values)),
-                iteration,
-                lambda done, every: log.counted(iteration, "trained", int(total * done / every), total),
-            )
-        else:
-            update = step.finish()
+        total, algorithm = samples.scores.numel(), session.updater.algorithm
+        update = session.updater.update(
+            training_samples(session, samples, advantages_of(algorithm, values)),
+            iteration,
+            lambda done, every: log.counted(iteration, "trained", int(total * done / every), total),
+        )
         models.policy.decay_and_average(iteration, config.policy, config.optimizer.steps)
         adapter = encode_adapter(models.policy.behaviour())
     digest = adapter_digest(adapter)
@@ -282,7 +233,6 @@ def train_step(
 
     # First the line, then the checkpoint, then the push: a run that is interrupted anywhere and resumed neither loses a
     # line nor pushes different bytes under the same version.
-    session.scores = values.cpu()
     record = _record(session, log, iteration, samples, values, update, digest)
     log.iteration_trained(record)
     session.checkpoint(iteration + 1, adapter, held_out_scores(log.evaluations(), config.weights))
@@ -345,23 +295,6 @@ def training_samples(session: Session, samples: IterationSamples, advantages: to
     )
 
 
-def group_samples(session: Session, group: CandidateGroup) -> TrainingSamples:
-    """The samples of one group with their advantages, before those of the iteration's other groups are known."""
-    samples = group.trained
-    scores = _aggregated(
-        session, [group.prompt], samples.scores[None], {name: values[None] for name, values in samples.rewards.items()}
-    )
-    # What an algorithm computes over an iteration's rewards, it computes over these and those of the iteration before.
-    known = scores if session.scores is None else torch.cat([scores, session.scores.to(scores)])
-    return TrainingSamples(
-        latents=samples.latents,
-        advantages=advantages_of(session.updater.algorithm, known)[0],
-        conditioning=_conditioning(session, [group.prompt]),
-        prompts=torch.zeros(len(samples.scores), dtype=torch.long),
-        recording=samples.recording,
-    )
-
-
 def _conditioning(session: Session, prompts: Sequence[PromptItem]) -> Conditioning:
     backbone, guidance = session.models.backbone, session.config.guidance
     texts = [prompt.text for prompt in prompts]
@@ -394,8 +327,6 @@ def _record(
         "regenerate": log.elapsed("regenerate") if config.two_stage else None,
         "train": log.elapsed("train"),
     }
-    planned = [prompt.id for prompt in session.prompts(iteration)]
-    replaced = [prompt.id != own for prompt, own in zip(samples.prompts, planned, strict=True)]
     # Each reward's values in the groups that have it.
     rewards = {name: own[~own.isnan().any(1)] for name, own in samples.rewards.items()}
     return IterationRecord(
@@ -407,7 +338,6 @@ def _record(
         spearman=log.spearman.get(iteration),
         score=spread_of(samples.scores),
         without_spread=share_without_spread(values),
-        refilled=sum(replaced) / len(planned) if config.explore.refill else None,
         rewards={name: spread_of(own) for name, own in rewards.items() if len(own)},
         shares=_shares(config, samples),
         weights=mean_weights(samples.prompts, config.rewards),

@@ -10,7 +10,6 @@ import torch
 from solrl_client.retries import OnWait, ignore
 from solrl_proto.rollouts import PromptItem
 
-from solrl_trainer.layouts.layouts import running_text
 from solrl_trainer.policy.update import Updater
 from solrl_trainer.ranks.communicator import Communicator, pick_device
 from solrl_trainer.records import checkpoints
@@ -24,11 +23,7 @@ from solrl_trainer.settings.prompts import PromptSet, prompts_of_run, say_covere
 logger = logging.getLogger(__name__)
 
 Source = DeviceSource | ServiceSource
-"""Explores and regenerates the groups of a run under the versions that it is given.
-
-Exploration is under the version of `explore.lag` iterations before, regeneration under the newest: the behaviour
-policy, in BF16 and with all steps.
-"""
+"""Explores the groups of a run, under the version of `explore.lag` iterations before."""
 
 
 @dataclass
@@ -40,7 +35,6 @@ class Session:
         source: where the samples of an iteration come from.
         updater: takes the optimiser steps.
         train_prompts, held_out: training and held-out prompts.
-        scores: [groups, kept] of the iteration before; None at first.
         adapters: adapter files of the behaviour policy by version: the newest, and older ones needed at the lag.
     """
 
@@ -49,7 +43,6 @@ class Session:
     updater: Updater
     train_prompts: PromptSet
     held_out: PromptSet
-    scores: torch.Tensor | None = None
     adapters: dict[int, bytes] = field(default_factory=dict)
 
     @property
@@ -88,12 +81,6 @@ class Session:
         quantised = self.models.explorer is not self.models.generator
         return (self.config.two_stage or quantised) and bool(self.fidelity_prompts)
 
-    @property
-    def streams(self) -> bool:
-        """Whether the next iteration trains on samples as they arrive."""
-        config, known = self.config, self.scores is not None or not self.config.algorithm.global_std
-        return config.streamed and known and not self.world.in_step
-
     def prompts(self, iteration: int) -> list[PromptItem]:
         """Prompts of an iteration, for all ranks together."""
         config = self.config
@@ -117,9 +104,7 @@ class Session:
         if due and self.world.rank == 0:
             folder = config.output / "checkpoints"
             policy, optimizer = self.models.policy, self.updater.optimizer
-            checkpoints.save(
-                folder, version, self.adapters, policy, optimizer, config, held_out, self.parts, self.scores
-            )
+            checkpoints.save(folder, version, self.adapters, policy, optimizer, config, held_out, self.parts)
 
 
 @contextmanager
@@ -160,6 +145,16 @@ def sources_text(config: RunConfig, train: PromptSet) -> str:
     return ", ".join(f"{name} {count} of {len(prompts):,}" for name, count, prompts in counts)
 
 
+def running_text(config: RunConfig, ranks: int, device: str) -> str:
+    """The sides that explore, regenerate and train, in words; `device` is each rank's, as torch names it."""
+    verbs = ["explore" if config.explore.source == "model" else "encode"] if config.explores_here else []
+    verbs += ["regenerate"] if config.two_stage else []
+    *first, last = (verb if ranks > 1 else f"{verb}s" for verb in (*verbs, "train"))
+    units = ("GPU", "GPUs") if device.startswith("cuda") else ("CPU process", "CPU processes")
+    text = f"{ranks} {units[ranks > 1]} {', '.join(first)} and {last}"
+    return text + (f"; {config.service_url} explores (lag {config.lag})" if config.uses_service else "")
+
+
 def check_ranks(config: RunConfig, world: Communicator) -> None:
     """Refuse fewer prompts than ranks, and further prompts for ranks that share the base's weights.
 
@@ -169,11 +164,6 @@ def check_ranks(config: RunConfig, world: Communicator) -> None:
     prompts = config.explore.prompts
     if prompts < world.size:
         raise ValueError(f"explore.prompts is {prompts}; expected at least one for each of {world.size} ranks")
-    if config.explore.refill and world.size > 1 and config.optimizer.shard_base is not False:
-        raise ValueError(
-            f"explore.refill is {config.explore.refill}, and {world.size} ranks that share the base's weights would "
-            "explore further prompts out of step; expected optimizer.shard_base=false, or explore.refill=0"
-        )
 
 
 def connect(config: RunConfig, source: Source, train: PromptSet, held_out: PromptSet) -> Session:

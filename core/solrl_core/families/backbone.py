@@ -102,23 +102,6 @@ class Backbone(ABC):
         """Arguments with which the diffusers pipeline generates as here without guidance; {} without a pipeline."""
         return {}
 
-    def check_frames(self, frames: int) -> None:
-        """Refuse a number of first frames that clips cannot be cut to; ValueError."""
-        if not self.frame_step or not 1 < frames <= self.frames or (frames - 1) % self.frame_step:
-            wanted = f"1 more than a multiple of {self.frame_step}, up to {self.frames}" if self.frame_step else "null"
-            raise ValueError(f"got candidates of {frames} frames of {self.name}; expected {wanted}")
-
-    def first_frames(self, latents: torch.Tensor, frames: int | None) -> torch.Tensor:
-        """Of the latents of whole clips [B, C, T, ...], those of their first frames; of None, all.
-
-        Raises:
-            ValueError: see `check_frames`.
-        """
-        if frames is None:
-            return latents
-        self.check_frames(frames)
-        return latents[:, :, : (frames - 1) // self.frame_step + 1].contiguous()
-
     @property
     @abstractmethod
     def latent_shape(self) -> tuple[int, ...]:

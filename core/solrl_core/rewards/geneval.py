@@ -111,8 +111,7 @@ class GenEval:
         self._counting = _Counting(counting_threshold)
         self._thresholds = {"threshold": threshold, "counting_threshold": counting_threshold}
         self.digest = combined_digest(
-            *(self._detector.digest, self._colours.digest, str(self._thresholds)),
-            *(source_digest(rule) for rule in (kept_objects, is_correct)),
+            self._detector.digest, self._colours.digest, str(self._thresholds), source_digest(is_correct)
         )
 
     @torch.inference_mode()

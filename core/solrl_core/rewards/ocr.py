@@ -116,9 +116,7 @@ class Ocr:
         except ImportError as error:  # of the engine's own packages, too
             raise ValueError(f"its packages are missing ({error}); install them: pip install 'solrl[ocr]'") from error
         self._reading = threading.Lock()
-        self.digest = combined_digest(
-            f"rapidocr {version('rapidocr')}{' line' * line}", source_digest(closeness), source_digest(wanted_text)
-        )
+        self.digest = combined_digest(f"rapidocr {version('rapidocr')}{' line' * line}", source_digest(closeness))
 
     def __call__(
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]

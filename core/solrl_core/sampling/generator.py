@@ -130,7 +130,6 @@ class Generator:
         decode: bool = True,
         decoder_precision: DecoderPrecision | None = None,
         record: bool = False,
-        frames: int | None = None,
     ) -> GeneratorOutput:
         """Generate candidates, all or part of the way.
 
@@ -149,10 +148,9 @@ class Generator:
             decode: whether to decode images.
             decoder_precision: see `Backbone.decode`.
             record: whether to record all steps.
-            frames: of clips, if only their first frames are generated, from the noise that these have in whole clips.
 
         Raises:
-            ValueError: unknown solver, `until` is not after `start`, or clips cannot be cut to these frames.
+            ValueError: unknown solver, or `until` is not after `start`.
         """
         texts = [prompt] * len(seeds) if isinstance(prompt, str) else list(prompt)
         prompts = [self.backbone.conditioning(text, guidance) for text in texts]
@@ -175,10 +173,7 @@ class Generator:
                 at = torch.full((len(x),), sigma, device=device)
                 return self.backbone.velocity(self.transformer, x, at, conditioning, guidance)
 
-            if start is None:
-                first = Trajectory(self.backbone.first_frames(initial_noise(own_seeds, shape), frames), own_solver)
-            else:
-                first = start.rows(batch.rows)
+            first = Trajectory(initial_noise(own_seeds, shape), own_solver) if start is None else start.rows(batch.rows)
             first = first.to(device)
             recorder = Recorder(first) if record else None
             end = advance(
@@ -187,9 +182,7 @@ class Generator:
                 sigmas,
                 until=until,
                 between=between_steps,
-                noise=lambda step: upload(
-                    self.backbone.first_frames(step_noise(own_seeds, step, shape), frames), device
-                ),
+                noise=lambda step: upload(step_noise(own_seeds, step, shape), device),
                 recorder=recorder,
             )
             unpadded = slice(batch.count)

@@ -19,7 +19,7 @@ RETRY_AFTER_S = 5
 
 
 class InflightBytes:
-    """A budget for bytes of request bodies, and of images and latents in answers, in memory: in total and by tenant."""
+    """A budget for bytes of request bodies, and of images in answers, in memory: in total and by tenant."""
 
     def __init__(self, limit: int, tenant_limit: int) -> None:
         self.limit = limit
@@ -171,7 +171,7 @@ def _body_too_large(got: str, limit: int, setting: str) -> Refusal:
 def _too_many_bytes(whose: str, held: int, size: int, limit: int) -> Refusal:
     return Refusal(
         ProblemKind.TOO_MANY_BYTES,
-        f"bodies, images and latents of {whose} have {held} bytes now, and {size} more would exceed the limit",
+        f"bodies and images of {whose} have {held} bytes now, and {size} more would exceed the limit",
         headers={"Retry-After": str(RETRY_AFTER_S)},
         where="body",
         got=size,

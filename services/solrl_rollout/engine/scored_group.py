@@ -1,7 +1,6 @@
 """A prompt's group, from scored chunks to its part of the answer; pruned halfway if the plan says so."""
 
 import base64
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -13,9 +12,9 @@ from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_core.sampling.sampler import Trajectory
 from solrl_engine.sampler import survivors
 from solrl_proto.problems import ProblemError, ProblemKind
-from solrl_proto.rollouts import Latents, RolloutGroup, RolloutRequest
+from solrl_proto.rollouts import RolloutGroup, RolloutRequest
 
-from solrl_rollout.engine.work import Chunk, ScoredChunk, last_step
+from solrl_rollout.engine.work import Chunk, ScoredChunk
 
 Value = TypeVar("Value")
 
@@ -54,10 +53,8 @@ class ScoredGroup:
         places = survivors(scores, keep)
         halfway = Trajectory.join([chunk.trajectory for chunk in self.finished if chunk.trajectory is not None])
         parts = [places[start : start + CHUNK_SIZE] for start in range(0, len(places), CHUNK_SIZE)]
-        job, prompt, until = self.chunks[0].job, self.chunks[0].prompt, last_step(self.request)
-        return places, [
-            Chunk(job, prompt, [seeds[i] for i in part], start=halfway.rows(part), until=until) for part in parts
-        ]
+        job, prompt = self.chunks[0].job, self.chunks[0].prompt
+        return places, [Chunk(job, prompt, [seeds[i] for i in part], start=halfway.rows(part)) for part in parts]
 
     def answer(self) -> RolloutGroup:
         """Its part of the answer.
@@ -78,18 +75,7 @@ class ScoredGroup:
             rewards={name: self._in_place(values) for name, values in rewards.items()},
             pruned=None if survived is None else tuple(i not in survived for i in range(len(self.seeds))),
             images=None if images is None else self._in_place(images),
-            latents=self._latents() if self.request.latents else None,
             truncated_tokens=self.finished[0].truncated_tokens or None,
-        )
-
-    def _latents(self) -> Latents:
-        clean = [chunk.trajectory.clean for chunk in self.finished if chunk.trajectory is not None]
-        values = [row.numpy().astype("<f4").tobytes() for part in clean if part is not None for row in part]
-        adapter = self.chunks[0].job.adapter
-        return Latents(
-            values=self._in_place([base64.b64encode(value).decode() for value in values]),
-            digest=f"sha256:{hashlib.sha256(b''.join(values)).hexdigest()}",
-            adapter=adapter.digest if adapter is not None else None,
         )
 
     def _rewards(self) -> dict[str, torch.Tensor]:

@@ -65,7 +65,7 @@ class Job:
     """The part of a request that its chunks share.
 
     Setting `cancelled` stops a running chunk at its next step. The worker's `cancel` ends its requests to reward
-    servers. `external_rewards` are those of `rewards` that the run brings. Nobody waits yet for one that is `ahead`.
+    servers. `external_rewards` are those of `rewards` that the run brings.
     """
 
     tenant: str
@@ -76,7 +76,6 @@ class Job:
     plan: Plan
     rewards: tuple[str, ...]
     images: bool
-    ahead: bool = False
     external_rewards: Mapping[str, ExternalReward] = field(default_factory=dict)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
@@ -92,8 +91,7 @@ class Chunk:
 
     Attributes:
         start: latents to continue from; None for the seeds' noise.
-        until: number of steps that the candidates have completed at the end; None for all, if their latents are not
-            needed afterwards.
+        until: number of steps that the candidates have completed at the end; None for all.
         result: resolved with the scored chunk, or with the error that ended it.
         queued_at: by `time.monotonic`.
         losses: number of workers that died while they made it.
@@ -122,11 +120,6 @@ class Chunk:
         return self.job.tenant, self.job.run, self.job.run_servers
 
     @property
-    def ahead(self) -> bool:
-        """Whether nobody waits for it yet."""
-        return self.job.ahead
-
-    @property
     def candidates(self) -> int:
         """Number of candidates."""
         return len(self.seeds)
@@ -140,7 +133,7 @@ class Chunk:
     @property
     def ends(self) -> bool:
         """Whether its candidates are complete at the end."""
-        return self.until is None or self.until == self.job.plan.steps
+        return self.until is None
 
     @property
     def kind(self) -> tuple[str, Precision, bool]:
@@ -194,7 +187,7 @@ class ScoredChunk:
         rewards: name → float32 [N].
         images: uint8 [N, H, W, 3] if the request asks for images, [N, F, H, W, 3] of clips, or the files that a worker
             process made of them.
-        trajectory: latents, if the candidates may continue or the request asks for them.
+        trajectory: latents, if the candidates may continue.
         truncated_tokens: tokens at the prompt's end that no text encoder read.
         started_at: when its generation began, by `time.monotonic`.
         switched: whether another adapter was served before.
@@ -216,14 +209,9 @@ class ScoredChunk:
     times: Mapping[str, RewardTime] = field(default_factory=dict)
 
 
-def last_step(request: RolloutRequest) -> int | None:
-    """`Chunk.until` of candidates that complete all steps."""
-    return request.plan.steps if request.latents else None
-
-
 def cut_into_chunks(request: RolloutRequest, job: Job) -> list[list[Chunk]]:
     """The request's chunks, a list for each prompt; only up to the pruning step if the plan prunes."""
-    until = last_step(request) if job.plan.prune is None else job.plan.prune.after
+    until = None if job.plan.prune is None else job.plan.prune.after
     return [
         [Chunk(job, prompt, seeds[i : i + CHUNK_SIZE], until=until) for i in range(0, len(seeds), CHUNK_SIZE)]
         for prompt, seeds in request.groups()

@@ -4,22 +4,18 @@ import copy
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from diffusers import DiffusionPipeline
 from solrl_core.families import load_backbone
 from solrl_core.families.own_pipeline import by_own_pipeline
-from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.memory_plan import plan_memory
 from solrl_core.model_options import ImageSize
 from solrl_core.precision import apply_policy, fp8
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import initial_noise
-from solrl_core.sampling.sampler import solve
-from solrl_proto.rollouts import StochasticSteps
 from support.tiny_skeletons import write_tiny
 from tiny_models import Tiny, by_diffusers, variants
 from tiny_pipelines import PROMPTS, T5_TOKENS, difference, write_wan
@@ -88,44 +84,6 @@ def test_memory_grows_with_the_frames(tmp_path: Path) -> None:
         # In proportion to the tokens: attention's scores are not stored.
         assert third - second == pytest.approx(second - first, rel=0.2)
         assert second - first > 0.1 * first
-
-
-@pytest.fixture(scope="module")
-def longer(tmp_path_factory: pytest.TempPathFactory) -> PipelineBackbone:
-    """A model of clips of 9 frames, whose latents have 3."""
-    return load_backbone(str(write_wan(tmp_path_factory.mktemp("wan"))), size=ImageSize(frames=9))
-
-
-@torch.no_grad()
-def test_first_frames_come_from_the_noise_that_they_have_in_the_whole_clip(longer: PipelineBackbone) -> None:
-    made = Generator(longer, "bf16").generate(PROMPTS[0], SEEDS, steps=3, frames=5)
-    rows = longer.encode(PROMPTS[:1] * 2)
-
-    def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
-        return longer.velocity(longer.transformer, x, torch.full((2,), sigma), rows)
-
-    expected = solve(velocity, initial_noise(SEEDS, longer.latent_shape)[:, :, :2], longer.sigmas(3))
-    assert difference(made.latents, expected) <= 1e-5
-    assert made.images.shape == (2, 5, 3, 64, 96)
-
-
-def test_first_frames_have_their_noise_in_stochastic_steps_pruned_or_not(longer: PipelineBackbone) -> None:
-    generator, noisy = Generator(longer, "bf16"), StochasticSteps(kind="flow", eta=0.7)
-    options: dict[str, Any] = {"steps": 4, "solver": noisy, "frames": 5, "record": True}
-    whole = generator.generate(PROMPTS[0], SEEDS, **options)
-    halfway = generator.generate(PROMPTS[0], SEEDS, **options, until=2)
-    rest = generator.generate(PROMPTS[0], SEEDS, **options, start=halfway.trajectory)
-    assert difference(rest.latents, whole.latents) <= 1e-5
-    still = generator.generate(PROMPTS[0], SEEDS, steps=4, frames=5).latents
-    assert difference(whole.latents, still) > 0.1
-
-
-@pytest.mark.parametrize("frames", [1, 4, 13])
-def test_clips_are_cut_between_latents(longer: PipelineBackbone, frames: int) -> None:
-    with pytest.raises(ValueError, match=f"got candidates of {frames} frames of .*; expected 1 more"):
-        longer.check_frames(frames)
-    with pytest.raises(ValueError, match="got candidates of 5 frames of mini-sana; expected null"):
-        load_backbone("mini-sana").check_frames(5)
 
 
 @torch.no_grad()

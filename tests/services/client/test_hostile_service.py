@@ -70,7 +70,6 @@ def unused(service: HostileService, **expected: Any) -> Problem:
         {"plan": {"steps": 6, "prune": {"after": 3, "keep": 20}}},
         {"images": "png"},
         {"images": "png", "plan": {"steps": 6, "prune": {"after": 3, "keep": 6}}},
-        {"latents": "float32", "plan": {"steps": 6, "prune": {"after": 3, "keep": 6}}},
         {"candidates": {"seeds": [[5, 3], [9, 1, 2]]}},
         {"adapter": None},
     ],

@@ -73,5 +73,4 @@ def test_what_is_not_used_is_not_sent(service: HostileService) -> None:
     assert plain.keys() == required | {"rewards", "seconds", "planned"}
     assert used.keys() == plain.keys() | {"scoring", "held_out", "settings"}
     assert activity.keys() == {"iteration", "explored", "trained"}
-    assert "latents" not in request
     assert RolloutRequest.model_validate(request) == RolloutRequest.model_validate(rollout_request(count=3, steps=1))

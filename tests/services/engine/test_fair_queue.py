@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import pytest
-from solrl_rollout.engine.queue.fair_queue import AHEAD_CHUNKS, FairQueue, Quantum, QueueFullError
+from solrl_rollout.engine.queue.fair_queue import FairQueue, Quantum, QueueFullError
 from solrl_rollout.engine.queue.scheduler import StepCosts
 
 
@@ -19,7 +19,6 @@ class Item:
     steps: int = 1
     job: str = ""
     tenant: str = "t"
-    ahead: bool = False
 
     @property
     def cost(self) -> int:
@@ -43,38 +42,14 @@ def taken(queue: FairQueue, count: int | None = None) -> list[object]:
     return runs
 
 
-def test_within_a_run_items_that_are_waited_for_go_before_those_ahead() -> None:
-    explored = [Item("a", job=f"ahead {i}", ahead=True) for i in range(3)]
-    samples = [Item("a", job=f"sample {i}") for i in range(2)]
-    queue = queue_of(*explored)
-    queue.put(samples)
-    assert [queue.take() for _ in range(5)] == [*samples, *explored]
-
-
-def test_survivors_and_lost_items_return_to_the_front_of_their_kind() -> None:
-    first, second = (Item("a", 2, job=f"ahead {i}", ahead=True) for i in range(2))
-    queue = queue_of(first, second, sample := Item("a"), limit=5)
-    assert queue.take() is sample
+def test_survivors_and_lost_items_return_to_the_front() -> None:
+    first, second = (Item("a", 2, job=f"request {i}") for i in range(2))
+    queue = queue_of(first, second, limit=5)
     assert queue.take() is first
-    queue.put([waited := Item("a", 3)])
-    queue.put(survivors := [Item("a", ahead=True), Item("a", ahead=True)], first=True)  # beyond the limit
-    queue.put_back(sample)
-    assert [queue.take() for _ in range(5)] == [sample, waited, *survivors, second]
-
-
-def test_a_run_that_waits_goes_before_runs_that_work_ahead_within_a_fair_share() -> None:
-    """It may get ahead by `AHEAD_CHUNKS`; then turns are fair again, so the lead stays what it is."""
-    queue = queue_of(*[Item("ahead", ahead=True) for _ in range(400)], *[Item("waits") for _ in range(400)])
-    first = taken(queue, AHEAD_CHUNKS)
-    assert first.count("waits") >= AHEAD_CHUNKS - 1
-    later = Counter(taken(queue, 200))
-    assert abs(later["waits"] - later["ahead"]) <= 2
-
-
-def test_working_ahead_for_one_tenant_is_no_reason_to_wait_for_another() -> None:
-    ahead = [Item("a", ahead=True, tenant="one") for _ in range(20)]
-    queue = queue_of(*ahead, *[Item("b", tenant="other") for _ in range(20)])
-    assert Counter(taken(queue, 20)) == {"a": 10, "b": 10}
+    queue.put([last := Item("a", 3)])
+    queue.put(survivors := [Item("a"), Item("a")], first=True)  # beyond the limit
+    queue.put_back(first)
+    assert [queue.take() for _ in range(5)] == [first, *survivors, second, last]
 
 
 def test_turns_depend_on_the_measured_time_of_a_step() -> None:
@@ -152,7 +127,7 @@ def test_returning_repeatedly_gains_nothing() -> None:
 
 def test_removing_a_job_removes_all_its_items_and_no_others() -> None:
     keep, last = Item("a", job="keep"), Item("c", job="last")
-    gone = [Item("a", 5, job="gone"), Item("b", 7, job="gone"), Item("a", 5, job="gone", ahead=True)]
+    gone = [Item("a", 5, job="gone"), Item("b", 7, job="gone"), Item("a", 5, job="gone")]
     queue = queue_of(gone[0], keep, *gone[1:], last, limit=20)
     assert queue.remove("gone") == gone
     assert queue.remove("gone") == []
@@ -172,15 +147,14 @@ class CountedItem(Item):
         return super().__getattribute__(name)
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_the_work_of_a_request_does_not_grow_with_what_its_tenant_has_waiting(ahead: bool) -> None:
+def test_the_work_of_a_request_does_not_grow_with_what_its_tenant_has_waiting() -> None:
     """Requests are queued and cancelled on the event loop, where all tenants wait for them."""
 
     def reads(waiting: int) -> int:
-        queue = queue_of(*[CountedItem("a", ahead=ahead) for _ in range(waiting)], limit=10**6)
+        queue = queue_of(*[CountedItem("a") for _ in range(waiting)], limit=10**6)
         CountedItem.reads = 0
-        queue.put([CountedItem("a", job="request", ahead=kind) for kind in (False, True) for _ in range(10)])
-        queue.put([CountedItem("a", job="request", ahead=ahead)], first=True)
+        queue.put([CountedItem("a", job="request") for _ in range(20)])
+        queue.put([CountedItem("a", job="request")], first=True)
         assert len(queue.remove("request")) == 21
         return CountedItem.reads
 

@@ -151,7 +151,7 @@ def panels(of: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from panels(panel) if "panels" in panel else ()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.gpu
 def test_a_gpu_s_memory_is_reported(metrics: RolloutMetrics) -> None:
     held = torch.ones(64 * 2**20, dtype=torch.uint8, device="cuda")
     device = f"cuda:{held.device.index}"

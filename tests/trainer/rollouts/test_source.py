@@ -9,10 +9,10 @@ from solrl_client.retries import Wait
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutRequest
 from solrl_trainer.ranks.communicator import Communicator
-from solrl_trainer.service.balance import Balance
+from solrl_trainer.service import wait_note
 from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.service.service_source import ServiceSource, open_service_source
-from solrl_trainer.settings.presets import resolve
+from solrl_trainer.settings.presets import resolve, resolve_again
 from support.ports import free_port
 from training_helpers import tiny_config
 
@@ -39,9 +39,9 @@ class Asked:
         raise ConnectionError
 
 
-def explored(request: RolloutRequest) -> tuple[int, int, bool]:
-    """Version, the first stochastic step, and whether nobody waits yet."""
-    return request.adapter.version, request.plan.sde.first, request.ahead
+def explored(request: RolloutRequest) -> tuple[int, int]:
+    """Version, and the first stochastic step."""
+    return request.adapter.version, request.plan.sde.first
 
 
 def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
@@ -51,34 +51,66 @@ def test_a_lagging_exploration_takes_the_steps_of_its_own_iteration() -> None:
     ).config
     client: Any = Asked()
     asking = RunClient(config, client, model=MODEL)
-    source = ServiceSource(config.model_copy(update={"iterations": 3}), asking, DEVICE, Balance(2))
+    source = ServiceSource(config.model_copy(update={"iterations": 3}), asking, DEVICE)
     for version in range(3):
         source.push(version, b"")
         with pytest.raises(ConnectionError):
             list(source.explore(version))
-    assert sorted(map(explored, client.requests)) == [(0, 0, False), (0, 1, True), (1, 2, True)]
+    assert sorted(map(explored, client.requests)) == [(0, 0), (0, 1), (1, 2)]
     client.requests.clear()
     with pytest.raises(ConnectionError):
         source.images_of(PROMPTS, [[1, 2]], 1, 2)
     with pytest.raises(ConnectionError):
         source.unpruned_groups(PROMPTS, 0, 7, 1)
-    assert [explored(request)[:2] for request in client.requests] == [(1, 2), (0, 1)]
+    assert list(map(explored, client.requests)) == [(1, 2), (0, 1)]
 
 
-class Late(Balance):
-    """Of a device that waits half of its time."""
-
-    def end_iteration(self) -> float:
-        return 0.5
-
-
-def test_a_run_that_waits_for_its_service_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    config = tiny_config("iterations=6")
+def test_a_run_that_waits_for_its_service_says_so_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config("iterations=7")
     client: Any = Asked()
-    source = ServiceSource(config, RunClient(config, client), DEVICE, Late(2))
-    for version in range(1, 7):
+    source = ServiceSource(config, RunClient(config, client), DEVICE)
+    clock = iter(range(1000))
+    monkeypatch.setattr(wait_note, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    source._waiting._began = next(clock)
+    for version in range(1, 8):
+        with source._waiting.timed():
+            pass
         source.push(version, b"")
-    assert [record.message.partition(" of ")[0] for record in caplog.records] == ["this run waited 50 %"]
+    assert [record.message.partition(" of ")[0] for record in caplog.records] == ["this run waited 33 %"]
+
+
+@pytest.mark.parametrize(
+    ("shares", "share"),
+    [
+        ([0.9, 0.9, 0.9, 0.9], None),
+        ([0.9, 0.9, 0.1, 0.9, 0.1], None),
+        ([0.0, 0.0, 0.2, 0.1, 0.3], 0.2),
+        ([0.0, 0.0, 0.15, 0.15, 0.15], None),
+        ([0.9, 0.9, 0.9, 0.9, 0.9, 0.0, 0.1, 0.9], None),
+        ([0.0, 0.0, 0.0, 0.0, 0.0, 0.4, 0.3], 0.3),
+    ],
+)
+def test_waits_count_by_the_median_of_the_last_iterations(shares: list[float], share: float | None) -> None:
+    assert wait_note.wasted(shares) == share
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ((), "start a new run with explore.lag=1, lower explore.share, give the service more GPUs, or do without"),
+        (("explore.lag=1", "explore.share=0.5"), " by rollout_url=null explore.lag=0 explore.share=1"),
+    ],
+)
+def test_advice_fits_the_settings(settings: tuple[str, ...], said: str) -> None:
+    config = tiny_config(*settings)
+    text = wait_note.wait_text(config, 0.314)
+    assert text.startswith(f"this run waited 31 % of its time for {config.service_url}: ")
+    assert said in text
+    changes, compare, _ = text.partition(" by ")[2].partition(" (`solrl-train layout` compares)")
+    assert compare
+    assert not resolve_again(config, overrides=changes.split()).config.uses_service
 
 
 @pytest.mark.parametrize(("patience", "least"), [(0.0, None), (5.0, 0.0), (600.0, 500.0)])
@@ -109,7 +141,7 @@ def test_a_request_that_a_service_would_refuse_is_a_problem_before_it_is_sent() 
     client: Any = Asked()
     source = RunClient(tiny_config(), client, model=MODEL)
     with pytest.raises(ProblemError) as raised:
-        source.group_of(PROMPTS[0], [5, 5 + 2**32], 0)
+        source.images_of(PROMPTS, [[5, 5 + 2**32]], 0, 0)
     problem = raised.value.problem
     assert (problem.kind, problem.status, problem.where) == ("invalid-request", 422, "candidates")
     assert "equal modulo 2**32" in str(problem.expected)

@@ -49,19 +49,6 @@ class TrainingSamples:
         """Samples per prompt."""
         return len(self.latents) // self.groups
 
-    def of_group(self, place: int) -> TrainingSamples:
-        """The samples of one prompt."""
-        import torch
-
-        rows = slice(place * self.kept, (place + 1) * self.kept)
-        return TrainingSamples(
-            latents=self.latents[rows],
-            advantages=self.advantages[rows],
-            conditioning={name: value[place : place + 1] for name, value in self.conditioning.items()},
-            prompts=torch.zeros(self.kept, dtype=torch.long),
-            recording=self.recording and self.recording.rows(rows),
-        )
-
     def conditioning_of(self, rows: torch.Tensor) -> Conditioning:
         """Conditioning of the samples with these indices, one row each."""
         prompts = self.prompts[rows]

@@ -76,7 +76,7 @@ def write(
     points = [PlanPoint(row["name"], row["seconds"], row["separation"], *row["interval"]) for row in summary["plans"]]
     write_frontier(points, summary["wanted"], summary["chosen"], about, folder)
     if chosen is not None:
-        kept = {"steps", "precision", "prune", "fitted", "decoder_precision", "frames"}
+        kept = {"steps", "precision", "prune", "fitted", "decoder_precision"}
         plan = chosen.plan.model_dump(mode="json", include=kept)
         plan["calibrated_for"] = binding.model_dump(mode="json")
         settings = {"explore": plan, "generate": {name: value for name, value in size._asdict().items() if value}} | (

@@ -33,19 +33,17 @@ class PlanSet:
         steps: numbers of steps of the run's solver. The reference's number is always added.
         keep: numbers of candidates that pruning keeps; empty for a third, half and two thirds of the group.
         schedules: noise levels of fitted steps, a solver for each.
-        frames: numbers of frames of clips, beside whole ones.
     """
 
     steps: tuple[int, ...] = CALIBRATED_STEPS
     keep: tuple[int, ...] = ()
     schedules: tuple[tuple[float, ...], ...] = SCHEDULES
-    frames: tuple[int, ...] = ()
 
 
 def plans(
     config: RunConfig, precisions: Sequence[Precision], solvers: Sequence[FittedSolver], limits: PlanSet
 ) -> list[Plan]:
-    """Plans to measure: each precision and number of frames, in each number of steps and fitted ones, pruned and not.
+    """Plans to measure: each precision, in each number of steps and fitted ones, pruned and not.
 
     Pruning begins after half of the steps. Fitted steps prune before the last step, because their early predictions
     are better than another solver's. All decode in the precision that the run explores with, except the reference.
@@ -53,11 +51,10 @@ def plans(
     """
     kept = _kept(config, limits)
     found = [] if config.explore.decoder_precision is None else [reference_plan(config, precisions)]
-    lengths = (None, *limits.frames)
     counts = sorted({*limits.steps, config.explore.steps})
     ways: list[tuple[int, FittedSolver | None, int]] = [(steps, None, steps // 2) for steps in counts]
     ways += [(len(solver.sigmas), solver, len(solver.sigmas) - 1) for solver in solvers]
-    for precision, frames, (steps, by, after) in itertools.product(precisions, lengths, ways):
+    for precision, (steps, by, after) in itertools.product(precisions, ways):
         whole = Plan(
             steps=steps,
             solver=config.solver,
@@ -65,7 +62,6 @@ def plans(
             guidance=config.guidance,
             precision=precision,
             decoder_precision=config.explore.decoder_precision,
-            frames=frames,
         )
         keeps = kept if steps >= _LEAST_PRUNED else []
         pruned = [whole.model_copy(update={"prune": Prune(after=after, keep=keep)}) for keep in keeps]
@@ -118,8 +114,7 @@ def name(plan: Plan) -> str:
     steps = "steps" if by is None else f"fitted steps ({', '.join(f'{s:g}' for s in by.sigmas)})"
     pruned = f", pruned to {plan.prune.keep} after {plan.prune.after}" if plan.prune else ""
     rounded = f", decoded in {plan.decoder_precision}" if plan.decoder_precision else ""
-    cut = f", {plan.frames} frames" if plan.frames else ""
-    return f"{plan.precision} {plan.steps} {steps}{cut}{pruned}{rounded}"
+    return f"{plan.precision} {plan.steps} {steps}{pruned}{rounded}"
 
 
 def recipe_examples(config: RunConfig, generator: Generator) -> Examples:

@@ -1,7 +1,6 @@
 """`solrl-train calibrate`: cost and selection quality of exploration plans, measured on the user's model."""
 
 import logging
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,9 +94,6 @@ def calibrate(
     backbone = load_backbone(config.model, device=device, revision=config.revision, layers=config.layers, size=size)
     check_decoder_precision(config.explore.decoder_precision, backbone)
     warn_of_decoder_emulation(config.explore.decoder_precision, backbone)
-    if backbone.frames > 1:
-        half = (backbone.latent_shape[1] - 1) // 2
-        limits = replace(limits, frames=(half * backbone.frame_step + 1,) if half else ())
     expected = plans(config, precisions, list(map(identity_solver, limits.schedules)), limits)
     warn_of_long_prompts(backbone, {"training": measured_on})
     if few := few_prompts_text(prompts):

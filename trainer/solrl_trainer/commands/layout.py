@@ -1,4 +1,4 @@
-"""`solrl-train layout`: seconds, hours and money of each use of some GPUs, and the command of the fastest."""
+"""`solrl-train layout`: hours of a run on some GPUs, with and without a service, and the commands."""
 
 import shlex
 from collections.abc import Sequence
@@ -16,14 +16,16 @@ _FITTED_STEPS = 4
 
 
 def layout(config: RunConfig, asked: Layout) -> None:
-    """Print every layout of runs with these settings, the fastest first, and the command of the first.
+    """Print the layouts of runs with these settings, the fastest first, and the commands of the fastest.
+
+    The commands are those of the fastest layout without a service, and of the fastest with one.
 
     Raises:
         ValueError, OSError: numbers that give no layout, no measured rates of the model, or what cannot be loaded.
     """
     gpus, runs, speed = asked.gpus, asked.runs, asked.serving_speed
-    for option, value in {"--gpus": gpus, "--runs": runs, "--services": asked.services}.items():
-        if value is not None and value < 1:
+    for option, value in {"--gpus": gpus, "--runs": runs}.items():
+        if value < 1:
             raise ValueError(f"got {option} {value}; expected at least 1")
     config.require_exploring("layout")
     if not speed > 0:
@@ -31,25 +33,25 @@ def layout(config: RunConfig, asked: Layout) -> None:
     rates = _rates(config, asked.measure, asked.rates)
 
     def sorted_layouts(config: RunConfig) -> list[GpuLayout]:
-        parts = stages(config, rates)
-        return list(layouts(parts, config.explore.prompts, gpus, serving=asked.services, runs=runs, speed=speed))
+        return layouts(stages(config, rates), config.explore.prompts, gpus, runs=runs, speed=speed)
 
-    found = sorted_layouts(config)
-    if not found:
-        raise ValueError(
-            f"got --gpus {gpus} for {runs} runs; expected at least {runs + 1}, or {runs} without a service"
-        )
+    every = sorted_layouts(config)
+    if not every:
+        raise ValueError(f"got --gpus {gpus} for {runs} runs; expected at least {runs}, and one more for a service")
     console = Console(markup=False)
-    console.print(_table(config, found, (asked.price, asked.serving_price)))
-    advice = _advice(config, found[0], runs, asked.words)
+    console.print(_table(config, every))
+    advice = []
+    for name, served in (("without a service", False), ("with a service", True)):
+        if best := next((one for one in every if bool(one.serving) == served), None):
+            advice += [f"{name}, {_hours(config, best):.3g} h per run:", *_commands(config, best, runs, asked.words)]
     if config.two_stage and config.explore.fitted is None and config.explore.steps > _FITTED_STEPS:
         explore = config.explore.model_copy(update={"steps": _FITTED_STEPS})
         fitted = sorted_layouts(config.model_copy(update={"explore": explore}))[0]
-        advice += (
-            f"\nwith {_FITTED_STEPS} steps that `solrl-train calibrate` fits, if they rank well: "
-            f"{_hours(config, fitted):.1f} h per run"
+        advice.append(
+            f"with {_FITTED_STEPS} steps that `solrl-train calibrate` fits, if they rank well: "
+            f"{_hours(config, fitted):.3g} h per run"
         )
-    console.print(advice, soft_wrap=True, markup=False, highlight=False)
+    console.print("\n".join(advice), soft_wrap=True, markup=False, highlight=False)
 
 
 def _rates(config: RunConfig, measure: bool, file: Path | None) -> Rates:
@@ -74,17 +76,16 @@ def _rates(config: RunConfig, measure: bool, file: Path | None) -> Rates:
     return measured.rates
 
 
-def _table(config: RunConfig, found: Sequence[GpuLayout], prices: tuple[float | None, float | None]) -> Table:
+def _table(config: RunConfig, every: Sequence[GpuLayout]) -> Table:
     title = f"{config.preset}: {config.explore.prompts} prompts per iteration, {config.iterations} iterations"
     table = Table(title=title, title_justify="left")
     table.add_column("GPUs", no_wrap=True)
-    priced = prices[0] is not None
-    for name in ("s / prompt", "min / iteration", "h / run", "waiting", *(["cost / run"] if priced else [])):
+    for name in ("s / prompt", "min / iteration", "h / run", "waiting"):
         table.add_column(name, justify="right")
-    for one in found:
-        iteration, hours = one.seconds * config.explore.prompts, _hours(config, one)
-        cells = [f"{one.seconds:.2f}", f"{iteration / 60:.1f}", f"{hours:.1f}", f"{max(one.idle, 0):.0%}"]
-        table.add_row(layout_text(one), *cells, *([f"{cost(one, hours, prices):.0f}"] if priced else []))
+    for one in every:
+        minutes = one.seconds * config.explore.prompts / 60
+        cells = [f"{one.seconds:.2f}", f"{minutes:.3g}", f"{_hours(config, one):.3g}", f"{max(one.idle, 0):.0%}"]
+        table.add_row(layout_text(one), *cells)
     return table
 
 
@@ -92,21 +93,15 @@ def _hours(config: RunConfig, one: GpuLayout) -> float:
     return one.seconds * config.explore.prompts * config.iterations / _HOUR
 
 
-def cost(one: GpuLayout, hours: float, prices: tuple[float | None, float | None]) -> float:
-    """Price of one run that takes these hours; of a shared service, its part."""
-    training, serving = prices[0] or 0.0, prices[1] if prices[1] is not None else prices[0] or 0.0
-    return hours * (one.training * training + one.serving / one.runs * serving)
-
-
 def layout_text(one: GpuLayout) -> str:
     """A layout in words."""
     if not one.serving:
-        return f"{one.training} colocated"
+        return f"{one.training} without a service"
     training = f"{one.training} training" if one.runs == 1 else f"{one.runs} × {one.training} training"
     return f"{one.serving} serving + {training}"
 
 
-def _advice(config: RunConfig, best: GpuLayout, runs: int, words: Sequence[str]) -> str:
+def _commands(config: RunConfig, best: GpuLayout, runs: int, words: Sequence[str]) -> list[str]:
     """Commands of a layout, each with its GPUs; `words` follow the preset of every run."""
     program = ["torchrun", f"--nproc-per-node={best.training}", "-m", "solrl_trainer"]
     run = [*(program if best.training > 1 else ["solrl-train"]), "run", "--preset", config.preset]
@@ -115,15 +110,15 @@ def _advice(config: RunConfig, best: GpuLayout, runs: int, words: Sequence[str])
         model = config.model if config.served_as is None else f"{config.served_as}={config.model}"
         serve = ["solrl-rollout", "serve", "--model", model, "--rewards", *config.weights]
         commands.append((best.serving, [*serve, *(["--gpus", "all"] if best.serving > 1 else [])]))
-        run += ["--rollout-url", "http://127.0.0.1:8100", "--set", "regenerate.at=service"]
-        run += ["--set", "explore.share=auto"] if best.explored < 1 else []
+        run += ["--rollout-url", "http://127.0.0.1:8100"]
+        run += ["--set", f"explore.share={best.share:.3g}"] if best.share < 1 else []
     run += [] if any(word.startswith("prompts=") for word in words) else ["--set", f"prompts={config.prompts}"]
     for at in range(1, runs + 1):
         name = ["--set", f"run={config.run}-{at}"] if runs > 1 else []
         commands.append((best.training, [*run, *words, *name]))
-    lines, first = ["fastest, each command in a terminal of its own:" if len(commands) > 1 else "fastest:"], 0
+    lines, first = [], 0
     for gpus, command in commands:
         numbers = ",".join(map(str, range(first, first + gpus)))
         lines.append(f"  CUDA_VISIBLE_DEVICES={numbers} {shlex.join(command)}")
         first += gpus
-    return "\n".join(lines)
+    return lines

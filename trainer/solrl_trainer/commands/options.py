@@ -163,18 +163,12 @@ class Memory(SettingsCommand):
 
 @dataclass
 class Layout(SettingsCommand):
-    """Seconds, hours and money of each use of some GPUs: colocated, or some of them as a rollout service."""
+    """Hours of a run on some GPUs, with and without a rollout service, and the commands."""
 
     gpus: int = 8
     """GPUs of all runs and the service."""
-    services: Annotated[int | None, _shown("N", "every number")] = None
-    """GPUs of the rollout service."""
     runs: int = 1
     """Equal runs that share the GPUs."""
-    price: Annotated[float | None, _shown("PRICE", "not shown")] = None
-    """Price of an hour of one GPU."""
-    serving_price: Annotated[float | None, _shown("PRICE", "--price")] = None
-    """Price of an hour of one GPU of the service."""
     serving_speed: float = 1.0
     """Speed of a GPU of the service, relative to a training one."""
     measure: bool = False

@@ -71,12 +71,11 @@ def _small(config: RunConfig, steps: int, regenerated_steps: int) -> RunConfig:
         "steps": steps,
         "precision": config.explore.precision if config.two_stage else "auto",
         "prune": None,
-        "refill": 0,
         "fitted": None,
         "sampler": "ode",
         "calibrated_for": None,
     }
-    raw["regenerate"] |= {"steps": regenerated_steps, "at": "trainer", "share": "auto"}
+    raw["regenerate"] |= {"steps": regenerated_steps, "at": "trainer"}
     return RunConfig.model_validate(raw)
 
 

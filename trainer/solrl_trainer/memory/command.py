@@ -183,10 +183,7 @@ def _remarks(config: RunConfig, planned: RunMemory, fastest: Precision) -> list[
         remarks.append(f"Rewards whose size is unknown are not counted: {', '.join(unknown)}.")
     explored = fastest if config.explore.precision == "auto" else config.explore.precision
     unmerged = f" --unmerged-rank {config.lora.rank}" if config.explore.adapter == "unmerged" else ""
-    if config.regenerate.at == "service":
-        served = " ".join(dict.fromkeys((explored, "bf16"))) + unmerged
-        remarks.append(f"A service explores and regenerates; `solrl-rollout memory --precision {served}` plans it.")
-    elif config.uses_service:
+    if config.uses_service:
         remarks.append(f"A service explores; `solrl-rollout memory --precision {explored}{unmerged}` plans it.")
     elif config.explore.precision == "auto" and config.two_stage:
         remarks.append(f"explore.precision=auto is planned as {fastest}.")

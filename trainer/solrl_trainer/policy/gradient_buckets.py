@@ -38,10 +38,6 @@ class GradientBuckets:
         """The largest number of `count` micro-batches that one rank computes."""
         return max(Counter(number % self._buckets % self._world.size for number in range(count)).values())
 
-    def block(self, prompt: int, prompts: int) -> int:
-        """Bucket of a prompt if consecutive prompts share one. On a CPU it is the same for any number of ranks."""
-        return BUCKETS * prompt // prompts if self._ordered else self._world.rank
-
     def add(self, number: int, part: int, gradient: Sequence[torch.Tensor]) -> None:
         """Add the gradient of a part of a micro-batch, one tensor per parameter, which may later be modified."""
         key = (number % self._buckets, part if self._ordered else 0)

@@ -17,7 +17,7 @@ from solrl_trainer.algorithms.algorithm import Algorithm, FixedPolicy, Velocitie
 from solrl_trainer.algorithms.training_data import TrainingData, TrainingSamples
 from solrl_trainer.policy.gradient_buckets import GradientBuckets
 from solrl_trainer.policy.policy import Policy, require_finite
-from solrl_trainer.ranks.communicator import Communicator, gather_values, share
+from solrl_trainer.ranks.communicator import Communicator, gather_values
 from solrl_trainer.records.time_left import OnProgress, ProgressCounter
 from solrl_trainer.settings.config import Optimizer, RunConfig
 
@@ -53,9 +53,6 @@ class Updater:
     sampler's timesteps; the (unit, step) pairs are shuffled and split evenly over the epoch's optimiser steps, and each
     part into micro-batches. All randomness comes from the run's seed and the iteration. Every rank draws the same pairs
     and noise, and computes the micro-batches of its buckets; see `GradientBuckets`.
-
-    An iteration of one step goes prompt by prompt instead, so that it can begin before all samples are there; see
-    `OneStep`.
 
     Attributes:
         backbone: model around the trained transformer.
@@ -96,14 +93,10 @@ class Updater:
             FloatingPointError: a loss or gradient that is not finite; the weights remain those of the last valid step.
             ValueError: the algorithm has nothing to train on.
         """
-        if self.settings.steps == 1:
-            step = OneStep(self, iteration, samples.groups, progress)
-            for place in share(range(samples.groups), self.world):
-                step.add(place, samples.of_group(place))
-            return step.finish()
-        updater = self._at(iteration)
-        generator = self._generator(f"update/{iteration}")
-        units, sigmas = self._units(samples), self._sigmas(samples)
+        updater = replace(self, algorithm=self.algorithm.at(iteration))
+        generator = torch.Generator().manual_seed(expand_seeds(self.config.seed, f"update/{iteration}", 1)[0])
+        schedule = self.backbone.sigmas(self.config.regenerate.steps)
+        units, sigmas = self._units(samples), torch.tensor(self._data.sigmas(samples, schedule), dtype=torch.float64)
         losses, norms, figures = [], [], []
         pairs = trained_steps(len(sigmas) - 1, self.algorithm.settings.timestep_fraction) * len(units)
         work = ProgressCounter(pairs * self.settings.epochs, progress)
@@ -116,23 +109,12 @@ class Updater:
             figures += [{name: value * portion for name, value in part.items()} for part in shares]
         return UpdateFigures(sum(losses) / len(losses), sum(norms) / len(norms), max(norms), _summed(figures))
 
-    def _at(self, iteration: int) -> "Updater":
-        """The updater with the algorithm of an iteration."""
-        return replace(self, algorithm=self.algorithm.at(iteration))
-
-    def _generator(self, name: str) -> torch.Generator:
-        return torch.Generator().manual_seed(expand_seeds(self.config.seed, name, 1)[0])
-
     def _units(self, samples: TrainingSamples) -> torch.Tensor:
         units = self.algorithm.units(samples.advantages, samples.kept)
         if units.ndim != 2 or not units.numel():
             name = self.algorithm.settings.name
             raise ValueError(f"algorithm {name!r} returned units of shape {tuple(units.shape)}; expected [U, size]")
         return units
-
-    def _sigmas(self, samples: TrainingSamples) -> torch.Tensor:
-        schedule = self.backbone.sigmas(self.config.regenerate.steps)
-        return torch.tensor(self._data.sigmas(samples, schedule), dtype=torch.float64)
 
     def _step(self, loss: float, number: int, where: str) -> float:
         """Take the optimiser step of this number in the run, from 1; returns the norm of its gradient."""
@@ -189,12 +171,9 @@ class Updater:
         for _ in range(gradients.most(len(parts)) - len(computed) if self.world.in_step else 0):
             again()  # for the other ranks, which need this one's part of the base
         every = _gathered(computed, self.world)
-        self._set_gradients(gradients.total())
-        return sum(loss for loss, _ in every), [figures for _, figures in every]
-
-    def _set_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
-        for parameter, gradient in zip(self.policy.parameters, gradients, strict=True):
+        for parameter, gradient in zip(self.policy.parameters, gradients.total(), strict=True):
             parameter.grad = gradient
+        return sum(loss for loss, _ in every), [figures for _, figures in every]
 
     @sdpa_kernel(_DIFFERENTIABLE)
     def _micro_batch(
@@ -268,84 +247,12 @@ class Updater:
         )
 
 
-class OneStep:
-    """The only optimiser step of an iteration. Its gradient accumulates prompt by prompt.
-
-    Each rank adds its own prompts in their order, so it needs neither the other ranks' samples nor its own later ones.
-    Every prompt has timesteps, order and noise of its own: what it adds does not depend on when it is added. On a CPU
-    the prompts are summed in `BUCKETS` blocks, so that numbers of ranks which divide it give the same bits.
-    """
-
-    def __init__(
-        self, updater: Updater, iteration: int, prompts: int, progress: OnProgress = lambda done, total: None
-    ) -> None:
-        """Begin the step of an iteration over `prompts` of all ranks; `progress` is as of `Updater.update`."""
-        assert updater.settings.steps == 1
-        self._updater, self._iteration, self._prompts = updater._at(iteration), iteration, prompts
-        self._own = len(share(range(prompts), updater.world))
-        self._progress = progress
-        self._gradients = GradientBuckets(updater.policy.parameters, updater.world, updater.backbone.device)
-        self._computed: list[tuple[tuple[int, int], list[_Part]]] = []
-        self._pairs = 0
-        self._work: ProgressCounter | None = None
-        self._again: list[Callable[[], object]] = []
-
-    def add(self, place: int, samples: TrainingSamples) -> None:
-        """Add the gradient of one prompt's samples.
-
-        Args:
-            place: the prompt's place among those of all ranks; one of this rank's, in ascending order.
-            samples: of this prompt alone.
-
-        Raises:
-            ValueError: the algorithm has nothing to train on.
-        """
-        updater = self._updater
-        fraction, batch = updater.algorithm.settings.timestep_fraction, updater.settings.batch
-        generator = updater._generator(f"update/{self._iteration}/{place}")
-        units, sigmas = updater._units(samples), updater._sigmas(samples)
-        index, at = training_pairs(len(units), len(sigmas) - 1, fraction, generator)
-        if self._work is None:
-            self._work = ProgressCounter(len(index) * self._own, self._progress)
-        add = partial(self._gradients.add, self._gradients.block(place, self._prompts))
-        self._again = []
-        size = max(1, batch // units.shape[1])
-        for number, pairs in enumerate(torch.split(torch.arange(len(index)), size)):
-            noise = updater._data.draw(len(pairs), samples.latents.shape[1:], generator)
-            work = partial(updater._micro_batch, samples, units[index[pairs]], at[pairs], sigmas, noise, 1)
-            self._computed.append(((place, number), work(add)))
-            self._again.append(partial(work, _discard))
-            self._work.finish(len(pairs))
-        self._pairs += len(index)
-
-    def finish(self) -> UpdateFigures:
-        """Take the step, after each rank has added its prompts.
-
-        Raises:
-            FloatingPointError: a loss or gradient that is not finite; the weights remain those of the last valid step.
-        """
-        updater, world = self._updater, self._updater.world
-        if world.in_step and self._own < -(-self._prompts // world.size):
-            for work in self._again:  # for the other ranks, which need this one's part of the base
-                work()
-        every = _gathered(self._computed, world)
-        pairs = sum(gather_values(self._pairs, world))
-        gradients = self._gradients.total()
-        torch._foreach_div_(gradients, pairs)
-        updater.optimizer.zero_grad(set_to_none=True)
-        updater._set_gradients(gradients)
-        loss = sum(loss for loss, _ in every) / pairs
-        norm = updater._step(loss, self._iteration + 1, f"iteration {self._iteration}, update 0")
-        figures = _summed(figures for _, figures in every)
-        return UpdateFigures(loss, norm, norm, {name: value / pairs for name, value in figures.items()})
-
-
 _Part = tuple[torch.Tensor, dict[str, float | torch.Tensor]]
 """Share of the loss and of the algorithm's figures that a part of a micro-batch has."""
 
 
 def _gathered(
-    computed: Sequence[tuple[Any, Sequence[_Part]]], world: Communicator
+    computed: Sequence[tuple[int, Sequence[_Part]]], world: Communicator
 ) -> list[tuple[float, dict[str, float]]]:
     """Loss and figures of the micro-batches of all ranks, in the order of their numbers.
 

@@ -54,11 +54,6 @@ class Checkpoint:
     tensors: dict[str, torch.Tensor]
 
     @property
-    def scores(self) -> torch.Tensor | None:
-        """Scores [groups, kept] of the newest iteration, if it has any."""
-        return self.tensors.get("scores")
-
-    @property
     def averaged(self) -> Adapter:
         """Averaged weights, for evaluation."""
         return Adapter(rank=self.config.lora.rank, alpha=self.config.lora.alpha, tensors=self.part("averaged"))
@@ -77,7 +72,6 @@ def save(
     config: RunConfig,
     held_out: Mapping[int, float] | None = None,
     parts: Mapping[str, str] | None = None,
-    scores: torch.Tensor | None = None,
 ) -> Path:
     """Write the checkpoint of `version`; keep the newest `keep_checkpoints`, and the best by held-out reward.
 
@@ -89,14 +83,11 @@ def save(
         config: the run's settings.
         held_out: reward by version, as far as evaluated.
         parts: digests and versions of what the training depends on beside its settings, by name.
-        scores: [groups, kept] of the newest iteration.
     """
     tensors = {f"{name}/{key}": value for name in (CURRENT, OLD) for key, value in policy.tensors(name).items()}
     tensors |= {f"averaged/{key}": value.clone() for key, value in policy.averaged.items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{key}": value.detach().cpu().clone() for key, value in state.items()}
-    if scores is not None:
-        tensors["scores"] = scores
     final, partial = folder / f"{version:06d}", folder / f"{version:06d}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     with writing(partial):

@@ -106,7 +106,6 @@ class IterationRecord:
         spearman: rank fidelity before the iteration, if it was measured then; a line of its own in metrics.jsonl.
         score: spread of the training samples' scores.
         without_spread: share of the prompts whose samples all score equally up to rounding.
-        refilled: share of the prompts that others replaced, for want of spread; None if the run replaces none.
         weights: mean weight of each reward over the prompts, if prompts have other weights than the run's.
         rewards: spread of each reward of the training samples.
         shares: share of each trained reward in the spread of the score.
@@ -130,7 +129,6 @@ class IterationRecord:
     digest: str
     update: UpdateFigures
     seconds: Mapping[str, float]
-    refilled: float | None = None
     weights: Mapping[str, float] = field(default_factory=dict)
     scoring: tuple[ScoringTime, ...] = ()
 
@@ -149,7 +147,6 @@ class IterationRecord:
             "reward_best": self.score.best,
             "reward_worst": self.score.worst,
             "groups_without_spread": self.without_spread,
-            **({} if self.refilled is None else {"groups_refilled": self.refilled}),
             "rewards": {name: spread.mean for name, spread in self.rewards.items()},
             **({"shares": self.shares} if len(self.shares) > 1 else {}),
             **({"weights": self.weights} if self.weights else {}),

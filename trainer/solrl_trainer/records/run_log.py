@@ -9,6 +9,7 @@ from typing import Any
 from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
 from solrl_core.families.backbone import Backbone
+from solrl_proto.rollouts import RewardSpec
 
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.collapse import CollapseAlarm
@@ -22,7 +23,7 @@ from solrl_trainer.rollouts.exploration import Exploration, IterationSamples
 from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.pairs import CandidatePairs
 from solrl_trainer.service.requirements import reward_specs
-from solrl_trainer.service.run_client import RunClient
+from solrl_trainer.service.run_client import Requested, RunClient
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.resuming import Change
 from solrl_trainer.trackers.run_trackers import Trackers
@@ -227,8 +228,11 @@ def open_run_log(
 
             def source() -> RunClient:
                 hosted = client.model(config.model_name)
-                rewards = reward_specs(config.trained, config, hosted)
-                return RunClient(config, client, rewards=rewards, model=log.model)
+
+                def requested(specs: Sequence[RewardSpec]) -> Requested:
+                    return reward_specs(specs, config, hosted), None
+
+                return RunClient(config, client, requested=requested, model=log.model)
 
             reports = StatusReporter(client, config, source)
             status = stack.enter_context(reports)

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -27,7 +26,6 @@ from solrl_trainer.rollouts.exploration import (
     Exploration,
     ExplorationSummary,
     exploration_plan,
-    has_spread,
     scored,
     seed_root,
     training_plan,
@@ -139,7 +137,7 @@ class DeviceSource:
 
     def _explored(self, iteration: int) -> Iterator[CandidateGroup | ExplorationSummary]:
         score_sum, score_count, seconds = 0.0, 0, 0.0
-        groups = self._refilled(self.groups(self.own_prompts(iteration), iteration), iteration)
+        groups = self.groups(self.own_prompts(iteration), iteration)
         while True:
             started = time.perf_counter()
             group = next(groups, None)
@@ -162,23 +160,6 @@ class DeviceSource:
         if self._stored is not None:
             return self._stored.groups(prompts)
         return self._groups(prompts, iteration, seed_root(self._config.seed, iteration))
-
-    def _refilled(self, groups: Iterator[CandidateGroup], iteration: int) -> Iterator[CandidateGroup]:
-        """The groups, in their prompts' order, where further prompts replace those without spread."""
-        config = self._config
-        explore = config.explore
-        if not explore.refill:
-            yield from groups
-            return
-        places = self._train.further(explore.prompts, config.seed, iteration, explore.refill)
-        for group, further in zip(groups, share(places, self.models.world), strict=True):
-            found = group
-            for prompt in further:
-                if has_spread(found.scores):
-                    break
-                self.models.encoders.encode([prompt.text], config.guidance)
-                (found,) = self.groups([prompt], iteration)
-            yield replace(found, instead_of=group.prompt.id) if has_spread(found.scores) else group
 
     def groups_per_batch(self, kept: int) -> int:
         """Number of selections that fill a batch."""

@@ -1,7 +1,7 @@
 """Exploration of an iteration, whose scores decide which seeds are trained on, and the samples of all ranks."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -9,7 +9,6 @@ import torch
 from solrl_core.sampling.sampler import Recording
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import Plan, PromptItem, RewardTime
-from solrl_proto.selection import levelled
 
 from solrl_trainer.ranks.communicator import Communicator, gather_rows, gather_values
 from solrl_trainer.rollouts.groups import CandidateGroup
@@ -61,17 +60,9 @@ class Exploration:
 
     summary: ExplorationSummary
 
-    def __init__(
-        self, arriving: Iterator[CandidateGroup | ExplorationSummary], has_arrived: Callable[[], bool] = lambda: True
-    ) -> None:
-        """`arriving`: the groups, and at last the summary. `has_arrived`: whether the next would not be waited for."""
+    def __init__(self, arriving: Iterator[CandidateGroup | ExplorationSummary]) -> None:
+        """`arriving`: the groups, and at last the summary."""
         self._arriving = arriving
-        self._has_arrived = has_arrived
-
-    @property
-    def ready(self) -> bool:
-        """Whether there is a further group, or the summary, for which nobody has to wait."""
-        return not hasattr(self, "summary") and self._has_arrived()
 
     def __iter__(self) -> Iterator[CandidateGroup]:
         """Yield each group; raise an error of the exploration."""
@@ -85,11 +76,6 @@ class Exploration:
 def scored(scores: Sequence[float]) -> list[float]:
     """The scores of candidates that were not pruned."""
     return [score for score in scores if not math.isnan(score)]
-
-
-def has_spread(scores: Sequence[float]) -> bool:
-    """Whether some scores differ by more than rounding."""
-    return len(set(levelled(scored(scores)))) > 1
 
 
 def seed_root(seed: int, iteration: int) -> int:
@@ -115,7 +101,6 @@ def exploration_plan(config: RunConfig, iteration: int) -> Plan:
         precision=explore.precision,
         adapter=explore.adapter,
         decoder_precision=explore.decoder_precision,
-        frames=explore.frames,
     )
 
 
@@ -173,12 +158,6 @@ class IterationSamples:
             },
             recording=_gathered([samples.recording for samples in own if samples.recording is not None], world),
         )
-
-
-def explored_prompts(groups: Sequence[CandidateGroup], world: Communicator) -> list[PromptItem]:
-    """Prompts of all ranks' groups, given this rank's in the order of its places."""
-    own = [group.prompt.model_dump(mode="json") for group in groups]
-    return [PromptItem.model_validate(prompt) for part in gather_values(own, world) for prompt in part]
 
 
 def _gathered(recordings: Sequence[Recording], world: Communicator) -> Recording | None:

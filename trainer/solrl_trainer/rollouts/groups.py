@@ -92,19 +92,12 @@ class CandidateGroup:
         scores: one score per candidate; NaN for a pruned one, which is never selected.
         samples: latents [N, ...] with rewards, to train on: the candidates themselves if they were generated for that,
             otherwise regenerated ones, None until then.
-        instead_of: id of the iteration's prompt that this one replaces, see `explore.refill`.
     """
 
     prompt: PromptItem
     seeds: Sequence[int]
     scores: Sequence[float]
     samples: ScoredSamples | None = None
-    instead_of: str | None = None
-
-    @property
-    def planned(self) -> str:
-        """Id of the iteration's own prompt: the group's, or the one that it replaces."""
-        return self.instead_of or self.prompt.id
 
     @property
     def trained(self) -> ScoredSamples:

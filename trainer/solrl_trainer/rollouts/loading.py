@@ -83,8 +83,6 @@ def load(config: RunConfig, world: Communicator, on_wait: OnWait) -> Loaded:
         supported = supported_precisions(backbone.device)
         emulated = [one for one in supported if numerics(one, backbone.device) == "emulated"]
         warn_of_emulation(emulated, config.explore.precision)
-    if config.explore.frames is not None:
-        backbone.check_frames(config.explore.frames)
     rewards = _tried_rewards(config, PlainDefaults(torch.device(device), backbone.options), on_wait, loaded)
     # Take digests before the policy modifies the backbone's transformer.
     parts = part_digests(backbone.parts, backbone.device)

@@ -34,13 +34,11 @@ Requested = tuple[tuple[RewardSpec, ...], str | None]
 
 @dataclass(frozen=True)
 class RunClient:
-    """Asks a service for candidates of a run, always under an exact adapter version and by one kind of plan.
+    """Asks a service for candidates of a run, always under an exact adapter version.
 
     Attributes:
         config: the run's settings.
         client: client of the service.
-        plan_of: settings of generation in an iteration of a run.
-        rewards: rewards in the score of prompts that name none; by default the trained ones.
         requested: how a request names rewards; by default as for a service that has loaded them.
         numerics: of each precision, as the service said at the start; None to accept any.
         restore: removes the cause of a refusal, if it can; the request is then repeated.
@@ -49,8 +47,6 @@ class RunClient:
 
     config: RunConfig
     client: RolloutClient
-    plan_of: Callable[[RunConfig, int], Plan] = exploration_plan
-    rewards: tuple[RewardSpec, ...] | None = None
     requested: Callable[[Sequence[RewardSpec]], Requested] = lambda specs: (tuple(specs), None)
     numerics: Mapping[Precision, Numerics] | None = None
     restore: Callable[[Problem], bool] | None = None
@@ -69,7 +65,6 @@ class RunClient:
         *,
         iteration: int,
         unpruned: bool = False,
-        ahead: bool = False,
         on_group: Callable[[RolloutGroup], None] = lambda group: None,
     ) -> RolloutAnswer:
         """Seeds and scores of each prompt's candidates under `version`.
@@ -80,7 +75,6 @@ class RunClient:
             seed_root: root of the candidates' seeds.
             iteration: iteration whose plan to use.
             unpruned: do not prune.
-            ahead: nobody waits for the answer yet; what the tenant's runs wait for goes first.
             on_group: called with each group as it arrives, from this thread.
 
         Raises:
@@ -88,8 +82,8 @@ class RunClient:
                 `served-differently`: the answer does not match the request.
         """
         candidates = {"count": self.config.explore.candidates, "seed_root": seed_root}
-        plan = self._unpruned(iteration) if unpruned else self.plan_of(self.config, iteration)
-        return self._answer(prompts, version, candidates, plan, on_group, ahead=ahead)
+        plan = self._unpruned(iteration) if unpruned else exploration_plan(self.config, iteration)
+        return self._answer(prompts, version, candidates, plan, on_group)
 
     def images_of(
         self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
@@ -110,7 +104,7 @@ class RunClient:
             asked = [([prompt], [own[i : i + 2]]) for prompt, own in each for i in range(0, len(own), 2)]
         answers = [self._answer(own, version, {"seeds": which}, plan, images=kind) for own, which in asked]
         groups = [group for answer in answers for group in answer.groups]
-        size = self.model.height, self.model.width, plan.frames or self.model.frames
+        size = self.model.height, self.model.width, self.model.frames
         images = torch.cat([for_showing(image[None]) for group in groups for image in self._images(group, size)])
         spent = [answer.seconds for answer in answers]
         return images, sum(one.switch + one.generate + one.reward for one in spent)
@@ -126,19 +120,12 @@ class RunClient:
                 got = str(error).removeprefix("got ")
                 raise served_differently(self.url, f"{name}[{place}]", got, "an image of the model") from error
 
-    def group_of(self, prompt: PromptItem, seeds: Sequence[int], version: int) -> RolloutAnswer:
-        """One group under `version`, by that iteration's plan: the candidates of these seeds, with their latents.
-
-        Raises as `candidates_of`.
-        """
-        return self._answer([prompt], version, {"seeds": [seeds]}, self._unpruned(version), latents="float32")
-
     def _unpruned(self, iteration: int, **others: None) -> Plan:
         """The plan of an iteration without pruning and without these other settings."""
-        return self.plan_of(self.config, iteration).model_copy(update={"prune": None, **others})
+        return exploration_plan(self.config, iteration).model_copy(update={"prune": None, **others})
 
     def _rewards_of(self, prompt: PromptItem) -> Requested:
-        rewards = self.config.trained if self.rewards is None else self.rewards
+        rewards = self.config.trained
         if (own := own_rewards(prompt)) is not None:
             asked = asked_rewards(prompt, [spec.name for spec in rewards])
             rewards = tuple(RewardSpec(name=name, weight=own[name]) for name in asked)

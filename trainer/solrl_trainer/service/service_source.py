@@ -1,11 +1,11 @@
-"""Groups of a rollout service, which explores concurrently with the trainer's own work, and may regenerate, too."""
+"""Groups of a rollout service, which explores concurrently with the trainer's own work."""
 
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
@@ -23,18 +23,16 @@ from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import PromptItem, RewardSpec, RolloutGroup
 
-from solrl_trainer.layouts.layouts import WasteNote
 from solrl_trainer.ranks.communicator import Communicator, wait_for_rank_zero
 from solrl_trainer.rollouts.device_source import DeviceSource
-from solrl_trainer.rollouts.exploration import Exploration, ExplorationSummary, seed_root, training_plan
-from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples
+from solrl_trainer.rollouts.exploration import Exploration, ExplorationSummary, seed_root
+from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.loading import load, warn_of_emulation
 from solrl_trainer.rollouts.models import Models
 from solrl_trainer.service.adapter_supply import LOST, AdapterSupply
-from solrl_trainer.service.balance import Balance, Share
-from solrl_trainer.service.regenerator import ServiceRegenerator
 from solrl_trainer.service.requirements import check_hosted, check_size, note_arithmetic, reward_specs
 from solrl_trainer.service.run_client import Requested, RunClient
+from solrl_trainer.service.wait_note import WaitNote
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.prompts import PromptSet
 
@@ -90,23 +88,7 @@ def open_service_source(
             restore=_restore(supply, world),
             model=loaded.backbone,
         )
-        regenerates = config.regenerate.at == "service"
-        shares: tuple[Share, Share | None] = config.explore.share, config.regenerate.share if regenerates else None
-        if device.models.world.in_step:
-            # Ranks that share the base's weights generate in step, so their divisions may not differ.
-            shares = 1.0 if shares[0] == "auto" else shares[0], 1.0 if shares[1] == "auto" else shares[1]
-        balance = Balance(len(device.own_prompts(0)), explore=shares[0], regenerate=shares[1])
-        regenerator = None
-        if regenerates:
-            ours = arithmetic(loaded.backbone.device)
-            exact = loaded.backbone.device.type == "cpu" and served.arithmetic == ours
-            whole = replace(
-                asked,
-                plan_of=lambda config, iteration: training_plan(config, config.regenerate.steps),
-                rewards=config.service_rewards(),
-            )
-            regenerator = ServiceRegenerator(config, whole, device, balance, exact=exact)
-        source = ServiceSource(config, asked, device, balance, supply=supply, regenerator=regenerator)
+        source = ServiceSource(config, asked, device, supply)
         yield source
         source.wait_for_push()
 
@@ -150,8 +132,9 @@ class ServiceSource:
     """A source that pushes and explores in threads: each iteration as soon as the required version is pushed.
 
     Iteration i is explored under version max(0, i − lag), while the iterations before i are trained. Its samples are
-    regenerated under version i, regardless of the lag. The service explores the last prompts of each rank. This device
-    explores the first, if there is a share for it, while it has the version: before it trains iteration i − lag.
+    regenerated here under version i, regardless of the lag. The service explores the last prompts of each rank. This
+    device explores the first, if `explore.share` leaves it some, while it has the version: before it trains iteration
+    i − lag.
 
     Attributes:
         client: asks the service for candidates.
@@ -160,20 +143,12 @@ class ServiceSource:
     """
 
     def __init__(
-        self,
-        config: RunConfig,
-        client: RunClient,
-        device: DeviceSource,
-        balance: Balance,
-        *,
-        supply: AdapterSupply | None = None,
-        regenerator: ServiceRegenerator | None = None,
+        self, config: RunConfig, client: RunClient, device: DeviceSource, supply: AdapterSupply | None = None
     ) -> None:
-        """`supply` is only on rank 0; without a `regenerator`, this device regenerates."""
+        """`supply` is only on rank 0."""
         self.client, self.device = client, device
-        self._config, self._balance = config, balance
-        self._supply, self._regenerator = supply, regenerator
-        self._waste = WasteNote(config)
+        self._config, self._supply = config, supply
+        self._waiting = WaitNote(config)
         self.wait_for_push: Pending[object] = lambda: None
         self._ahead: dict[int, _Ahead] = {}
         self._begun = 0
@@ -194,10 +169,9 @@ class ServiceSource:
     def push(self, version: int, adapter: bytes) -> None:
         """Merge the newest version, and begin to push it to the service and to explore under it."""
         self.wait_for_push()
-        waited = self._balance.end_iteration()
         # A CPU's trainer waits for a service on the same cores, which no layout makes faster.
         if self.device.models.backbone.device.type != "cpu":
-            self._waste.iteration(waited)
+            self._waiting.end_iteration()
         self.device.push(version, adapter)  # first, because sending takes Python's lock, too
         push: Callable[[], object]
         if self._supply is not None:
@@ -212,9 +186,9 @@ class ServiceSource:
         """Begin all explorations that have not begun, up to iteration `version` + lag."""
         for iteration in range(max(version, self._begun), min(version + self._config.lag + 1, self._config.iterations)):
             prompts = self.device.own_prompts(iteration)
-            here = len(prompts) - self._balance.explore.served
+            here = len(prompts) - max(1, round(len(prompts) * self._config.explore.share))
             ahead = self._ahead[iteration] = _Ahead(prompts[:here])
-            ask = partial(self._ask, iteration, prompts[here:], self.wait_for_push, iteration > version, ahead.arrived)
+            ask = partial(self._ask, iteration, prompts[here:], self.wait_for_push, ahead.arrived)
             # A daemon thread, so that a failed run does not wait for candidates.
             Thread(target=ask, name="solrl-explore", daemon=True).start()
             self._begun = iteration + 1
@@ -228,23 +202,21 @@ class ServiceSource:
         for iteration, ahead in self._ahead.items():
             if self._version(iteration) == version and len(ahead.groups) < len(ahead.own):
                 self.device.models.encoders.encode([prompt.text for prompt in ahead.own], self._config.guidance)
-                with self._balance.explore.timed(len(ahead.own)):
-                    ahead.groups.extend(self.device.groups(ahead.own, iteration))
+                ahead.groups.extend(self.device.groups(ahead.own, iteration))
 
     def explore(self, iteration: int) -> Exploration:
         """The exploration of an iteration, which `_prefetch` has begun; this device then explores what it has to."""
-        ahead = self._ahead[iteration]
-        return Exploration(self._arrivals(iteration, ahead), lambda: bool(ahead.groups) or not ahead.arrived.empty())
+        return Exploration(self._arrivals(iteration))
 
-    def _arrivals(self, iteration: int, ahead: _Ahead) -> Iterator[Arrived]:
-        began = time.perf_counter()
+    def _arrivals(self, iteration: int) -> Iterator[Arrived]:
+        ahead, began = self._ahead[iteration], time.perf_counter()
         self._explore_here(iteration)
         seconds, groups = time.perf_counter() - began, list(ahead.groups)
         del self._ahead[iteration]
         while ahead.groups:
             yield ahead.groups.popleft()
         while True:
-            with self._balance.waiting():
+            with self._waiting.timed():
                 arrived = ahead.arrived.get()
             if isinstance(arrived, BaseException):
                 raise arrived
@@ -257,7 +229,6 @@ class ServiceSource:
         iteration: int,
         prompts: Sequence[PromptItem],
         pushed: Pending[object],
-        ahead: bool,
         arrived: SimpleQueue[Arrived | BaseException],
     ) -> None:
         """Ask for an iteration's candidates once `pushed`; `arrived` gets each group, then the summary, or an error."""
@@ -265,18 +236,15 @@ class ServiceSource:
         version, root = self._version(iteration), seed_root(self._config.seed, iteration)
         try:
             pushed()
-            with self._balance.asking():
-                started = time.perf_counter()
-                answer = self.client.candidates_of(
-                    prompts,
-                    version,
-                    root,
-                    iteration=iteration,
-                    ahead=ahead,
-                    on_group=lambda group: arrived.put(candidate_group(by_id[group.prompt_id], group)),
-                )
-                self._balance.explore.served_in((answer.seconds.generate + answer.seconds.reward) / len(prompts))
-                seconds = time.perf_counter() - started
+            started = time.perf_counter()
+            answer = self.client.candidates_of(
+                prompts,
+                version,
+                root,
+                iteration=iteration,
+                on_group=lambda group: arrived.put(candidate_group(by_id[group.prompt_id], group)),
+            )
+            seconds = time.perf_counter() - started
         except BaseException as error:
             arrived.put(error)
             return
@@ -293,17 +261,6 @@ class ServiceSource:
                 answer.seconds.rewards,
             )
         )
-
-    def groups_per_batch(self, kept: int) -> int:
-        """Number of selections that are regenerated together."""
-        return self.device.groups_per_batch(kept) if self._regenerator is None else 1
-
-    def regenerate(self, selections: Sequence[CandidateGroup], iteration: int) -> Pending[ScoredSamples]:
-        """Samples of the selected seeds, by this device or the service."""
-        if self._regenerator is None:
-            return self.device.regenerate(selections, iteration)
-        (selection,) = selections
-        return self._regenerator.regenerate(selection, iteration, self.wait_for_push)
 
     def unpruned_groups(
         self, prompts: Sequence[PromptItem], version: int, root: int, iteration: int

@@ -29,6 +29,7 @@ from solrl_trainer.algorithms.diffusionnft import DiffusionNftSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import TrainingData
 from solrl_trainer.settings.prompt_rewards import asked_rewards, check_own_rewards, weights_of_run
+from solrl_trainer.settings.removed import without_removed
 from solrl_trainer.settings.rollout_sections import Explore, Regenerate
 from solrl_trainer.settings.section import Positive, Section, Steps
 
@@ -83,11 +84,6 @@ class Optimizer(Section):
     """Passes over an iteration's samples. Each has timesteps, noise and order of its own, and `updates` steps."""
     batch: Positive = 16
     """Samples per backward pass."""
-    streamed: bool = True
-    """Train on a prompt's samples as soon as they have arrived, while a service makes the others; needs
-    regenerate.at=service, and one optimiser step per iteration. With algorithm.global_std, the standard deviation is
-    then that of the rewards of the iteration before and of the prompt itself; the first iteration waits for all its
-    samples. false: every iteration does."""
     activation_checkpointing: bool | Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Transformer blocks with activation checkpointing, or gradient checkpointing: the backward pass recomputes
     their activations instead of storing them, which is slower. true for all, false for none, or a number. auto plans
@@ -324,11 +320,6 @@ class RunConfig(Section):
         return self.regenerate.steps if self.two_stage else self.explore.steps
 
     @property
-    def streamed(self) -> bool:
-        """Whether iterations train on samples as they arrive."""
-        return self.optimizer.streamed and self.regenerate.at == "service" and self.optimizer.steps == 1
-
-    @property
     def curve_seeds(self) -> int:
         """Images per prompt of the held-out curve; all if nothing is evaluated along the run."""
         judge = self.evaluate
@@ -382,13 +373,10 @@ class RunConfig(Section):
         return tuple(RewardSpec(name=name, weight=weight) for name, weight in self.weights.items())
 
     def service_rewards(self, prompts: Iterable[PromptItem] = ()) -> tuple[RewardSpec, ...]:
-        """Rewards that the service scores: all if it regenerates, otherwise those with a weight, also for a prompt."""
+        """Rewards that the service scores: those with a weight, also for a prompt."""
         own = {name for prompt in prompts for name in asked_rewards(prompt, self.weights)}
-        all_of_them = self.regenerate.at == "service"
         return tuple(
-            RewardSpec(name=name, weight=weight)
-            for name, weight in self.rewards.items()
-            if all_of_them or weight or name in own
+            RewardSpec(name=name, weight=weight) for name, weight in self.rewards.items() if weight or name in own
         )
 
     @property
@@ -427,8 +415,8 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _begins_at_home(cls, value: Any) -> Any:
-        return with_home(value)
+    def _has_what_remains(cls, value: Any) -> Any:
+        return with_home(without_removed(value))
 
     @field_validator("preset")
     @classmethod
@@ -448,11 +436,6 @@ class RunConfig(Section):
                 "lag is for exploration at a service; candidates generated here are always current; "
                 f"expected explore.lag=0, or a service: {_GIVE_URL}"
             )
-        if value.refill and served:
-            raise ValueError(
-                f"refill is {value.refill}, but a service explores all prompts of an iteration at once; expected "
-                "explore.refill=0, or rollout_url=null"
-            )
         if value.share != 1 and not served:
             raise ValueError(
                 f"share is {value.share}, but no service explores; expected explore.share=1, or a service: {_GIVE_URL}"
@@ -464,10 +447,6 @@ class RunConfig(Section):
     def _suits_exploration(cls, value: Regenerate, given: ValidationInfo) -> Regenerate:
         served = given.data.get("rollout_url") is not None
         explore = given.data.get("explore")  # missing if it is invalid itself
-        if value.share not in ("auto", 1) and value.at != "service":
-            raise ValueError(f"share is {value.share}, but at={value.at}; expected at=service, or share=auto")
-        if value.at == "service" and not served:
-            raise ValueError(f"at=service needs a service that explores; expected {_GIVE_URL}, or at=trainer")
         if value.at != "none" and explore is not None and explore.source != "model":
             raise ValueError(
                 f"explore.source={explore.source} trains on stored images, which cannot be generated again; expected "
@@ -476,14 +455,14 @@ class RunConfig(Section):
         if value.at == "none" and served:
             raise ValueError(
                 "a service answers with scores, not with candidates to train on; "
-                "expected at=trainer, at=service or rollout_url=null"
+                "expected at=trainer, or rollout_url=null"
             )
         if value.at == "none" and explore is not None:
             if explore.adapter == "unmerged":
                 raise ValueError(
                     "explore.adapter=unmerged is for cheap candidates, and with at=none they are trained on"
                 )
-            for name in ("prune", "fitted", "decoder_precision", "frames"):
+            for name in ("prune", "fitted", "decoder_precision"):
                 if getattr(explore, name) is not None:
                     raise ValueError(
                         f"explore.{name} generates cheap candidates, and with at=none they are trained on; "
@@ -554,18 +533,6 @@ class RunConfig(Section):
                     f"the exploration plan was calibrated for solver {bound.solver} at guidance {bound.guidance:g}; "
                     f"got {self.solver} at guidance {self.guidance:g}; use those, calibrate again, or set "
                     "explore.fitted=null and explore.calibrated_for=null"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _trains_on_what_is_served(self) -> Self:
-        if self.regenerate.at == "service":
-            data = self.training_data
-            solver = data.solver(self.solver, self.regenerate.steps, 0, self.seed)
-            if data.recorded or solver != self.solver:
-                raise ValueError(
-                    f"regenerate.at is service, which answers final latents of the run's solver; {self.algorithm.name} "
-                    "trains on every step or uses a solver of its own; expected regenerate.at=trainer"
                 )
         return self
 

@@ -174,12 +174,6 @@ def _check_counts(config: RunConfig, folders: Sequence[Path]) -> None:
                 f"explore.prompts is {asked}{share}, but {folder} has {most} train prompts; "
                 + (cure if several else f"expected at most {most}: --set explore.prompts={most}")
             )
-        if (refill := config.explore.refill) and count == most:
-            raise ValueError(
-                f"explore.refill is {refill}, but {folder} has {most} train prompts and explore.prompts is {asked}"
-                f"{share}; expected more train prompts than an iteration takes: add prompts, lower explore.prompts, or "
-                "--set explore.refill=0"
-            )
 
 
 def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) -> None:
@@ -192,8 +186,6 @@ def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) ->
     require_rewards(client.url, service, hosted, reward_specs(config.service_rewards(train), config, hosted))
     if (explored := config.explore.precision) != "auto":
         require_precision(client.url, hosted, explored, where="explore.precision", action="explore.precision=auto")
-    if config.regenerate.at == "service":
-        require_precision(client.url, hosted, "bf16", where="regenerate.at", action="regenerate.at=trainer")
     # Version 0 may be from an attempt of this run that ended before its first checkpoint.
     if not resume and (held := client.adapters(config.run)) is not None and held.head > 0:
         raise run_taken(client.url, config.run, held.head)

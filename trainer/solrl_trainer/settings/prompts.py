@@ -284,20 +284,6 @@ class PromptSet:
         order = _interleaved(numbers, self.shares)[:count]
         return [order.count(source) for source in range(len(self.sources))]
 
-    def further(self, count: int, seed: int, iteration: int, further: int) -> list[list[PromptItem]]:
-        """For each place of an iteration, the prompts at that place of the next `further` iterations.
-
-        A prompt has one place at most, and none if the iteration has it anyway.
-        """
-        used = {prompt.id for prompt in self.of_iteration(count, seed, iteration)}
-        places: list[list[PromptItem]] = [[] for _ in range(count)]
-        for ahead in range(1, further + 1):
-            for place, prompt in zip(places, self.of_iteration(count, seed, iteration + ahead), strict=True):
-                if prompt.id not in used:
-                    used.add(prompt.id)
-                    place.append(prompt)
-        return places
-
 
 def _interleaved(parts: Sequence[Sequence[Value]], shares: Sequence[float]) -> list[Value]:
     """The values in the order of Webster's method, which gives each part its share of the first ones, of any number."""

@@ -25,10 +25,6 @@ class Explore(Section):
     """Candidates per prompt."""
     keep: Annotated[int, Field(ge=2)] = 24
     """Number of candidates to select from a group."""
-    refill: Annotated[int, Field(ge=0)] = 0
-    """Further prompts to explore in place of one whose candidates all score equally up to rounding, until one of them
-    has spread: those at its place in the next iterations, where they come again. 0: it is trained with advantage 0.
-    Not with a service, which explores an iteration's prompts at once."""
     selection: SelectionMode = "best_worst"
     """best_worst: the best and the worst, half of each. random: drawn at random."""
     steps: Steps = 6
@@ -48,19 +44,15 @@ class Explore(Section):
     """Precision of the decoder's 3×3 convolutions, except the first and the last, for images that are only scored;
     null: the autoencoder's own. fp8 takes less time on GPUs from Hopper on, and is emulated elsewhere, which is slower.
     Images of a report and regenerated samples are decoded in the autoencoder's own precision."""
-    frames: Annotated[int, Field(gt=1)] | None = None
-    """Frames of a candidate, for a model that makes clips: the clip's first ones, from the noise that they have in the
-    whole clip. null: all, as the regenerated samples have."""
     sampler: ExplorationSampler = "ode"
     """ode: the run's solver, or the fitted steps. training: the stochastic steps of the algorithm's own trajectories,
     with the same noise in each, so that candidates rank as the regenerated samples; steps must be regenerate.steps."""
     calibrated_for: ModelBinding | None = None
     """Model and settings that `solrl-train calibrate` chose this plan for; a run with others is refused."""
-    share: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = 1.0
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of each rank's prompts that the service explores, the last ones; the trainer's device explores the others
-    under the same version, and needs memory for the weights at that precision. auto divides them by the times of the
-    last iterations so that neither side waits; the device then takes over regenerating first, and exploring after it.
-    With precision=auto, both take the fastest that both support natively."""
+    under the same version, and needs memory for the weights at that precision. `solrl-train layout` computes the share
+    with which neither side waits. With precision=auto, both take the fastest that both support natively."""
     lag: Annotated[int, Field(ge=0)] | None = None
     """Iteration i is explored under version i − lag, while earlier iterations are trained; 0 explores strictly under
     the current version. The service must retain lag + 1 versions. null: 1 where a service explores, 0 otherwise."""
@@ -95,13 +87,8 @@ class Explore(Section):
 class Regenerate(Section):
     """Regeneration of the selected seeds in BF16."""
 
-    at: Literal["trainer", "service", "none"] = "trainer"
-    """trainer: the trainer's device regenerates. service: the service regenerates under the newest version, at any
-    explore.lag, and scores with all rewards of the run. none: training uses the explored candidates themselves, which
-    a service does not send."""
-    share: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
-    """Share of each rank's prompts that the service regenerates with at=service, the last ones; the trainer's device
-    regenerates the others meanwhile. auto divides them by the times of the last iterations so that neither side
-    waits."""
+    at: Literal["trainer", "none"] = "trainer"
+    """trainer: the trainer's device regenerates, under the newest version, at any explore.lag. none: training uses the
+    explored candidates themselves, which a service does not send."""
     steps: Steps = 10
     """Solver steps of a sample."""

@@ -4,7 +4,7 @@ Not thread-safe: its owner holds a lock.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from solrl_http.fair_share import FairShare
@@ -15,45 +15,8 @@ Run = Hashable
 
 NEW_FLOWS_IN_A_ROW = 4
 """New runs of a tenant that are served in a row before one of its older runs."""
-AHEAD_CHUNKS = 64
-"""Chunks by which a run that waits for its next one may get ahead of the tenant's runs that only work ahead: the
-samples of an iteration of 48 prompts, and some more."""
-
-
-class RunQueue:
-    """The waiting chunks of one run: those that somebody waits for, then those that are ahead.
-
-    Adding, taking and removing a chunk take the same time however many wait. An empty one is false.
-    """
-
-    def __init__(self) -> None:
-        self._awaited: OrderedDict[Chunk, None] = OrderedDict()
-        self._ahead: OrderedDict[Chunk, None] = OrderedDict()
-
-    def add(self, chunk: Chunk, *, first: bool) -> None:
-        """Add a chunk, the first or last of its kind."""
-        kind = self._ahead if chunk.ahead else self._awaited
-        kind[chunk] = None
-        if first:
-            kind.move_to_end(chunk, last=False)
-
-    def remove(self, chunk: Chunk) -> None:
-        """Remove a chunk that waits here."""
-        del (self._ahead if chunk.ahead else self._awaited)[chunk]
-
-    @property
-    def head(self) -> Chunk:
-        """The next chunk."""
-        return next(iter(self))
-
-    def __iter__(self) -> Iterator[Chunk]:
-        yield from self._awaited
-        yield from self._ahead
-
-    def __bool__(self) -> bool:
-        return bool(self._awaited or self._ahead)
-
-
+RunQueue = OrderedDict[Chunk, None]
+"""The waiting chunks of one run, in order."""
 Waiting = dict[str, dict[Run, RunQueue]]
 """Waiting chunks by tenant and run; none is empty."""
 
@@ -97,9 +60,6 @@ class FairQueue:
     Several servers share the costs, and each has turns of its own. A new flow does not wait for the end of a turn. A
     tenant with debt is not new, whatever its runs are named. A new run overtakes only other runs of its tenant, and
     only `NEW_FLOWS_IN_A_ROW` runs do so in a row.
-
-    Chunks that somebody waits for go before those that are `ahead`: within a run always, and among the runs of a tenant
-    as long as that gives none a lead of more than `AHEAD_CHUNKS` chunks.
 
     Attributes:
         limit, tenant_limit: the most candidates that may wait, of all tenants and of one.
@@ -176,7 +136,7 @@ class FairQueue:
         tenant, run = chosen = self._next_run(turn, waiting)
         turn.taken = turn.taken + 1 if chosen == (turn.tenant, turn.run) and turn.taken < self._turn else 1
         turn.tenant, turn.run = chosen
-        chunk = self._waiting[tenant][run].head
+        chunk = _head(self._waiting[tenant][run])
         self._remove(chunk)
         cost = chunk.cost * self._weight(chunk)
         self._runs[tenant].serve(run, cost, self._waiting.get(tenant, {}).keys())
@@ -208,7 +168,7 @@ class FairQueue:
 
     def heads(self) -> list[Chunk]:
         """The next chunk of each run."""
-        return [chunks.head for runs in self._waiting.values() for chunks in runs.values()]
+        return [_head(chunks) for runs in self._waiting.values() for chunks in runs.values()]
 
     def of_tenant(self, tenant: str) -> list[Chunk]:
         """A tenant's chunks, each run's in order."""
@@ -218,7 +178,7 @@ class FairQueue:
         return bool(self._waiting)
 
     def _add(self, chunk: Chunk, *, first: bool) -> None:
-        """Add a chunk to its run's, the first or last of its kind."""
+        """Add a chunk to its run's, the first or last."""
         tenant, run = chunk.tenant, chunk.run
         if tenant not in self._waiting:
             self._tenants.arrive(tenant, self._waiting.keys())
@@ -227,14 +187,15 @@ class FairQueue:
         if run not in runs:
             self._runs.setdefault(tenant, FairShare()).arrive(run, runs.keys())
             runs[run] = RunQueue()
-        runs[run].add(chunk, first=first)
+        runs[run][chunk] = None
+        runs[run].move_to_end(chunk, last=not first)
         self._of_jobs.setdefault(chunk.job, {})[chunk] = None
         self._count(chunk, 1)
 
     def _remove(self, chunk: Chunk) -> None:
         """Remove a waiting chunk, and what it leaves empty."""
         runs, of_job = self._waiting[chunk.tenant], self._of_jobs[chunk.job]
-        runs[chunk.run].remove(chunk)
+        del runs[chunk.run][chunk]
         if not runs[chunk.run]:
             del runs[chunk.run]
         if not runs:
@@ -247,7 +208,7 @@ class FairQueue:
     def _without(self, held: Callable[[Chunk], bool]) -> Waiting:
         """The waiting chunks of runs that need not wait."""
         ready = {
-            tenant: {run: chunks for run, chunks in runs.items() if not held(chunks.head)}
+            tenant: {run: chunks for run, chunks in runs.items() if not held(_head(chunks))}
             for tenant, runs in self._waiting.items()
         }
         return {tenant: runs for tenant, runs in ready.items() if runs}
@@ -265,7 +226,6 @@ class FairQueue:
     def _next_of(self, tenant: str, turn: Quantum, runs: dict[Run, RunQueue]) -> Run:
         """A new run of the tenant, unless enough came first; otherwise the rest of a turn, or its least served run."""
         share = self._runs[tenant]
-        runs = self._waited(share, runs)
         new = share.new_flow(self._waiting[tenant].keys(), runs.keys())
         last = turn.run if turn.tenant == tenant else None
         if new is not None and self._new_flows_served < NEW_FLOWS_IN_A_ROW:
@@ -280,23 +240,21 @@ class FairQueue:
         share.admit(chosen)
         return chosen
 
-    def _waited(self, share: FairShare[Run], runs: dict[Run, RunQueue]) -> dict[Run, RunQueue]:
-        """The runs of a tenant that wait for their next chunk, unless there are none or they are too far ahead."""
-        waited = {run: chunks for run, chunks in runs.items() if not chunks.head.ahead}
-        if not waited or len(waited) == len(runs):
-            return runs
-        most = max(chunks.head.cost * self._weight(chunks.head) for chunks in waited.values())
-        return waited if share.lead(waited, runs) < AHEAD_CHUNKS * most else runs
-
     def _lead(self, turn: Quantum) -> float:
         """The cost by which a server's run may be ahead of the least served one and get another turn."""
         chunks = self._waiting.get(turn.tenant, {}).get(turn.run)
         if not turn.keeps_run or not chunks:
             return 0.0
-        return (self._turn - 1) * chunks.head.cost * self._weight(chunks.head)
+        head = _head(chunks)
+        return (self._turn - 1) * head.cost * self._weight(head)
 
     def _count(self, chunk: Chunk, sign: int) -> None:
         self.by_tenant[chunk.tenant] += sign * chunk.candidates
         if not self.by_tenant[chunk.tenant]:
             del self.by_tenant[chunk.tenant]
         self.cost += sign * chunk.cost
+
+
+def _head(chunks: RunQueue) -> Chunk:
+    """The next chunk of a run."""
+    return next(iter(chunks))

@@ -1,17 +1,17 @@
-"""A service that regenerates the samples of several ranks, and one that loses their adapter versions."""
+"""A service that explores for several ranks, and one that loses their adapter versions."""
 
 from pathlib import Path
 
 import pytest
 from fault_trials.processes import RankPrograms
-from rank_programs import with_a_forgetful_service, with_noted_samples
+from rank_programs import with_a_forgetful_service
 from rank_runs import arguments, run, same_weights
 from service_helpers import RunningService
 from training_helpers import iterations
 
 pytestmark = pytest.mark.slow
 
-RANKS, ITERATIONS, PROMPTS = 2, 2, 4
+RANKS, ITERATIONS = 2, 2
 LAGGED = ("explore.lag=1", "evaluate.fidelity_prompts=0")
 
 
@@ -21,44 +21,30 @@ def served(service: RunningService, folder: Path, *settings: str) -> list[str]:
     return [*words, "--rollout-url", service.url, "--run", folder.name]
 
 
-def train(size: int, service: RunningService, folder: Path, *settings: str) -> list[list[tuple[int, str]]]:
-    """Train with this many ranks; returns version and prompt of each rank's requests for samples."""
-    words = served(service, folder, *LAGGED, *settings)
-    noted, log = folder.with_suffix(".asked"), folder.with_suffix(".log")
-    ranks = RankPrograms(size, with_noted_samples, (words, str(noted)), log)
-    assert ranks.wait(600) == 0, log.read_text()
-    assert "differ by rounding" not in log.read_text()
-    return [_requests(Path(f"{noted}-{rank}")) for rank in range(size)]
-
-
-def _requests(path: Path) -> list[tuple[int, str]]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = [(int(version), prompt) for version, prompt, kept in map(str.split, lines) if kept == "4"]
-    assert len(found) == len(lines)
-    return found
+def train(size: int, service: RunningService, folder: Path, *settings: str) -> None:
+    """Train with this many ranks."""
+    words, log = served(service, folder, *LAGGED, *settings), folder.with_suffix(".log")
+    assert run(size, words, log) == 0, log.read_text()
 
 
 @pytest.fixture(scope="module")
 def alone(small_service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a run of one process that regenerates on its own device."""
+    """Folder of a run of one process whose service explores every prompt."""
     folder = tmp_path_factory.mktemp("served") / "alone"
-    assert train(1, small_service, folder) == [[]]
+    train(1, small_service, folder)
     return folder
 
 
 @pytest.mark.parametrize("share", [pytest.param(1.0, marks=pytest.mark.release), 0.5])
-def test_ranks_use_a_services_samples(share: float, alone: Path, small_service: RunningService, tmp_path: Path) -> None:
+def test_ranks_explore_a_share_beside_a_service(
+    share: float, alone: Path, small_service: RunningService, tmp_path: Path
+) -> None:
     folder = tmp_path / f"ranks-{share}"
-    asked = train(RANKS, small_service, folder, "regenerate.at=service", f"regenerate.share={share}")
+    train(RANKS, small_service, folder, f"explore.share={share}")
     assert same_weights(folder, alone, ITERATIONS)
     assert iterations(folder) == iterations(alone)
     lines = [line for line in small_service.log.read_text().splitlines() if f"/v1/runs/{folder.name}/adapters/" in line]
     assert len([line for line in lines if "PUT" in line]) == ITERATIONS + 1, "rank 0 alone pushes"
-    each = int(PROMPTS / RANKS * share)
-    # Each rank asks for its own prompts, under the newest version although exploration lags behind it.
-    for requests in asked:
-        assert sorted(version for version, _ in requests) == sorted([*range(ITERATIONS)] * each)
-    assert len({request for requests in asked for request in requests}) == RANKS * ITERATIONS * each
 
 
 def test_rank_0_pushes_lost_versions_again_while_another_rank_asks(

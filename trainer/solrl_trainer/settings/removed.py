@@ -1,0 +1,45 @@
+"""Settings that are gone, and what to do instead."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_HERE = "the trainer's device regenerates every sample"
+REMOVED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "regenerate.share": (("auto",), f"{_HERE}; omit it"),
+    "optimizer.streamed": ((True, False), "every iteration waits for all its samples; omit it"),
+    "explore.frames": ((None,), "candidates that are cut short rank by chance; omit it"),
+    "explore.refill": ((0,), "expected harder or easier prompts, or a graded reward, and no explore.refill"),
+}
+"""Setting → the values without an effect, which settings of earlier runs have, and what to do instead of others."""
+_VALUES = {
+    ("regenerate.at", "service"): f"{_HERE}; expected regenerate.at=trainer, and the service explores",
+    ("explore.share", "auto"): "expected a number; `solrl-train layout` computes the one with which neither side waits",
+}
+"""Settings that remain, with a value that is gone."""
+
+
+def removal(key: str, value: Any) -> str | None:
+    """What to do instead of a setting or value that is gone; None if it is not, or had no effect."""
+    if key in REMOVED:
+        neutral, advice = REMOVED[key]
+        return None if value in neutral else advice
+    return _VALUES.get((key, value)) if isinstance(value, str) else None
+
+
+def without_removed(settings: Any) -> Any:
+    """Settings in sections without those that are gone.
+
+    Raises:
+        ValueError: one of them had an effect, or a value is gone; says what to do instead.
+    """
+    if not isinstance(settings, Mapping):
+        return settings
+    found = dict(settings)
+    for key in (*REMOVED, *(key for key, _ in _VALUES)):
+        section, _, name = key.partition(".")
+        own = found.get(section)
+        if isinstance(own, Mapping) and name in own:
+            if advice := removal(key, own[name]):
+                raise ValueError(f"{key} is {own[name]}, which is gone: {advice}")
+            found[section] = {one: value for one, value in own.items() if one != name or key not in REMOVED}
+    return found
