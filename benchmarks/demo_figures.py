@@ -17,9 +17,16 @@ import torch
 from solrl_trainer.commands.demo import WORLDS, World, demo_config
 from solrl_trainer.commands.demo_words import HANDICAP, by_tesseract
 from solrl_trainer.evaluation.gallery import load_gallery
-from solrl_trainer.records.figures import READ_RIGHT, duration_text, gain_text, interval_text, reward_label, reward_text
-from solrl_trainer.records.folder import saved_settings
-from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.run_folder.figures import (
+    READ_RIGHT,
+    duration_text,
+    gain_text,
+    interval_text,
+    reward_label,
+    reward_text,
+)
+from solrl_trainer.run_folder.folder import saved_settings
+from solrl_trainer.run_folder.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
 from support.caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 from support.results import Results, Row, options, table

@@ -26,6 +26,7 @@ from solrl_proto.rollouts import PromptItem
 from solrl_trainer.loop import collect_samples, train_step, training_samples
 from solrl_trainer.policy.policy import CURRENT, OLD
 from solrl_trainer.policy.update import trained_steps
+from solrl_trainer.prompts.prompt_sets import PromptSet
 from solrl_trainer.ranks.communicator import Communicator, gather_values, pick_device
 from solrl_trainer.ranks.rank_info import read_rank_info
 from solrl_trainer.ranks.rank_runtime import process_group
@@ -37,7 +38,6 @@ from solrl_trainer.rollouts.models import Models
 from solrl_trainer.session import Session, connect
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
-from solrl_trainer.settings.prompts import PromptSet
 from support.results import Results, Row, device_name, options, table, timed
 from support.true_size import random_backbone, random_hps
 from training_phase import NAMES, PRESETS, RECOMPUTED, PeftPolicy, beside, with_settings

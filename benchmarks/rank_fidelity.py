@@ -22,7 +22,7 @@ from solrl_core.rewards import RewardSet
 from solrl_core.sampling.solver_specs import SOLVERS
 from solrl_engine.precision_check import generator_at
 from solrl_proto.noise import expand_seeds
-from solrl_trainer.settings.prompts import find_prompts, read_prompts
+from solrl_trainer.prompts.prompt_sets import find_prompts, read_prompts
 from support.caveats import PREPARED_FOR_NVFP4
 from support.precisions import LISTS, MODELS, OF_PRESET, PRECISIONS, QUANTISED, REWARDS, named, solver_of, use_layers
 from support.results import Results, Row, command, options, table

@@ -20,8 +20,8 @@ from solrl_client.rollouts import RolloutClient
 from solrl_core.sampling.fitting import SCHEDULES, identity_solver
 from solrl_proto.rollouts import Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
 from solrl_trainer.commands.local_service import rollout_service
-from solrl_trainer.records.folder import saved_settings
-from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.run_folder.folder import saved_settings
+from solrl_trainer.run_folder.metrics_file import read_metrics
 from support.results import Results, device_name, options, table
 from support.true_size import written
 from training_phase import PRESETS

@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from solrl_reward.settings import RewardSettings
 from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.algorithms.section import Section
+from solrl_trainer.run_folder.resuming import MEANINGS, RULES
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.resuming import MEANINGS, RULES
-from solrl_trainer.settings.section import Section
 
 _INTRODUCTION = """\
 # Settings

@@ -82,20 +82,28 @@ def test_imports_run_one_way(package: str) -> None:
         assert ours <= ALLOWED[package], path
 
 
-@pytest.mark.parametrize(
-    ("folder", "above"),
-    [
-        (".", "report"),
-        ("policy", "memory"),
-        ("records", "report"),
-        ("records", "evaluation"),
-        ("evaluation", "report"),
-        ("rollouts", "service"),
-    ],
+FLOORS = (
+    *("algorithms", "ranks", "prompts", "settings", "policy", "memory", "run_folder", "rollouts", "service", "records"),
+    *("session", "evaluation", "loop", "report", "layouts", "calibration", "commands", "__main__"),
 )
-def test_folders_of_the_trainer_import_one_way(folder: str, above: str) -> None:
-    for path in sorted((PACKAGES["solrl_trainer"] / "solrl_trainer" / folder).glob("*.py")):
-        assert f"solrl_trainer.{above}." not in path.read_text(encoding="utf-8"), path
+"""Folders and modules of the trainer, from the ground up."""
+
+
+def test_the_trainer_imports_only_from_its_own_floor_and_below() -> None:
+    trainer = PACKAGES["solrl_trainer"] / "solrl_trainer"
+    assert {path.stem for path in trainer.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()} == {
+        *FLOORS,
+        "__init__",
+    }
+    for path in sources("solrl_trainer"):
+        floor = path.relative_to(trainer).parts[0].removesuffix(".py")
+        if floor == "__init__":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("solrl_trainer"):
+                _, _, module = (node.module or "").partition(".")
+                for below in [module.split(".")[0]] if module else [name.name for name in node.names]:
+                    assert FLOORS.index(below) <= FLOORS.index(floor), f"{path} imports {below}"
 
 
 @pytest.mark.parametrize("package", sorted(set(PACKAGES) - {"minis_recipe", "solrl_minis"}))
@@ -167,7 +175,7 @@ def test_help_imports_nothing_heavy(program: str, arguments: list[str], said: st
     ("imports", "others"),
     [
         ("solrl_proto, solrl_proto.noise, solrl_proto.problems, solrl_proto.adapters", {*PACKAGES, "numpy"}),
-        ("solrl_core.registry, solrl_core.errors, solrl_trainer.settings.prompts", set()),
+        ("solrl_core.registry, solrl_core.errors, solrl_trainer.prompts.prompt_sets", set()),
     ],
 )
 def test_the_contract_imports_alone_and_names_are_checked_without_torch(imports: str, others: set[str]) -> None:

@@ -72,9 +72,9 @@ class KillPoint:
         """Patch this process so that it dies at the point."""
         from solrl_client.rollouts import RolloutClient
         from solrl_trainer.commands import run
-        from solrl_trainer.records import checkpoints
-        from solrl_trainer.records.metrics_file import MetricsFile
         from solrl_trainer.records.run_log import RunLog
+        from solrl_trainer.run_folder import checkpoints
+        from solrl_trainer.run_folder.metrics_file import MetricsFile
 
         if self.point in (*PHASES, "evaluate"):
             after(RunLog, "_show", self._in_phase)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.run_folder.metrics_file import read_metrics
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
 
 from fault_trials import child

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from common import adapter_file, client_of, seconds_of, service
 from fault_trials.adapters import layout
-from solrl_trainer.records.metrics_file import own_time, read_metrics
+from solrl_trainer.prompts.prompt_sets import find_prompts, prompts_of_iteration, read_prompts
+from solrl_trainer.run_folder.metrics_file import own_time, read_metrics
 from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.settings.presets import resolve
-from solrl_trainer.settings.prompts import find_prompts, prompts_of_iteration, read_prompts
 from support.targets import Row
 
 PRESET = "mini-sana/sol_rl/clipscore"

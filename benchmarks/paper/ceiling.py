@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from solrl_core.families import load_backbone
 from solrl_core.rewards import RewardSet
-from solrl_trainer.settings.prompts import find_prompts, read_prompts
+from solrl_trainer.prompts.prompt_sets import find_prompts, read_prompts
 
 sys.path.append(str(Path(__file__).parents[2]))  # for minis_recipe, which is in no wheel
 

@@ -18,11 +18,11 @@ from solrl_trainer.evaluation.gallery import Gallery, load_gallery, save_gallery
 from solrl_trainer.evaluation.held_out import BASE_EVALUATION
 from solrl_trainer.loop import Result, train
 from solrl_trainer.records.evaluations import verdicts, within_prompt_std
-from solrl_trainer.records.figures import trained_text
-from solrl_trainer.records.folder import locked
-from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.report.grid import write_grid
+from solrl_trainer.run_folder.figures import trained_text
+from solrl_trainer.run_folder.folder import locked
+from solrl_trainer.run_folder.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
 
 from paper.experiments import Experiment

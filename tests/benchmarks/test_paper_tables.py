@@ -22,7 +22,7 @@ from paper.tables.gap import verdict
 from paper.tuning import USUAL, trials
 from paper_runs import PROMPTS, context_of, finish, finish_all, finish_trials
 from solrl_core.families import load_backbone
-from solrl_trainer.settings.prompts import find_prompts, read_prompts
+from solrl_trainer.prompts.prompt_sets import find_prompts, read_prompts
 
 PROGRAMME = Programme(rewards=("clipscore", "hpsv2"), judges=("verifier",))
 

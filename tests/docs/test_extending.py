@@ -21,7 +21,7 @@ from solrl_core.sampling.generator import Generator
 from solrl_remote.vlm_judge import TEMPLATE, VlmJudge
 from solrl_trainer.algorithms.training_data import ForwardBatch
 from solrl_trainer.commands.run import run
-from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.run_folder.metrics_file import read_metrics
 from solrl_trainer.settings.presets import resolve
 from tiny_auraflow import SIDE, write_auraflow
 from training_helpers import QUICK

@@ -15,7 +15,7 @@ from solrl_core.sampling.generator import Generator
 from solrl_minis import catalog
 from solrl_minis.motion_verifier import verify_motions
 from solrl_trainer.commands import run
-from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.run_folder.metrics_file import read_metrics
 from solrl_trainer.settings.presets import resolve
 
 from minis_recipe import measure, moving, reading

@@ -13,9 +13,9 @@ from small_model import small_model
 from solrl_client.retries import Wait
 from solrl_proto.adapters import AdapterList, adapter_digest
 from solrl_trainer.loop import Result, train
-from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.records.records import IterationRecord
 from solrl_trainer.records.shown_log import shown_log
+from solrl_trainer.run_folder.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
 from support.ports import free_port
 from training_helpers import state, tiny_config

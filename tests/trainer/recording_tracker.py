@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from solrl_trainer.trackers.tracker import TrackedRun, Tracker
+from solrl_trainer.records.trackers.tracker import TrackedRun, Tracker
 
 
 class Recorder(Tracker):

@@ -29,12 +29,12 @@ from solrl_trainer.calibration.plans import (
 from solrl_trainer.commands import calibrate as module
 from solrl_trainer.commands.calibrate import calibrate
 from solrl_trainer.layouts.layouts import shipped_rates
+from solrl_trainer.prompts.prompt_sets import prompts_of_run
 from solrl_trainer.report.frontier import PlanPoint, frontier
 from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.exploration import exploration_plan
 from solrl_trainer.rollouts.loading import check_bindings
 from solrl_trainer.settings.presets import ConfigError, resolve
-from solrl_trainer.settings.prompts import prompts_of_run
 from training_helpers import prompts_in
 
 ROOT = Path(__file__).parents[2]

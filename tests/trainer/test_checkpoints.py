@@ -12,8 +12,8 @@ import torch
 from lora_helpers import own_copy
 from solrl_core.families import Backbone
 from solrl_trainer.policy.policy import CURRENT, OLD, Policy
-from solrl_trainer.records import checkpoints
-from solrl_trainer.records.checkpoints import DamagedCheckpointError
+from solrl_trainer.run_folder import checkpoints
+from solrl_trainer.run_folder.checkpoints import DamagedCheckpointError
 from solrl_trainer.settings.config import RunConfig
 from training_helpers import make_policy, make_samples, same, tiny_config, train_on
 

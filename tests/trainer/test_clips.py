@@ -20,7 +20,7 @@ from solrl_trainer.calibration.plans import PlanSet
 from solrl_trainer.commands import run
 from solrl_trainer.commands.calibrate import calibrate
 from solrl_trainer.evaluation.gallery import load_gallery
-from solrl_trainer.records import checkpoints
+from solrl_trainer.run_folder import checkpoints
 from solrl_trainer.settings.config import RunConfig
 from tiny_pipelines import FRAMES, write_wan
 from training_helpers import QUICK, events, run_config

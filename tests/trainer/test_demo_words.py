@@ -13,9 +13,9 @@ from rich.console import Console
 from solrl_trainer.commands.demo_words import HANDICAP, WordsReporter, words_table
 from solrl_trainer.evaluation.gallery import Gallery, save_gallery
 from solrl_trainer.records.evaluations import Evaluation, Verdicts, compare, verdicts
-from solrl_trainer.records.figures import READ_RIGHT
 from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.terminal_pictures import Protocol, picture, protocol_of
+from solrl_trainer.run_folder.figures import READ_RIGHT
 
 CARD = Path(__file__).parents[2] / "minis/solrl_minis/weights/mini-text/README.md"
 PROMPTS = ['"CN" in purple', '"CCXL" in blue']

@@ -13,7 +13,7 @@ from solrl_core.sampling.noise import initial_noise
 from solrl_core.sampling.sampler import solve
 from solrl_trainer.commands import run
 from solrl_trainer.policy.policy import CURRENT, Policy
-from solrl_trainer.records import checkpoints
+from solrl_trainer.run_folder import checkpoints
 from tiny_pipelines import write_flux2_klein, write_qwen_image
 from training_helpers import QUICK, run_config
 

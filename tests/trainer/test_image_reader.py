@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image, ImageCms
-from solrl_trainer.settings.image_reader import image_size, read_image, same_shape
-from solrl_trainer.settings.stored_files import check_images, contents_digest
+from solrl_trainer.prompts.image_reader import image_size, read_image, same_shape
+from solrl_trainer.prompts.stored_files import check_images, contents_digest
 
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 EXCHANGED = SRGB.replace(b"rXYZ", b"----").replace(b"gXYZ", b"rXYZ").replace(b"----", b"gXYZ")

@@ -13,8 +13,8 @@ from pyarrow import parquet
 from solrl_proto import text_files
 from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.import_prompts import HELD_OUT, import_prompts
-from solrl_trainer.settings import prompt_tables
-from solrl_trainer.settings.prompts import folded, read_prompts
+from solrl_trainer.prompts import prompt_tables
+from solrl_trainer.prompts.prompt_sets import folded, read_prompts
 from typed import refused, typed
 
 

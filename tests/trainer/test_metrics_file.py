@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from run_folders import iteration_record
-from solrl_trainer.records.metrics_file import MetricsFile, read_metrics
 from solrl_trainer.report.model_card import held_out
 from solrl_trainer.report.page import write_report
+from solrl_trainer.run_folder.metrics_file import MetricsFile, read_metrics
 
 
 def filled(path: Path) -> MetricsFile:

@@ -8,12 +8,7 @@ import pytest
 from solrl_core.families import load_backbone
 from solrl_minis import catalog
 from solrl_proto.rollouts import PromptItem
-from solrl_trainer.ranks.communicator import Communicator
-from solrl_trainer.session import open_session
-from solrl_trainer.settings.config import PromptSource
-from solrl_trainer.settings.long_prompts import warn_of_long_prompts
-from solrl_trainer.settings.presets import resolve
-from solrl_trainer.settings.prompts import (
+from solrl_trainer.prompts.prompt_sets import (
     find_prompts,
     in_both,
     prompts_of_iteration,
@@ -21,6 +16,11 @@ from solrl_trainer.settings.prompts import (
     read_prompts,
     read_split,
 )
+from solrl_trainer.prompts.prompt_source import PromptSource
+from solrl_trainer.ranks.communicator import Communicator
+from solrl_trainer.rollouts.long_prompts import warn_of_long_prompts
+from solrl_trainer.session import open_session
+from solrl_trainer.settings.presets import resolve
 from training_helpers import prompts_in
 
 

@@ -13,11 +13,11 @@ from solrl_proto.rollouts import PromptItem
 from solrl_reward.app import create_app
 from solrl_reward.settings import RewardSettings
 from solrl_trainer.commands.doctor import check
+from solrl_trainer.commands.preflight import check_run, require_judges, usable_judges
 from solrl_trainer.commands.run import run
 from solrl_trainer.memory.run_memory import reward_sizes
 from solrl_trainer.service.requirements import require_rewards, reward_specs
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.preflight import check_run, require_judges, usable_judges
 from solrl_trainer.settings.presets import resolve
 from training_helpers import QUICK, events, prompts_in, run_config
 

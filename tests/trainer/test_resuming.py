@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from solrl_core.model_options import ModelOptions
 from solrl_trainer.commands.cli import main
-from solrl_trainer.records.checkpoints import Checkpoint
-from solrl_trainer.settings.resuming import check, check_names, parts_before_loading, parts_when_loaded
+from solrl_trainer.run_folder.checkpoints import Checkpoint
+from solrl_trainer.run_folder.resuming import check, check_names, parts_before_loading, parts_when_loaded
 from training_helpers import QUICK, events, prompts_in, sets, tiny_config
 from typed import accepted, refused
 

@@ -16,14 +16,14 @@ import yaml
 from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.commands.cli import main, run_command
 from solrl_trainer.commands.options import Calibrate, parse
+from solrl_trainer.commands.preflight import check_run
 from solrl_trainer.commands.run import run
 from solrl_trainer.evaluation.held_out import load_evaluation, save_evaluation
 from solrl_trainer.records.evaluations import Evaluation
-from solrl_trainer.records.folder import FolderInUseError, check_free, check_writable, locked, saved_settings
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.report.page import write_report
+from solrl_trainer.run_folder.folder import FolderInUseError, check_free, check_writable, locked, saved_settings
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
-from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import read_settings_file, resolve
 from solrl_trainer.settings.token_places import warn_of_tokens
 from support.ports import free_port

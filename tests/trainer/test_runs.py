@@ -79,7 +79,7 @@ def test_a_service_that_cannot_serve_the_run_is_reported_before_loading(
 def test_a_service_that_cannot_be_reached_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "rollout URL" in refused(main, "runs", "list", "--rollout-url", "not-an-address")
     assert typed(main, "runs").returncode != 0
-    monkeypatch.setattr("solrl_trainer.settings.preflight.FIRST_PATIENCE", 0.1)
+    monkeypatch.setattr("solrl_trainer.commands.preflight.FIRST_PATIENCE", 0.1)
     url = f"http://127.0.0.1:{free_port()}"
     said = refused(main, "run", "--rollout-url", url, "--output", str(tmp_path / "run"))
     assert f"no answer from {url}" in said

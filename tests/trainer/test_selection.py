@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solrl_proto.rollouts import PromptItem
 from solrl_trainer.rollouts.groups import CandidateGroup
-from solrl_trainer.selection import best_worst, select, uniform
+from solrl_trainer.rollouts.selection import best_worst, select, uniform
 from solrl_trainer.settings.rollout_sections import Explore
 
 

@@ -16,14 +16,14 @@ from recording_tracker import Recorder
 from run_folders import iteration_line
 from solrl_trainer.commands.cli import main
 from solrl_trainer.records.evaluations import Evaluation
-from solrl_trainer.records.metrics_file import MetricsFile, read_metrics
 from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.records.shown_log import shown_log
+from solrl_trainer.records.trackers.registry import TRACKERS
+from solrl_trainer.records.trackers.run_trackers import contact_sheet, figures, open_trackers
+from solrl_trainer.records.trackers.tracker import Tracker
+from solrl_trainer.run_folder.metrics_file import MetricsFile, read_metrics
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.trackers.registry import TRACKERS
-from solrl_trainer.trackers.run_trackers import contact_sheet, figures, open_trackers
-from solrl_trainer.trackers.tracker import Tracker
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training_helpers import tiny_config
 from typed import refused
@@ -169,7 +169,7 @@ def test_a_tracker_fails_once_and_the_run_goes_on(tmp_path: Path, at: str, monke
     ],
 )
 def test_a_missing_tracker_is_refused(tmp_path: Path, name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solrl_trainer.trackers.registry.find_spec", lambda package: None)
+    monkeypatch.setattr("solrl_trainer.records.trackers.registry.find_spec", lambda package: None)
     assert message in refused(main, "run", "--dry-run", "--output", str(tmp_path / "run"), "--track", name)
 
 
@@ -177,9 +177,9 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from run_folders import iteration_line
-from solrl_trainer.records.metrics_file import MetricsFile
+from solrl_trainer.run_folder.metrics_file import MetricsFile
 from solrl_trainer.records.run_log import RunLog
-from solrl_trainer.trackers.run_trackers import open_trackers
+from solrl_trainer.records.trackers.run_trackers import open_trackers
 from test_trackers import tracked
 config = tracked(Path(sys.argv[1]), sys.argv[2])
 with open_trackers(config) as trackers:

@@ -14,8 +14,8 @@ from solrl_trainer.memory.run_memory import Wanted
 from solrl_trainer.policy.policy import Policy
 from solrl_trainer.policy.update import UpdateFigures, Updater
 from solrl_trainer.ranks.communicator import Communicator
-from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.rollouts.models import build_policy
+from solrl_trainer.run_folder.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
 

@@ -27,23 +27,22 @@ from solrl_trainer.evaluation.held_out import (
 from solrl_trainer.evaluation.stopping import held_out_scores, reason_to_stop
 from solrl_trainer.policy.start_lora import read_start
 from solrl_trainer.policy.update import UpdateFigures
+from solrl_trainer.prompts.prompt_rewards import mean_weights, weights_of_all
 from solrl_trainer.ranks.communicator import Communicator, require_equal, wait_for_rank_zero
-from solrl_trainer.records import checkpoints
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.records import IterationRecord, share_without_spread, spread_of
 from solrl_trainer.records.reward_shares import log_outlier, log_shares, reward_shares
 from solrl_trainer.records.run_log import RunLog, open_run_log
+from solrl_trainer.records.trackers.run_trackers import Trackers
 from solrl_trainer.rollouts.exploration import IterationSamples, seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, outermost, parts_of
 from solrl_trainer.rollouts.pairs import SHOWN_EACH, SHOWN_PROMPTS, CandidatePairs, candidate_pairs
-from solrl_trainer.selection import select
+from solrl_trainer.rollouts.selection import select
+from solrl_trainer.run_folder import checkpoints, resuming
+from solrl_trainer.run_folder.resuming import Change
 from solrl_trainer.session import Session, open_session
-from solrl_trainer.settings import resuming
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.prompt_rewards import mean_weights, weights_of_all
-from solrl_trainer.settings.resuming import Change
-from solrl_trainer.trackers.run_trackers import Trackers
 
 logger = logging.getLogger(__name__)
 

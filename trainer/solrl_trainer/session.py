@@ -11,14 +11,14 @@ from solrl_client.retries import OnWait, ignore
 from solrl_proto.rollouts import PromptItem
 
 from solrl_trainer.policy.update import Updater
+from solrl_trainer.prompts.prompt_sets import PromptSet, prompts_of_run, say_covered
 from solrl_trainer.ranks.communicator import Communicator, pick_device
-from solrl_trainer.records import checkpoints
 from solrl_trainer.rollouts.device_source import DeviceSource, open_device_source
+from solrl_trainer.rollouts.long_prompts import warn_of_long_prompts, warn_of_unread_prompts
 from solrl_trainer.rollouts.models import Models
+from solrl_trainer.run_folder import checkpoints
 from solrl_trainer.service.service_source import ServiceSource, open_service_source
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.long_prompts import warn_of_long_prompts, warn_of_unread_prompts
-from solrl_trainer.settings.prompts import PromptSet, prompts_of_run, say_covered
 
 logger = logging.getLogger(__name__)
 

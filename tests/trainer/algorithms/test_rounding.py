@@ -23,7 +23,7 @@ from solrl_trainer.algorithms.training_data import ForwardBatch
 from solrl_trainer.records.records import share_without_spread
 from solrl_trainer.records.reward_shares import reward_shares
 from solrl_trainer.rollouts.exploration import has_spread
-from solrl_trainer.selection import choose
+from solrl_trainer.rollouts.selection import choose
 from solrl_trainer.settings.rollout_sections import SelectionMode
 
 PROMPT = "a red circle"

@@ -9,9 +9,9 @@ from solrl_core.errors import FidelityError
 from solrl_core.families import load_backbone
 from solrl_core.fingerprint import module_digest
 from solrl_core.layer_list import write_layer_list
+from solrl_trainer.commands.preflight import check_run
 from solrl_trainer.loop import train
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.preflight import check_run
 from training_helpers import TINY, events, run_config
 
 pytestmark = pytest.mark.slow

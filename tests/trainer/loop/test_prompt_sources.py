@@ -15,14 +15,14 @@ from service_helpers import running_service
 from solrl_core.rewards.trial import GREY
 from solrl_minis import catalog
 from solrl_trainer.commands.evaluate import evaluate_run
+from solrl_trainer.commands.preflight import check_run
 from solrl_trainer.commands.run import summarize
 from solrl_trainer.loop import Result, train
-from solrl_trainer.records.figures import TRAINED_SUM
+from solrl_trainer.prompts.prompt_sets import read_prompts
 from solrl_trainer.records.shown_log import shown_log
+from solrl_trainer.run_folder.figures import TRAINED_SUM
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import ConfigError
-from solrl_trainer.settings.prompts import read_prompts
 from training_helpers import QUICK, events, iterations, prompts_in, run_config
 
 SMALL = (*QUICK, "explore.prompts=4", "evaluate.prompts=4")

@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from small_model import small_model
 from solrl_trainer.commands.compare import compare
 from solrl_trainer.commands.export import export
+from solrl_trainer.commands.preflight import check_run
 from solrl_trainer.commands.run import run
 from solrl_trainer.evaluation.stopping import reason_to_stop
 from solrl_trainer.records.progress import result_table
 from solrl_trainer.report.page import write_report
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import ConfigError, resolve
 from training_helpers import QUICK, events, iterations, prompts_in, run_config, sets
 

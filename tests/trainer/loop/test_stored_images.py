@@ -14,14 +14,14 @@ from solrl_trainer.calibration.deciding import Requirement
 from solrl_trainer.commands.calibrate import calibrate
 from solrl_trainer.commands.layout import layout
 from solrl_trainer.commands.options import Layout
+from solrl_trainer.commands.preflight import check_run
 from solrl_trainer.commands.run import run, summarize
 from solrl_trainer.loop import Result, train
+from solrl_trainer.prompts.prompt_sets import prompts_of_run
+from solrl_trainer.prompts.stored_files import stored_files
 from solrl_trainer.rollouts.stored_images import StoredImages
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import ConfigError
-from solrl_trainer.settings.prompts import prompts_of_run
-from solrl_trainer.settings.stored_files import stored_files
 from training_helpers import TINY, iterations, run_config
 
 SMALL = (
@@ -108,7 +108,7 @@ def test_what_cannot_be_trained_on_and_commands_about_candidates_are_refused(sto
         (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "a wall", **row}))
         (tmp_path / "red.png").write_bytes(b"no image")
         with pytest.raises(ValueError, match=text):
-            stored_files(config_of("dpo_pairs", tmp_path, tmp_path / "run"))
+            stored_files(config_of("dpo_pairs", tmp_path, tmp_path / "run").prompt_sources, "pairs")
     (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "a wall", "image": "red.png"}))
     config = config_of("sft", tmp_path, tmp_path / "run", "explore.prompts=1")
     (tmp_path / "test.txt").write_text("a wall")
@@ -140,7 +140,7 @@ def test_dpo_learns_which_of_a_stored_pair_was_chosen(stored: Path, tmp_path: Pa
 
 def test_images_are_cropped_to_the_models_size_and_encoded(stored: Path, tmp_path: Path) -> None:
     config, backbone = config_of("sft", stored / "images", tmp_path), load_backbone(small_model())
-    source = StoredImages(stored_files(config), backbone, ["clipscore"], batch=3)
+    source = StoredImages(stored_files(config.prompt_sources, config.explore.source), backbone, ["clipscore"], batch=3)
     prompts = prompts_of_run(config.prompt_sources, "train").all
     for prompt, group in zip(prompts, source.groups(prompts), strict=True):
         samples = group.trained

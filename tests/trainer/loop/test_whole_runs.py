@@ -9,13 +9,13 @@ from real_runs import Run, Service, go, selected
 from solrl_client.rollouts import RolloutClient
 from solrl_minis import catalog
 from solrl_trainer.evaluation.held_out import log_better_checkpoint
-from solrl_trainer.records.metrics_file import MetricsFile
+from solrl_trainer.prompts.prompt_sets import prompts_of_iteration, read_prompts
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.rollouts.exploration import seed_root
-from solrl_trainer.selection import best_worst
+from solrl_trainer.rollouts.selection import best_worst
+from solrl_trainer.run_folder.metrics_file import MetricsFile
 from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.settings.presets import resolve
-from solrl_trainer.settings.prompts import prompts_of_iteration, read_prompts
 
 
 def test_a_run_goes_through_its_phases_between_two_evaluations(whole: Run) -> None:

@@ -16,12 +16,12 @@ from solrl_core.lora import adapter_layout
 from solrl_core.rewards.images import as_pil
 from solrl_core.sampling.generator import Generator
 from solrl_proto.noise import expand_seeds
-from solrl_trainer.records.folder import saved_settings
+from solrl_trainer.prompts.prompt_sets import prompts_of_run
 from solrl_trainer.report.model_card import LORA, HeldOutFigures, held_out, how_to_load, model_card
 from solrl_trainer.report.page import write_report
+from solrl_trainer.run_folder.folder import saved_settings
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError, resolve
-from solrl_trainer.settings.prompts import prompts_of_run
 
 
 def front_of(card: str) -> dict[str, object]:

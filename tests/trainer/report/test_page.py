@@ -13,9 +13,9 @@ from run_folders import (
     write_lines,
     write_metrics,
 )
-from solrl_trainer.records.metrics_file import read_metrics
 from solrl_trainer.report.model_card import MARK
 from solrl_trainer.report.page import describe_fidelity, write_report
+from solrl_trainer.run_folder.metrics_file import read_metrics
 
 
 def page_of(folder):

@@ -11,13 +11,13 @@ from solrl_core.rewards import RewardSet
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_proto.noise import expand_seeds
 from solrl_trainer.commands.run import run
+from solrl_trainer.prompts.prompt_sets import PromptSet, find_prompts, read_prompts
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.loading import Loaded
 from solrl_trainer.rollouts.models import Models
-from solrl_trainer.selection import best_worst, select
+from solrl_trainer.rollouts.selection import best_worst, select
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.prompts import PromptSet, find_prompts, read_prompts
 from training_helpers import TINY, events, run_config
 
 SMALL = (

@@ -15,11 +15,11 @@ from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import PromptItem
 from solrl_trainer.commands.cli import main
+from solrl_trainer.commands.preflight import check_run
 from solrl_trainer.loop import Result, train
 from solrl_trainer.rollouts import loading
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.rollouts.groups import CandidateGroup
-from solrl_trainer.settings.preflight import check_run
 from solrl_trainer.settings.presets import resolve
 from training_helpers import TINY, events, sets, tiny_config, unclocked
 from typed import refused

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Se
 from pydantic import Field
 from solrl_proto.selection import levelled
 
+from solrl_trainer.algorithms.section import Section
 from solrl_trainer.algorithms.training_data import BatchT, TrainingData
-from solrl_trainer.settings.section import Section
 
 if TYPE_CHECKING:
     import torch

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from solrl_proto.rollouts import Eta, SdeKind, StochasticSteps, check_eta
 
 from solrl_trainer.algorithms.algorithm import AT, Algorithm, AlgorithmSettings, Loss, Velocities
+from solrl_trainer.algorithms.section import Positive
 from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrajectoryBatch, Window, WindowOrder
-from solrl_trainer.settings.section import Positive
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from solrl_proto.rollouts import Plan
 from solrl_trainer.calibration.measuring import Observed
 from solrl_trainer.calibration.plans import name
 from solrl_trainer.records.evaluations import mean_intervals_together, median_interval
-from solrl_trainer.records.figures import few_prompts_text
+from solrl_trainer.run_folder.figures import few_prompts_text
 
 _MANY_PROMPTS = 1000
 

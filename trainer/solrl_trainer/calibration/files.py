@@ -10,8 +10,8 @@ from solrl_proto.rollouts import ModelBinding, Plan
 
 from solrl_trainer.calibration.deciding import MeasuredPlan, Requirement
 from solrl_trainer.calibration.plans import name
-from solrl_trainer.records.output_files import write_file
 from solrl_trainer.report.frontier import PlanPoint, write_frontier
+from solrl_trainer.run_folder.output_files import write_file
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.yaml_text import dump_yaml
 

@@ -13,10 +13,10 @@ from solrl_proto.identifiers import Precision
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import FittedSolver, Plan, PromptItem, Prune, RequestedPrecision
 
+from solrl_trainer.prompts.prompt_sets import prompts_of_run
 from solrl_trainer.ranks.rank_runtime import RankRuntime
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.defaults import CALIBRATED_STEPS
-from solrl_trainer.settings.prompts import prompts_of_run
 
 FITTED_PROMPTS, FITTED_SEEDS = 24, 4
 """Training prompts, and candidates per prompt, whose trajectories the fitted solvers match."""

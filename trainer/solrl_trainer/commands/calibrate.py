@@ -34,19 +34,19 @@ from solrl_trainer.calibration.plans import (
     plans,
     reference_plan,
 )
+from solrl_trainer.commands.preflight import require_judges
+from solrl_trainer.policy.progress import OnProgress, ProgressCounter
+from solrl_trainer.prompts.prompt_rewards import scored_prompts
 from solrl_trainer.ranks.communicator import pick_device
 from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
-from solrl_trainer.records.figures import few_prompts_text, sum_text
-from solrl_trainer.records.time_left import OnProgress, ProgressCounter
 from solrl_trainer.records.waits import Waits
 from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.exploration import training_plan
 from solrl_trainer.rollouts.loading import check_decoder_precision, warn_of_decoder_emulation
+from solrl_trainer.rollouts.long_prompts import warn_of_long_prompts
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
+from solrl_trainer.run_folder.figures import few_prompts_text, sum_text
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.long_prompts import warn_of_long_prompts
-from solrl_trainer.settings.preflight import require_judges
-from solrl_trainer.settings.prompt_rewards import scored_prompts
 
 logger = logging.getLogger(__name__)
 

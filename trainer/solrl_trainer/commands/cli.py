@@ -111,7 +111,7 @@ def _dispatch(command: Command, rank_info: RankInfo) -> int:
             _calibrate(command, rank_info)
         case Memory():
             config = _settings(command).config
-            from solrl_trainer.memory.command import plan
+            from solrl_trainer.commands.memory import plan
 
             plan(config, gpu=command.gpu, gpus=command.gpus, out=command.out)
         case Layout():
@@ -195,13 +195,13 @@ def _run(command: Run, rank_info: RankInfo) -> int:
 
 def _checked(command: Run, held: ExitStack) -> "RunConfig":
     """The settings of a run that can start; its folder stays locked in `held`."""
-    from solrl_trainer.records.folder import locked
+    from solrl_trainer.run_folder.folder import locked
 
     resolved = _resolve(command)
     config = resolved.config
     held.enter_context(locked(config.output))
+    from solrl_trainer.commands.preflight import check_run
     from solrl_trainer.records.shown_log import shown_log
-    from solrl_trainer.settings.preflight import check_run
     from solrl_trainer.settings.token_places import warn_of_tokens
 
     with shown_log(_print):
@@ -215,7 +215,7 @@ def _resume_hint(config: "RunConfig", rank_info: RankInfo) -> str:
 
 
 def _resolve(command: Run) -> "Resolved":
-    from solrl_trainer.records.folder import saved_settings
+    from solrl_trainer.run_folder.folder import saved_settings
     from solrl_trainer.settings.presets import read_settings_file, resolve, resolve_again
 
     if command.resume is None:
@@ -243,9 +243,9 @@ def _resolve(command: Run) -> "Resolved":
 
 
 def _dry_run(command: Run) -> int:
-    from solrl_trainer.records.folder import check_free
+    from solrl_trainer.commands.preflight import check_run
     from solrl_trainer.records.shown_log import shown_log
-    from solrl_trainer.settings.preflight import check_run
+    from solrl_trainer.run_folder.folder import check_free
     from solrl_trainer.settings.settings_yaml import sourced_yaml
     from solrl_trainer.settings.token_places import warn_of_tokens
 
@@ -256,7 +256,7 @@ def _dry_run(command: Run) -> int:
         warn_of_tokens(resolved)
         check_run(resolved.config, resume=resume, dry=True)
     if resume:
-        from solrl_trainer.settings.resuming import check_before_loading
+        from solrl_trainer.run_folder.resuming import check_before_loading
 
         check_before_loading(resolved.config, command.checkpoint, command.allow_change)
     return 0
@@ -268,7 +268,7 @@ def _print(text: str) -> None:
 
 def _export(command: Export) -> None:
     from solrl_trainer.commands.export import check_push, export, push
-    from solrl_trainer.records.folder import saved_settings
+    from solrl_trainer.run_folder.folder import saved_settings
 
     config, repository = saved_settings(command.folder), command.push_to_hub
     if repository is not None:
@@ -287,7 +287,7 @@ def _export(command: Export) -> None:
 
 def _calibrate(command: Calibrate, rank_info: RankInfo) -> None:
     from solrl_trainer.ranks.rank_runtime import process_group
-    from solrl_trainer.records.folder import locked
+    from solrl_trainer.run_folder.folder import locked
 
     with ExitStack() as held, process_group(rank_info) as processes:
         _check(command)

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from solrl_trainer.evaluation.ended import best_version
-from solrl_trainer.records.figures import duration_text, reward_label, reward_text, sum_text
-from solrl_trainer.records.folder import saved_settings
-from solrl_trainer.records.metrics_file import own_time, read_metrics
+from solrl_trainer.run_folder.figures import duration_text, reward_label, reward_text, sum_text
+from solrl_trainer.run_folder.folder import saved_settings
+from solrl_trainer.run_folder.metrics_file import own_time, read_metrics
 from solrl_trainer.settings.config import RunConfig
 
 METRICS = "metrics.jsonl"

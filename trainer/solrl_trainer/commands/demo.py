@@ -13,7 +13,7 @@ from rich.console import Console
 from solrl_core.registry import FolderRegistry
 
 from solrl_trainer.commands.local_service import private_redis, rollout_service
-from solrl_trainer.records.folder import locked
+from solrl_trainer.run_folder.folder import locked
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import read_settings_file, resolve
 

@@ -17,10 +17,10 @@ from solrl_core.tesseract import read_by_tesseract, reads_exactly
 
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery
 from solrl_trainer.records.evaluations import Evaluation
-from solrl_trainer.records.figures import READ_RIGHT, duration_text
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
 from solrl_trainer.records.terminal_pictures import picture, protocol_of
+from solrl_trainer.run_folder.figures import READ_RIGHT, duration_text
 
 _LABEL, _CELL, _SHARE = 10, 8, 12
 """Columns of a row's label, of a word and of the share of right words."""

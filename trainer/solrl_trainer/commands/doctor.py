@@ -45,7 +45,7 @@ def check(
 
 def _first_prompts(name: str) -> list[tuple[str, Mapping[str, Any]]]:
     """Text and metadata of the first training prompts; none if they cannot be read, which `_prompts` says."""
-    from solrl_trainer.settings.prompts import find_prompts, read_split
+    from solrl_trainer.prompts.prompt_sets import find_prompts, read_split
 
     with suppress(ValueError, OSError):
         return [(prompt.text, prompt.metadata) for prompt in read_split(find_prompts(name), "train").prompts[:2]]
@@ -54,9 +54,9 @@ def _first_prompts(name: str) -> list[tuple[str, Mapping[str, Any]]]:
 
 def _prompts(name: str, rewards: Sequence[str], options: diagnosis.Options) -> Iterator[Finding]:
     """Whether the prompts can be read, and rewards that cannot judge images of one of them."""
+    from solrl_trainer.commands.preflight import unsuitable_prompt
+    from solrl_trainer.prompts.prompt_sets import find_prompts, in_both, read_split
     from solrl_trainer.records.shown_log import shown_log
-    from solrl_trainer.settings.preflight import unsuitable_prompt
-    from solrl_trainer.settings.prompts import find_prompts, in_both, read_split
 
     try:
         folder = find_prompts(name)

@@ -17,25 +17,25 @@ from solrl_engine.scorer import Scorer
 from solrl_proto.rollouts import Plan
 from solrl_remote.remote_reward import connect_reward
 
+from solrl_trainer.commands.preflight import require_judges, usable_judges
 from solrl_trainer.evaluation.ended import EVALUATION, GRID, best_version
 from solrl_trainer.evaluation.evaluate import evaluate, shown_seed
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery, save_gallery
+from solrl_trainer.policy.progress import OnProgress
+from solrl_trainer.prompts.prompt_rewards import scored_prompts, weights_of_all
+from solrl_trainer.prompts.prompt_sets import prompts_of_run, say_covered
 from solrl_trainer.ranks.communicator import pick_device
 from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
-from solrl_trainer.records import checkpoints
 from solrl_trainer.records.evaluations import Evaluation, compare, verdicts
-from solrl_trainer.records.figures import trained_text
-from solrl_trainer.records.folder import SETTINGS, saved_settings
-from solrl_trainer.records.output_files import write_file
-from solrl_trainer.records.time_left import OnProgress
 from solrl_trainer.records.waits import Waits
 from solrl_trainer.report.grid import write_grid
+from solrl_trainer.rollouts.long_prompts import warn_of_long_prompts, warn_of_unread_prompts
+from solrl_trainer.run_folder import checkpoints
+from solrl_trainer.run_folder.figures import trained_text
+from solrl_trainer.run_folder.folder import SETTINGS, saved_settings
+from solrl_trainer.run_folder.output_files import write_file
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.long_prompts import warn_of_long_prompts, warn_of_unread_prompts
-from solrl_trainer.settings.preflight import require_judges, usable_judges
 from solrl_trainer.settings.presets import ConfigError, parse_override, refused
-from solrl_trainer.settings.prompt_rewards import scored_prompts, weights_of_all
-from solrl_trainer.settings.prompts import prompts_of_run, say_covered
 from solrl_trainer.settings.token_places import warn_of_reward_tokens
 
 logger = logging.getLogger(__name__)

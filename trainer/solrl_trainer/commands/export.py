@@ -9,9 +9,9 @@ from solrl_core.adapter import Adapter, encode_for_diffusers
 from solrl_proto.text_files import read_text
 
 from solrl_trainer.evaluation.ended import GRID, best_version
-from solrl_trainer.records import checkpoints
-from solrl_trainer.records.output_files import write_file
 from solrl_trainer.report.model_card import CARD, LORA, MARK, held_out, model_card
+from solrl_trainer.run_folder import checkpoints
+from solrl_trainer.run_folder.output_files import write_file
 from solrl_trainer.settings.config import RunConfig
 
 

@@ -9,9 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from solrl_trainer.records.output_files import write_file
-from solrl_trainer.settings.prompt_tables import prompts_of, rows_of
-from solrl_trainer.settings.prompts import (
+from solrl_trainer.prompts.prompt_sets import (
     LONGEST,
     NEGATIVE,
     folded,
@@ -20,6 +18,8 @@ from solrl_trainer.settings.prompts import (
     prompt_item,
     split_files,
 )
+from solrl_trainer.prompts.prompt_tables import prompts_of, rows_of
+from solrl_trainer.run_folder.output_files import write_file
 
 HELD_OUT = 128
 """Most held-out prompts, if their number is not given."""

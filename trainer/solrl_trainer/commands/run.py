@@ -13,17 +13,17 @@ from solrl_trainer.evaluation.gallery import Gallery, load_gallery, save_gallery
 from solrl_trainer.loop import Result, train
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.evaluations import compare, verdicts
-from solrl_trainer.records.figures import trained_text
-from solrl_trainer.records.folder import SETTINGS, check_new, saved_settings
-from solrl_trainer.records.output_files import write_file
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.shown_log import TRAINER_LOG, shown_log
+from solrl_trainer.records.trackers.run_trackers import open_trackers
 from solrl_trainer.report.grid import write_grid
 from solrl_trainer.report.page import write_report
-from solrl_trainer.settings import resuming
+from solrl_trainer.run_folder import resuming
+from solrl_trainer.run_folder.figures import trained_text
+from solrl_trainer.run_folder.folder import SETTINGS, check_new, saved_settings
+from solrl_trainer.run_folder.output_files import write_file
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.settings_yaml import SETTINGS_YAML, settings_yaml
-from solrl_trainer.trackers.run_trackers import open_trackers
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from solrl_engine.scorer import Scorer
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import PromptItem
 
+from solrl_trainer.policy.progress import OnProgress
 from solrl_trainer.ranks.communicator import Communicator, gather_rows, share
 from solrl_trainer.records.evaluations import Evaluation
-from solrl_trainer.records.time_left import OnProgress
 from solrl_trainer.rollouts.sample_scorer import score_policy_images
 
 SEED_ROOT = 0

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save
 from solrl_proto.text_files import read_json
 
 from solrl_trainer.records.evaluations import STRICT, Verdicts, small_images
-from solrl_trainer.records.output_files import write_file
 from solrl_trainer.rollouts.pairs import Pair
+from solrl_trainer.run_folder.output_files import write_file
 
 IMAGES = "gallery.safetensors"
 TEXTS = "gallery.json"

@@ -18,19 +18,19 @@ from solrl_proto.rollouts import Plan, PromptItem
 from solrl_trainer.evaluation.evaluate import evaluate
 from solrl_trainer.evaluation.gallery import LARGEST_SIDE
 from solrl_trainer.evaluation.stopping import clear_fall, held_out_scores, reason_to_stop, sound_scores
+from solrl_trainer.prompts.prompt_rewards import weights_of_all
 from solrl_trainer.ranks.communicator import gather_rows, gather_values, share
-from solrl_trainer.records import checkpoints
-from solrl_trainer.records.checkpoints import best_kept
 from solrl_trainer.records.evaluations import Evaluation, small_images
-from solrl_trainer.records.figures import ended_text
-from solrl_trainer.records.output_files import replace_file
 from solrl_trainer.records.records import HeldOutRecord
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.rollouts.exploration import seed_root
 from solrl_trainer.rollouts.groups import CandidateGroup, flattened, parts_of
+from solrl_trainer.run_folder import checkpoints
+from solrl_trainer.run_folder.checkpoints import best_kept
+from solrl_trainer.run_folder.figures import ended_text
+from solrl_trainer.run_folder.output_files import replace_file
 from solrl_trainer.session import Session
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.prompt_rewards import weights_of_all
 
 logger = logging.getLogger(__name__)
 

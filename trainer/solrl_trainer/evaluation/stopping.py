@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from solrl_trainer.records.figures import (
+from solrl_trainer.run_folder.figures import (
     TRAINED_SUM,
     gain_text,
     interval_text,

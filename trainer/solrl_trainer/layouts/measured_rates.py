@@ -10,12 +10,12 @@ from solrl_trainer.algorithms.algorithm import advantages_of
 from solrl_trainer.layouts.layouts import MeasuredRates, Stages, fit_rates
 from solrl_trainer.loop import collect_samples, training_samples
 from solrl_trainer.policy.update import trained_steps
+from solrl_trainer.prompts.prompt_sets import PromptSet, prompts_of_run
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.rollouts.device_source import DeviceSource, open_device_source
 from solrl_trainer.session import Session, connect
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.prompts import PromptSet, prompts_of_run
 
 _CANDIDATES = 24
 _MORE, _FEWER = 4, 2

@@ -17,8 +17,8 @@ from solrl_trainer.algorithms.algorithm import Algorithm, FixedPolicy, Velocitie
 from solrl_trainer.algorithms.training_data import TrainingData, TrainingSamples
 from solrl_trainer.policy.gradient_buckets import GradientBuckets
 from solrl_trainer.policy.policy import Policy, require_finite
+from solrl_trainer.policy.progress import OnProgress, ProgressCounter
 from solrl_trainer.ranks.communicator import Communicator, gather_values
-from solrl_trainer.records.time_left import OnProgress, ProgressCounter
 from solrl_trainer.settings.config import Optimizer, RunConfig
 
 _DIFFERENTIABLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

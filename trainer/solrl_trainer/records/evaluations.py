@@ -9,7 +9,7 @@ import torch
 from solrl_core.image_files import shrunk
 from solrl_core.rewards.reward import weighted_sum
 
-from solrl_trainer.records.figures import OCR, READ_RIGHT, TRAINED_SUM
+from solrl_trainer.run_folder.figures import OCR, READ_RIGHT, TRAINED_SUM
 
 STRICT = ("verifier", OCR)
 """Rewards that are 1 for a correct image and less for others."""

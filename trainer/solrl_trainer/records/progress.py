@@ -13,7 +13,10 @@ from rich.text import Text
 from solrl_client.retries import Wait
 
 from solrl_trainer.records.evaluations import Evaluation
-from solrl_trainer.records.figures import (
+from solrl_trainer.records.records import HeldOutRecord, IterationRecord
+from solrl_trainer.records.time_left import LiveLine, TimeLeft
+from solrl_trainer.records.waits import Waits
+from solrl_trainer.run_folder.figures import (
     EVALUATION_ONLY,
     duration_text,
     few_prompts_text,
@@ -26,9 +29,6 @@ from solrl_trainer.records.figures import (
     role_text,
     trained_text,
 )
-from solrl_trainer.records.records import HeldOutRecord, IterationRecord
-from solrl_trainer.records.time_left import LiveLine, TimeLeft
-from solrl_trainer.records.waits import Waits
 
 _TIMES = {"explore": 9, "wait": 8, "regenerate": 12, "train": 9, "push": 8}
 """Column → width. Exploration at a service is concurrent; "wait" is the part that the trainer waited for."""

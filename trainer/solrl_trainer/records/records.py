@@ -10,7 +10,7 @@ from solrl_proto.status import Estimate, HeldOut, IterationReport, RunSettings, 
 from solrl_trainer.algorithms.algorithm import AT, without_spread
 from solrl_trainer.policy.update import UpdateFigures
 from solrl_trainer.records.evaluations import Evaluation, compare
-from solrl_trainer.records.figures import TRAINED_SUM
+from solrl_trainer.run_folder.figures import TRAINED_SUM
 
 
 def spread_of(rewards: torch.Tensor) -> Spread:

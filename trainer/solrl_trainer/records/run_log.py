@@ -14,19 +14,19 @@ from solrl_proto.rollouts import RewardSpec
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.records.collapse import CollapseAlarm
 from solrl_trainer.records.evaluations import Evaluation
-from solrl_trainer.records.metrics_file import MetricsFile
 from solrl_trainer.records.progress import RichReporter
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
 from solrl_trainer.records.slow_rewards import SlowRewardAlarm
 from solrl_trainer.records.status_reports import StatusReporter
+from solrl_trainer.records.trackers.run_trackers import Trackers
 from solrl_trainer.rollouts.exploration import Exploration, IterationSamples
 from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.rollouts.pairs import CandidatePairs
+from solrl_trainer.run_folder.metrics_file import MetricsFile
+from solrl_trainer.run_folder.resuming import Change
 from solrl_trainer.service.requirements import reward_specs
 from solrl_trainer.service.run_client import Requested, RunClient
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.resuming import Change
-from solrl_trainer.trackers.run_trackers import Trackers
 
 logger = logging.getLogger(__name__)
 

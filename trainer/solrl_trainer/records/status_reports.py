@@ -30,10 +30,10 @@ from solrl_proto.status import (
 )
 
 from solrl_trainer.records.evaluations import small_images
-from solrl_trainer.records.figures import value_text
 from solrl_trainer.records.records import HeldOutRecord, IterationRecord
 from solrl_trainer.rollouts.exploration import IterationSamples
 from solrl_trainer.rollouts.pairs import CandidatePairs, candidate_pairs
+from solrl_trainer.run_folder.figures import value_text
 from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.settings.config import OF_A_MACHINE, RunConfig
 

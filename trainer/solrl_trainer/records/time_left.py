@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self, TextIO
@@ -10,10 +9,7 @@ from typing import Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from solrl_trainer.records.figures import duration_text
-
-OnProgress = Callable[[float, float], None]
-"""Called with (done, total), in any unit whose cost is about constant."""
+from solrl_trainer.run_folder.figures import duration_text
 
 LINE_EVERY = 30.0
 """Least seconds between two plain lines about the same work."""
@@ -44,20 +40,6 @@ class TimeLeft:
         if due:
             self._line = time.monotonic()
         return due
-
-
-class ProgressCounter:
-    """Counts the finished parts of some work, and tells `progress`."""
-
-    def __init__(self, total: float, progress: OnProgress) -> None:
-        self._done, self._total = 0.0, total
-        self._progress = progress
-        progress(0, total)
-
-    def finish(self, part: float) -> None:
-        """A part is done."""
-        self._done += part
-        self._progress(self._done, self._total)
 
 
 class LiveLine:

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from solrl_client.retries import Wait
 
-from solrl_trainer.records.figures import duration_text
+from solrl_trainer.run_folder.figures import duration_text
 
 logger = logging.getLogger(__name__)
 

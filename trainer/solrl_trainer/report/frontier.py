@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from solrl_trainer.records.output_files import writing
 from solrl_trainer.report import style
+from solrl_trainer.run_folder.output_files import writing
 
 _WIDTH, _HEIGHT, _ROW = 648, 360, 14
 """In points: width, height of the plot, and of a line of the key."""

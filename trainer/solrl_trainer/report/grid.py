@@ -12,8 +12,8 @@ from PIL import Image, ImageDraw, ImageFont
 from solrl_core.image_files import tiled
 
 from solrl_trainer.evaluation.gallery import Gallery
-from solrl_trainer.records.figures import judging_text
-from solrl_trainer.records.output_files import writing
+from solrl_trainer.run_folder.figures import judging_text
+from solrl_trainer.run_folder.output_files import writing
 
 COLUMNS = 4
 MARGIN = 40

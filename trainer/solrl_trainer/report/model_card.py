@@ -15,11 +15,11 @@ from solrl_proto.text_files import read_json, read_text
 from solrl_trainer.evaluation.ended import EVALUATION, GRID, RESULT
 from solrl_trainer.evaluation.evaluate import shown_seed
 from solrl_trainer.evaluation.gallery import load_gallery
-from solrl_trainer.records import figures
-from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.prompts.prompt_sets import prompts_of_run
 from solrl_trainer.report import rendering
+from solrl_trainer.run_folder import figures
+from solrl_trainer.run_folder.metrics_file import read_metrics
 from solrl_trainer.settings.config import OF_A_MACHINE, RunConfig
-from solrl_trainer.settings.prompts import prompts_of_run
 from solrl_trainer.settings.settings_yaml import settings_yaml
 
 LORA = "lora.safetensors"

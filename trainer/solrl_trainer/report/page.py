@@ -20,10 +20,6 @@ from solrl_proto.text_files import read_json
 
 from solrl_trainer.evaluation.ended import PAGE, RESULT
 from solrl_trainer.evaluation.gallery import Gallery, load_gallery
-from solrl_trainer.records import figures
-from solrl_trainer.records.folder import SETTINGS, check_run_folder
-from solrl_trainer.records.metrics_file import own_time, read_metrics
-from solrl_trainer.records.output_files import replace_file
 from solrl_trainer.records.reward_shares import SMALL, shares_text
 from solrl_trainer.report import rendering, style
 from solrl_trainer.report.model_card import how_to_load
@@ -35,6 +31,10 @@ from solrl_trainer.report.run_charts import (
     reward_chart,
     time_chart,
 )
+from solrl_trainer.run_folder import figures
+from solrl_trainer.run_folder.folder import SETTINGS, check_run_folder
+from solrl_trainer.run_folder.metrics_file import own_time, read_metrics
+from solrl_trainer.run_folder.output_files import replace_file
 
 SHOWN_FIRST = 16
 """Prompts of the before/after grid that are shown at first; the others unfold."""

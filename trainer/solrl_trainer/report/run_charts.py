@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from solrl_trainer.records import figures
-from solrl_trainer.records.figures import TRAINED_SUM
-from solrl_trainer.records.metrics_file import own_time
 from solrl_trainer.report.charts import Chart, Series, line_chart, stacked_chart
+from solrl_trainer.run_folder import figures
+from solrl_trainer.run_folder.figures import TRAINED_SUM
+from solrl_trainer.run_folder.metrics_file import own_time
 
 PHASES = {"explore": 2, "explore_here": 1, "wait": 2, "regenerate": 0, "train": 4, "push": 3, "evaluate": 7}
 """Phases of an iteration, and held-out evaluations beside them → colour."""

@@ -20,6 +20,8 @@ from solrl_proto.rollouts import Plan, PromptItem, RewardTime
 from solrl_proto.status import ScoringTime
 
 from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.prompts.prompt_sets import PromptSet
+from solrl_trainer.prompts.stored_files import stored_files
 from solrl_trainer.ranks.communicator import Communicator, share
 from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.exploration import (
@@ -36,8 +38,6 @@ from solrl_trainer.rollouts.models import Models
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.rollouts.stored_images import StoredImages
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.prompts import PromptSet
-from solrl_trainer.settings.stored_files import stored_files
 
 Images = Literal["candidates", "samples"]
 """Explored candidates, or the samples that are trained on."""
@@ -106,7 +106,7 @@ class DeviceSource:
         self._side = SideStream(models.backbone.device)
         self.scorer = self._scorer("samples", tuple(config.rewards))
         self.sampler = self._training_sampler(models.generator, config.sample_steps)
-        stored = stored_files(config)
+        stored = stored_files(config.prompt_sources, config.explore.source)
         self._stored = StoredImages(stored, models.backbone, list(config.rewards), config.batch) if stored else None
         self._planned = 0
         """Iteration whose plan the candidates follow."""

@@ -23,11 +23,11 @@ from solrl_proto.identifiers import Precision
 from solrl_proto.rollouts import DecoderPrecision, ModelBinding, RequestedPrecision
 from solrl_remote.remote_reward import connect_reward
 
+from solrl_trainer.prompts.prompt_rewards import scored_prompts
+from solrl_trainer.prompts.prompt_sets import prompts_of_run
 from solrl_trainer.ranks.communicator import Communicator, pick_device
+from solrl_trainer.run_folder.resuming import parts_when_loaded
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.prompt_rewards import scored_prompts
-from solrl_trainer.settings.prompts import prompts_of_run
-from solrl_trainer.settings.resuming import parts_when_loaded
 
 logger = logging.getLogger(__name__)
 

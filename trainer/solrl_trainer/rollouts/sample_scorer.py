@@ -10,8 +10,8 @@ from solrl_engine.scorer import NonFiniteImagesError, RewardTimes, Scorer, Score
 from solrl_engine.side_stream import Pending, SideStream
 from solrl_proto.rollouts import PromptItem, RewardSpec, RewardTime
 
+from solrl_trainer.prompts.prompt_rewards import asked_rewards, rows_alike, weights_of
 from solrl_trainer.rollouts.groups import ScoredSamples
-from solrl_trainer.settings.prompt_rewards import asked_rewards, rows_alike, weights_of
 
 OnTimes = Callable[[Mapping[str, RewardTime]], None]
 """Called with the times of rewards, by name."""

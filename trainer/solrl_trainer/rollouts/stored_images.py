@@ -10,8 +10,8 @@ from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.rewards.images import as_floats
 from solrl_proto.rollouts import PromptItem
 
+from solrl_trainer.prompts.image_reader import read_image
 from solrl_trainer.rollouts.groups import CandidateGroup, ScoredSamples, parts_of
-from solrl_trainer.settings.image_reader import read_image
 
 
 class StoredImages:

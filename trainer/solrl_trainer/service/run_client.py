@@ -24,9 +24,9 @@ from solrl_proto.rollouts import (
     RolloutTimings,
 )
 
+from solrl_trainer.prompts.prompt_rewards import asked_rewards, own_rewards, rows_alike
 from solrl_trainer.rollouts.exploration import exploration_plan
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.prompt_rewards import asked_rewards, own_rewards, rows_alike
 
 Requested = tuple[tuple[RewardSpec, ...], str | None]
 """Rewards as a request names them, and the fingerprint that its answer must have; None to accept any."""

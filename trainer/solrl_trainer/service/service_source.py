@@ -23,6 +23,7 @@ from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
 from solrl_proto.rollouts import PromptItem, RewardSpec, RolloutGroup
 
+from solrl_trainer.prompts.prompt_sets import PromptSet
 from solrl_trainer.ranks.communicator import Communicator, wait_for_rank_zero
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.rollouts.exploration import Exploration, ExplorationSummary, seed_root
@@ -34,7 +35,6 @@ from solrl_trainer.service.requirements import check_hosted, check_size, note_ar
 from solrl_trainer.service.run_client import Requested, RunClient
 from solrl_trainer.service.wait_note import WaitNote
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.prompts import PromptSet
 
 logger = logging.getLogger(__name__)
 

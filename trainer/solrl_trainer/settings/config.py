@@ -27,11 +27,12 @@ from solrl_proto.rollouts import ModelBinding, PromptItem, RewardSpec, Solver, S
 from solrl_trainer.algorithms.algorithm import AlgorithmSettings
 from solrl_trainer.algorithms.diffusionnft import DiffusionNftSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
+from solrl_trainer.algorithms.section import Positive, Section, Steps
 from solrl_trainer.algorithms.training_data import TrainingData
-from solrl_trainer.settings.prompt_rewards import asked_rewards, check_own_rewards, weights_of_run
+from solrl_trainer.prompts.prompt_rewards import asked_rewards, weights_of_run
+from solrl_trainer.prompts.prompt_source import PromptSource
 from solrl_trainer.settings.removed import without_removed
 from solrl_trainer.settings.rollout_sections import Explore, Regenerate
-from solrl_trainer.settings.section import Positive, Section, Steps
 
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 """Several names, or a single one."""
@@ -130,22 +131,6 @@ class PolicySettings(Section):
     counter: Literal["iterations", "updates"] = "iterations"
     """updates: as Sol-RL's released code counts. s counts the run's optimiser steps, and the evaluation weights are
     averaged after each of them, with i = s. iterations: both happen once per iteration."""
-
-
-class PromptSource(Section):
-    """One of several prompt sets."""
-
-    share: Annotated[float, Field(gt=0)] = 1.0
-    """Its share of the prompts, in proportion to the others'."""
-    rewards: dict[str, float] | None = None
-    """Rewards of its prompts, with their weights; null: the run's."""
-
-    @field_validator("rewards")
-    @classmethod
-    def _trains_something(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        if value is not None:
-            check_own_rewards(value, "rewards")
-        return value
 
 
 class GenerateSettings(Section):

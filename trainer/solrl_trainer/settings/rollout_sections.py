@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 from solrl_proto.rollouts import AdapterUse, DecoderPrecision, FittedSolver, ModelBinding, Prune, RequestedPrecision
 
-from solrl_trainer.settings.section import Positive, Section, Steps
+from solrl_trainer.algorithms.section import Positive, Section, Steps
 
 SelectionMode = Literal["best_worst", "random"]
 ExplorationSampler = Literal["ode", "training"]

@@ -16,11 +16,11 @@ from solrl_proto.identifiers import Message
 from solrl_proto.text_files import read_json
 
 from solrl_trainer.records.evaluations import small_images
-from solrl_trainer.records.output_files import replace_file
+from solrl_trainer.records.trackers.registry import TRACKERS
+from solrl_trainer.records.trackers.sheets import Sheets
+from solrl_trainer.records.trackers.tracker import TrackedRun, Tracker
+from solrl_trainer.run_folder.output_files import replace_file
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.trackers.registry import TRACKERS
-from solrl_trainer.trackers.sheets import Sheets
-from solrl_trainer.trackers.tracker import TrackedRun, Tracker
 
 logger = logging.getLogger(__name__)
 

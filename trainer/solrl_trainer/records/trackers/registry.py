@@ -6,7 +6,7 @@ from typing import Any
 
 from solrl_core.registry import Registry
 
-from solrl_trainer.trackers.tracker import Tracker
+from solrl_trainer.records.trackers.tracker import Tracker
 
 
 def _wrong(found: Any) -> str | None:
@@ -18,10 +18,10 @@ TRACKERS: Registry[type[Tracker]] = Registry(
     "tracker",
     "solrl.trackers",
     {
-        "swanlab": "solrl_trainer.trackers.hosted:SwanLab",
-        "tensorboard": "solrl_trainer.trackers.tensorboard:TensorBoard",
-        "trackio": "solrl_trainer.trackers.hosted:Trackio",
-        "wandb": "solrl_trainer.trackers.hosted:Wandb",
+        "swanlab": "solrl_trainer.records.trackers.hosted:SwanLab",
+        "tensorboard": "solrl_trainer.records.trackers.tensorboard:TensorBoard",
+        "trackio": "solrl_trainer.records.trackers.hosted:Trackio",
+        "wandb": "solrl_trainer.records.trackers.hosted:Wandb",
     },
     wrong=_wrong,
 )

@@ -16,13 +16,13 @@ from solrl_core.model_options import ModelOptions
 from solrl_core.suggestions import did_you_mean
 
 from solrl_trainer.algorithms.registry import ALGORITHMS
-from solrl_trainer.records import checkpoints
-from solrl_trainer.records.checkpoints import Checkpoint
-from solrl_trainer.records.figures import value_text
-from solrl_trainer.records.metrics_file import read_metrics
+from solrl_trainer.prompts.prompt_sets import prompts_of_run
+from solrl_trainer.prompts.stored_files import contents_digest, stored_files
+from solrl_trainer.run_folder import checkpoints
+from solrl_trainer.run_folder.checkpoints import Checkpoint
+from solrl_trainer.run_folder.figures import value_text
+from solrl_trainer.run_folder.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.prompts import prompts_of_run
-from solrl_trainer.settings.stored_files import contents_digest, stored_files
 
 Rule = Literal["free", "later", "named", "fixed"]
 MEANINGS: dict[Rule, str] = {
@@ -170,7 +170,7 @@ def parts_before_loading(config: RunConfig) -> dict[str, str]:
             part = f"prompts:{split}" if name == config.prompts else f"prompts:{split}:{name}"
             content = [one.model_dump(mode="json") for one in prompts]
             parts[part] = combined_digest(json.dumps(content, sort_keys=True))
-    if files := stored_files(config):
+    if files := stored_files(config.prompt_sources, config.explore.source):
         parts["prompts:images"] = contents_digest(files)
     name = config.algorithm.name
     if not ALGORITHMS.is_built_in(name):  # those come with a version of solrl

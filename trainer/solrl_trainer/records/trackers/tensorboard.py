@@ -7,7 +7,7 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from solrl_trainer.trackers.tracker import TrackedRun, Tracker
+from solrl_trainer.records.trackers.tracker import TrackedRun, Tracker
 
 
 class TensorBoard(Tracker):

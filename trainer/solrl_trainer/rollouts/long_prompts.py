@@ -7,8 +7,8 @@ from solrl_core.families import Backbone
 from solrl_core.rewards import RewardSet
 from solrl_proto.rollouts import PromptItem
 
-from solrl_trainer.records.figures import value_text
-from solrl_trainer.settings.prompt_rewards import scored_prompts
+from solrl_trainer.prompts.prompt_rewards import scored_prompts
+from solrl_trainer.run_folder.figures import value_text
 
 logger = logging.getLogger(__name__)
 

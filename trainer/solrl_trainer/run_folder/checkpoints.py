@@ -21,7 +21,7 @@ from solrl_proto.adapters import AdapterFile
 
 from solrl_trainer.policy.policy import CURRENT, OLD, Policy
 from solrl_trainer.ranks.communicator import Communicator, broadcast_bytes
-from solrl_trainer.records.output_files import write_file, writing
+from solrl_trainer.run_folder.output_files import write_file, writing
 from solrl_trainer.settings.config import RunConfig
 
 CHECKSUMS, CONFIG, PARTS, STATE = "checksums.json", "config.json", "parts.json", "state.safetensors"

@@ -6,8 +6,8 @@ from pathlib import Path
 from PIL import Image
 from solrl_proto.text_files import read_text
 
-from solrl_trainer.records.folder import SAMPLES
-from solrl_trainer.records.output_files import write_file
+from solrl_trainer.run_folder.folder import SAMPLES
+from solrl_trainer.run_folder.output_files import write_file
 
 
 class Sheets:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from solrl_trainer.records.output_files import replace_file, writing
+from solrl_trainer.run_folder.output_files import replace_file, writing
 
 
 class MetricsFile:

@@ -8,29 +8,31 @@ from pathlib import Path
 
 from solrl_proto.rollouts import PromptItem
 
-from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.image_reader import image_size, same_shape
-from solrl_trainer.settings.prompts import find_prompts, prompts_of_run
+from solrl_trainer.prompts.image_reader import image_size, same_shape
+from solrl_trainer.prompts.prompt_sets import find_prompts, prompts_of_run
+from solrl_trainer.prompts.prompt_source import PromptSource
 
 _IMAGE = ("file_name", "image")
 
 
-def stored_files(config: RunConfig) -> dict[str, tuple[Path, ...]]:
-    """Id of each training prompt → its image, or its better and its worse image; empty for a run that explores.
+def stored_files(sources: Mapping[str, PromptSource], kind: str) -> dict[str, tuple[Path, ...]]:
+    """Id of each training prompt → its image, or its better and its worse image.
+
+    Args:
+        sources: prompt sets of the run, see `prompts_of_run`.
+        kind: "images" or "pairs"; of a run that explores, "model", there are no files.
 
     Raises:
         ValueError: a prompt names no images, or a file does not exist; names the prompt.
         OSError: as `prompts_of_run`.
     """
-    if config.explore.source == "model":
+    if kind == "model":
         return {}
     found = {}
-    for name, prompts in zip(
-        config.prompt_sources, prompts_of_run(config.prompt_sources, "train").sources, strict=True
-    ):
+    for name, prompts in zip(sources, prompts_of_run(sources, "train").sources, strict=True):
         folder = find_prompts(name)
         for prompt in prompts:
-            names = _pair(prompt) if config.explore.source == "pairs" else _image(prompt)
+            names = _pair(prompt) if kind == "pairs" else _image(prompt)
             if len(set(names)) < len(names):
                 raise _fault(prompt, f"names {names[0]!r} as the better and as the worse image; expected two images")
             found[prompt.id] = tuple(_file(folder, one, prompt) for one in names)

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from solrl_core.registry import FolderRegistry
 from solrl_proto.rollouts import PromptItem
 
-from solrl_trainer.settings.config import PromptSource
-from solrl_trainer.settings.prompt_rewards import FIELD, check_own_rewards, own_rewards
-from solrl_trainer.settings.prompt_tables import PromptRow, prompts_of, rows_of
+from solrl_trainer.prompts.prompt_rewards import FIELD, check_own_rewards, own_rewards
+from solrl_trainer.prompts.prompt_source import PromptSource
+from solrl_trainer.prompts.prompt_tables import PromptRow, prompts_of, rows_of
 
 logger = logging.getLogger(__name__)
 

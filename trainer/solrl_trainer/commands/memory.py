@@ -17,7 +17,7 @@ from solrl_proto.identifiers import Precision
 
 from solrl_trainer.memory.run_memory import MemoryLayout, RunMemory, plan_run, reward_sizes
 from solrl_trainer.policy.sharding import SHARDED
-from solrl_trainer.records.output_files import write_file
+from solrl_trainer.run_folder.output_files import write_file
 from solrl_trainer.settings.config import RunConfig
 
 _ASSUMED_GB = 80.0

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from PIL import Image
 
-from solrl_trainer.trackers.tracker import TrackedRun, Tracker
+from solrl_trainer.records.trackers.tracker import TrackedRun, Tracker
 
 
 class Hosted(Tracker):

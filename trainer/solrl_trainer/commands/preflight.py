@@ -14,9 +14,13 @@ from solrl_core.suggestions import did_you_mean
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import PromptItem
 
+from solrl_trainer.prompts.prompt_rewards import check_known, scored_prompts
+from solrl_trainer.prompts.prompt_sets import find_prompts, in_both, prompts_of_run, read_split
+from solrl_trainer.prompts.stored_files import check_images, stored_files
 from solrl_trainer.ranks.rank_info import read_rank_info
-from solrl_trainer.records.folder import check_new
+from solrl_trainer.records.trackers.registry import require_trackers
 from solrl_trainer.records.waits import Waits
+from solrl_trainer.run_folder.folder import check_new
 from solrl_trainer.service.requirements import (
     require_precision,
     require_rewards,
@@ -25,10 +29,6 @@ from solrl_trainer.service.requirements import (
     run_taken,
 )
 from solrl_trainer.settings.config import RunConfig
-from solrl_trainer.settings.prompt_rewards import check_known, scored_prompts
-from solrl_trainer.settings.prompts import find_prompts, in_both, prompts_of_run, read_split
-from solrl_trainer.settings.stored_files import check_images, stored_files
-from solrl_trainer.trackers.registry import require_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def _check_here(config: RunConfig, *, resume: bool) -> None:
     folders = [find_prompts(name) for name in config.prompt_sources]
     train, test = ([read_split(folder, split) for folder in folders] for split in ("train", "test"))
     _check_counts(config, folders)
-    check_images(stored_files(config))
+    check_images(stored_files(config.prompt_sources, config.explore.source))
     from solrl_core.rewards.reward import check_named, check_reward  # imports torch, so it follows the fast checks
 
     from solrl_trainer.ranks.communicator import pick_device
