@@ -25,12 +25,12 @@ def starting_from(pipeline: Any, seeds: Sequence[int]) -> Iterator[None]:
     Noise is drawn in float32 on the CPU: another device draws other noise from the same seeds, and another dtype may.
     The pipeline packs it as its own. Flow-Factory's adapters call the same method, of `trainer.adapter.pipeline`.
     """
-    own = pipeline.prepare_latents
+    original = pipeline.prepare_latents
 
     def prepare_latents(batch: int, channels: int, height: int, width: int, dtype: Any, device: Any, *_: Any) -> Any:
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        found = own(batch, channels, height, width, torch.float32, device, generators)
-        return (found[0].to(dtype), *found[1:]) if isinstance(found, tuple) else found.to(dtype)
+        noise = original(batch, channels, height, width, torch.float32, device, generators)
+        return (noise[0].to(dtype), *noise[1:]) if isinstance(noise, tuple) else noise.to(dtype)
 
     pipeline.prepare_latents = prepare_latents
     try:
@@ -77,8 +77,12 @@ class Trainer:
 
     def sample(self) -> list[Sample]:
         """Explore at the service, and generate the best and worst seeds of each prompt here, with all steps."""
-        kept = self.lora.explore(self.prompts, self.group, self.keep)
-        return [one for text, seeds in zip(self.prompts, kept, strict=True) for one in self.inference(text, seeds)]
+        seeds_by_prompt = self.lora.explore(self.prompts, self.group, self.keep)
+        return [
+            sample
+            for text, seeds in zip(self.prompts, seeds_by_prompt, strict=True)
+            for sample in self.inference(text, seeds)
+        ]
 
     @torch.no_grad()
     def inference(self, text: str, seeds: Sequence[int]) -> list[Sample]:

@@ -97,8 +97,8 @@ class Sd3Lora:
 
 def folder_of(model: str) -> str:
     """The folder of a miniature, by the name that the service takes; others are folders or hub ids for both."""
-    found = [entry.load()() for entry in entry_points(group="solrl.models", name=model)]
-    return str(found[0]) if found else model
+    folders = [entry.load()() for entry in entry_points(group="solrl.models", name=model)]
+    return str(folders[0]) if folders else model
 
 
 def main(trainer: str, run: Callable[[Sd3Lora, int], None]) -> None:
@@ -111,10 +111,10 @@ def main(trainer: str, run: Callable[[Sd3Lora, int], None]) -> None:
     parser.add_argument("--run", default=f"{trainer.lower()}-like-{uuid4().hex[:8]}", help="a new run's name there")
     parser.add_argument("--url", default="http://127.0.0.1:8100", help="of the service")
     parser.add_argument("--rounds", type=int, default=3, help="of exploring and training")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        with RolloutClient(given.url) as client:
-            name = given.name or client.models().models[0].name
-            run(Sd3Lora(folder_of(given.model), client, name, given.run), given.rounds)
+        with RolloutClient(arguments.url) as client:
+            name = arguments.name or client.models().models[0].name
+            run(Sd3Lora(folder_of(arguments.model), client, name, arguments.run), arguments.rounds)
     except (ProblemError, OSError) as error:  # such as a run of that name, from an earlier start, or no such model
         sys.exit(str(error))

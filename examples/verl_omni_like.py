@@ -96,11 +96,11 @@ class Trainer:
 
     def advantages(self, scores: torch.Tensor, uids: np.ndarray) -> torch.Tensor:
         """GRPO's: relative to the rows of the same prompt."""
-        found = torch.zeros_like(scores)
+        advantages = torch.zeros_like(scores)
         for uid in set(uids):
-            own = torch.from_numpy(uids == uid)
-            found[own] = (scores[own] - scores[own].mean()) / (scores[own].std() + 1e-6)
-        return found
+            rows = torch.from_numpy(uids == uid)
+            advantages[rows] = (scores[rows] - scores[rows].mean()) / (scores[rows].std() + 1e-6)
+        return advantages
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def adapter_file(
         ValueError: a target has no weights, or other modules have; a weight has another rank, is not finite, or is
             there by two names; something is trained beside lora_A and lora_B.
     """
-    found: dict[str, NDArray[np.float32]] = {}
+    tensors: dict[str, NDArray[np.float32]] = {}
     names: dict[str, str] = {}
     of_model = any(name.endswith(".base_layer.weight") for name in weights)
     for name, weight in weights.items():
@@ -43,15 +43,15 @@ def adapter_file(
             key = f"base_model.model.{parts['module']}.lora_{parts['side']}.weight"
             if key in names:
                 raise ValueError(f"{names[key]} and {name} are weights of one layer; expected one of them")
-            names[key], found[key] = name, _as_float32(name, weight)
-    _check_names(found, targets)
-    for name, values in found.items():
+            names[key], tensors[key] = name, _as_float32(name, weight)
+    _check_names(tensors, targets)
+    for name, values in tensors.items():
         if values.ndim != 2 or values.shape["lora_B" in name] != rank:
             expected = f"[out, {rank}]" if "lora_B" in name else f"[{rank}, in]"
             raise ValueError(
                 f"{name} has shape {list(values.shape)}; expected {expected}: give the rank of the weights"
             )
-    return _encoded(found, {"lora_alpha": repr(float(alpha)), "r": str(rank)})
+    return _encoded(tensors, {"lora_alpha": repr(float(alpha)), "r": str(rank)})
 
 
 def _refuse_trained(name: str, weight: Any, adapter: str, of_model: bool) -> None:
@@ -77,10 +77,10 @@ def _as_float32(name: str, weight: Any) -> NDArray[np.float32]:
     return values
 
 
-def _check_names(found: Collection[str], targets: Collection[str]) -> None:
+def _check_names(tensors: Collection[str], targets: Collection[str]) -> None:
     """Refuse weights that are not exactly those of the targets."""
     expected = {f"base_model.model.{module}.lora_{side}.weight" for module in targets for side in "AB"}
-    missing, extra = sorted(expected - set(found)), sorted(set(found) - expected)
+    missing, extra = sorted(expected - set(tensors)), sorted(set(tensors) - expected)
     if missing or extra:
         raise ValueError(
             f"{len(missing)} of the model's {len(expected)} LoRA weights are missing {missing[:3]}, "

@@ -91,8 +91,8 @@ class AnswerCheck:
     def _check_scores(self, name: str, group: RolloutGroup) -> None:
         """Compare each score with the weighted sum of its candidate's rewards; both are null of a pruned one alone."""
         count, prune = len(group.seeds), self._request.plan.prune
-        for one, values in {"scores": group.scores, **group.rewards}.items():
-            self._require(f"{name}{one}: number of values", len(values), count)
+        for label, values in {"scores": group.scores, **group.rewards}.items():
+            self._require(f"{name}{label}: number of values", len(values), count)
         self._require(f"{name}pruned", group.scores.count(None), max(0, count - prune.keep) if prune else 0)
         for place, score in enumerate(group.scores):
             of_each = [(spec.weight, group.rewards[spec.name][place]) for spec in self._request.rewards]
@@ -106,13 +106,15 @@ class AnswerCheck:
                 self._require(f"{name}scores[{place}]", score, f"{total}, the weighted sum of the candidate's rewards")
 
     def _check_served(self, served: Served) -> None:
-        asked = self._request
-        self._require("served.model", served.model, asked.model)
-        self._require("served.adapter", _plain(served.adapter), _plain(asked.adapter))
+        request = self._request
+        self._require("served.model", served.model, request.model)
+        self._require("served.adapter", _plain(served.adapter), _plain(request.adapter))
         for field in Plan.model_fields:
-            self._require(f"served.plan.{field}", *(_plain(getattr(plan, field)) for plan in (served.plan, asked.plan)))
-        if asked.plan.precision != "auto":
-            self._require("served.precision", served.precision, asked.plan.precision)
+            self._require(
+                f"served.plan.{field}", *(_plain(getattr(plan, field)) for plan in (served.plan, request.plan))
+            )
+        if request.plan.precision != "auto":
+            self._require("served.precision", served.precision, request.plan.precision)
         if self._numerics is not None:
             self._require("served.numerics", served.numerics, self._numerics.get(served.precision, "not supported"))
         if self._fingerprint is not None and served.fingerprint != self._fingerprint:

@@ -74,8 +74,8 @@ def _is_this_machine(host: str) -> bool:
     """Whether a host is this machine by its spelling."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
-    found = _address(host)
-    return found is not None and (found.is_loopback or found.is_unspecified)
+    address = _address(host)
+    return address is not None and (address.is_loopback or address.is_unspecified)
 
 
 def _names(entry: str, host: str, port: int | None) -> bool:
@@ -84,10 +84,10 @@ def _names(entry: str, host: str, port: int | None) -> bool:
     if parts is None or (parts["port"] and int(parts["port"]) != port):
         return False
     name = parts["v6"] or parts["host"] or ""
-    found = _address(host)
-    if found is not None:
+    address = _address(host)
+    if address is not None:
         try:
-            return name == "*" or found in ipaddress.ip_network(name, strict=False)
+            return name == "*" or address in ipaddress.ip_network(name, strict=False)
         except ValueError:
             return False
     suffix = name.removeprefix("*").strip(".")
@@ -97,10 +97,10 @@ def _names(entry: str, host: str, port: int | None) -> bool:
 def _address(host: str) -> Address | None:
     """The address that a host is, also in the short forms of IPv4 such as 127.1; None if it is a name."""
     try:
-        found: Address = ipaddress.ip_address(host.partition("%")[0])
+        address: Address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         try:
             return ipaddress.IPv4Address(socket.inet_aton(host))
         except OSError:
             return None
-    return getattr(found, "ipv4_mapped", None) or found
+    return getattr(address, "ipv4_mapped", None) or address

@@ -279,7 +279,7 @@ class RolloutClient:
     ) -> RolloutTimings:
         """Add the groups of one request to `received`."""
         headers = _JSON | {"Accept": STREAM_MEDIA_TYPE}
-        asked = {prompt.id for prompt in request.prompts}
+        remaining = {prompt.id for prompt in request.prompts}
         started = False
         with self._http.stream("POST", "/v1/rollouts", content=_json(request), headers=headers) as answer:
             for text in stream_lines(answer, longest_line(request)):
@@ -294,17 +294,17 @@ class RolloutClient:
                     case StartLine() if not started:
                         check.start(line.served)
                         started = True
-                    case RolloutGroup() if started and line.prompt_id in asked:
+                    case RolloutGroup() if started and line.prompt_id in remaining:
                         check.group(line)
-                        asked.remove(line.prompt_id)
+                        remaining.remove(line.prompt_id)
                         received[line.prompt_id] = line
                         on_group(line)
-                    case EndLine() if started and not asked:
+                    case EndLine() if started and not remaining:
                         return line.seconds
                     case _:
-                        rest = f"the groups {sorted(asked)}" if asked else "the end"
-                        wanted = rest if started else "the start"
-                        raise unexpected(answer, f"{text[:200].decode(errors='replace')}, expected {wanted}")
+                        rest = f"the groups {sorted(remaining)}" if remaining else "the end"
+                        expected = rest if started else "the start"
+                        raise unexpected(answer, f"{text[:200].decode(errors='replace')}, expected {expected}")
         raise httpx.RemoteProtocolError("the stream ended without its end line")
 
     def _document(self, model: type[Document], method: str, path: str, **arguments: Any) -> Document:

@@ -34,13 +34,13 @@ class TimedClient:
     """
 
     def __init__(self, address: str, token: str | None, timeout: float, connections: int | None = None) -> None:
-        given = bearer_token(token) if token else None
+        bearer = bearer_token(token) if token else None
         self.timeout = timeout
         self._http = async_http_client(
             address,
             httpx.Limits(max_connections=connections, keepalive_expiry=_KEPT_S),
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none are kept: callers share this client
-            headers=HEADERS | ({"Authorization": f"Bearer {given}"} if given else {}),
+            headers=HEADERS | ({"Authorization": f"Bearer {bearer}"} if bearer else {}),
             timeout=httpx.Timeout(None, connect=5.0),
         )
         weakref.finalize(self, _close, self._http).atexit = False

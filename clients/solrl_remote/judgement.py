@@ -52,29 +52,29 @@ class Scale:
             ValueError: the answer has no score in this form, one outside of the range, or only reasoning.
         """
         text = _after_thoughts(text)
-        found = self._found(text)
-        value = float(found[1])
+        match = self._match(text)
+        value = float(match[1])
         if not self.lowest <= value <= self.highest:
-            raise ValueError(f"states the score {found[1]}; expected {self.lowest:g} to {self.highest:g}")
-        token = _token_at(text, found.span(1), tokens)
+            raise ValueError(f"states the score {match[1]}; expected {self.lowest:g} to {self.highest:g}")
+        token = _token_at(text, match.span(1), tokens)
         return value if token is None else self._expected(token, value)
 
-    def _found(self, text: str) -> re.Match[str]:
+    def _match(self, text: str) -> re.Match[str]:
         """The match of the answer's number."""
         if not self.label:
-            found = _ALONE.fullmatch(text)
-            if found is None:
+            match = _ALONE.fullmatch(text)
+            if match is None:
                 raise ValueError(f"has no score: got {_shown(text)}; expected a number alone")
-            return found
+            return match
         count = text.count(self.label)
         if count != 1:
             raise ValueError(
                 f"has {count} times {self.label!r}: got {_shown(text)}; expected one, with a number after it"
             )
-        found = _AFTER_LABEL.match(text, text.index(self.label) + len(self.label))
-        if found is None:
+        match = _AFTER_LABEL.match(text, text.index(self.label) + len(self.label))
+        if match is None:
             raise ValueError(f"has no number after {self.label!r}: got {_shown(text)}")
-        return found
+        return match
 
     def _expected(self, token: TokenLogprobs, stated: float) -> float:
         if not (self.lowest >= 0 and self.highest <= 9):

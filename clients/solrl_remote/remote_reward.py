@@ -209,8 +209,8 @@ class RemoteReward:
                 return printable(fault)
         return None
 
-    async def _check(self, asked: PromptCheck) -> str | None:
-        body, headers = asked.model_dump_json().encode(), {"Content-Type": "application/json"}
+    async def _check(self, check: PromptCheck) -> str | None:
+        body, headers = check.model_dump_json().encode(), {"Content-Type": "application/json"}
         answer = await self._http.ask("POST", "/v1/prompts", _MAX_DOCUMENT, content=body, headers=headers)
         if answer.status_code in _NOT_ASKED:
             return None
@@ -228,7 +228,7 @@ class RemoteReward:
             answer = await self._http.ask("POST", "/v1/scores", _MAX_DOCUMENT, content=body, headers=headers)
             return self._checked(read_document(answer, ScoreAnswer, _MAX_DOCUMENT), len(images))
 
-        return await self._patiently(attempt, found=True)
+        return await self._patiently(attempt, connected=True)
 
     def _checked(self, answer: ScoreAnswer, count: int) -> torch.Tensor:
         """The scores of an answer, all of which can be used."""
@@ -258,11 +258,11 @@ class RemoteReward:
     async def _listed(self) -> RewardList:
         return read_document(await self._http.ask("GET", "/v1/rewards", _MAX_DOCUMENT), RewardList, _MAX_DOCUMENT)
 
-    async def _patiently(self, attempt: Callable[[], Awaitable[Value]], *, found: bool = False) -> Value:
+    async def _patiently(self, attempt: Callable[[], Awaitable[Value]], *, connected: bool = False) -> Value:
         """The result of `attempt`, retried with growing pauses after temporary failures.
 
-        Once the server was `found`, every answer that cannot be used is one: the server was started again with other
-        settings, or another program answers in its place.
+        Once a reward is `connected`, an answer that cannot be used counts as a temporary failure: the server restarted
+        with other settings, or another program answers at its address.
         """
         with Retries(self._patience, self._pause, server=self.at, on_wait=self._on_wait) as retries:
             while True:
@@ -276,7 +276,7 @@ class RemoteReward:
                     failure: RewardError = self._silent(error)
                 except RefusedError as error:
                     failure = self._refused(error)
-                    unusable = found and isinstance(failure, RewardUnavailableError)
+                    unusable = connected and isinstance(failure, RewardUnavailableError)
                     if error.problem.status not in _TEMPORARY and not unusable:
                         raise failure from None
                     after = error.retry_after

@@ -136,8 +136,8 @@ class VlmJudge:
             raise ValueError(f"got max_tokens {max_tokens}; expected at least 1")
         if token_limit not in get_args(TokenLimit):
             raise ValueError(f"got token_limit {token_limit!r}; expected one of {list(get_args(TokenLimit))}")
-        if taken := sorted(_OWN & set(extra_body or {})):
-            raise ValueError(f"got {taken} in extra_body; expected other fields: the judge's options give these")
+        if reserved := sorted(_OWN & set(extra_body or {})):
+            raise ValueError(f"got {reserved} in extra_body; expected other fields: the judge's options give these")
         if not (timeout > 0 and patience >= 0 and in_flight >= 1 and (per_second is None or per_second > 0)):
             raise ValueError(
                 f"got timeout {timeout}, patience {patience}, in_flight {in_flight} and per_second {per_second}; "
@@ -234,7 +234,7 @@ class VlmJudge:
                 await self._pace.acquire()
             self.costs["requests"] += 1
             try:
-                found = await self._attempt(
+                completion = await self._attempt(
                     Completion, "POST", "/chat/completions", self._largest, content=request, headers=headers
                 )
                 break
@@ -246,9 +246,9 @@ class VlmJudge:
                 if error.limited:
                     self._held_until = max(self._held_until, asyncio.get_running_loop().time() + pause)
             await asyncio.sleep(pause)
-        for kind, number in (found.usage or Usage()).model_dump().items():
+        for kind, number in (completion.usage or Usage()).model_dump().items():
             self.costs[kind] += number
-        return found.choices
+        return completion.choices
 
     async def _attempt(self, model: type[_Document], method: str, path: str, limit: int, **arguments: Any) -> _Document:
         """The document of one request, of at most `limit` bytes."""
@@ -310,8 +310,8 @@ class VlmJudge:
                 "raise max_tokens, or ask for a shorter answer in the template, or for less reasoning in extra_body"
             )
         tokens = [
-            TokenLogprobs(one.token, {other.token: other.logprob for other in (one, *one.top_logprobs)})
-            for one in (choice.logprobs and choice.logprobs.content) or ()
+            TokenLogprobs(entry.token, {other.token: other.logprob for other in (entry, *entry.top_logprobs)})
+            for entry in (choice.logprobs and choice.logprobs.content) or ()
         ]
         try:
             return self._scale.score(text, tokens)

@@ -33,8 +33,8 @@ def require_device(name: str) -> str:
     Raises:
         ValueError: it is no name of a device, or this machine lacks it.
     """
-    found = resolve_device(_named(name))
-    if found.startswith("cuda"):
+    device = resolve_device(_named(name))
+    if device.startswith("cuda"):
         import torch
 
         count = torch.cuda.device_count()
@@ -43,8 +43,8 @@ def require_device(name: str) -> str:
                 f"got device {name}, and PyTorch finds no GPU; expected cpu or auto, or a CUDA build of PyTorch and a "
                 "driver for this machine's GPU"
             )
-        if int(found.partition(":")[2] or 0) >= count:
+        if int(device.partition(":")[2] or 0) >= count:
             raise ValueError(
                 f"got device {name}, and PyTorch finds {count} GPUs; expected a number below {count}, auto or cpu"
             )
-    return found
+    return device

@@ -41,7 +41,7 @@ class Finding(NamedTuple):
 
     subject: str
     state: State
-    found: str
+    text: str
     action: str = ""
 
 
@@ -65,7 +65,7 @@ def show(title: str, findings: Iterable[Finding]) -> int:
     table = Table.grid(*(Column(overflow="fold") for _ in range(3)), padding=(0, 2))
     for row in rows:
         remedy = ("\n→ " if fixed else " → ") + row.action if row.action else ""
-        table.add_row(Text(row.subject), Text(row.state, _STYLES[row.state], no_wrap=True), Text(row.found + remedy))
+        table.add_row(Text(row.subject), Text(row.state, _STYLES[row.state], no_wrap=True), Text(row.text + remedy))
     print(f"{title}\n")
     console.print(table)
     return int(any(row.state == "missing" for row in rows))
@@ -103,16 +103,16 @@ def _devices(device: str) -> Iterator[Finding]:
     for index in range(count):
         properties = torch.cuda.get_device_properties(index)
         memory = f"{properties.total_memory / 2**30:.0f} GiB"
-        found = f"{properties.name}, {memory}, compute capability {properties.major}.{properties.minor}"
-        yield Finding(f"cuda:{index}", "ok", found)
+        summary = f"{properties.name}, {memory}, compute capability {properties.major}.{properties.minor}"
+        yield Finding(f"cuda:{index}", "ok", summary)
     try:
         require_device(device)
     except ValueError as error:
         yield Finding("device", "missing", *str(error).split("; expected ", 1))
         return
     if not count:
-        found = f"no CUDA device; runs on the CPU, with {torch.get_num_threads()} threads"
-        yield Finding("device", "warn", found, "miniatures run; other models need a CUDA GPU")
+        summary = f"no CUDA device; runs on the CPU, with {torch.get_num_threads()} threads"
+        yield Finding("device", "warn", summary, "miniatures run; other models need a CUDA GPU")
 
 
 def _precisions(device: str, precision: str) -> Iterator[Finding]:
@@ -121,17 +121,17 @@ def _precisions(device: str, precision: str) -> Iterator[Finding]:
     from solrl_core.precision import PRECISIONS, engine_version, fastest_precision, probe, supported_precisions
 
     used = torch.device("cuda" if torch.cuda.is_available() and device != "cpu" else "cpu")
-    for one in PRECISIONS:
-        numerics, how = probe(one, used)
-        yield Finding(f"precision {one}", "ok" if numerics else "n/a", f"{numerics}: {how}" if numerics else how)
+    for name in PRECISIONS:
+        numerics, how = probe(name, used)
+        yield Finding(f"precision {name}", "ok" if numerics else "n/a", f"{numerics}: {how}" if numerics else how)
     try:
         engine = engine_version()
     except ValueError as error:
         action = "rebuild it for this torch and CUDA; until then nvfp4 is emulated"
         yield Finding("transformer engine", "warn", str(error), action)
     else:
-        found = engine or "not installed; native nvfp4 needs it, and a Blackwell GPU"
-        yield Finding("transformer engine", "ok" if engine else "n/a", found)
+        summary = engine or "not installed; native nvfp4 needs it, and a Blackwell GPU"
+        yield Finding("transformer engine", "ok" if engine else "n/a", summary)
     if precision == "auto":
         yield Finding("precision auto", "ok", fastest_precision(used))
     elif precision not in supported_precisions(used):
@@ -156,15 +156,15 @@ def model(name: str, *, revision: str | None = None) -> Finding:
 
     try:
         where, file, described = locate(name), split_model(name)[0], describe_model(name, revision)
-        given = parts_in(file, described.family.file_encoders if described else ()) if file else ()
+        in_file = parts_in(file, described.family.file_encoders if described else ()) if file else ()
     except (ValueError, OSError) as error:
         return Finding("model", "missing", str(error))
     if Path(where).is_dir():
-        fault = _fault_of_folder(Path(where), given)
+        fault = _fault_of_folder(Path(where), in_file)
         if fault:
             return Finding("model", "missing", f"{name} in {where}: {fault}", "give a complete diffusers folder")
         return Finding("model", "ok", f"{name} in {where}")
-    fault, downloadable = _fault_in_cache(where, _INDEX, lambda folder: _fault_of_folder(folder, given), revision)
+    fault, downloadable = _fault_in_cache(where, _INDEX, lambda folder: _fault_of_folder(folder, in_file), revision)
     if downloadable:
         return Finding("model", *_to_download(where, _INDEX, fault, revision))
     if fault:
@@ -194,27 +194,27 @@ def _to_download(
 
     from solrl_core.families.load import advice
 
-    found = f"{where}: {fault}"
+    summary = f"{where}: {fault}"
     try:
         get_hf_file_metadata(hf_hub_url(where, file, revision=revision), timeout=_HUB_SECONDS)
     except errors.EntryNotFoundError:
         kind = "model in diffusers format" if file == _INDEX else "repository that has it"
-        return "missing", found, f"the hub has no {file} there: use the id of a {kind}"
+        return "missing", summary, f"the hub has no {file} there: use the id of a {kind}"
     except errors.HfHubHTTPError as error:
-        return "missing", found, advice(error, where)
+        return "missing", summary, advice(error, where)
     except Exception as error:  # of the HTTP library, which depends on the version of huggingface_hub
-        return "missing", found, advice(errors.LocalEntryNotFoundError(str(error)), where)
-    return "warn", found, f"the start downloads it; `{command or f'hf download {where}'}` does so now"
+        return "missing", summary, advice(errors.LocalEntryNotFoundError(str(error)), where)
+    return "warn", summary, f"the start downloads it; `{command or f'hf download {where}'}` does so now"
 
 
-def _fault_of_folder(folder: Path, given: Collection[str]) -> str:
-    """The fault of a folder that is not a complete model in diffusers format but for `given` parts; empty if it is."""
+def _fault_of_folder(folder: Path, in_file: Collection[str]) -> str:
+    """Why a folder is no complete model in diffusers format, the parts `in_file` aside; empty if it is complete."""
     from solrl_core.families.load import family_of
     from solrl_core.families.part_files import missing_files, read_index
 
     try:
         family_of(read_index(folder).get("_class_name"), _INDEX)
-        lacking = missing_files(folder, given)
+        lacking = missing_files(folder, in_file)
     except (OSError, ValueError) as error:
         return str(error)
     return f"it lacks {', '.join(lacking)}" if lacking else ""
@@ -260,21 +260,23 @@ def rewards(
             not_asked = Finding(f"reward {name}", "n/a", f"computed by the server at {at}, which was not asked")
             yield from ask(name) if ask else [not_asked]
             continue
-        given = {**defaults.rewards.get(source, {}), **(options or {}).get(name, {})}
+        all_options = {**defaults.rewards.get(source, {}), **(options or {}).get(name, {})}
         try:
-            check_reward(source, given)
+            check_reward(source, all_options)
         except ValueError as error:
             yield Finding(f"reward {name}", "missing", str(error))
             continue
-        found = Finding(f"reward {name}", *_of_reward(REWARDS.find(source), given))
-        if device is None or found.state != "ok" or REWARDS.is_built_in(source):
-            yield found
+        finding = Finding(f"reward {name}", *_of_reward(REWARDS.find(source), all_options))
+        if device is None or finding.state != "ok" or REWARDS.is_built_in(source):
+            yield finding
         else:
-            yield from _tried(found, name, source, given, PlainDefaults(torch.device(device), defaults), model, prompts)
+            yield from _tried(
+                finding, name, source, all_options, PlainDefaults(torch.device(device), defaults), model, prompts
+            )
 
 
 def _tried(
-    found: Finding,
+    finding: Finding,
     name: str,
     source: str,
     options: Mapping[str, Any],
@@ -292,12 +294,12 @@ def _tried(
             rewards = RewardSet.load([name], defaults, {name: options}, sources={name: source})
             usable = try_rewards(rewards, defaults, side, prompts_of=lambda reward: prompts)
         except (ValueError, OSError, RuntimeError) as error:
-            found = Finding(found.subject, "missing", str(error), "correct the reward")
+            finding = Finding(finding.subject, "missing", str(error), "correct the reward")
         else:
-            found = found._replace(found=found.found + ", scores two grey images") if usable else found
-    yield found
+            finding = finding._replace(text=finding.text + ", scores two grey images") if usable else finding
+    yield finding
     for text in dict.fromkeys(warnings):
-        yield Finding(found.subject, "warn", text)
+        yield Finding(finding.subject, "warn", text)
 
 
 @contextmanager
@@ -345,15 +347,15 @@ def _of_reward(reward: Any, options: Mapping[str, Any]) -> tuple[State, str, str
     """State, finding and remedy of a reward: its missing packages, or the first source that is not on this machine."""
     packages: Mapping[str, str] = getattr(reward, "packages", {})
     if absent := [module for module in packages if find_spec(module) is None]:
-        wanted = " ".join(dict.fromkeys(repr(packages[module]) for module in absent))
-        return "missing", f"not installed: {', '.join(absent)}", f"pip install {wanted}"
+        requirements = " ".join(dict.fromkeys(repr(packages[module]) for module in absent))
+        return "missing", f"not installed: {', '.join(absent)}", f"pip install {requirements}"
     sources = reward.sources(options) if hasattr(reward, "sources") else ()
     for source in sources:
         fault, downloadable = _fault_of_source(source)
         if downloadable:
-            state, said, action = _to_download(source.where, source.file, fault, command=source.download)
+            state, text, action = _to_download(source.where, source.file, fault, command=source.download)
             copied = f" of `{source.download}`" if state == "missing" else ""
-            return state, said, f"{action}; or give the place of a copy{copied} by its option {source.option!r}"
+            return state, text, f"{action}; or give the place of a copy{copied} by its option {source.option!r}"
         if fault:
             return "missing", f"{source.where}: {fault}", f"give its place by the reward's option {source.option!r}"
     if not sources:

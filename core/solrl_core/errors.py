@@ -115,7 +115,7 @@ class RewardUnavailableError(RewardError):
 
 def described(error: BaseException) -> str:
     """Type, text and place of an error in called code that is not ours: "KeyError: 'want' (my_rewards.py:12)"."""
-    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     called = traceback.extract_tb(error.__traceback__)[1:]
-    own = [frame for frame in called if not frame.filename.startswith(_INSTALLED)] or called
-    return f"{said} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else said
+    frames = [frame for frame in called if not frame.filename.startswith(_INSTALLED)] or called
+    return f"{message} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else message

@@ -106,13 +106,13 @@ def paces(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> npt.NDArra
     `rank_fidelity`.
     """
     half = keep // 2
-    found = []
+    ratios = []
     for cheap, exact in zip(proxy.numpy(), true.numpy(), strict=True):
         whole = np.flatnonzero(~np.isnan(cheap))
         chosen = exact[whole[np.argsort(cheap[whole], kind="stable")]]
         spread, most = (np.delete(one, slice(half, len(one) - half)).std() for one in (chosen, np.sort(exact)))
-        found.append(spread / most if most else 1.0)
-    return np.array(found)
+        ratios.append(spread / most if most else 1.0)
+    return np.array(ratios)
 
 
 def correlations(proxy: torch.Tensor, true: torch.Tensor) -> tuple[float, float]:
@@ -139,10 +139,10 @@ def end_ranks(proxy: torch.Tensor, true: torch.Tensor, half: int) -> tuple[float
 
 def _levelled(rewards: torch.Tensor) -> Group:
     """The rewards of a group, equal where they are up to rounding; those that are NaN remain it."""
-    found = rewards.double().numpy().copy()
-    made = ~np.isnan(found)
-    found[made] = levelled(found[made].tolist())
-    return found
+    values = rewards.double().numpy().copy()
+    made = ~np.isnan(values)
+    values[made] = levelled(values[made].tolist())
+    return values
 
 
 def _from_best(rewards: Group) -> npt.NDArray[np.int64]:

@@ -166,8 +166,10 @@ def model_digest(digests: Mapping[str, str]) -> str:
 
 def fingerprint(digests: Mapping[str, str], rewards: Iterable[str]) -> str:
     """Digest of all parts that generate images, and of the named rewards."""
-    wanted = {f"reward:{name}" for name in rewards}
-    parts = (f"{part} {digest}" for part, digest in digests.items() if part in wanted or not part.startswith("reward:"))
+    reward_parts = {f"reward:{name}" for name in rewards}
+    parts = (
+        f"{part} {digest}" for part, digest in digests.items() if part in reward_parts or not part.startswith("reward:")
+    )
     return combined_digest(*sorted(parts))
 
 

@@ -33,7 +33,7 @@ def from_file(data: bytes, height: int, width: int, frames: int = 1) -> torch.Te
         ValueError: it is another file, or of another size or length. A file of another size is not decoded.
     """
     expected = f"{width} × {height} pixels and at most {frames} frames, as {'PNG' if frames == 1 else 'WebP'}"
-    shown: list[torch.Tensor] = []
+    images: list[torch.Tensor] = []
     try:
         with Image.open(io.BytesIO(data), formats=("PNG" if frames == 1 else "WEBP",)) as image:
             count = getattr(image, "n_frames", 1)
@@ -45,11 +45,11 @@ def from_file(data: bytes, height: int, width: int, frames: int = 1) -> torch.Te
                 pixels = torch.from_numpy(np.array(image.convert("RGB"))).movedim(-1, 0).float() / 255
                 # Equal frames in a row are stored as one that is shown longer, and all of them as an image.
                 lasts = max(1, round(image.info.get("duration", 0) / FRAME_MS))
-                shown += [pixels] * min(lasts, frames - len(shown))
+                images += [pixels] * min(lasts, frames - len(images))
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # as Pillow finds it
         raise ValueError(f"got {len(data)} bytes that are no such image ({error}); expected {expected}") from error
-    shown += shown[-1:] * (frames - len(shown))
-    return torch.stack(shown) if frames > 1 else shown[0]
+    images += images[-1:] * (frames - len(images))
+    return torch.stack(images) if frames > 1 else images[0]
 
 
 def webp(pixels: torch.Tensor, *, frame_ms: int = FRAME_MS, **options: Any) -> bytes:

@@ -57,7 +57,7 @@ def kept_layers(path: Path, digest: str, model: str) -> Kept:
     return lists[digest]
 
 
-def write_layer_list(path: Path, digest: str, kept: Kept) -> None:
+def write_layer_list(path: Path, digest: str, layers: Kept) -> None:
     """Add a model's layers to a file, in place of those that it has of the same weights.
 
     Raises:
@@ -66,5 +66,5 @@ def write_layer_list(path: Path, digest: str, kept: Kept) -> None:
     """
     lists = dict(read_layer_lists(path).transformers) if path.is_file() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"transformers": lists | {digest: kept}}
+    content = {"transformers": lists | {digest: layers}}
     path.write_text(json.dumps(content, indent=1, default=list) + "\n", encoding="utf-8")

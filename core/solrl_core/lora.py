@@ -18,14 +18,14 @@ def target_modules(transformer: nn.Module, targets: str) -> dict[str, nn.Linear]
     Raises:
         ValueError: none does.
     """
-    found = {
+    modules = {
         name: module
         for name, module in transformer.named_modules()
         if isinstance(module, nn.Linear) and re.fullmatch(targets, name)
     }
-    if not found:
+    if not modules:
         raise ValueError(f"LoRA target pattern {targets!r} matches no linear layer of {type(transformer).__name__}")
-    return found
+    return modules
 
 
 def adapter_layout(transformer: nn.Module, targets: str) -> dict[str, tuple[int, int]]:

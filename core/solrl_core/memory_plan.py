@@ -145,8 +145,8 @@ def modules_of(backbone: PipelineBackbone) -> dict[str, nn.Module]:
 
 def weight_bytes(modules: Mapping[str, nn.Module]) -> dict[str, int]:
     """Bytes of each module's weights; shared weights count for the first module that has them."""
-    seen: set[int] = set()
-    return {name: _new_bytes(_tensors(module), seen) for name, module in modules.items()}
+    counted: set[int] = set()
+    return {name: _new_bytes(_tensors(module), counted) for name, module in modules.items()}
 
 
 def keep_unmerged(generator: Generator, rank: int) -> int:
@@ -181,16 +181,16 @@ def generation_peaks(generators: Sequence[Generator], batch: int, guidance: floa
             backbone.encode(["a"], guidance)
         latents = torch.empty(batch, *backbone.latent_shape, device="meta")
         conditioning = {name: tensor.expand(batch, *tensor.shape[1:]).clone() for name, tensor in row.items()}
-        held = _new_bytes([latents, *conditioning.values()], set())
+        input_bytes = _new_bytes([latents, *conditioning.values()], set())
         peaks = {"encode": encode.peak}
         for generator in generators:
             with PeakBytes() as denoise:
                 sigma = torch.ones(batch, device="meta")
                 backbone.velocity(generator.transformer, latents, sigma, conditioning, guidance)
-            peaks[f"denoise, {generator.precision}"] = held + denoise.peak
+            peaks[f"denoise, {generator.precision}"] = input_bytes + denoise.peak
         with PeakBytes() as decode:
             generators[0].decode(latents, batch)
-    return {**peaks, "decode": held + decode.peak}
+    return {**peaks, "decode": input_bytes + decode.peak}
 
 
 def _fuse_norms(decoder: nn.Module) -> None:
@@ -220,8 +220,8 @@ class PeakBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tree_leaves(out):
             if isinstance(tensor, torch.Tensor) and _key(tensor) not in inputs:
                 storage = tensor.untyped_storage()
-                held = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-                self._live.setdefault(_key(tensor), (held, _rounded(storage.nbytes())))
+                reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                self._live.setdefault(_key(tensor), (reference, _rounded(storage.nbytes())))
         self._live = {
             key: value
             for key, value in self._live.items()
@@ -236,8 +236,8 @@ class _FusedAttention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
-            given = dict(zip(("query", "key", "value"), args, strict=False)) | (kwargs or {})
-            query, value = given["query"], given["value"]
+            arguments = dict(zip(("query", "key", "value"), args, strict=False)) | (kwargs or {})
+            query, value = arguments["query"], arguments["value"]
             return query.new_empty(*query.shape[:-1], value.shape[-1])
         return func(*args, **(kwargs or {}))
 
@@ -250,12 +250,12 @@ def _tensors(module: nn.Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def _new_bytes(tensors: Iterable[torch.Tensor], seen: set[int]) -> int:
-    """Bytes of the storages that are not in `seen`; adds them to it."""
+def _new_bytes(tensors: Iterable[torch.Tensor], counted: set[int]) -> int:
+    """Bytes of the storages that are not in `counted`; adds the storages to it."""
     total = 0
     for tensor in tensors:
-        if _key(tensor) not in seen:
-            seen.add(_key(tensor))
+        if _key(tensor) not in counted:
+            counted.add(_key(tensor))
             total += _rounded(tensor.untyped_storage().nbytes())
     return total
 

@@ -54,8 +54,8 @@ class ModelOptions:
 
     def sized(self, size: ImageSize) -> "ModelOptions":
         """The same with another size of images, where that is given."""
-        given = {name: value for name, value in size._asdict().items() if value is not None}
-        return replace(self, **given)
+        overrides = {name: value for name, value in size._asdict().items() if value is not None}
+        return replace(self, **overrides)
 
 
 def read_options(folder: str) -> ModelOptions:

@@ -94,12 +94,12 @@ class Registry(Generic[T]):
         entry = self._entry(name)
         place = f"{self.noun} {name!r}" + (f" ({entry.value}, entry point of {entry.group})" if entry else "")
         try:
-            found: T = entry.load() if entry else _imported(self._built_in.get(name, name))
+            target: T = entry.load() if entry else _imported(self._built_in.get(name, name))
         except Exception as error:
             raise ValueError(f"cannot load {place}: {error}") from error
-        if expected := self._wrong(found):
-            raise ValueError(f"{place} is {found!r}; expected {expected}")
-        return found
+        if expected := self._wrong(target):
+            raise ValueError(f"{place} is {target!r}; expected {expected}")
+        return target
 
     def check_options(self, name: str, options: Mapping[str, Any], *, all_given: bool = True) -> None:
         """Import `name`, and check that it takes these options.
@@ -112,26 +112,26 @@ class Registry(Generic[T]):
         Raises:
             ValueError: as `find`, or an option is unknown or lacking, or is a text where the default is true or false.
         """
-        found: Any = self.find(name)
-        given = set(options)
-        if not isinstance(found, type):
-            if given:
-                raise ValueError(f"got options {sorted(given)} for {self.noun} {name!r}; only a class takes options")
+        target: Any = self.find(name)
+        names = set(options)
+        if not isinstance(target, type):
+            if names:
+                raise ValueError(f"got options {sorted(names)} for {self.noun} {name!r}; only a class takes options")
             return
-        parameters = inspect.signature(found).parameters.values()
-        known = [one.name for one in parameters if one.kind in _BY_NAME]
-        unknown = sorted(given - set(known))
+        parameters = inspect.signature(target).parameters.values()
+        accepted = [one.name for one in parameters if one.kind in _BY_NAME]
+        unknown = sorted(names - set(accepted))
         if unknown and not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
-            hint = did_you_mean(unknown[0], known)
-            raise ValueError(f"got option {unknown[0]!r} of {self.noun} {name!r}{hint}; expected some of {known}")
+            hint = did_you_mean(unknown[0], accepted)
+            raise ValueError(f"got option {unknown[0]!r} of {self.noun} {name!r}{hint}; expected some of {accepted}")
         switches = [one.name for one in parameters if isinstance(one.default, bool)]
         if wrong := next((one for one in switches if not isinstance(options.get(one, False), bool)), None):
             raise ValueError(
                 f"got {options[wrong]!r} for option {wrong!r} of {self.noun} {name!r}; expected true or false"
             )
         needed = [one.name for one in parameters if one.kind in _BY_NAME and one.default is one.empty]
-        if all_given and (lacking := [option for option in needed if option not in given]):
-            raise ValueError(f"{self.noun} {name!r} lacks its options {lacking}; got {sorted(given)}")
+        if all_given and (lacking := [option for option in needed if option not in names]):
+            raise ValueError(f"{self.noun} {name!r} lacks its options {lacking}; got {sorted(names)}")
 
     def make(self, name: str, options: Mapping[str, Any]) -> Any:
         """Find `name`; construct it with `options` if it is a class. Other objects take no options.
@@ -141,11 +141,11 @@ class Registry(Generic[T]):
             OSError: files named in the options are missing.
         """
         self.check_options(name, options)
-        found: Any = self.find(name)
-        if not isinstance(found, type):
-            return found
+        target: Any = self.find(name)
+        if not isinstance(target, type):
+            return target
         try:
-            return found(**options)
+            return target(**options)
         except TypeError as error:
             raise ValueError(f"cannot load {self.noun} {name!r} with options {sorted(options)}: {error}") from error
         except (ValueError, OSError) as error:

@@ -26,12 +26,12 @@ def read_by_tesseract(images: npt.NDArray[np.uint8]) -> list[str]:
         listed = Path(folder) / "files.txt"
         listed.write_text("".join(f"{file}\n" for file in files), encoding="utf-8")
         options = ["--psm", "7", "-c", f"tessedit_char_whitelist={CHARACTERS}"]
-        done = subprocess.run(
+        process = subprocess.run(
             ["tesseract", str(listed), "-", *options], capture_output=True, check=True, encoding="utf-8"
         )
-    return [page.strip() for page in done.stdout.split("\f")[: len(images)]]
+    return [page.strip() for page in process.stdout.split("\f")[: len(images)]]
 
 
-def reads_exactly(read: str, asked: str) -> bool:
+def reads_exactly(read: str, expected: str) -> bool:
     """Whether a text that was read is the one that was asked for, but for case and white space."""
-    return read.casefold().split() == [asked.casefold()]
+    return read.casefold().split() == [expected.casefold()]

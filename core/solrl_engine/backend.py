@@ -82,8 +82,10 @@ class Capabilities:
     @property
     def native(self) -> tuple[Precision, ...]:
         """The native precisions, the fastest first, and BF16 at the end; emulation is never chosen automatically."""
-        found = [info.precision for info in self.precisions if info.numerics == "native" and info.precision != "bf16"]
-        return (*found, "bf16")
+        precisions = [
+            info.precision for info in self.precisions if info.numerics == "native" and info.precision != "bf16"
+        ]
+        return (*precisions, "bf16")
 
 
 @dataclass(frozen=True)

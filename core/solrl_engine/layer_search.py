@@ -83,5 +83,5 @@ def _fewest(names: Sequence[str], beside: Sequence[str], restores: Callable[[Seq
     for half in (first, second):
         if restores([*half, *beside]):
             return _fewest(half, beside, restores)
-    kept = _fewest(first, [*second, *beside], restores)
-    return kept + _fewest(second, [*kept, *beside], restores)
+    from_first = _fewest(first, [*second, *beside], restores)
+    return from_first + _fewest(second, [*from_first, *beside], restores)

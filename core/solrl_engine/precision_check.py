@@ -74,9 +74,9 @@ class RankCorrelation:
         return cls(mean, max(-1.0, mean - half), min(1.0, mean + half), count)
 
 
-def suffering(found: Mapping[str, RankCorrelation]) -> str:
+def worst_reward(correlations: Mapping[str, RankCorrelation]) -> str:
     """The reward with the lowest rank correlation, of those that rank anything in the reference."""
-    return min(found, key=lambda name: (not found[name].groups, found[name].mean))
+    return min(correlations, key=lambda name: (not correlations[name].groups, correlations[name].mean))
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Measured:
     @property
     def lowest(self) -> RankCorrelation:
         """The rank correlation of the reward that suffers most."""
-        return self.spearman[suffering(self.spearman)]
+        return self.spearman[worst_reward(self.spearman)]
 
 
 @dataclass
@@ -212,12 +212,12 @@ class PrecisionCheck:
 
     def _scores(self, made: Sequence[GeneratorOutput]) -> dict[str, list[torch.Tensor]]:
         """Scores of each group by reward; an image that is not finite has those of a black one."""
-        found: dict[str, list[torch.Tensor]] = {name: [] for name in self.rewards.names}
+        scores: dict[str, list[torch.Tensor]] = {name: [] for name in self.rewards.names}
         for prompt, group in zip(self.prompts, made, strict=True):
             scored, _ = self._scorer.score(self.rewards.names, _finite(group.images), [prompt] * len(group.images))
-            for name in found:
-                found[name].append(scored[name])
-        return found
+            for name in scores:
+                scores[name].append(scored[name])
+        return scores
 
 
 def generator_at(backbone: Backbone, precision: str) -> Generator:
@@ -253,5 +253,5 @@ def _unusable(images: torch.Tensor) -> torch.Tensor:
     return ~flat.isfinite().all(2).all(1) | ((flat.amax(2) - flat.amin(2)).amax(1) < _ONE_COLOUR)
 
 
-def _relative(own: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((own - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+def _relative(result: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((result - exact).square().mean().sqrt() / exact.square().mean().sqrt())

@@ -75,9 +75,9 @@ def times_of(rewards: RewardSet, seconds: Mapping[str, float]) -> RewardTimes:
 def sum_times(parts: Iterable[Mapping[str, RewardTime]]) -> RewardTimes:
     """The time of each reward in all parts."""
     total: RewardTimes = {}
-    for name, one in (item for part in parts for item in part.items()):
+    for name, reward_time in (item for part in parts for item in part.items()):
         before = total[name].seconds if name in total else 0.0
-        total[name] = RewardTime(seconds=before + one.seconds, server=one.server)
+        total[name] = RewardTime(seconds=before + reward_time.seconds, server=reward_time.server)
     return total
 
 

@@ -105,10 +105,10 @@ def read(detector: Detector, images: torch.Tensor) -> list[list[ReadObject]]:
     x, y = (maps["offset"][cells] + torch.stack((column, row), 1) + 0.5).mul(CELL).unbind(1)
     side = CELL * maps["side"][cells][:, 0].exp()
     read_out = (image, colour[peaks], shape[peaks], x, y, side, confidence[peaks])
-    found: list[list[ReadObject]] = [[] for _ in images]
+    per_image: list[list[ReadObject]] = [[] for _ in images]
     for number, colour_of, shape_of, *measured in zip(*(values.tolist() for values in read_out), strict=True):
-        found[number].append(ReadObject((*COLOURS, None)[colour_of], (*SHAPES, None)[shape_of], *measured))
-    return found
+        per_image[number].append(ReadObject((*COLOURS, None)[colour_of], (*SHAPES, None)[shape_of], *measured))
+    return per_image
 
 
 def shows(objects: Sequence[ReadObject], metadata: Mapping[str, Any]) -> bool:
@@ -119,18 +119,18 @@ def shows(objects: Sequence[ReadObject], metadata: Mapping[str, Any]) -> bool:
     """
     check_metadata(metadata)
     include = metadata["include"]
-    wanted = Counter((item["color"], item["class"]) for item in include for _ in range(item["count"]))
-    if any(one.confidence < CONFIDENT for one in objects) or Counter((o.colour, o.shape) for o in objects) != wanted:
+    expected = Counter((item["color"], item["class"]) for item in include for _ in range(item["count"]))
+    if any(one.confidence < CONFIDENT for one in objects) or Counter((o.colour, o.shape) for o in objects) != expected:
         return False
     read_as = {(one.colour, one.shape): one for one in objects}
     for item in include:
-        one = read_as[item["color"], item["class"]]
-        if "size" in item and (one.side >= LARGE_FROM) != (item["size"] == "large"):
+        subject = read_as[item["color"], item["class"]]
+        if "size" in item and (subject.side >= LARGE_FROM) != (item["size"] == "large"):
             return False
         if "position" in item:
             relation, of = item["position"]
             anchor = read_as[include[of]["color"], include[of]["class"]]
-            if not _is(relation, one.x - anchor.x, one.y - anchor.y):
+            if not _is(relation, subject.x - anchor.x, subject.y - anchor.y):
                 return False
     return True
 

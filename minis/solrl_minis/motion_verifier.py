@@ -70,8 +70,8 @@ def verify_motion(clip: npt.NDArray[np.float32], metadata: Mapping[str, Any]) ->
     check_motions(metadata)
     frames = [clip[0], clip[len(clip) // 2], clip[-1]]
     objects = min(verify(frame, metadata).graded for frame in frames)
-    found = [find_objects(frame) for frame in frames]
-    ways = [_way(found, item) for item in metadata["include"]]
+    detections = [find_objects(frame) for frame in frames]
+    ways = [_way(detections, item) for item in metadata["include"]]
     right = [
         float(way is not None and _moves_as(way, item)) for way, item in zip(ways, metadata["include"], strict=True)
     ]
@@ -88,10 +88,10 @@ def _way(frames: Sequence[Sequence[DetectedObject]], item: Mapping[str, Any]) ->
     """The places of an item's object among those of each frame; None if a frame does not show it exactly once."""
     places = []
     for objects in frames:
-        found = [one for one in objects if (one.colour, one.shape) == (item["color"], item["class"])]
-        if len(found) != 1:
+        matches = [one for one in objects if (one.colour, one.shape) == (item["color"], item["class"])]
+        if len(matches) != 1:
             return None
-        places.append((found[0].x, found[0].y))
+        places.append((matches[0].x, matches[0].y))
     return places
 
 

@@ -62,7 +62,7 @@ def find_objects(image: npt.NDArray[np.float32]) -> list[DetectedObject]:
     colour = np.where(along > 0.35, off, np.inf).argmin(-1)
     solid = np.take_along_axis(along, colour[..., None], -1)[..., 0] > 0.5
 
-    found = []
+    objects = []
     for index, name in enumerate(COLOURS):
         labels, _ = ndimage.label(solid & (colour == index))
         for label, box in enumerate(ndimage.find_objects(labels), start=1):
@@ -70,7 +70,7 @@ def find_objects(image: npt.NDArray[np.float32]) -> list[DetectedObject]:
             if mask.sum() < MIN_AREA:
                 continue
             rows, columns = box
-            found.append(
+            objects.append(
                 DetectedObject(
                     colour=name,
                     shape=_classify_shape(mask),
@@ -79,7 +79,7 @@ def find_objects(image: npt.NDArray[np.float32]) -> list[DetectedObject]:
                     side=float(np.mean(mask.shape)),
                 )
             )
-    return found
+    return objects
 
 
 def _classify_shape(mask: npt.NDArray[np.bool_]) -> str | None:
@@ -126,43 +126,43 @@ def verify(image: npt.NDArray[np.float32], metadata: Mapping[str, Any]) -> Verdi
     """
     check_metadata(metadata)
     include = metadata["include"]
-    wanted = [(item["color"], item["class"]) for item in include for _ in range(item["count"])]
-    found = _found(np.asarray(image, np.float32).tobytes(), image.shape)
-    shapes = _agreement([o.shape for o in found], [s for _, s in wanted])
-    colours = _agreement([o.colour for o in found], [c for c, _ in wanted])
-    both = _agreement([(o.colour, o.shape) for o in found], wanted)
+    expected = [(item["color"], item["class"]) for item in include for _ in range(item["count"])]
+    objects = _objects_in(np.asarray(image, np.float32).tobytes(), image.shape)
+    shapes = _agreement([o.shape for o in objects], [s for _, s in expected])
+    colours = _agreement([o.colour for o in objects], [c for c, _ in expected])
+    both = _agreement([(o.colour, o.shape) for o in objects], expected)
     # If all shapes and all colours match, but in the wrong pairs, the image is still wrong.
     colours = min(colours, both) if shapes == colours == 1.0 else colours
     return Verdict(
         shape=shapes,
         colour=colours,
-        count=1 / (1 + abs(len(found) - len(wanted))),
-        position=_position(found, include),
-        size=_size(found, include),
+        count=1 / (1 + abs(len(objects) - len(expected))),
+        position=_position(objects, include),
+        size=_size(objects, include),
     )
 
 
 @lru_cache(maxsize=256)
-def _found(pixels: bytes, shape: tuple[int, ...]) -> list[DetectedObject]:
+def _objects_in(pixels: bytes, shape: tuple[int, ...]) -> list[DetectedObject]:
     """Objects in an image, remembered because the strict and the graded reward score the same images."""
     return find_objects(np.frombuffer(pixels, np.float32).reshape(shape))
 
 
-def _agreement(found: Sequence[Any], wanted: Sequence[Any]) -> float:
-    overlap = sum((Counter(found) & Counter(wanted)).values())
-    return overlap / max(len(found), len(wanted))
+def _agreement(detected: Sequence[Any], expected: Sequence[Any]) -> float:
+    overlap = sum((Counter(detected) & Counter(expected)).values())
+    return overlap / max(len(detected), len(expected))
 
 
-def _position(found: Sequence[DetectedObject], include: Sequence[Mapping[str, Any]]) -> float | None:
+def _position(objects: Sequence[DetectedObject], include: Sequence[Mapping[str, Any]]) -> float | None:
     related = [item for item in include if "position" in item]
     if not related:
         return None
-    return float(all(_relation_holds(found, item, include[item["position"][1]]) for item in related))
+    return float(all(_relation_holds(objects, item, include[item["position"][1]]) for item in related))
 
 
-def _relation_holds(found: Sequence[DetectedObject], item: Mapping[str, Any], anchor: Mapping[str, Any]) -> bool:
+def _relation_holds(objects: Sequence[DetectedObject], item: Mapping[str, Any], anchor: Mapping[str, Any]) -> bool:
     def matching(thing: Mapping[str, Any]) -> list[DetectedObject]:
-        return [o for o in found if (o.colour, o.shape) == (thing["color"], thing["class"])]
+        return [o for o in objects if (o.colour, o.shape) == (thing["color"], thing["class"])]
 
     relation = item["position"][0]
     for a in matching(item):
@@ -175,7 +175,7 @@ def _relation_holds(found: Sequence[DetectedObject], item: Mapping[str, Any], an
     return False
 
 
-def _size(found: Sequence[DetectedObject], include: Sequence[Mapping[str, Any]]) -> float | None:
+def _size(objects: Sequence[DetectedObject], include: Sequence[Mapping[str, Any]]) -> float | None:
     sized = [item for item in include if "size" in item]
     if not sized:
         return None
@@ -183,7 +183,7 @@ def _size(found: Sequence[DetectedObject], include: Sequence[Mapping[str, Any]])
         any(
             (o.colour, o.shape) == (item["color"], item["class"])
             and (o.side < SMALL_BELOW) == (item["size"] == "small")
-            for o in found
+            for o in objects
         )
         for item in sized
     ]

@@ -21,11 +21,11 @@ _WORDS = {
 """Expectations by pydantic's type of error; for other types, pydantic's own text has them."""
 
 
-def invalid_request(found: Sequence[Any]) -> Problem:
+def invalid_request(all_errors: Sequence[Any]) -> Problem:
     """The problem of a request for which pydantic found these errors."""
     # pydantic also calls a tuple too short whose first item is wrong, because it stops there (`fail_fast`).
-    places = {one["loc"][:depth] for one in found for depth in range(len(one["loc"]))}
-    errors = [one for one in found if one["type"] != "too_short" or one["loc"] not in places]
+    places = {one["loc"][:depth] for one in all_errors for depth in range(len(one["loc"]))}
+    errors = [one for one in all_errors if one["type"] != "too_short" or one["loc"] not in places]
     first = errors[0]
     if first["type"] == "json_invalid":
         where, *at = first["loc"] or ("request",)

@@ -16,8 +16,8 @@ def printable(text: str, limit: int = LONGEST_TEXT) -> str:
     A terminal would execute escape sequences in a service's text. Secrets of this process are cut out.
     """
     text = without_secrets(text)
-    shown = text if len(text) <= limit else text[:limit] + _SHORTENED
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in shown)
+    shortened = text if len(text) <= limit else text[:limit] + _SHORTENED
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in shortened)
 
 
 def print_error(program: str, message: str) -> None:
@@ -47,8 +47,8 @@ class PrintableFormatter(logging.Formatter):
 
 def printable_value(value: Any) -> Any:
     """A JSON value whose texts are `printable`; a value longer than `LONGEST_TEXT` becomes a shortened text."""
-    shown = printable_texts(value)
-    return shown if isinstance(shown, str) or len(repr(shown)) <= LONGEST_TEXT else printable(repr(shown))
+    content = printable_texts(value)
+    return content if isinstance(content, str) or len(repr(content)) <= LONGEST_TEXT else printable(repr(content))
 
 
 def printable_texts(value: Any, limit: int = LONGEST_TEXT) -> Any:

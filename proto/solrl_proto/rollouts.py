@@ -149,10 +149,10 @@ class FittedSolver(Message):
             raise ValueError(f"a weight is beyond ±{MAX_WEIGHT:g}; fitted weights are a few units at most")
         for name, missing in (("step_coeffs", 1), ("x0_coeffs", 0)):
             count = len(self.sigmas) - missing
-            found = [len(row) for row in getattr(self, name)]
-            if found != list(range(2, count + 2)):
+            lengths = [len(row) for row in getattr(self, name)]
+            if lengths != list(range(2, count + 2)):
                 raise ValueError(
-                    f"{name} has rows of {found} weights; expected {list(range(2, count + 2))}: "
+                    f"{name} has rows of {lengths} weights; expected {list(range(2, count + 2))}: "
                     "one for the latents and one for each prediction so far"
                 )
         return self

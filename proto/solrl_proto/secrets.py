@@ -59,9 +59,9 @@ def changed_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 def _of_the_hub() -> frozenset[str]:
     """The token with which huggingface_hub loads models."""
-    given = [os.environ.get(name, "") for name in _HUB_TOKENS]
+    tokens = [os.environ.get(name, "") for name in _HUB_TOKENS]
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    return frozenset(map(str.strip, [*given, _content(os.environ.get("HF_TOKEN_PATH") or str(Path(home, "token")))]))
+    return frozenset(map(str.strip, [*tokens, _content(os.environ.get("HF_TOKEN_PATH") or str(Path(home, "token")))]))
 
 
 @lru_cache

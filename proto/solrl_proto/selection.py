@@ -25,13 +25,13 @@ def levelled(rewards: Sequence[float]) -> list[float]:
     top, bottom = max(rewards), min(rewards)
     if top - bottom <= ROUNDING * max(top, -bottom):
         return [top] * len(rewards)
-    found, most = list(rewards), _OF_SPREAD * (top - bottom)
-    for place in sorted(range(len(found)), key=found.__getitem__, reverse=True):
-        value = found[place]
+    values, most = list(rewards), _OF_SPREAD * (top - bottom)
+    for place in sorted(range(len(values)), key=values.__getitem__, reverse=True):
+        value = values[place]
         if top - value > min(most, ROUNDING * max(abs(top), abs(value))):
             top = value
-        found[place] = top
-    return found
+        values[place] = top
+    return values
 
 
 def best_worst(rewards: Iterable[float], count: int) -> list[int]:

@@ -27,12 +27,12 @@ class TextFileError(ValueError):
 
 
 @contextmanager
-def naming(given: str, expected: str) -> Iterator[None]:
+def naming(source: str, expected: str) -> Iterator[None]:
     """Raise an OSError of the block with what was given, by its option or variable, and what was expected."""
     try:
         yield
     except OSError as error:
-        raise type(error)(f"got {given}: {error.strerror or error}; expected {expected}") from error
+        raise type(error)(f"got {source}: {error.strerror or error}; expected {expected}") from error
 
 
 def read_text(path: Path | Traversable) -> str:
@@ -107,9 +107,9 @@ def parse_json(text: str, place: object) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in content:
             raise ValueError(f"the key {key!r} is there twice; expected it once")
-        found[key] = value
-    return found
+        content[key] = value
+    return content

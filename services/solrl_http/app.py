@@ -80,14 +80,14 @@ def make_app(
         redoc_url=None,
     )
     app.state.metrics = service_metrics
-    found = list(app.routes)  # FastAPI's own: the contract
-    for route in found:
+    endpoints = list(app.routes)  # FastAPI's own: the contract
+    for route in endpoints:
         assert isinstance(route, Route)
         access("open")(route.endpoint)
     for module in (docs, *routes, metrics):
         app.include_router(module.router, dependencies=[Depends(refuse_unknown_parameters)])
-        found += module.router.routes
-    rules = access_rules(found)
+        endpoints += module.router.routes
+    rules = access_rules(endpoints)
     problem_responses.install(app)
     _add_middleware(app, rules, settings)
     app.openapi = lambda: _describe(app, rules, documented or {})  # type: ignore[method-assign]

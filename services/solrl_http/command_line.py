@@ -71,7 +71,7 @@ def parse_settings(defaults: HttpT, program: str, description: str, words: list[
     groups = {**defaults.groups, "limits": tuple(name for name in fields if name not in listed)}
     parts = {title: _part(title, names, defaults) for title, names in groups.items()}
     options = make_dataclass("Options", [(title, type(part)) for title, part in parts.items()])
-    found = tyro.cli(
+    parsed = tyro.cli(
         options,
         default=options(**parts),
         prog=program,
@@ -79,7 +79,7 @@ def parse_settings(defaults: HttpT, program: str, description: str, words: list[
         args=words,
         config=(tyro.conf.OmitArgPrefixes,),
     )
-    return type(defaults)(**{name: getattr(getattr(found, title), name) for title in groups for name in groups[title]})
+    return type(defaults)(**{name: getattr(getattr(parsed, title), name) for title in groups for name in groups[title]})
 
 
 def _part(title: str, names: Sequence[str], defaults: BaseSettings) -> Any:
@@ -98,18 +98,18 @@ def fail(program: str, message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _faults(error: ValidationError, given: str, spelled: Callable[[str], str]) -> str:
+def _faults(error: ValidationError, form: str, spelled: Callable[[str], str]) -> str:
     """The faults of settings in one line: each value as it was given, and what was expected.
 
     Args:
         error: of the settings.
-        given: form of a setting, with places for its name and value.
+        form: form of a setting, with places for its name and value.
         spelled: name of a setting → its name there.
     """
     faults = []
     for fault in error.errors(include_url=False):
-        said = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected", 1)
-        said = re.sub("^expected (?=greater|less)", "expected a number ", said)
-        got = f"got {given.format(spelled(str(fault['loc'][0])), fault['input'])}; " if fault["loc"] else ""
-        faults.append(said if said.startswith("got ") else got + said)
+        message = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected", 1)
+        message = re.sub("^expected (?=greater|less)", "expected a number ", message)
+        got = f"got {form.format(spelled(str(fault['loc'][0])), fault['input'])}; " if fault["loc"] else ""
+        faults.append(message if message.startswith("got ") else got + message)
     return "; ".join(faults)

@@ -33,8 +33,8 @@ def access_rows(settings: HttpSettings) -> Iterator[Row]:
         yield ("access", "missing", str(error), "give a file of `solrl-rollout token create`")
         return
     valid = [token for token in tokens if not token.expired]
-    found = f"{len(valid)} valid tokens of {len({token.tenant for token in valid})} tenants in {path}"
-    yield ("access", "ok" if valid else "warn", found, "" if valid else "make one: solrl-rollout token create")
+    summary = f"{len(valid)} valid tokens of {len({token.tenant for token in valid})} tenants in {path}"
+    yield ("access", "ok" if valid else "warn", summary, "" if valid else "make one: solrl-rollout token create")
     if path.stat().st_mode & 0o022:
         yield ("token file", "warn", f"others may write {path}, and so let themselves in", f"chmod 600 {path}")
 

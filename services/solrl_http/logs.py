@@ -28,9 +28,9 @@ def add_fields(**fields: Any) -> None:
 
     Threads and tasks started by the request share them. Does nothing outside a request.
     """
-    known = _request.get()
-    if known is not None:
-        known.update((name, value) for name, value in fields.items() if value is not None)
+    context = _request.get()
+    if context is not None:
+        context.update((name, value) for name, value in fields.items() if value is not None)
 
 
 def install(kind: LogFormat, **fields: Any) -> None:
@@ -86,6 +86,6 @@ class TextFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    own: dict[str, Any] = getattr(record, "fields", {})
-    fields: dict[str, Any] = without_secrets(_process | (_request.get() or {}) | own)
+    of_record: dict[str, Any] = getattr(record, "fields", {})
+    fields: dict[str, Any] = without_secrets(_process | (_request.get() or {}) | of_record)
     return fields

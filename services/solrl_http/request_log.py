@@ -83,6 +83,6 @@ class RequestLog:
 
 def _request_id(scope: Scope) -> str:
     """The client's id if it is well-formed, otherwise a new one."""
-    wanted = REQUEST_ID_HEADER.lower().encode()
-    given = next((value.decode("latin-1") for name, value in scope["headers"] if name == wanted), "")
-    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+    header = REQUEST_ID_HEADER.lower().encode()
+    request_id = next((value.decode("latin-1") for name, value in scope["headers"] if name == header), "")
+    return request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(8)

@@ -136,8 +136,8 @@ def revoke_token(path: Path, token_id: str) -> Token:
     def without(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
         removed.extend(token for token in tokens if token.id == token_id)
         if not removed:
-            known = ", ".join(token.id for token in tokens) or "none"
-            raise TokenFileError(f"got token id {token_id!r}; expected one of: {known} (`solrl-rollout token list`)")
+            ids = ", ".join(token.id for token in tokens) or "none"
+            raise TokenFileError(f"got token id {token_id!r}; expected one of: {ids} (`solrl-rollout token list`)")
         return tuple(token for token in tokens if token.id != token_id)
 
     _change(path, without)
@@ -152,10 +152,10 @@ def parse_lifetime(text: str) -> timedelta | None:
     """
     if text == "never":
         return None
-    found = re.fullmatch(r"([1-9][0-9]{0,3})([hdw])", text)
-    if found is None:
+    match = re.fullmatch(r"([1-9][0-9]{0,3})([hdw])", text)
+    if match is None:
         raise ValueError(f"got --expires {text!r}; expected a number with h, d or w, as 12h, 30d, 8w; or never")
-    return int(found[1]) * _UNITS[found[2]]
+    return int(match[1]) * _UNITS[match[2]]
 
 
 class TokenStore:

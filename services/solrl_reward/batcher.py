@@ -73,7 +73,7 @@ class Images:
         if len(parts) == 1:
             return parts[0]
         prompts = [prompt for part in parts for prompt in part.prompts]
-        metadata = [one for part in parts for one in part.metadata]
+        metadata = [entry for part in parts for entry in part.metadata]
         return Images(parts[0].rewards, torch.cat([part.pixels for part in parts]), prompts, metadata)
 
 
@@ -169,17 +169,17 @@ class Batcher:
             ProblemError: 500 or 503 `reward-failed`, 503 `reward-stalled`, 507 `out-of-memory`.
         """
         self._require_none_stalled(images.rewards)
-        one = _Waiting(images, tenant, asyncio.get_running_loop().create_future(), time.monotonic())
+        request = _Waiting(images, tenant, asyncio.get_running_loop().create_future(), time.monotonic())
         if tenant not in self._images:
             self._shares.arrive(tenant, self._images.keys())
-        self._waiting.append(one)
+        self._waiting.append(request)
         self._images[tenant] += len(images)
         self._arrived.set()
         try:
-            return await one.answer
+            return await request.answer
         except asyncio.CancelledError:
-            if one in self._waiting:
-                self._remove(one)
+            if request in self._waiting:
+                self._remove(request)
             elif all(other.answer.done() for other in self._batch):
                 self._cancelled.set()
             raise
@@ -196,13 +196,13 @@ class Batcher:
                     results = await self._results(batch)
                 except ProblemError as error:
                     results = [error for _ in batch]
-                for one, result in zip(batch, results, strict=True):
-                    if one.answer.done():
+                for request, result in zip(batch, results, strict=True):
+                    if request.answer.done():
                         continue  # its caller left
                     if isinstance(result, Scored):
-                        one.answer.set_result(result)
+                        request.answer.set_result(result)
                     else:
-                        one.answer.set_exception(result)
+                        request.answer.set_exception(result)
 
     async def close(self) -> None:
         """Wait for the last batch, for which nobody else does; a call that does not end soon is left behind."""
@@ -241,15 +241,15 @@ class Batcher:
     def _take(self) -> list[_Waiting]:
         """The oldest request of the next tenant, and others in their order that fit it, up to the limit."""
         tenant = self._next_tenant()
-        first = next(one for one in self._waiting if one.tenant == tenant)
+        first = next(request for request in self._waiting if request.tenant == tenant)
         batch, room = [first], self._most - len(first.images)
-        for one in self._waiting:
-            if one is not first and one.images.fits(first.images) and len(one.images) <= room:
-                batch.append(one)
-                room -= len(one.images)
-        for one in batch:
-            self._remove(one)
-            self._shares.serve(one.tenant, one.images.cost, self._images.keys())
+        for request in self._waiting:
+            if request is not first and request.images.fits(first.images) and len(request.images) <= room:
+                batch.append(request)
+                room -= len(request.images)
+        for request in batch:
+            self._remove(request)
+            self._shares.serve(request.tenant, request.images.cost, self._images.keys())
         return batch
 
     def _next_tenant(self) -> str:
@@ -261,11 +261,11 @@ class Batcher:
         self._shares.admit(tenant)
         return tenant
 
-    def _remove(self, one: _Waiting) -> None:
-        self._waiting.remove(one)
-        self._images[one.tenant] -= len(one.images)
-        if not self._images[one.tenant]:
-            del self._images[one.tenant]
+    def _remove(self, request: _Waiting) -> None:
+        self._waiting.remove(request)
+        self._images[request.tenant] -= len(request.images)
+        if not self._images[request.tenant]:
+            del self._images[request.tenant]
 
     def _score_each(self, batch: Sequence[_Waiting], progress: _Progress) -> list[Scored | ProblemError]:
         """Score a batch on the thread; if it fails, each request alone, so that one cannot fail another.
@@ -275,20 +275,20 @@ class Batcher:
         began = time.monotonic()
         scores = None
         try:
-            scores = self._score(Images.join([one.images for one in batch]), progress)
+            scores = self._score(Images.join([request.images for request in batch]), progress)
         except Exception as error:
             if len(batch) == 1 or isinstance(error, RewardUnavailableError):
                 return [self._problem(error) for _ in batch]
         if scores is None:  # after the handler, because the error's traceback keeps the batch's tensors
-            return [result for one in batch for result in self._score_each([one], progress)]
+            return [result for request in batch for result in self._score_each([request], progress)]
         spent = time.monotonic() - began
-        ends = list(accumulate(len(one.images) for one in batch))
+        ends = list(accumulate(len(request.images) for request in batch))
         return [
             Scored(
-                {name: values[end - len(one.images) : end] for name, values in scores.items()},
-                ScoreTimings(queued=began - one.since, score=spent),
+                {name: values[end - len(request.images) : end] for name, values in scores.items()},
+                ScoreTimings(queued=began - request.since, score=spent),
             )
-            for one, end in zip(batch, ends, strict=True)
+            for request, end in zip(batch, ends, strict=True)
         ]
 
     def _score(self, images: Images, progress: _Progress) -> Scores:

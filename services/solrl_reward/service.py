@@ -100,11 +100,11 @@ class RewardService:
         await asyncio.to_thread(self._require_judgeable, request.rewards, prompts)
         return Images(request.rewards, pixels, request.texts, request.metadata)
 
-    async def check(self, asked: PromptCheck) -> PromptVerdict:
+    async def check(self, request: PromptCheck) -> PromptVerdict:
         """Whether a reward can judge by prompts; raises 422 if it is not loaded."""
-        self._require_loaded(asked.reward, "body.reward")
-        prompts = [(prompt.text, prompt.metadata) for prompt in asked.prompts]
-        return PromptVerdict(fault=await asyncio.to_thread(self.rewards.first_fault, asked.reward, prompts))
+        self._require_loaded(request.reward, "body.reward")
+        prompts = [(prompt.text, prompt.metadata) for prompt in request.prompts]
+        return PromptVerdict(fault=await asyncio.to_thread(self.rewards.first_fault, request.reward, prompts))
 
     async def score(self, images: Images, tenant: str) -> ScoreAnswer:
         """Score the images of a request.

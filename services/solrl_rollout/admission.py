@@ -85,23 +85,27 @@ def external_rewards_of(rewards: Sequence[RewardSpec], hosts: Collection[str]) -
 
 
 def _allowed(at: str, hosts: Collection[str], where: str) -> str:
-    found, asks = None, "only the reward servers that its operator has listed"
-    fault = f"this service asks {asks if hosts else 'no reward servers that a run brings'}"
+    address = None
+    fault = (
+        "this service calls only the reward servers that its operator has listed"
+        if hosts
+        else "this service does not call reward servers named in requests"
+    )
     try:
-        found = origin(at, "address of a reward server")
+        address = origin(at, "address of a reward server")
     except ValueError as error:
         fault = str(error)
-    if found is None or found not in hosts:
+    if address is None or address not in hosts:
         raise ProblemError(
             ProblemKind.REWARD_UNKNOWN,
             fault,
             where=where,
-            got=found,
+            got=address,
             expected=list(hosts) or "no address",
             action="use a listed address or a loaded reward, or ask the operator to start the service with "
             "--reward-hosts",
         )
-    return found
+    return address
 
 
 def _check_rewards(rewards: Sequence[RewardSpec], hosted: ModelInfo) -> None:

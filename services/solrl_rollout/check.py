@@ -55,11 +55,11 @@ class Checked:
         return (self.restored or self.measured).lowest.high >= FLOOR
 
 
-def check(asked: Check, prompts: Sequence[PromptItem]) -> int:
+def check(options: Check, prompts: Sequence[PromptItem]) -> int:
     """Print how each precision ranks; with `out`, write check.json, layers.json and images into that folder.
 
     Args:
-        asked: the model and its options. Without precisions, all that the device computes natively are checked, and
+        options: the model and its options. Without precisions, all that the device computes natively are checked, and
             NVFP4 elsewhere.
         prompts: at least two.
 
@@ -69,37 +69,37 @@ def check(asked: Check, prompts: Sequence[PromptItem]) -> int:
     Raises:
         ValueError, OSError: something cannot be loaded, or a number is too small.
     """
-    model, candidates, rewards, out = asked.model, asked.candidates, asked.rewards, asked.out
+    model, candidates, rewards, out = options.model, options.candidates, options.rewards, options.out
     if len(prompts) < _FEWEST_PROMPTS or candidates < 8:
         raise ValueError(
             f"got {len(prompts)} prompts with {candidates} candidates; expected at least {_FEWEST_PROMPTS} with 8, "
             "because ranks are compared within a prompt"
         )
-    console, device = Console(markup=False), require_device(asked.device)
+    console, device = Console(markup=False), require_device(options.device)
     print(f"loading {model} and {', '.join(rewards)}", file=sys.stderr)
-    backbone = load_backbone(model, device=device, revision=asked.revision, size=asked.size)
-    judges = RewardSet.load(rewards, backbone, asked.reward_options, connect=connect_reward)
-    parity = pipeline_difference(backbone, prompts[0], asked.true_steps)
+    backbone = load_backbone(model, device=device, revision=options.revision, size=options.size)
+    judges = RewardSet.load(rewards, backbone, options.reward_options, connect=connect_reward)
+    parity = pipeline_difference(backbone, prompts[0], options.true_steps)
     level = "equal up to rounding" if parity < 0.01 else "NOT equal: report this model to the project"
     console.print(
         f"BF16 against the model's own diffusers pipeline: pixels differ by {parity:.4f} of 1 on average, {level}."
     )
     print(f"generating {len(prompts)} × {candidates} candidates in BF16", file=sys.stderr)
-    plan = Plan(steps=asked.steps, solver=asked.solver)
-    bench = PrecisionCheck(backbone, judges, prompts, candidates, plan, asked.true_steps)
+    plan = Plan(steps=options.steps, solver=options.solver)
+    bench = PrecisionCheck(backbone, judges, prompts, candidates, plan, options.true_steps)
     exact = bench.measure("bf16")
     checked = {}
-    for precision in asked.precision or [one for one in supported_precisions(backbone.device) if one != "bf16"]:
+    for precision in options.precision or [one for one in supported_precisions(backbone.device) if one != "bf16"]:
         print(f"checking {precision}", file=sys.stderr)
         checked[precision] = checked_precision(bench, precision, exact)
     console.print(*_tables(model, exact, checked, candidates), sep="\n")
-    for precision, one in checked.items():
-        for line in _advice(model, precision, one, exact, out):
+    for precision, result in checked.items():
+        for line in _advice(model, precision, result, exact, out):
             console.print(line, highlight=False)
     if out is not None:
         digest = module_digest(backbone.transformer, backbone.device)
         _write(out, digest, parity, exact, checked, bench)
-    return int(not all(one.ranks for one in checked.values()))
+    return int(not all(result.ranks for result in checked.values()))
 
 
 def read_prompts(name: str | None, count: int) -> Sequence[PromptItem]:
@@ -117,8 +117,10 @@ def read_prompts(name: str | None, count: int) -> Sequence[PromptItem]:
         file = folder / "test.txt"
         rows = folder / "test_metadata.jsonl"
         if rows.is_file():
-            found = [parse_json(line, f"{rows}:{at}") for at, line in enumerate(read_lines(rows), 1) if line.strip()]
-            return [PromptItem(id=str(at), text=row["prompt"], metadata=row) for at, row in enumerate(found[:count], 1)]
+            records = [parse_json(line, f"{rows}:{at}") for at, line in enumerate(read_lines(rows), 1) if line.strip()]
+            return [
+                PromptItem(id=str(at), text=row["prompt"], metadata=row) for at, row in enumerate(records[:count], 1)
+            ]
     texts = [line.strip() for line in read_lines(file) if line.strip()][:count]
     return [PromptItem(id=str(at), text=text) for at, text in enumerate(texts, 1)]
 
@@ -130,21 +132,21 @@ def checked_precision(bench: PrecisionCheck, precision: Precision, exact: Measur
         return Checked(measured)
     print(f"{precision} ranks worse than BF16; searching the layers that it needs in BF16", file=sys.stderr)
     backbone, before = bench.backbone, bench.backbone.kept
-    found = search_layers(backbone, precision, lambda: bench.latent_error(precision))
-    if found is None:
+    layers = search_layers(backbone, precision, lambda: bench.latent_error(precision))
+    if layers is None:
         return Checked(measured)
-    backbone.kept = {**before, precision: tuple(map(pattern_of, found.names))}
+    backbone.kept = {**before, precision: tuple(map(pattern_of, layers.names))}
     try:
-        return Checked(measured, found, bench.measure(precision))
+        return Checked(measured, layers, bench.measure(precision))
     finally:
         backbone.kept = before
 
 
 def pipeline_difference(backbone: PipelineBackbone, prompt: PromptItem, steps: int) -> float:
     """Mean absolute difference of an image to that of the model's diffusers pipeline; pixels are in [0, 1]."""
-    own = Generator(backbone, "bf16").generate(prompt.text, [0], steps=steps).images
+    ours = Generator(backbone, "bf16").generate(prompt.text, [0], steps=steps).images
     theirs = by_own_pipeline(backbone, [prompt.text], [0], steps)
-    return float((own.cpu().float() - theirs.cpu().float()).abs().mean())
+    return float((ours.cpu().float() - theirs.cpu().float()).abs().mean())
 
 
 def _tables(model: str, exact: Measured, checked: Mapping[Precision, Checked], candidates: int) -> list[Table]:
@@ -158,30 +160,30 @@ def _tables(model: str, exact: Measured, checked: Mapping[Precision, Checked], c
     for name in ("precision", "latents", "images", "unusable", "× BF16's speed"):
         errors.add_column(name, justify="left" if name == "precision" else "right")
     rows = [("bf16", exact)]
-    for precision, one in checked.items():
-        rows.append((precision, one.measured))
-        if one.restored is not None and one.layers is not None:
-            rows.append((f"{precision}, {len(one.layers.names)} in BF16", one.restored))
+    for precision, result in checked.items():
+        rows.append((precision, result.measured))
+        if result.restored is not None and result.layers is not None:
+            rows.append((f"{precision}, {len(result.layers.names)} in BF16", result.restored))
     for name, measured in rows:
         # An emulation's time says nothing of the hardware that it stands for.
         emulated = measured.numerics == "emulated" and measured is not exact
         speed = "emulated" if emulated else f"{exact.step_seconds / measured.step_seconds:.2f}"
         shares = (measured.latent_error, measured.image_error)
         errors.add_row(name, *(f"{share:.1%}" for share in shares), f"{measured.unusable:.0%}", speed)
-        for reward, found in measured.spearman.items():
-            interval = f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+        for reward, correlation in measured.spearman.items():
+            interval = f"{correlation.mean:.2f} [{correlation.low:.2f}, {correlation.high:.2f}]"
             ranks.add_row(name, reward, interval, f"{measured.best[reward]:.1f}", f"{measured.worst[reward]:.1f}")
     return [ranks, errors]
 
 
-def _advice(model: str, precision: str, one: Checked, exact: Measured, out: Path | None) -> list[str]:
-    lowest = one.measured.lowest.mean
-    if one.layers is not None and one.restored is not None:
-        names = ", ".join(one.layers.names[:_SHOWN]) + (" …" if len(one.layers.names) > _SHOWN else "")
+def _advice(model: str, precision: str, result: Checked, exact: Measured, out: Path | None) -> list[str]:
+    lowest = result.measured.lowest.mean
+    if result.layers is not None and result.restored is not None:
+        names = ", ".join(result.layers.names[:_SHOWN]) + (" …" if len(result.layers.names) > _SHOWN else "")
         file = f"--layers {out / 'layers.json'}" if out else "--layers FILE, which --out writes"
         return [
-            f"{precision}: Spearman {lowest:.2f}, and {one.restored.lowest.mean:.2f} with {len(one.layers.names)} "
-            f"layers in BF16 ({one.layers.share:.1%} of the FLOPs): {names}.",
+            f"{precision}: Spearman {lowest:.2f}, and {result.restored.lowest.mean:.2f} with "
+            f"{len(result.layers.names)} layers in BF16 ({result.layers.share:.1%} of the FLOPs): {names}.",
             f"Serve it with: solrl-rollout serve --model {model} --precision {precision} {file}",
         ]
     if lowest < exact.lowest.mean - SHORTFALL:
@@ -212,9 +214,9 @@ def _write(
         "precisions": {precision: asdict(one) | {"ranks": one.ranks} for precision, one in checked.items()},
     }
     (out / "check.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    kept: Kept = {precision: one.layers.names for precision, one in checked.items() if one.layers is not None}
-    if kept:
-        write_layer_list(out / "layers.json", digest, kept)
+    layers: Kept = {precision: one.layers.names for precision, one in checked.items() if one.layers is not None}
+    if layers:
+        write_layer_list(out / "layers.json", digest, layers)
     for precision, images in bench.images.items():
         folder = out / precision
         folder.mkdir(exist_ok=True)

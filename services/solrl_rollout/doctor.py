@@ -38,8 +38,8 @@ def check(settings: RolloutSettings) -> Iterator[Finding]:
     yield from (Finding(*row) for row in (*access_rows(settings), port_row(settings)))
 
 
-def memory_findings(settings: RolloutSettings, held: int) -> Iterator[Finding]:
-    """Whether the models fit together on a device of `held` bytes, by plan; nothing if one cannot be read."""
+def memory_findings(settings: RolloutSettings, capacity: int) -> Iterator[Finding]:
+    """Whether the models fit together on a device of `capacity` bytes, by plan; nothing if a model cannot be read."""
     from solrl_core.families.skeleton import load_skeleton
     from solrl_core.memory_plan import RESERVED, bytes_text, plan_memory
     from solrl_core.precision import fastest_precision
@@ -52,11 +52,11 @@ def memory_findings(settings: RolloutSettings, held: int) -> Iterator[Finding]:
     except (ValueError, OSError):
         return  # the finding about the model says why
     needed = sum(plan_memory(model, [precision], 1).total for model in models)
-    found = f"{bytes_text(needed)} by plan at {precision}, of {bytes_text(held)}; rewards and BF16 come on top"
-    if needed + RESERVED <= held:
-        yield Finding("memory", "ok", found)
+    summary = f"{bytes_text(needed)} by plan at {precision}, of {bytes_text(capacity)}; rewards and BF16 come on top"
+    if needed + RESERVED <= capacity:
+        yield Finding("memory", "ok", summary)
     else:
-        yield Finding("memory", "missing", found, "host fewer models; `solrl-rollout memory` plans each")
+        yield Finding("memory", "missing", summary, "host fewer models; `solrl-rollout memory` plans each")
 
 
 def _engine(settings: RolloutSettings) -> Iterator[Finding]:
@@ -67,8 +67,8 @@ def _engine(settings: RolloutSettings) -> Iterator[Finding]:
     try:
         require_packages()
     except RuntimeError as error:
-        found, _, action = str(error).partition(": ")
-        yield Finding("engine", "missing", found, action)
+        fault, _, action = str(error).partition(": ")
+        yield Finding("engine", "missing", fault, action)
     else:
         yield Finding("engine", "ok", " and ".join(f"{name} {version}" for name, version in VERSIONS.items()))
 
@@ -101,17 +101,17 @@ def _of_server(name: str, options: Mapping[str, Any]) -> Iterator[Finding]:
         action = f"start it there: solrl-reward serve --rewards {name}; or correct its address in --rewards"
         yield Finding(server, "missing", str(error), action)
     except NotServedError as error:
-        found, _, action = str(error).partition("; ")
+        fault, _, action = str(error).partition("; ")
         yield Finding(server, "ok", "answers")
-        yield Finding(reward, "missing", found, action)
+        yield Finding(reward, "missing", fault, action)
     except ValueError as error:
         yield Finding(reward, "missing", str(error))
     else:
         yield Finding(server, "ok", "answers")
         yield Finding(reward, "ok", f"computed by the server at {at}, digest {connected.digest}")
         if connected.advice:
-            found, _, action = connected.advice.rpartition(": ")
-            yield Finding(f"{reward}'s timeout", "warn", found, action)
+            warning, _, action = connected.advice.rpartition(": ")
+            yield Finding(f"{reward}'s timeout", "warn", warning, action)
 
 
 def _workers(settings: RolloutSettings) -> Finding:
@@ -134,10 +134,10 @@ def _actors(settings: RolloutSettings) -> Finding:
 
         cluster = RayCluster(settings)
     except RuntimeError as error:
-        found, _, action = str(error).partition("; ")
-        return Finding("workers", "missing", found, action)
-    found = f"{cluster.workers} Ray actors, on {cluster.device}, in a cluster of {cluster.nodes} nodes"
-    return Finding("workers", "ok", found)
+        fault, _, action = str(error).partition("; ")
+        return Finding("workers", "missing", fault, action)
+    summary = f"{cluster.workers} Ray actors, on {cluster.device}, in a cluster of {cluster.nodes} nodes"
+    return Finding("workers", "ok", summary)
 
 
 def redis_findings(url: str | None) -> Iterator[Finding]:
@@ -164,15 +164,15 @@ def redis_findings(url: str | None) -> Iterator[Finding]:
             return
         yield Finding("redis", "ok", f"{where} answers")
         try:
-            held = {str(name): value for name, value in client.config_get(*_REDIS_SETTINGS).items()}
+            values = {str(name): value for name, value in client.config_get(*_REDIS_SETTINGS).items()}
         except RedisError as error:
             yield Finding("redis settings", "warn", f"cannot be read: {error}", "check them yourself")
             return
-    warnings = list(_weaknesses(held))
-    for found, action in warnings:
-        yield Finding("redis settings", "warn", found, action)
+    warnings = list(_weaknesses(values))
+    for weakness, action in warnings:
+        yield Finding("redis settings", "warn", weakness, action)
     if not warnings:
-        yield Finding("redis settings", "ok", ", ".join(f"{name} {value}" for name, value in held.items()))
+        yield Finding("redis settings", "ok", ", ".join(f"{name} {value}" for name, value in values.items()))
 
 
 def _weaknesses(settings: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
@@ -183,8 +183,8 @@ def _weaknesses(settings: Mapping[str, str | None]) -> Iterator[tuple[str, str]]
             "set it to noeviction",
         )
     if settings["appendonly"] != "yes":
-        found = "Redis keeps no append-only file: a restart loses versions, which trainers push again"
-        yield found, "set appendonly yes"
+        weakness = "Redis keeps no append-only file: a restart loses versions, which trainers push again"
+        yield weakness, "set appendonly yes"
     elif settings["appendfsync"] == "no":
-        found = "Redis leaves appendfsync to the system: a crash may lose half a minute"
-        yield found, "set it to everysec or always"
+        weakness = "Redis leaves appendfsync to the system: a crash may lose half a minute"
+        yield weakness, "set it to everysec or always"

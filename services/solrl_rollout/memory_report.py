@@ -12,23 +12,23 @@ from solrl_core.model_options import size_text
 from solrl_rollout.options import ServingMemory
 
 
-def plan(asked: ServingMemory) -> None:
+def plan(options: ServingMemory) -> None:
     """Print the plan of a service at these precisions; with `out`, also write it as JSON.
 
     Raises:
         ValueError, OSError: the model is unknown or its configurations cannot be read.
     """
-    model, batch, unmerged_rank, out = asked.model, asked.batch, asked.unmerged_rank, asked.out
-    precisions = list(dict.fromkeys(asked.precision))
+    model, batch, unmerged_rank, out = options.model, options.batch, options.unmerged_rank, options.out
+    precisions = list(dict.fromkeys(options.precision))
     if not precisions:
         raise ValueError("got --precision without a value; expected one or several, such as --precision fp8 bf16")
     if batch < 1:
         raise ValueError(f"got a batch of {batch}; expected at least 1")
     if unmerged_rank < 0 or (unmerged_rank and "nvfp4" not in precisions):
-        given = " ".join(precisions)
-        raise ValueError(f"got --unmerged-rank {unmerged_rank} for {given}; expected a rank, with --precision nvfp4")
+        names = " ".join(precisions)
+        raise ValueError(f"got --unmerged-rank {unmerged_rank} for {names}; expected a rank, with --precision nvfp4")
     print(f"reading the configurations of {model}", file=sys.stderr)
-    backbone = load_skeleton(model, revision=asked.revision, size=asked.size)
+    backbone = load_skeleton(model, revision=options.revision, size=options.size)
     planned = plan_memory(backbone, precisions, batch, unmerged_rank)
     console = Console(markup=False)
     served = " and ".join(precisions)

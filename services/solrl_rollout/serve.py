@@ -34,8 +34,8 @@ def serve(settings: RolloutSettings) -> None:
 
 
 def _warn_of_password(settings: RolloutSettings, arguments: Sequence[str]) -> None:
-    given = any(one.partition("=")[0] == "--redis-url" for one in arguments)
-    if given and settings.redis_url and urlsplit(settings.redis_url).password:
+    by_option = any(one.partition("=")[0] == "--redis-url" for one in arguments)
+    if by_option and settings.redis_url and urlsplit(settings.redis_url).password:
         logger.warning("others can read the password in --redis-url; use --redis-url-file or SOLRL_REDIS_URL instead")
 
 

@@ -260,11 +260,11 @@ class RolloutSettings(HttpSettings, Hosting):
     @property
     def options_of_rewards(self) -> dict[str, dict[str, Any]]:
         """Reward → options, with the addresses in `rewards`."""
-        found = {name: dict(options) for name, options in self.reward_options.items()}
+        by_reward = {name: dict(options) for name, options in self.reward_options.items()}
         for name, at in map(_parse_reward, self.rewards):
             if at:
-                found.setdefault(name, {})["at"] = at
-        return found
+                by_reward.setdefault(name, {})["at"] = at
+        return by_reward
 
     @model_validator(mode="after")
     def _largest_bodies_fit(self) -> Self:

@@ -106,7 +106,7 @@ def test_a_model_in_the_hubs_cache_is_ok_when_it_is_whole(cache: Path) -> None:
         weights.unlink()
     finding = diagnosis.model("some/model")
     assert finding.state == "missing"
-    assert all(f"{part}.safetensors" in finding.found for part in WEIGHTS)
+    assert all(f"{part}.safetensors" in finding.text for part in WEIGHTS)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_folder_that_is_not_whole_is_not_ok(tmp_path: Path, lost: str, fault: 
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     finding = diagnosis.model(str(folder))
     assert (finding.state, finding.action) == ("missing", "give a complete diffusers folder")
-    assert fault in finding.found
+    assert fault in finding.text
 
 
 def reward(name: str, **options: str) -> Finding:
@@ -146,7 +146,7 @@ def reward(name: str, **options: str) -> Finding:
 def test_what_the_hub_has_is_not_ok_before_it_is_here(name: str, state: str, action: str, file: str) -> None:
     finding = reward("clipscore", model=name) if file == "config.json" else diagnosis.model(name)
     assert finding.state == state
-    assert finding.found == f"{name}: it is not in the hub's cache on this machine"
+    assert finding.text == f"{name}: it is not in the hub's cache on this machine"
     assert action.format(file=file) in finding.action
 
 
@@ -159,7 +159,7 @@ def test_weights_of_a_reward_are_where_options_say_or_whole_in_the_hubs_cache(ca
     (folder / "model.safetensors").unlink()
     finding = reward("clipscore", processor=str(MINI_CLIP))
     assert finding.state == "missing"
-    assert "its weights are missing or incomplete" in finding.found
+    assert "its weights are missing or incomplete" in finding.text
     # A model's options say where its rewards are.
     named = ["clipscore", "hpsv2", "imagereward", "pickscore"]
     assert {finding.state for finding in diagnosis.rewards(named, "mini-sana")} == {"ok"}
@@ -171,7 +171,7 @@ def test_a_folder_of_a_reward_that_is_not_whole_is_not_ok(tmp_path: Path, lost: 
     assert reward("clipscore", model=str(folder)).state == "ok"
     (folder / lost).unlink()
     finding = reward("clipscore", model=str(folder))
-    assert (finding.state, finding.found) == ("missing", f"{folder}: incomplete")
+    assert (finding.state, finding.text) == ("missing", f"{folder}: incomplete")
 
 
 @pytest.mark.usefixtures("cache")
@@ -183,7 +183,7 @@ def test_a_checkpoint_of_a_reward_is_a_file(tmp_path: Path) -> None:
     path.touch()
     assert reward("hpsv2", checkpoint=str(path), processor=str(MINI_CLIP)).state == "ok"
     # The file of its configuration lies beside it.
-    assert "med_config.json: not a file" in reward("imagereward", checkpoint=str(path)).found
+    assert "med_config.json: not a file" in reward("imagereward", checkpoint=str(path)).text
 
 
 @pytest.mark.usefixtures("cache")
@@ -218,4 +218,4 @@ def test_an_emulation_on_a_gpu_is_warned_of_and_a_native_precision_is_ok(monkeyp
     monkeypatch.setattr("solrl_core.precision.supported_precisions", lambda device: ("nvfp4",))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     row = {finding.subject: finding for finding in diagnosis.machine("auto", "nvfp4")}["precision"]
-    assert (row.state, row.found) == ("warn", "nvfp4 is emulated on this GPU, slower than bf16")
+    assert (row.state, row.text) == ("warn", "nvfp4 is emulated on this GPU, slower than bf16")

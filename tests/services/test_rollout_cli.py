@@ -157,7 +157,7 @@ def test_the_doctor_finds_no_error_on_this_machine_and_checks_redis_as_a_start_d
 def test_the_doctor_says_whether_the_models_fit(held: int, state: str) -> None:
     (found,) = memory_findings(RolloutSettings(model=("mini-sana", "mini-sd3"), precision="bf16"), held)
     assert found.state == state
-    assert f" MiB by plan at bf16, of {held >> 30}.00 GiB" in found.found
+    assert f" MiB by plan at bf16, of {held >> 30}.00 GiB" in found.text
 
 
 def test_the_doctor_names_missing_parts() -> None:
@@ -215,21 +215,21 @@ def test_the_doctor_asks_reward_servers() -> None:
     assert [one.subject for one in found] == list(rows), "each once, for both models"
     assert app.asked == ["/v1/rewards"] * 2, "and each reward is asked for once"
     server, there = rows[f"reward server {address}"], rows[f"reward {NAME}"]
-    assert (server.state, server.found) == ("ok", "answers")
-    assert (there.state, there.found) == ("ok", f"computed by the server at {address}, digest {DIGEST}")
+    assert (server.state, server.text) == ("ok", "answers")
+    assert (there.state, there.text) == ("ok", f"computed by the server at {address}, digest {DIGEST}")
     hasty = rows[f"reward {NAME}'s timeout"]
     assert (hasty.state, hasty.action[:28]) == ("warn", "raise or omit the option tim")
-    assert hasty.found == f"timeout is 25 s, and the server at {address} may wait 30 s for another service"
+    assert hasty.text == f"timeout is 25 s, and the server at {address} may wait 30 s for another service"
     lacking = rows["reward hpsv2"]
-    assert (lacking.state, lacking.found) == ("missing", f"the server at {address} does not compute reward 'hpsv2'")
+    assert (lacking.state, lacking.text) == ("missing", f"the server at {address} does not compute reward 'hpsv2'")
     assert "a server started with --rewards hpsv2" in lacking.action
     gone = rows[f"reward server {away}"]
     assert gone.state == "missing"
-    assert "gave no answer" in gone.found
+    assert "gave no answer" in gone.text
     assert "solrl-reward serve --rewards clipscore" in gone.action
     assert "reward clipscore" not in rows
     assert rows["reward pickscore"].state == "missing"
-    assert "expected http://HOST:PORT" in rows["reward pickscore"].found
+    assert "expected http://HOST:PORT" in rows["reward pickscore"].text
 
 
 @pytest.mark.parametrize(("program", "first"), [(main, "models"), (reward_main, "rewards")])

@@ -23,12 +23,12 @@ def test_unsupported_precisions_are_shown_with_the_reason(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(solrl_core.precision, "engine_version", broken)
     rows = {finding.subject: finding for finding in check("mini-sana", None, "shapes")}
-    assert rows["precision nvfp4"].found.endswith("only a Blackwell GPU has NVFP4 units, this is CPU")
+    assert rows["precision nvfp4"].text.endswith("only a Blackwell GPU has NVFP4 units, this is CPU")
     assert rows["precision fp8"].state == "n/a"
-    assert rows["precision fp8"].found == "not on this device: it takes an Ada, Hopper or Blackwell GPU"
-    assert rows["precision bf16"].found == "emulated: bfloat16 weights, float32 arithmetic"
+    assert rows["precision fp8"].text == "not on this device: it takes an Ada, Hopper or Blackwell GPU"
+    assert rows["precision bf16"].text == "emulated: bfloat16 weights, float32 arithmetic"
     assert rows["transformer engine"].state == "warn"
-    assert "undefined symbol" in rows["transformer engine"].found
+    assert "undefined symbol" in rows["transformer engine"].text
     assert "until then nvfp4 is emulated" in rows["transformer engine"].action
 
 
@@ -52,12 +52,12 @@ def test_unknown_prompts_and_rewards_and_an_unreachable_service_are_missing(monk
     url = f"http://127.0.0.1:{free_port()}"
     rows = {finding.subject: finding for finding in check("mini-sana", url, "shape")}
     assert rows["prompts"].state == rows["service"].state == "missing"
-    assert "did you mean 'shapes'" in rows["prompts"].found
-    assert url in rows["service"].found
+    assert "did you mean 'shapes'" in rows["prompts"].text
+    assert url in rows["service"].text
     assert "solrl-rollout serve" in rows["service"].action
     (last,) = [finding for finding in check("mini-sana", "htp://x", "shapes") if finding.subject == "service"]
     assert last.state == "missing"
-    assert "expected http://HOST:PORT" in last.found
+    assert "expected http://HOST:PORT" in last.text
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}")
     done = typed(solrl_trainer.commands.cli.main, "doctor", "--rewards", "clipscore", "clipscor")
     assert done.returncode == 1

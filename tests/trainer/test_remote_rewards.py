@@ -77,7 +77,7 @@ def test_prompts_that_a_reward_cannot_judge_are_refused_before_anything_is_loade
         check_run(config, resume=False)
     assert not [note for note in notes if "not checked" in note]
     found = check("mini-sana", None, str(tmp_path), [FUSSY if place == "here" else f"{name}@{fussy}"])
-    faults = [one.found for one in found if one.subject == f"prompts for {name}"]
+    faults = [one.text for one in found if one.subject == f"prompts for {name}"]
     assert faults == (["of prompt 'a blue cross', it has no 'red'"] if said else [])
 
 
@@ -93,7 +93,7 @@ def test_it_takes_no_memory_and_doctor_says_where_it_is() -> None:
     assert reward_sizes(config, {}) == {"clipscore": 0}
     found = {one.subject: one for one in diagnosis.rewards(["clipscore"], "mini-sana", options=config.reward_options)}
     assert found["reward clipscore"].state == "n/a"
-    assert AWAY in found["reward clipscore"].found
+    assert AWAY in found["reward clipscore"].text
 
 
 @pytest.mark.slow
@@ -189,6 +189,6 @@ def test_doctor_says_whether_the_service_asks_a_server(service: RunningService, 
     assert found["reward elsewhere:only"].state == "n/a"
     states = [found[f"service: {name}"].state for name in ("clipscore", BROUGHT, "elsewhere:only")]
     assert states == ["ok", "ok", "missing"]
-    assert "loaded" in found["service: clipscore"].found
-    assert f"asks the server at {server}" in found[f"service: {BROUGHT}"].found
+    assert "loaded" in found["service: clipscore"].text
+    assert f"asks the server at {server}" in found[f"service: {BROUGHT}"].text
     assert f"--reward-hosts {AWAY}" in found["service: elsewhere:only"].action

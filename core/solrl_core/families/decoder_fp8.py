@@ -53,15 +53,15 @@ def input_scales(vae: Any, decode: Callable[[Any], object]) -> dict[str, float]:
     Raises:
         DecoderError: the decoder has no 3×3 convolutions of images.
     """
-    own = weight_sharing_copy(vae)  # other threads may decode with `vae` meanwhile
+    copy = weight_sharing_copy(vae)  # other threads may decode with `vae` meanwhile
     largest: dict[str, Tensor] = {}
 
     def note(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         largest[name] = inputs[0].abs().amax()
 
-    for name, part in fp8_convolutions(own).items():
+    for name, part in fp8_convolutions(copy).items():
         part.register_forward_pre_hook(partial(note, name))
-    decode(own)
+    decode(copy)
     return {name: _scale(float(value)) for name, value in largest.items()}
 
 
@@ -72,15 +72,15 @@ def fp8_convolutions(vae: Any) -> dict[str, nn.Module]:
         DecoderError: there are none.
     """
     named = getattr(vae, "decoder", nn.Identity()).named_modules()
-    found = {name: part for name, part in named if name.startswith(_PARTS) and is_plain_convolution(part)}
-    if not found or not decodes_images(vae):
+    convolutions = {name: part for name, part in named if name.startswith(_PARTS) and is_plain_convolution(part)}
+    if not convolutions or not decodes_images(vae):
         raise DecoderError(
             "no convolution of the decoder can compute in FP8",
             got=type(vae).__name__,
             expected="an autoencoder of images, with 3×3 convolutions in its decoder's blocks",
             action="omit decoder_precision",
         )
-    return found
+    return convolutions
 
 
 def decodes_images(vae: nn.Module) -> bool:

@@ -180,8 +180,8 @@ class DCResBlock(DCBlock):
 
     def forward(self, hidden_states: Tensor | Stream) -> Tensor | Stream:
         """Convolve twice, normalise each pixel, and add the input."""
-        images, given = hidden_states if isinstance(hidden_states, Stream) else (hidden_states, hidden_states)
-        activated = self.conv1(given, silu=True, out_scale=self.conv2.scale)
+        images, inputs = hidden_states if isinstance(hidden_states, Stream) else (hidden_states, hidden_states)
+        activated = self.conv1(inputs, silu=True, out_scale=self.conv2.scale)
         if self._at_once:
             out, codes = self.conv2.with_norm(activated, self.norm, images, self.following)
             return out if self.following is None else Stream(out, codes)
@@ -257,8 +257,8 @@ def fused_decoder(vae: nn.Module, scales: Mapping[str, float] | None = None) -> 
         vae: the autoencoder.
         scales: scales of the inputs of the decoder's convolutions that compute in FP8, by their names in it.
     """
-    own = weight_sharing_copy(vae)
-    decoder = own.get_submodule("decoder")
+    fused = weight_sharing_copy(vae)
+    decoder = fused.get_submodule("decoder")
     by_module = _by_module(decoder, scales or {})
     _replace(decoder, by_module)
     if _norm_fits(getattr(decoder, "conv_norm_out", None), getattr(decoder, "conv_act", None)):
@@ -266,15 +266,15 @@ def fused_decoder(vae: nn.Module, scales: Mapping[str, float] | None = None) -> 
     if hasattr(decoder, "norm_out") and isinstance(getattr(decoder, "conv_act", None), nn.ReLU):
         decoder.norm_out, decoder.conv_act = NormRelu(decoder.norm_out), nn.Identity()  # type: ignore[arg-type]
     _round_others(decoder, by_module)
-    return own
+    return fused
 
 
 def rounded_decoder(vae: nn.Module, scales: Mapping[str, float]) -> nn.Module:
     """A copy of an autoencoder whose decoder has only these convolutions replaced, by FP8 ones; see `fused_decoder`."""
-    own = weight_sharing_copy(vae)
-    decoder = own.get_submodule("decoder")
+    rounded = weight_sharing_copy(vae)
+    decoder = rounded.get_submodule("decoder")
     _round_others(decoder, _by_module(decoder, scales))
-    return own
+    return rounded
 
 
 def weight_sharing_copy(vae: nn.Module) -> nn.Module:

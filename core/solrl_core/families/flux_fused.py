@@ -47,9 +47,9 @@ class FluxFusedBlock(FusedBlock):
         x, text = hidden_states, encoder_hidden_states
         shift, scale, gate, *rest = modulations(self.norm1, temb, 6)
         text_shift, text_scale, text_gate, *text_rest = modulations(self.norm1_context, temb, 6)
-        own = modulate(x, self.norm1.norm, scale, shift, image_layers(self.attn))
-        other = modulate(text, self.norm1_context.norm, text_scale, text_shift, text_layers(self.attn))
-        out, text_out = joint_attention(self.attn, own, other, image_rotary_emb)
+        image_in = modulate(x, self.norm1.norm, scale, shift, image_layers(self.attn))
+        text_in = modulate(text, self.norm1_context.norm, text_scale, text_shift, text_layers(self.attn))
+        out, text_out = joint_attention(self.attn, image_in, text_in, image_rotary_emb)
         x = add_and_feed_forward(x, out, gate, self.norm2, rest, self.ff)
         return add_and_feed_forward(text, text_out, text_gate, self.norm2_context, text_rest, self.ff_context), x
 
@@ -130,10 +130,10 @@ def rotated(attn: Any, name: str, angles: Angles, x: Tensor, text: Tensor | None
     cos, sin = angles
     size = 2 * cos.shape[-1]
     norm = getattr(attn, f"norm_{name}")
-    given = (x.view(*x.shape[:-1], -1, size), norm.weight, cos, sin, norm.eps)
+    arguments = (x.view(*x.shape[:-1], -1, size), norm.weight, cos, sin, norm.eps)
     if text is None:
-        return rms_norm_rope(*given)
-    return rms_norm_rope(*given, text.view(*text.shape[:-1], -1, size), getattr(attn, f"norm_added_{name}").weight)
+        return rms_norm_rope(*arguments)
+    return rms_norm_rope(*arguments, text.view(*text.shape[:-1], -1, size), getattr(attn, f"norm_added_{name}").weight)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:

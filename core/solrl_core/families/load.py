@@ -22,8 +22,8 @@ from solrl_core.precision.layer_policy import pattern_of
 from solrl_core.registry import FolderRegistry, Registry
 
 
-def _wrong_family(found: object) -> str | None:
-    is_family = isinstance(found, type) and issubclass(found, PipelineBackbone)
+def _wrong_family(target: object) -> str | None:
+    is_family = isinstance(target, type) and issubclass(target, PipelineBackbone)
     return None if is_family else "a subclass of solrl_core.families.pipeline.PipelineBackbone"
 
 
@@ -134,8 +134,12 @@ def pipeline_call(model: str, guidance: float, *, revision: str | None = None) -
 
     Raises and None as `describe_model`.
     """
-    found = describe_model(model, revision)
-    return None if found is None else found.family.pipeline_call(found.options, found.config, guidance)
+    description = describe_model(model, revision)
+    return (
+        None
+        if description is None
+        else description.family.pipeline_call(description.options, description.config, guidance)
+    )
 
 
 @dataclass(frozen=True)
@@ -170,8 +174,8 @@ def describe_model(model: str, revision: str | None = None) -> ModelDescription 
 
 def advice(error: BaseException, where: str) -> str:
     """Advice on a failure to load the model `where`, by its first cause that is known."""
-    known = (words for kinds, words in _ADVICE if any(isinstance(cause, kinds) for cause in _causes(error)))
-    return next(known, _ADVICE_ELSE).format(where=where)
+    matches = (words for kinds, words in _ADVICE if any(isinstance(cause, kinds) for cause in _causes(error)))
+    return next(matches, _ADVICE_ELSE).format(where=where)
 
 
 def _causes(error: BaseException) -> list[BaseException]:
@@ -192,13 +196,13 @@ def explained(where: str) -> Iterator[None]:
         raise OSError(f"cannot load {where!r}: {advice(error, where)}; original error: {error}") from error
 
 
-def model_folder(model: str, *, revision: str | None = None, given: Collection[str] = ()) -> Path:
+def model_folder(model: str, *, revision: str | None = None, external: Collection[str] = ()) -> Path:
     """The local folder of a model with all of its files, which are downloaded if it is on the hub.
 
     Args:
         model: registered name, folder or hub id.
         revision: hub commit or tag.
-        given: parts whose weights come from elsewhere.
+        external: parts whose weights come from elsewhere.
 
     Raises:
         ValueError: unknown model.
@@ -206,9 +210,9 @@ def model_folder(model: str, *, revision: str | None = None, given: Collection[s
     """
     where = locate(model)
     local = Path(where).is_dir()
-    folder = Path(where) if local else _snapshot(where, revision, given)
+    folder = Path(where) if local else _snapshot(where, revision, external)
     with explained(where):
-        lacking = missing_files(folder, given)
+        lacking = missing_files(folder, external)
     if lacking:
         remedy = "copy them there" if local else f"with network access, run `{_download(where, lacking, revision)}`"
         raise OSError(f"cannot load {where!r}: {folder} lacks {', '.join(lacking)}; {remedy}")
@@ -221,21 +225,21 @@ def _download(where: str, files: Sequence[str], revision: str | None) -> str:
     return " ".join(("hf download", where, *(("--revision", revision) if revision else ()), *names))
 
 
-def _snapshot(where: str, revision: str | None, given: Collection[str]) -> Path:
+def _snapshot(where: str, revision: str | None, external: Collection[str]) -> Path:
     """The snapshot of a hub model in the local cache, downloaded as far as that is possible."""
     from diffusers import DiffusionPipeline
 
     try:
         with explained(where):
-            folder = Path(DiffusionPipeline.download(where, revision=revision, **dict.fromkeys(given)))
-            for part in given:
+            folder = Path(DiffusionPipeline.download(where, revision=revision, **dict.fromkeys(external)))
+            for part in external:
                 hf_hub_download(where, f"{part}/config.json", revision=revision)
             return folder
     except OSError as error:
         refusals = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
         refused = any(isinstance(cause, refusals) for cause in _causes(error))
         index = try_to_load_from_cache(where, "model_index.json", revision=revision)
-        if refused or not isinstance(index, str) or not missing_files(Path(index).parent, given):
+        if refused or not isinstance(index, str) or not missing_files(Path(index).parent, external):
             raise
         return Path(index).parent
 
@@ -283,22 +287,22 @@ def load_backbone(
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
     where = locate(model)
-    held = dtype or (torch.bfloat16 if device.startswith("cuda") else torch.float32)
+    weight_dtype = dtype or (torch.bfloat16 if device.startswith("cuda") else torch.float32)
     with explained(where):
         config = DiffusionPipeline.load_config(where, revision=revision)
     family = family_of(config.get("_class_name"), where)
     file, _ = split_model(model)
     in_file = () if file is None else parts_in(file, family.file_encoders)
-    folder = model_folder(where, revision=revision, given=in_file)
+    folder = model_folder(where, revision=revision, external=in_file)
     with explained(where):
         config = read_index(folder)
         for kind in parts_of(config).values():
             part_class(*kind)
     parts: dict[str, torch.nn.Module] = {} if transformer is None else {"transformer": transformer}
     if file is not None:
-        parts |= parts_of_file(file, folder, config, family.file_encoders, held)
-    parts |= parts_by_content(folder, config, parts, held)
-    options = {dtype_argument(diffusers.__version__): held, "variant": variant_of(folder, config, parts)}
+        parts |= parts_of_file(file, folder, config, family.file_encoders, weight_dtype)
+    parts |= parts_by_content(folder, config, parts, weight_dtype)
+    options = {dtype_argument(diffusers.__version__): weight_dtype, "variant": variant_of(folder, config, parts)}
     with explained(where):
         pipeline = DiffusionPipeline.from_pretrained(folder, **options, **parts)
     if device.startswith("cuda"):
@@ -309,7 +313,7 @@ def load_backbone(
             if not (waiting and (part_name == "transformer" or is_text_encoder(part_name))):
                 part.to(device)
             part.eval().requires_grad_(False)
-            if dtype is None and held is torch.float32:
+            if dtype is None and weight_dtype is torch.float32:
                 for tensor in part.state_dict().values():
                     if tensor.is_floating_point():
                         tensor.copy_(tensor.bfloat16())
@@ -318,6 +322,6 @@ def load_backbone(
     backbone.device = next(pipeline.vae.parameters()).device
     if layers is not None:
         digest = module_digest(backbone.transformer, backbone.device)
-        kept = kept_layers(layers, digest, name)
-        backbone.kept = {precision: tuple(map(pattern_of, names)) for precision, names in kept.items()}
+        names_by_precision = kept_layers(layers, digest, name)
+        backbone.kept = {precision: tuple(map(pattern_of, names)) for precision, names in names_by_precision.items()}
     return backbone

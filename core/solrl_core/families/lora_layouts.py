@@ -58,7 +58,7 @@ def read_layers(tensors: Mapping[str, Tensor]) -> list[FileLayer]:
     Raises:
         ValueError: a tensor is no part of a plain LoRA, is there twice or not finite, or a part is missing.
     """
-    found: dict[str, dict[str, str]] = {}
+    by_layer: dict[str, dict[str, str]] = {}
     names = {}
     for key, tensor in tensors.items():
         if (match := _KEY.fullmatch(key)) is None:
@@ -69,12 +69,12 @@ def read_layers(tensors: Mapping[str, Tensor]) -> list[FileLayer]:
         if not torch.isfinite(tensor).all():
             raise ValueError(f"has values in {key} that are not finite; expected a LoRA whose training did not diverge")
         layer, part = match["name"].replace(".", "_"), _PARTS[match["part"]]
-        if other := found.setdefault(layer, {}).get(part):
+        if other := by_layer.setdefault(layer, {}).get(part):
             raise ValueError(f"has both {other} and {key}, of one layer; expected one: remove the other from the file")
-        found[layer][part], names[layer] = key, match["name"]
-    if not found:
+        by_layer[layer][part], names[layer] = key, match["name"]
+    if not by_layer:
         raise ValueError("has no tensors; expected lora_A and lora_B of some modules")
-    return [_layer(names[layer], parts, tensors) for layer, parts in found.items()]
+    return [_layer(names[layer], parts, tensors) for layer, parts in by_layer.items()]
 
 
 def _layer(name: str, keys: Mapping[str, str], tensors: Mapping[str, Tensor]) -> FileLayer:
@@ -103,39 +103,39 @@ def by_module(layers: Collection[FileLayer], family: str, modules: Collection[st
     Raises:
         ValueError: a layer is none of these, or of another size, or two layers adapt one module.
     """
-    own = {module.replace(".", "_"): module for module in modules}
+    modules_by_name = {module.replace(".", "_"): module for module in modules}
     patterns = [
         (re.compile(layer.name.replace(".", "_").replace("{}", r"(\d+)")), layer)
         for layer in ORIGINAL_LAYERS.get(family, ())
     ]
-    found: dict[str, ModuleChange] = {}
+    changes: dict[str, ModuleChange] = {}
     foreign = []
     for layer in layers:
         name = layer.name.replace(".", "_")
-        matched = next(((m[1], known) for pattern, known in patterns if (m := pattern.fullmatch(name))), None)
-        if name in own:
-            parts = {own[name]: layer.b}
+        matched = next(((m[1], original) for pattern, original in patterns if (m := pattern.fullmatch(name))), None)
+        if name in modules_by_name:
+            parts = {modules_by_name[name]: layer.b}
         elif matched is not None:
-            number, known = matched
-            rows = _rows_of_modules(known, layer.key, layer.b)
-            parts = {module.format(number): part for module, part in zip(known.modules, rows, strict=True)}
+            number, original = matched
+            rows = _rows_of_modules(original, layer.key, layer.b)
+            parts = {module.format(number): part for module, part in zip(original.modules, rows, strict=True)}
         else:
             parts = {layer.name: layer.b}
         for module, b in parts.items():
-            kept = b.any(0)
-            if module in found:
+            nonzero = b.any(0)
+            if module in changes:
                 raise ValueError(f"has two layers of {module}, of which {layer.key} is the second; expected one")
             if module in modules:
-                found[module] = ModuleChange(layer.a[kept], b[:, kept])
-            elif kept.any() or module == layer.name:
+                changes[module] = ModuleChange(layer.a[nonzero], b[:, nonzero])
+            elif nonzero.any() or module == layer.name:
                 foreign.append(module)
     if foreign:
-        shown = ", ".join(sorted(foreign)[:_SHOWN])
+        examples = ", ".join(sorted(foreign)[:_SHOWN])
         raise ValueError(
-            f"adapts {len(foreign)} modules that this run does not, such as {shown}; expected some of the run's "
-            f"{len(own)}, such as {min(modules)}: a LoRA of this model's transformer alone"
+            f"adapts {len(foreign)} modules that this run does not, such as {examples}; expected some of the run's "
+            f"{len(modules_by_name)}, such as {min(modules)}: a LoRA of this model's transformer alone"
         )
-    return found
+    return changes
 
 
 def _rows_of_modules(layer: OriginalLayer, key: str, up: Tensor) -> tuple[Tensor, ...]:

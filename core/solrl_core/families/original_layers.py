@@ -96,16 +96,16 @@ def encode_in_layout(adapter: Adapter, family: str, layout: Layout) -> bytes:
             f"{', '.join(ORIGINAL_LAYERS)}. lora.safetensors has the layout of diffusers"
         )
     places = {name: (layer, at) for layer in ORIGINAL_LAYERS[family] for at, name in enumerate(layer.modules)}
-    found: dict[str, tuple[OriginalLayer, dict[int, str]]] = {}
+    by_layer: dict[str, tuple[OriginalLayer, dict[int, str]]] = {}
     for module in adapter.modules:
         number = _NUMBER.search(module)
         place = places.get(_NUMBER.sub("{}", module, count=1))
         if number is None or place is None:
             raise ValueError(f"the layout of {layout} has no name for {module} of the family {family}")
         layer, at = place
-        found.setdefault(layer.name.format(number[0]), (layer, {}))[1][at] = module
+        by_layer.setdefault(layer.name.format(number[0]), (layer, {}))[1][at] = module
     tensors = {}
-    for name, (layer, parts) in found.items():
+    for name, (layer, parts) in by_layer.items():
         key = f"diffusion_model.{name}" if layout == "comfyui" else f"lora_unet_{name.replace('.', '_')}"
         downs = [adapter.tensors[lora_a_key(parts[at])] for at in sorted(parts)]
         ups = [adapter.tensors[lora_b_key(parts[at])] for at in sorted(parts)]

@@ -61,8 +61,8 @@ def _clips(
         def set_timesteps(self, steps: int, device: Any = None) -> None:
             super().set_timesteps(device=device, sigmas=backbone.sigmas(steps)[:-1])
 
-    own = type(pipeline)(**pipeline.components | {"scheduler": EulerAtLevels()})
-    own.set_progress_bar_config(disable=True)
+    euler_pipeline = type(pipeline)(**pipeline.components | {"scheduler": EulerAtLevels()})
+    euler_pipeline.set_progress_bar_config(disable=True)
     call["num_frames"] = backbone.frames
-    made: torch.Tensor = own(latents=noise, output_type=output_type, **call).frames
+    made: torch.Tensor = euler_pipeline(latents=noise, output_type=output_type, **call).frames
     return made[:, 0] if output_type == "pt" and backbone.frames == 1 else made

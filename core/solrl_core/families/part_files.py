@@ -60,10 +60,10 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise ModelFileError(f"{path}: got {type(found).__name__}; expected a JSON object")
-    return found
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ModelFileError(f"{path}: got {type(content).__name__}; expected a JSON object")
+    return content
 
 
 def _check_numbers(path: Path, config: Mapping[str, Any]) -> None:
@@ -117,14 +117,14 @@ def part_class(library: str, kind: str) -> Any:
         ModelFileError: the library has no such class, or the class loads no single part.
     """
     module = importlib.import_module(library)
-    found, bases = getattr(module, kind, None), _BASES[library]
+    cls, bases = getattr(module, kind, None), _BASES[library]
     bases_found = tuple(base for name in bases if (base := getattr(module, name, None)) is not None)
-    if not isinstance(found, type) or not issubclass(found, bases_found):
+    if not isinstance(cls, type) or not issubclass(cls, bases_found):
         raise ModelFileError(
             f"model_index.json names {kind} of {library} {module.__version__}; expected a subclass of "
             f"{' or '.join(bases)} that this version has"
         )
-    return found
+    return cls
 
 
 def weights_of(part: Path) -> Weights:
@@ -139,36 +139,36 @@ def weights_of(part: Path) -> Weights:
     return Weights(tuple(others), named=False) if len(others) == 1 else Weights()
 
 
-def missing_files(folder: Path, given: Collection[str] = ()) -> list[str]:
+def missing_files(folder: Path, external: Collection[str] = ()) -> list[str]:
     """Files without which the model in a folder cannot be loaded, relative to it.
 
     Args:
         folder: in diffusers format, with a model_index.json.
-        given: parts whose weights come from elsewhere.
+        external: parts whose weights come from elsewhere.
     """
     parts = parts_of(read_index(folder))
     return [
         f"{name}/{file}"
         for name, (library, _) in parts.items()
-        for file in missing_in(folder / name, library, name in given)
+        for file in missing_in(folder / name, library, name in external)
     ]
 
 
-def missing_in(part: Path, library: str = "transformers", given: bool = False) -> list[str]:
-    """Missing files of one part, of which only the configuration is needed if it is `given`; "" for its folder."""
+def missing_in(part: Path, library: str = "transformers", external: bool = False) -> list[str]:
+    """Missing files of one part, "" for its folder. A part with `external` weights needs only its configuration."""
     names = {path.name for path in part.glob("*") if path.exists()}
     files = weights_of(part).files
     if "config.json" not in names:
         # Tokenizers and schedulers have none.
-        return ["config.json"] if given or files else [] if names else [""]
-    if given or files or any(name.endswith(".bin") for name in names):
-        return [] if given else [file.name for file in files if file.name not in names]
-    if shard := next((found for name in sorted(names) if (found := _SHARD.fullmatch(name))), None):
+        return ["config.json"] if external or files else [] if names else [""]
+    if external or files or any(name.endswith(".bin") for name in names):
+        return [] if external else [file.name for file in files if file.name not in names]
+    if shard := next((match for name in sorted(names) if (match := _SHARD.fullmatch(name))), None):
         return [f"{shard['stem']}.safetensors.index.{shard['variant'] + '.' if shard['variant'] else ''}json"]
     return [f"{'diffusion_pytorch_model' if library == 'diffusers' else 'model'}.safetensors"]
 
 
-def variant_of(folder: Path, index: Mapping[str, Any], given: Collection[str]) -> str | None:
+def variant_of(folder: Path, index: Mapping[str, Any], external: Collection[str]) -> str | None:
     """The variant that the weights of a folder have, such as fp16, if there is a part without usual names."""
-    found = (weights_of(folder / part).variant for part in parts_of(index) if part not in given)
-    return next(filter(None, found), None)
+    variants = (weights_of(folder / part).variant for part in parts_of(index) if part not in external)
+    return next(filter(None, variants), None)

@@ -69,10 +69,10 @@ class PipelineBackbone(Backbone):
             # There is no such layout for videos.
             pipeline.vae.to(memory_format=torch.channels_last)  # convolutions are faster, on CPUs too
         self._scale: int = getattr(pipeline, "vae_scale_factor", None) or pipeline.vae_scale_factor_spatial
-        own = self.own_size(self._config)
-        self.height = options.height or own.height or self._config.sample_size * self._scale
-        self.width = options.width or own.width or self._config.sample_size * self._scale
-        self.frames = options.frames or own.frames or 1
+        default_size = self.own_size(self._config)
+        self.height = options.height or default_size.height or self._config.sample_size * self._scale
+        self.width = options.width or default_size.width or self._config.sample_size * self._scale
+        self.frames = options.frames or default_size.frames or 1
         if self.frames > 1 and not self.frame_step:
             raise ValueError(f"got clips of {self.frames} frames; {name} makes images: omit frames")
         if self.frame_step and (self.frames - 1) % self.frame_step:
@@ -92,7 +92,9 @@ class PipelineBackbone(Backbone):
             keep_max_dim=self.keep_max_dim if options.keep_max_dim is None else options.keep_max_dim,
         )
         self.parts = {
-            part: found for part, found in pipeline.components.items() if found is not None and part not in _UNUSED
+            part: component
+            for part, component in pipeline.components.items()
+            if component is not None and part not in _UNUSED
         }
         if options.max_sequence_length is not None:
             self.max_sequence_length = options.max_sequence_length
@@ -106,11 +108,11 @@ class PipelineBackbone(Backbone):
             config: the transformer's configuration.
             guidance: as this family takes it.
         """
-        own = cls.own_size(config)
-        sizes = {"height": options.height or own.height, "width": options.width or own.width}
-        given = {name: value for name, value in sizes.items() if value is not None}
+        default_size = cls.own_size(config)
+        sizes = {"height": options.height or default_size.height, "width": options.width or default_size.width}
+        size = {name: value for name, value in sizes.items() if value is not None}
         length = options.max_sequence_length or cls.max_sequence_length
-        return {"guidance_scale": guidance, **given, "max_sequence_length": length}
+        return {"guidance_scale": guidance, **size, "max_sequence_length": length}
 
     @property
     def pipeline_arguments(self) -> dict[str, Any]:
@@ -332,8 +334,8 @@ def _as_images(decoded: torch.Tensor) -> torch.Tensor:
 
 def pipeline_settings(kind: type[Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a pipeline's class that are no parts, such as FLUX.2's `is_distilled`, from its configuration."""
-    given = {name: config[name] for name in inspect.signature(kind).parameters if name in config}
-    return {name: value for name, value in given.items() if not isinstance(value, list | tuple)}
+    arguments = {name: config[name] for name in inspect.signature(kind).parameters if name in config}
+    return {name: value for name, value in arguments.items() if not isinstance(value, list | tuple)}
 
 
 def is_text_encoder(part: str) -> bool:

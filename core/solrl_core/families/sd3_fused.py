@@ -21,8 +21,8 @@ class Sd3FusedBlock(FusedBlock):
         super().__init__(block)
         self.context_pre_only: bool = block.context_pre_only
         self.attn2 = block.attn2
-        own, second = self.attn, self.attn2
-        self.bounded = are_bounded([own.norm_q, own.norm_added_q], [own.norm_k, own.norm_added_k])
+        joint, second = self.attn, self.attn2
+        self.bounded = are_bounded([joint.norm_q, joint.norm_added_q], [joint.norm_k, joint.norm_added_k])
         self.second_bounded = second is not None and are_bounded([second.norm_q], [second.norm_k])
 
     def forward(
@@ -39,13 +39,13 @@ class Sd3FusedBlock(FusedBlock):
             text_scale, text_shift = modulations(self.norm1_context, temb, 2)
         else:
             text_shift, text_scale, text_gate, *text_rest = modulations(self.norm1_context, temb, 6)
-        own = modulate(x, self.norm1.norm, scale, shift, image_layers(self.attn))
-        other = modulate(text, self.norm1_context.norm, text_scale, text_shift, text_layers(self.attn))
-        out, text_out = _joint_attention(self.attn, own, other, self.bounded)
+        image_in = modulate(x, self.norm1.norm, scale, shift, image_layers(self.attn))
+        text_in = modulate(text, self.norm1_context.norm, text_scale, text_shift, text_layers(self.attn))
+        out, text_out = _joint_attention(self.attn, image_in, text_in, self.bounded)
         if self.attn2 is not None:
             shift, scale, second_gate = rest[3:]
-            own = modulate(x, self.norm1.norm, scale, shift, image_layers(self.attn2))
-            x, out, gate = x + gate[:, None] * out, _attention(self.attn2, own, self.second_bounded), second_gate
+            image_in = modulate(x, self.norm1.norm, scale, shift, image_layers(self.attn2))
+            x, out, gate = x + gate[:, None] * out, _attention(self.attn2, image_in, self.second_bounded), second_gate
         x = add_and_feed_forward(x, out, gate, self.norm2, rest[:3], self.ff)
         if self.context_pre_only:
             return None, x
@@ -59,11 +59,11 @@ def _joint_attention(
 
     In the last block the text tokens skip the output projection, since nothing uses them.
     """
-    own = _heads(attn, image_layers(attn), (attn.norm_q, attn.norm_k), x)
-    other = _heads(attn, text_layers(attn), (attn.norm_added_q, attn.norm_added_k), text)
-    query, key, value = (torch.cat(pair, 1) for pair in zip(own, other, strict=True))
+    of_image = _heads(attn, image_layers(attn), (attn.norm_q, attn.norm_k), x)
+    of_text = _heads(attn, text_layers(attn), (attn.norm_added_q, attn.norm_added_k), text)
+    query, key, value = (torch.cat(pair, 1) for pair in zip(of_image, of_text, strict=True))
     out = attend(query, key, value, bounded=bounded).flatten(2)
-    image = own[0].shape[1]
+    image = of_image[0].shape[1]
     own_out, text_out = out[:, :image], out[:, image:]
     return attn.to_out[0](own_out), text_out if attn.context_pre_only else attn.to_add_out(text_out)
 

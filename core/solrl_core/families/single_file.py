@@ -42,10 +42,10 @@ def parts_in(file: Path, encoders: Sequence[str]) -> Collection[str]:
     Raises:
         OSError: it cannot be read, or has no transformer.
     """
-    found = _by_part(_types(file), encoders)
-    if "transformer" not in found:
-        raise OSError(f"{file} has weights of {', '.join(found) or 'nothing'}; expected a file with a transformer")
-    return found.keys()
+    by_part = _by_part(_types(file), encoders)
+    if "transformer" not in by_part:
+        raise OSError(f"{file} has weights of {', '.join(by_part) or 'nothing'}; expected a file with a transformer")
+    return by_part.keys()
 
 
 def parts_of_file(
@@ -65,21 +65,21 @@ def parts_of_file(
 
 
 def parts_by_content(
-    folder: Path, index: Mapping[str, Any], given: Collection[str], dtype: torch.dtype
+    folder: Path, index: Mapping[str, Any], external: Collection[str], dtype: torch.dtype
 ) -> dict[str, nn.Module]:
     """The parts of a folder whose file has another name than diffusers expects, or has FP8 weights; and all of SANA.
 
     Raises:
         OSError: as `parts_of_file`.
     """
-    found = {}
+    modules = {}
     for part, kind in parts_of(index).items():
         files, _, named = weights_of(folder / part)
         usual = named and kind[1] != _SANA and not any(map(_has_fp8, files))
-        if part not in given and files and not usual:
+        if part not in external and files and not usual:
             weights = {name.removeprefix("model.diffusion_model."): tensor for name, tensor in _read(files).items()}
-            found[part] = _load(kind, folder / part, weights, dtype, files[0])
-    return found
+            modules[part] = _load(kind, folder / part, weights, dtype, files[0])
+    return modules
 
 
 def _by_part(names: Iterable[str], encoders: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -88,11 +88,11 @@ def _by_part(names: Iterable[str], encoders: Sequence[str]) -> dict[str, dict[st
         f"text_encoders.{name}.transformer.": f"text_encoder_{at}" if at > 1 else "text_encoder"
         for at, name in enumerate(encoders, 1)
     }
-    found: dict[str, dict[str, str]] = {}
+    by_part: dict[str, dict[str, str]] = {}
     for name in names:
         prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
-        found.setdefault(prefixes.get(prefix, "transformer"), {})[name.removeprefix(prefix)] = name
-    return found
+        by_part.setdefault(prefixes.get(prefix, "transformer"), {})[name.removeprefix(prefix)] = name
+    return by_part
 
 
 def _types(file: Path) -> dict[str, str]:
@@ -137,12 +137,12 @@ def _load(kind: tuple[str, str], folder: Path, weights: Tensors, dtype: torch.dt
     if library == "diffusers":
         return _of_diffusers(cls, folder, weights, dtype, file)
     config = cls.config_class.from_pretrained(folder)
-    model, found = cls.from_pretrained(
+    model, report = cls.from_pretrained(
         None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
     )
     # CLIP's projection is in files of the whole CLIP, and unused by a bare encoder.
-    unexpected = {one for one in found["unexpected_keys"] if not one.endswith("text_projection.weight")}
-    _check(cls, file, folder, found["missing_keys"], unexpected, [one[0] for one in found["mismatched_keys"]])
+    unexpected = {one for one in report["unexpected_keys"] if not one.endswith("text_projection.weight")}
+    _check(cls, file, folder, report["missing_keys"], unexpected, [one[0] for one in report["mismatched_keys"]])
     module: nn.Module = model
     return module
 

@@ -70,8 +70,8 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, in their shapes."""
     dense = [x.contiguous().transpose(1, 2) for x in (gradient, query, key, value, out)]
-    found = _kernel_for(query, key, mask).backward(*dense, logsumexp, mask)
-    of_query, of_key, of_value = (x.transpose(1, 2).contiguous() for x in found)
+    gradients = _kernel_for(query, key, mask).backward(*dense, logsumexp, mask)
+    of_query, of_key, of_value = (x.transpose(1, 2).contiguous() for x in gradients)
     return of_query, of_key, of_value
 
 
@@ -155,8 +155,8 @@ def _error(
         mask = torch.zeros(batch, 1, 1, keys, dtype=dtype, device=device)
         mask[..., keys // 2 :] = -10000.0
     out, logsumexp = kernel.forward(query, key, value, mask)
-    found = [out, *kernel.backward(gradient, query, key, value, out, logsumexp, mask)]
-    if not all(bool(x.isfinite().all()) for x in found):
+    results = [out, *kernel.backward(gradient, query, key, value, out, logsumexp, mask)]
+    if not all(bool(x.isfinite().all()) for x in results):
         return float("inf")
     g, q, k, v = (x[:1, :_COMPARED_HEADS].float() for x in (gradient, query, key, value))
     small_mask = None if mask is None else mask[:1].float()
@@ -165,7 +165,7 @@ def _error(
     skipped = {1} if shifted else set()
     return max(
         float((x[:1, :_COMPARED_HEADS].float() - y).norm() / y.norm())
-        for i, (x, y) in enumerate(zip(found, true, strict=True))
+        for i, (x, y) in enumerate(zip(results, true, strict=True))
         if i not in skipped
     )
 
@@ -203,7 +203,7 @@ def _cudnn_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     bias = None if mask is None else mask.expand(-1, query.shape[1], -1, -1)
     unused = [query.new_empty((), dtype=torch.int64) for _ in range(2)]  # random state of dropout
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+    gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
         gradient,
         query,
         key,
@@ -219,7 +219,7 @@ def _cudnn_backward(
         0.0,
         False,
     )
-    return found
+    return gradients
 
 
 def _flash_forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -231,7 +231,7 @@ def _flash_backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     unused = [query.new_empty(2, dtype=torch.uint64), query.new_empty(0, dtype=torch.uint64)]
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+    gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_backward(
         gradient,
         query,
         key,
@@ -246,7 +246,7 @@ def _flash_backward(
         False,
         *unused,
     )
-    return found
+    return gradients
 
 
 _LOGSUMEXP_MULTIPLE = 32

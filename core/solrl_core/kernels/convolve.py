@@ -96,11 +96,11 @@ def plain_convolve(
 
     if not enlarge:
         out.copy_(sums(x, weight.view(len(bias), 3, 3, -1).permute(0, 3, 1, 2), 1, scales))
-    for phase, own in enumerate(weight.view(4, len(bias), 2, 2, -1).permute(0, 1, 4, 2, 3) if enlarge else ()):
+    for phase, kernel in enumerate(weight.view(4, len(bias), 2, 2, -1).permute(0, 1, 4, 2, 3) if enlarge else ()):
         y, x_phase = divmod(phase, 2)
         padded = F.pad(x, (1 - x_phase, x_phase, 1 - y, y))
         scale = None if scales is None else scales.view(4, -1)[phase]
-        out[..., y::2, x_phase::2] = sums(padded, own, 0, scale)
+        out[..., y::2, x_phase::2] = sums(padded, kernel, 0, scale)
     out = F.silu(out) if silu else out
     return out if out_scale is None else scaled_codes(out, out_scale)
 

@@ -94,8 +94,8 @@ def _silu_depthwise_glu(
         gate_done = _add(gate_left, gates, gate_taps[2], gate_taps[5], gate_taps[8], ROWS)
         for i in tl.static_range(ROWS):
             gated = value_done[i] * silu(gate_done[i], EXACT)
-            done = inside & (column > 0) & (row + i < height)
-            tl.store(to + i * width * channels, gated.to(out.dtype.element_ty), done)
+            valid = inside & (column > 0) & (row + i < height)
+            tl.store(to + i * width * channels, gated.to(out.dtype.element_ty), valid)
         value_left = _add(value_mid, values, value_taps[1], value_taps[4], value_taps[7], ROWS)
         gate_left = _add(gate_mid, gates, gate_taps[1], gate_taps[4], gate_taps[7], ROWS)
         biases = _repeated(value_bias, ROWS)

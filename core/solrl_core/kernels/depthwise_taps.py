@@ -83,9 +83,9 @@ def _depthwise(x, taps, out, height, width, channels, SIDE: tl.constexpr, ROWS: 
             inputs = inputs + (tl.load(at + i * width * channels, exists, 0).to(tl.float32),)
         to = out + (image + row * width + column - REACH) * channels + c
         for i in tl.static_range(ROWS):
-            done = _add(sums[i], inputs, weights, i, SIDE - 1, SIDE)
+            total = _add(sums[i], inputs, weights, i, SIDE - 1, SIDE)
             complete = inside & (column >= REACH) & (row + i < height)
-            tl.store(to + i * width * channels, done.to(out.dtype.element_ty), complete)
+            tl.store(to + i * width * channels, total.to(out.dtype.element_ty), complete)
         later = ()
         for i in tl.static_range((SIDE - 2) * ROWS):
             later = later + (_add(sums[i + ROWS], inputs, weights, i % ROWS, SIDE - 2 - i // ROWS, SIDE),)

@@ -188,6 +188,6 @@ def _added(logits, by, v, largest, total, sums, SHIFT: tl.constexpr):
     """The largest logit, the sum of the weights and that of the weighted values, with one more block of keys."""
     larger = tl.maximum(largest, tl.max(logits, 1) * by)
     powers = tl.exp2(logits * by - (larger - SHIFT)[:, None])
-    kept = tl.exp2(largest - larger)
-    total = total * kept + tl.sum(powers, 1)
-    return larger, total, tl.dot(powers.to(tl.float8e4nv), tl.trans(v), sums * kept[:, None])
+    rescale = tl.exp2(largest - larger)
+    total = total * rescale + tl.sum(powers, 1)
+    return larger, total, tl.dot(powers.to(tl.float8e4nv), tl.trans(v), sums * rescale[:, None])

@@ -65,8 +65,8 @@ def group_norm_silu(
         x, moments, pixels, CHANNELS=channels, GROUPS=groups, PART=_PART, PIXELS=each, num_warps=_WARPS
     )
     affine = torch.empty(count, 2, channels, device=x.device)
-    own = min(groups, _GROUPS)
-    _affine[(count, groups // own)](
+    per_program = min(groups, _GROUPS)
+    _affine[(count, groups // per_program)](
         moments,
         weight,
         bias,
@@ -75,8 +75,8 @@ def group_norm_silu(
         EPS=eps,
         CHANNELS=channels,
         GROUPS=groups,
-        OWN=own,
-        ROWS=min(triton.next_power_of_2(parts), _ELEMENTS // own),
+        OWN=per_program,
+        ROWS=min(triton.next_power_of_2(parts), _ELEMENTS // per_program),
         num_warps=_WARPS,
     )
     _normalize[(triton.cdiv(pixels, each), count)](

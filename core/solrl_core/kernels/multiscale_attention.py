@@ -66,15 +66,15 @@ def _attend_scale(x: Tensor, weight: Tensor | None, out: Tensor) -> None:
     """
     batch, tokens, channels = out.shape
     heads = channels // HEAD_SIZE
-    wanted = min(_MOST_SPLITS, max(1, _PROGRAMS // (batch * heads)), triton.cdiv(tokens, 2 * _TOKENS))
-    each = triton.cdiv(triton.cdiv(tokens, wanted), _TOKENS) * _TOKENS
+    target_splits = min(_MOST_SPLITS, max(1, _PROGRAMS // (batch * heads)), triton.cdiv(tokens, 2 * _TOKENS))
+    each = triton.cdiv(triton.cdiv(tokens, target_splits), _TOKENS) * _TOKENS
     splits = triton.cdiv(tokens, each)
     sums = torch.empty(batch, heads, splits, HEAD_SIZE + 1, HEAD_SIZE, dtype=torch.float32, device=x.device)
     grid = (heads, splits, batch)
     sizes = {"SIZE": HEAD_SIZE, "TOKENS": _TOKENS, "PROJECT": weight is not None, "num_warps": 4, "num_stages": 3}
-    given = x if weight is None else weight
-    _sum[grid](x, given, sums, tokens, each, **sizes)
-    _attend[grid](x, given, sums, out, tokens, each, out.stride(0), out.stride(1), SPLITS=splits, **sizes)
+    projection = x if weight is None else weight
+    _sum[grid](x, projection, sums, tokens, each, **sizes)
+    _attend[grid](x, projection, sums, out, tokens, each, out.stride(0), out.stride(1), SPLITS=splits, **sizes)
 
 
 @triton.jit

@@ -39,8 +39,8 @@ def plain_rms_norm_rope(
     if text is None or text_weight is None:
         return _of_one_part(x, weight, cos, sin, eps)
     first = text.shape[1]
-    own = _of_one_part(x, weight, cos[first:], sin[first:], eps)
-    return torch.cat([_of_one_part(text, text_weight, cos, sin, eps), own], 1)
+    of_image = _of_one_part(x, weight, cos[first:], sin[first:], eps)
+    return torch.cat([_of_one_part(text, text_weight, cos, sin, eps), of_image], 1)
 
 
 def _of_one_part(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
@@ -159,11 +159,11 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     # The norms' weights and the angles are never trained.
     x, weight, cos, sin, text, text_weight = ctx.saved_tensors
     first = 0 if text is None else text.shape[1]
-    own = rms_norm_rope_backward(gradient[:, first:], x, weight, cos, sin, first, ctx.eps)
+    of_image = rms_norm_rope_backward(gradient[:, first:], x, weight, cos, sin, first, ctx.eps)
     if text is None:
-        return own, None, None, None, None, None, None
+        return of_image, None, None, None, None, None, None
     of_text = rms_norm_rope_backward(gradient[:, :first], text, text_weight, cos, sin, 0, ctx.eps)
-    return own, None, None, None, None, of_text, None
+    return of_image, None, None, None, None, of_text, None
 
 
 rms_norm_rope.register_autograd(_backward, setup_context=_keep_for_backward)  # type: ignore[attr-defined]

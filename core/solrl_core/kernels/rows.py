@@ -65,16 +65,16 @@ def quantize_rows(x: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     codes = torch.empty(outer * inner, length, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(outer * inner, 1, dtype=torch.float32, device=x.device)
     gelu = activation == "gelu_tanh"
-    given = (x, codes, scales, inner, x.stride(0), x.stride(1))
+    arguments = (x, codes, scales, inner, x.stride(0), x.stride(1))
     even = all(n % 2 == 0 for n in (length, x.stride(0), x.stride(1), x.storage_offset()))
     if x.dtype == torch.bfloat16 and even and length <= _LONGEST:
         warps = 4 if length <= 4096 else 8
         wrap_triton(_packed_rows)[(outer * inner,)](
-            *given, PAIRS=length // 2, BLOCK=128 * warps, GELU=gelu, num_warps=warps
+            *arguments, PAIRS=length // 2, BLOCK=128 * warps, GELU=gelu, num_warps=warps
         )
     else:
         warps = 8 if gelu else 4
-        wrap_triton(_rows)[(outer * inner,)](*given, LENGTH=length, BLOCK=_BLOCK, GELU=gelu, num_warps=warps)
+        wrap_triton(_rows)[(outer * inner,)](*arguments, LENGTH=length, BLOCK=_BLOCK, GELU=gelu, num_warps=warps)
     return codes, scales
 
 

@@ -101,8 +101,8 @@ class _Fp8:
         codes, scale = quantize_rows(weight.detach().flatten(1).float(), "")
         self.register_buffer("weight", codes)  # type: ignore[attr-defined]
         self.register_buffer("scale", scale)  # type: ignore[attr-defined]
-        kept = None if bias is None else bias.detach().to(torch.bfloat16, copy=True)
-        self.register_buffer("bias", kept)  # type: ignore[attr-defined]
+        bias_copy = None if bias is None else bias.detach().to(torch.bfloat16, copy=True)
+        self.register_buffer("bias", bias_copy)  # type: ignore[attr-defined]
 
     def _write(self, weight: Tensor) -> None:
         codes, scale = quantize_rows(weight.to(self.weight.device).flatten(1).float(), "")

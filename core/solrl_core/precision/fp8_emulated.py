@@ -20,8 +20,8 @@ class _EmulatedFp8:
 
     def _hold(self, weight: Tensor, bias: Tensor | None) -> None:
         self.register_buffer("weight", _rounded(weight))  # type: ignore[attr-defined]
-        kept = None if bias is None else bias.detach().to(torch.bfloat16).float()
-        self.register_buffer("bias", kept)  # type: ignore[attr-defined]
+        bias_copy = None if bias is None else bias.detach().to(torch.bfloat16).float()
+        self.register_buffer("bias", bias_copy)  # type: ignore[attr-defined]
 
     def _write(self, weight: Tensor) -> None:
         self.weight.copy_(_rounded(weight.to(self.weight.device)).view_as(self.weight))

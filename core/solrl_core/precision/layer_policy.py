@@ -58,10 +58,10 @@ class LayerPolicy:
                     f"layer pattern {pattern!r} matches no linear layer of {type(model).__name__}; "
                     f"it has {_examples(list(dims))}"
                 )
-        kept = _matches(dims, self.keep) | {name for name in dims if max(dims[name]) <= self.keep_max_dim}
-        wanted = _matches(dims, self.quantize)
-        selected = [name for name in dims if name in wanted - kept]
-        if wanted and not selected:
+        excluded = _matches(dims, self.keep) | {name for name in dims if max(dims[name]) <= self.keep_max_dim}
+        included = _matches(dims, self.quantize)
+        selected = [name for name in dims if name in included - excluded]
+        if included and not selected:
             raise ValueError(f"nothing is left to quantise in {type(model).__name__} under {self}")
         for name in selected:
             if dims[name][0] % BLOCK:

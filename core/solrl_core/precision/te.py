@@ -59,13 +59,13 @@ def nvfp4_obstacle(device: torch.device) -> str | None:
 def fault_of_trial(command: list[str]) -> str | None:
     """Reason why trial products in a process of their own failed; None if they are right. See `te_trial`."""
     try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=_TRIAL_SECONDS, check=False)
+        process = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=_TRIAL_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return f"Transformer Engine's trial products took more than {_TRIAL_SECONDS} s"
-    if done.returncode == 0:
+    if process.returncode == 0:
         return None
-    said = (done.stdout.strip() or done.stderr.strip() or "no message").splitlines()[-1]
-    return f"Transformer Engine failed at trial products, exit status {done.returncode}: {said}"
+    message = (process.stdout.strip() or process.stderr.strip() or "no message").splitlines()[-1]
+    return f"Transformer Engine failed at trial products, exit status {process.returncode}: {message}"
 
 
 def native_product(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
@@ -96,8 +96,8 @@ class _Te:
         self._names = ["weight", *(f"scale_{i}" for i in range(1, len(parts)))]
         for name, part in zip(self._names, parts, strict=True):
             self.register_buffer(name, part)  # type: ignore[attr-defined]
-        kept = None if bias is None else bias.detach().to(torch.bfloat16, copy=True)
-        self.register_buffer("bias", kept)  # type: ignore[attr-defined]
+        bias_copy = None if bias is None else bias.detach().to(torch.bfloat16, copy=True)
+        self.register_buffer("bias", bias_copy)  # type: ignore[attr-defined]
 
     def _write(self, weight: Tensor) -> None:
         new = _engine(self.weight.device).quantize_weight(weight.to(self.weight.device))

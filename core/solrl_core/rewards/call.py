@@ -21,7 +21,7 @@ def calling(on_changed: Callable[[Sequence[str]], object] = lambda changed: None
         yield
 
 
-def own(
+def copies(
     images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
 ) -> tuple[torch.Tensor, list[str], list[Mapping[str, Any]]]:
     """Copies of a reward's arguments, to which it may write."""
@@ -33,10 +33,10 @@ def first_failing(
 ) -> int | None:
     """Index of the first image that also fails by itself; None if only the whole batch fails."""
     for at in range(len(images)):
-        one = slice(at, at + 1)
+        row = slice(at, at + 1)
         try:
             with calling():
-                reward(*own(images[one], prompts[one], metadata[one]))
+                reward(*copies(images[row], prompts[row], metadata[row]))
         except BaseException as error:
             if is_interrupt(error):
                 raise
@@ -49,11 +49,11 @@ def is_interrupt(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
-def checked_scores(name: str, given: Any, prompts: Sequence[str]) -> torch.Tensor:
+def checked_scores(name: str, scores: Any, prompts: Sequence[str]) -> torch.Tensor:
     """A copy of a reward's scores as float32 on the CPU; RewardError unless it is a finite number for each prompt."""
-    if fault := _fault_of_scores(given, len(prompts)):
+    if fault := _fault_of_scores(scores, len(prompts)):
         raise RewardError(name, fault)
-    values: torch.Tensor = given.detach().to("cpu", torch.float32, copy=True)
+    values: torch.Tensor = scores.detach().to("cpu", torch.float32, copy=True)
     bad = (~torch.isfinite(values)).nonzero()
     if len(bad):
         at = int(bad[0])
@@ -61,15 +61,15 @@ def checked_scores(name: str, given: Any, prompts: Sequence[str]) -> torch.Tenso
     return values
 
 
-def _fault_of_scores(given: Any, count: int) -> str:
+def _fault_of_scores(scores: Any, count: int) -> str:
     """The fault of what a reward returned for so many images; empty if it is a real number for each."""
     expected = f"expected a tensor of shape ({count},)"
-    if not isinstance(given, torch.Tensor):
-        return f"gave {_kind_of(given)}; {expected}, such as torch.tensor(scores)"
-    if given.is_complex():
-        return f"gave complex numbers ({given.dtype}); {expected} of real numbers"
-    if given.shape != (count,):
-        return f"gave shape {tuple(given.shape)}; expected ({count},)"
+    if not isinstance(scores, torch.Tensor):
+        return f"gave {_kind_of(scores)}; {expected}, such as torch.tensor(scores)"
+    if scores.is_complex():
+        return f"gave complex numbers ({scores.dtype}); {expected} of real numbers"
+    if scores.shape != (count,):
+        return f"gave shape {tuple(scores.shape)}; expected ({count},)"
     return ""
 
 

@@ -60,11 +60,11 @@ class ClipScore(ClipReward):
     ) -> None:
         from transformers import CLIPImageProcessorPil, CLIPModel
 
-        weights, own = self.sources({"model": model, "processor": processor})
+        weights, processing = self.sources({"model": model, "processor": processor})
         clip = pretrained(CLIPModel, weights.where, dtype_named(dtype))
-        images = processing_at(CLIPImageProcessorPil, own.where, "an image processor")
+        images = processing_at(CLIPImageProcessorPil, processing.where, "an image processor")
         preprocessing = self._preprocess_by(images)
-        super().__init__(clip, tokenizer_at(own.where), preprocessing, device=device, batch_size=batch_size)
+        super().__init__(clip, tokenizer_at(processing.where), preprocessing, device=device, batch_size=batch_size)
 
     def _preprocess_by(self, processor: Any) -> str:
         """Use an image processor of transformers; returns the description for the digest."""

@@ -205,10 +205,10 @@ class _Source:
         return shape
 
     def numbers(self, pattern: str) -> list[int]:
-        found = sorted({int(match[1]) for name in self._tensors if (match := re.match(pattern, name))})
-        if not found:
+        numbers = sorted({int(match[1]) for name in self._tensors if (match := re.match(pattern, name))})
+        if not numbers:
             raise self._error(f"no tensor named like {pattern!r} among its {len(self._tensors)}")
-        return found
+        return numbers
 
     def layers(self, prefix: str) -> int:
         return self.numbers(re.escape(prefix) + r"(\d+)\.")[-1] + 1
@@ -216,21 +216,21 @@ class _Source:
     def load(self, kind: Any, config: Any, named: Callable[[str], tuple[str, Take]], dtype: torch.dtype) -> Any:
         with torch.device("meta"):
             expected = {name: tuple(weight.shape) for name, weight in kind(config).state_dict().items()}
-        found = {name: named(name) for name in expected}
-        sources = {source for source, _ in found.values()}
+        origins = {name: named(name) for name in expected}
+        sources = {source for source, _ in origins.values()}
         missing = sources - self._tensors.keys()
         unexpected = {name for name in self._tensors.keys() - sources if not _UNUSED.search(name)}
         shapes = {
-            f"{source} {list(self._tensors[source].shape)} (expected {list(wanted)})"
-            for name, (source, take) in found.items()
+            f"{source} {list(self._tensors[source].shape)} (expected {list(shape)})"
+            for name, (source, take) in origins.items()
             if source not in missing
-            and tuple(self._tensors[source].shape) != (wanted := _source_shape(expected[name], take))
+            and tuple(self._tensors[source].shape) != (shape := _source_shape(expected[name], take))
         }
         problems = {"missing": missing, "unexpected": unexpected, "wrong shapes": shapes}
         if any(problems.values()):
             raise self._error(*(f"{problem}: {listed(names)}" for problem, names in problems.items() if names))
         config.architectures = [kind.__name__]  # save_pretrained writes it too: digests must agree
-        weights = {name: _taken(self._tensors[source], take) for name, (source, take) in found.items()}
+        weights = {name: _taken(self._tensors[source], take) for name, (source, take) in origins.items()}
         return kind.from_pretrained(None, config=config, state_dict=weights, dtype=dtype).eval().requires_grad_(False)
 
 

@@ -63,9 +63,9 @@ class Detector:
     def find(self, image: Image.Image, least: float) -> list[DetectedObject]:
         """Objects of an image whose scores exceed `least`."""
         pixels = self._processor(images=image, return_tensors="pt").pixel_values
-        found = self._model(pixel_values=pixels.to(self._model.device, self._model.dtype))
+        output = self._model(pixel_values=pixels.to(self._model.device, self._model.dtype))
         (objects,) = self._processor.post_process_object_detection(
-            found, threshold=least, target_sizes=[(image.height, image.width)]
+            output, threshold=least, target_sizes=[(image.height, image.width)]
         )
         rows = zip(objects["labels"].tolist(), objects["scores"].tolist(), objects["boxes"].tolist(), strict=True)
         return [DetectedObject(self._labels[label], score, *box) for label, score, box in rows]
@@ -113,7 +113,7 @@ class ColourNames:
         return F.normalize(means, dim=-1)
 
 
-def _box(one: DetectedObject) -> tuple[int, int, int, int]:
+def _box(detected: DetectedObject) -> tuple[int, int, int, int]:
     """The object's box in whole pixels, at least one of each side, however far it leaves the image."""
-    left, top = round(one.left), round(one.top)
-    return left, top, max(round(one.right), left + 1), max(round(one.bottom), top + 1)
+    left, top = round(detected.left), round(detected.top)
+    return left, top, max(round(detected.right), left + 1), max(round(detected.bottom), top + 1)

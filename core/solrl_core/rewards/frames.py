@@ -41,13 +41,13 @@ def frame_rule(options: Mapping[str, Any]) -> tuple[FrameRule, dict[str, Any]]:
     Raises:
         ValueError: the rule is invalid.
     """
-    own = {name: value for name, value in options.items() if name not in FrameRule._fields}
+    reward_options = {name: value for name, value in options.items() if name not in FrameRule._fields}
     rule = FrameRule(**{name: options[name] for name in FrameRule._fields if name in options})
     if not isinstance(rule.frames, int) or rule.frames < 1:
         raise ValueError(f"got frames {rule.frames!r}; expected the number of a clip's frames that are scored, from 1")
     if rule.over_frames not in _JOINS:
         raise ValueError(f"got over_frames {rule.over_frames!r}; expected one of {_JOINS}")
-    return rule, own
+    return rule, reward_options
 
 
 def evenly(count: int, frames: int) -> list[int]:

@@ -126,9 +126,9 @@ class GenEval:
         """
         if len(images) != len(metadata):
             raise ValueError(f"got {len(images)} images and {len(metadata)} rows of metadata; expected one per image")
-        for one in metadata:
-            self._check(one)
-        scores = [float(self._shows(image, one)) for image, one in zip(as_pil(images), metadata, strict=True)]
+        for row in metadata:
+            self._check(row)
+        scores = [float(self._shows(image, row)) for image, row in zip(as_pil(images), metadata, strict=True)]
         return torch.tensor(scores, dtype=torch.float32)
 
     def _shows(self, image: Image.Image, metadata: Mapping[str, Any]) -> bool:
@@ -137,10 +137,10 @@ class GenEval:
         def colours(name: str, objects: Sequence[DetectedObject]) -> list[str]:
             return self._colours.of(image, name, objects)
 
-        found = self._detector.find(image, min(self._thresholds.values()))
+        objects = self._detector.find(image, min(self._thresholds.values()))
         if metadata.get("tag") == COUNTING:
-            self._counting.add(max((one.score for one in found), default=0.0))
-        return is_correct(kept_objects(found, metadata, **self._thresholds), metadata, colours)
+            self._counting.add(max((one.score for one in objects), default=0.0))
+        return is_correct(kept_objects(objects, metadata, **self._thresholds), metadata, colours)
 
     def _check(self, metadata: Mapping[str, Any]) -> None:
         check_metadata(metadata)

@@ -55,16 +55,16 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
 
 
 def kept_objects(
-    found: Sequence[DetectedObject], metadata: Mapping[str, Any], *, threshold: float, counting_threshold: float
+    detections: Sequence[DetectedObject], metadata: Mapping[str, Any], *, threshold: float, counting_threshold: float
 ) -> dict[str, list[DetectedObject]]:
     """Objects by class, the likeliest first, without those that are not likely enough."""
     least = counting_threshold if metadata.get("tag") == COUNTING else threshold
-    kept: dict[str, list[DetectedObject]] = {}
+    objects: dict[str, list[DetectedObject]] = {}
     # Of equal scores the later comes first, as in the original.
-    for _, one in sorted(enumerate(found), key=lambda row: (row[1].score, row[0]), reverse=True):
-        if one.score > least and len(kept.setdefault(one.name, [])) < MOST_OBJECTS:
-            kept[one.name].append(one)
-    return kept
+    for _, detection in sorted(enumerate(detections), key=lambda row: (row[1].score, row[0]), reverse=True):
+        if detection.score > least and len(objects.setdefault(detection.name, [])) < MOST_OBJECTS:
+            objects[detection.name].append(detection)
+    return objects
 
 
 def is_correct(
@@ -72,37 +72,40 @@ def is_correct(
 ) -> bool:
     """Whether objects by class, as `kept_objects` gives them, are those of the metadata, which is valid."""
     groups: list[Sequence[DetectedObject] | None] = []
-    for wanted in metadata.get("include", []):
-        group = objects.get(wanted["class"], [])[: wanted["count"]]
-        groups.append(group if _matches(group, wanted, groups, colours_of) else None)
+    for requirement in metadata.get("include", []):
+        group = objects.get(requirement["class"], [])[: requirement["count"]]
+        groups.append(group if _matches(group, requirement, groups, colours_of) else None)
     present = any(len(objects.get(item["class"], [])) >= item["count"] for item in metadata.get("exclude", []))
     return None not in groups and not present
 
 
 def _matches(
     group: Sequence[DetectedObject],
-    wanted: Mapping[str, Any],
+    requirement: Mapping[str, Any],
     groups: Sequence[Sequence[DetectedObject] | None],
     colours_of: ColoursOf,
 ) -> bool:
     """Whether the likeliest objects of a class are as many, of the colour and at the place that is wanted."""
-    if len(group) < wanted["count"]:
+    if len(group) < requirement["count"]:
         return False
-    if "color" in wanted and list(colours_of(wanted["class"], group)).count(wanted["color"]) < wanted["count"]:
+    if (
+        "color" in requirement
+        and list(colours_of(requirement["class"], group)).count(requirement["color"]) < requirement["count"]
+    ):
         return False
-    if "position" not in wanted:
+    if "position" not in requirement:
         return True
-    relation, index = wanted["position"]
+    relation, index = requirement["position"]
     targets = groups[index]
     return targets is not None and all(relation in relations(one, other) for one in group for other in targets)
 
 
-def relations(one: DetectedObject, other: DetectedObject) -> set[str]:
+def relations(subject: DetectedObject, other: DetectedObject) -> set[str]:
     """Relations of an object to another, of `RELATIONS`; none if they are too near."""
-    across = (one.left + one.right - other.left - other.right) / 2
-    down = (one.top + one.bottom - other.top - other.bottom) / 2
-    widths = abs(one.right - one.left) + abs(other.right - other.left)
-    heights = abs(one.bottom - one.top) + abs(other.bottom - other.top)
+    across = (subject.left + subject.right - other.left - other.right) / 2
+    down = (subject.top + subject.bottom - other.top - other.bottom) / 2
+    widths = abs(subject.right - subject.left) + abs(other.right - other.left)
+    heights = abs(subject.bottom - subject.top) + abs(other.bottom - other.top)
     x, y = _beyond(across, POSITION_MARGIN * widths), _beyond(down, POSITION_MARGIN * heights)
     if abs(x) < 1e-3 and abs(y) < 1e-3:
         return set()

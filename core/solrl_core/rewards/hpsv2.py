@@ -77,8 +77,8 @@ class HpsV2(ClipReward):
     ) -> None:
         from transformers import CLIPModel
 
-        given = {"model": model, "processor": processor, "checkpoint": checkpoint}
-        weights, tokenizer = self.sources(given)
+        options = {"model": model, "processor": processor, "checkpoint": checkpoint}
+        weights, tokenizer = self.sources(options)
         if model:
             clip = pretrained(CLIPModel, model, dtype_named(dtype))
         else:

@@ -98,15 +98,15 @@ class HpsV3(BatchedReward):
         )
 
     def _scores(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-        seen = self._images(as_pil(images), return_tensors="pt")
-        counts = (seen.image_grid_thw.prod(1) // self._merged).tolist()
+        inputs = self._images(as_pil(images), return_tensors="pt")
+        counts = (inputs.image_grid_thw.prod(1) // self._merged).tolist()
         texts = [self._text(prompt, count) for prompt, count in zip(prompts, counts, strict=True)]
         tokens = self._tokenizer(texts, padding=True, padding_side="right", return_tensors="pt").to(self._device)
         scores: torch.Tensor = self._model(
             tokens.input_ids,
             tokens.attention_mask,
-            seen.pixel_values.to(self._device),
-            seen.image_grid_thw.to(self._device),
+            inputs.pixel_values.to(self._device),
+            inputs.image_grid_thw.to(self._device),
             self._reward_token,
         )
         return scores

@@ -77,8 +77,8 @@ class ImageReward(BatchedReward):
         from solrl_core.rewards.convert import image_reward_model
 
         super().__init__(device, batch_size)
-        given = {"model": model, "processor": processor, "checkpoint": checkpoint, "med_config": med_config}
-        *weights, tokenizer = self.sources(given)
+        options = {"model": model, "processor": processor, "checkpoint": checkpoint, "med_config": med_config}
+        *weights, tokenizer = self.sources(options)
         if model:
             network = pretrained(ImageRewardModel, model, dtype_named(dtype))
         else:

@@ -60,9 +60,9 @@ def dtype_named(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def published_or(given: str | None, repository: str, name: str, option: str = "checkpoint") -> RewardFile:
+def published_or(location: str | None, repository: str, name: str, option: str = "checkpoint") -> RewardFile:
     """The local file that an option gives, or the published one."""
-    return RewardFile(given or repository, "" if given else name, option)
+    return RewardFile(location or repository, "" if location else name, option)
 
 
 def require_one(model: str | None, checkpoint: str | None) -> None:
@@ -162,21 +162,21 @@ def read_checkpoint(path: str) -> dict[str, torch.Tensor]:
             from safetensors.torch import load_file
 
             return dict(load_file(file))
-        found = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except OSError:
         raise
     except Exception as error:  # torch and safetensors raise many kinds of errors for invalid files
         why = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(f"{path!r} is not a checkpoint of plain tensors: {why}") from error
     for key in ("state_dict", "model"):
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if not isinstance(found, Mapping) or not all(isinstance(value, torch.Tensor) for value in found.values()):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not all(isinstance(value, torch.Tensor) for value in content.values()):
         raise ValueError(
-            f"{path!r} contains {type(found).__name__}; expected tensors by name, at the top level or under "
+            f"{path!r} contains {type(content).__name__}; expected tensors by name, at the top level or under "
             "'state_dict' or 'model'"
         )
-    return dict(found)
+    return dict(content)
 
 
 def listed(names: Any, most: int = 5) -> str:

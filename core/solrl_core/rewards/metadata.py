@@ -18,17 +18,17 @@ _SHOWN = 100
 
 def objects_of(metadata: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     """The objects that a list of the metadata names, each with a class and a count; none if it lacks the list."""
-    found, where = metadata.get(name, []), f"metadata.{name}"
-    if not isinstance(found, list) or len(found) > MOST_ITEMS:
-        got = f"{len(found)} items" if isinstance(found, list) else found
+    items, where = metadata.get(name, []), f"metadata.{name}"
+    if not isinstance(items, list) or len(items) > MOST_ITEMS:
+        got = f"{len(items)} items" if isinstance(items, list) else items
         refuse(where, got, f'a list of at most {MOST_ITEMS} objects, such as [{{"class": "dog", "count": 1}}]')
-    for at, item in enumerate(found):
+    for at, item in enumerate(items):
         if not isinstance(item, Mapping) or not isinstance(item.get("class"), str):
             refuse(f"{where}.{at}", item, 'an object with a class, such as {"class": "dog", "count": 1}')
         count = item.get("count")
         if not _is_whole(count) or not 1 <= count <= MOST_COUNT:
             refuse(f"{where}.{at}.count", count, f"a whole number from 1 to {MOST_COUNT}")
-    return found
+    return items
 
 
 def require_one_of(where: str, value: Any, choices: Sequence[str]) -> None:

@@ -61,14 +61,14 @@ def _visible(text: str) -> int:
 
 
 def _quoted(prompt: str) -> str:
-    found = _QUOTED.search(_EMPTY.sub("", prompt))
-    text = next(filter(None, found.groups())) if found else ""
+    match = _QUOTED.search(_EMPTY.sub("", prompt))
+    text = next(filter(None, match.groups())) if match else ""
     if not _visible(text):
         raise ValueError(
             'it has no text to render; expected one in double quotation marks, such as "…", “…”, „…“, «…» or 「…」, or '
             "as `text` of its metadata; single ones may be apostrophes"
         )
-    if found and found[0].startswith('"') and text[-1].isdigit() and prompt.count('"') % 2:
+    if match and match[0].startswith('"') and text[-1].isdigit() and prompt.count('"') % 2:
         raise ValueError(
             f"its text may be {text!r}, or the quotation mark after {text[-1]} is of inches; expected pairs of marks, "
             "or the text as `text` of its metadata"
@@ -128,9 +128,9 @@ class Ocr:
         """
         if not len(images) == len(prompts) == len(metadata):
             raise ValueError(f"got {len(images)} images and {len(prompts)} prompts; expected one prompt per image")
-        wanted = [wanted_text(prompt, one) for prompt, one in zip(prompts, metadata, strict=True)]
+        targets = [wanted_text(prompt, one) for prompt, one in zip(prompts, metadata, strict=True)]
         read = self.read(as_bytes(images))
-        return torch.tensor([closeness(*pair) for pair in zip(read, wanted, strict=True)], dtype=torch.float32)
+        return torch.tensor([closeness(*pair) for pair in zip(read, targets, strict=True)], dtype=torch.float32)
 
     def read(self, images: torch.Tensor) -> list[str]:
         """Text in each image, uint8 [N, H, W, 3], its lines joined."""
@@ -141,13 +141,13 @@ class Ocr:
             return ["".join(self._engine(one).txts or ()) for one in pixels]
 
 
-def closeness(read: str, wanted: str) -> float:
+def closeness(read: str, target: str) -> float:
     """1 − edit distance / length of the wanted text, at least 0; 1 if it is part of what was read.
 
     Case, white space, the width of characters and the kind of quotation marks and dashes do not count.
     """
-    read, wanted = _folded(read), _folded(wanted)
-    return 1.0 if wanted in read else max(0.0, 1 - edit_distance(read, wanted) / len(wanted))
+    read, target = _folded(read), _folded(target)
+    return 1.0 if target in read else max(0.0, 1 - edit_distance(read, target) / len(target))
 
 
 def _folded(text: str) -> str:
@@ -156,12 +156,12 @@ def _folded(text: str) -> str:
     return "".join(one for one in folded if not (one.isspace() or unicodedata.category(one) == "Cf"))
 
 
-def edit_distance(one: str, other: str) -> int:
+def edit_distance(source: str, target: str) -> int:
     """Least number of insertions, deletions and replacements of characters between two texts (Levenshtein's)."""
-    letters = np.array([ord(letter) for letter in other], int)
-    places = np.arange(len(other) + 1)
+    letters = np.array([ord(letter) for letter in target], int)
+    places = np.arange(len(target) + 1)
     row = places
-    for count, letter in enumerate(one, 1):
+    for count, letter in enumerate(source, 1):
         row = np.concatenate(([count], np.minimum(row[1:] + 1, row[:-1] + (letters != ord(letter)))))
         row = np.minimum.accumulate(row - places) + places  # insertions
     return int(row[-1])

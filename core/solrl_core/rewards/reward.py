@@ -20,7 +20,7 @@ from solrl_core.errors import PromptError, RewardError, described
 from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.model_options import ModelOptions
 from solrl_core.registry import Registry
-from solrl_core.rewards.call import calling, checked_scores, first_failing, is_interrupt, own
+from solrl_core.rewards.call import calling, checked_scores, copies, first_failing, is_interrupt
 from solrl_core.rewards.frames import TAKES_CLIPS, FrameRule, frame_rule
 from solrl_core.rewards.loading import batches, dtype_named
 from solrl_core.rewards.process_state import RANDOM_NUMBERS, put_back
@@ -194,24 +194,24 @@ def load_reward(
             )
         return connect(name, dict(options))
     _require_no_address(name, model.options.rewards.get(name, {}))
-    given = _options(name, model, options)
-    check_reward(name, given)
-    _, given = _frame_rule(name, given)
-    found = REWARDS.find(name)
-    if isinstance(found, type):
-        takes_dtype = dtype is not None and "dtype" in inspect.signature(found).parameters
-        given = {"device": str(model.device), **({"dtype": dtype} if takes_dtype else {}), **given}
+    arguments = _options(name, model, options)
+    check_reward(name, arguments)
+    _, arguments = _frame_rule(name, arguments)
+    kind = REWARDS.find(name)
+    if isinstance(kind, type):
+        takes_dtype = dtype is not None and "dtype" in inspect.signature(kind).parameters
+        arguments = {"device": str(model.device), **({"dtype": dtype} if takes_dtype else {}), **arguments}
         if REWARDS.is_built_in(name):
-            given["device"] = resolve_device(given["device"])
+            arguments["device"] = resolve_device(arguments["device"])
     with put_back(partial(_name_load_changes, name)):
-        loaded: Reward = REWARDS.make(name, given)
+        loaded: Reward = REWARDS.make(name, arguments)
     return loaded
 
 
 def _name_load_changes(name: str, changed: Sequence[str]) -> None:
     """Say what loading a reward changes of the process, but for random numbers, which initial weights draw."""
-    if said := [one for one in changed if one not in RANDOM_NUMBERS]:
-        _name_changes(name, said)
+    if changes := [one for one in changed if one not in RANDOM_NUMBERS]:
+        _name_changes(name, changes)
 
 
 def _name_changes(name: str, changed: Sequence[str]) -> None:
@@ -236,26 +236,26 @@ def check_reward(name: str, options: Mapping[str, Any], *, all_given: bool = Tru
     if AT in options:
         return
     with put_back(partial(_name_load_changes, name)):
-        found = REWARDS.find(name)
+        kind = REWARDS.find(name)
     _, options = _frame_rule(name, options)
-    device = {"device": "cpu"} if isinstance(found, type) else {}
+    device = {"device": "cpu"} if isinstance(kind, type) else {}
     REWARDS.check_options(name, {**device, **options}, all_given=all_given)
     if REWARDS.is_built_in(name):
         try:
             dtype_named(options.get("dtype", "float32"))
             batches(0, options.get("batch_size", 1))
             require_device(options.get("device", "cpu"))
-            getattr(found, "sources", tuple)(options)
+            getattr(kind, "sources", tuple)(options)
         except (ValueError, TypeError) as error:
             raise ValueError(f"cannot load reward {name!r}: {error}") from error
 
 
 def check_named(options: Iterable[str], names: Iterable[str]) -> None:
     """Refuse options of rewards that are not among those to load."""
-    wanted = list(names)
-    if unknown := sorted(set(options) - set(wanted)):
-        hint = did_you_mean(unknown[0], wanted)
-        raise ValueError(f"got options for reward {unknown[0]!r}{hint}; expected some of those loaded: {wanted}")
+    choices = list(names)
+    if unknown := sorted(set(options) - set(choices)):
+        hint = did_you_mean(unknown[0], choices)
+        raise ValueError(f"got options for reward {unknown[0]!r}{hint}; expected some of those loaded: {choices}")
 
 
 def _require_no_address(name: str, options: Mapping[str, Any]) -> None:
@@ -314,18 +314,18 @@ class RewardSet:
         Raises:
             ValueError, OSError: as `load_reward`; ValueError also for options of a reward that is not named.
         """
-        wanted, given = list(dict.fromkeys(names)), dict(options or {})
-        check_named(given, wanted)
+        unique_names, by_name = list(dict.fromkeys(names)), dict(options or {})
+        check_named(by_name, unique_names)
         shared = {} if loaded is None else loaded
         rewards, rules = {}, {}
-        for name in wanted:
+        for name in unique_names:
             source = (sources or {}).get(name, name)
-            identity = [source, str(model.device), dtype, _options(source, model, given.get(name))]
+            identity = [source, str(model.device), dtype, _options(source, model, by_name.get(name))]
             key = json.dumps(identity, sort_keys=True, default=str)
             if key not in shared:
-                shared[key] = load_reward(source, model, given.get(name), connect, dtype)
+                shared[key] = load_reward(source, model, by_name.get(name), connect, dtype)
             rewards[name] = shared[key]
-            rules[name], _ = _frame_rule(source, _options(source, model, given.get(name)))
+            rules[name], _ = _frame_rule(source, _options(source, model, by_name.get(name)))
         return cls(rewards, rules)
 
     def joined(self, others: Mapping[str, Reward]) -> "RewardSet":
@@ -379,11 +379,11 @@ class RewardSet:
 
     def digests(self) -> dict[str, str]:
         """Digest of each reward, by `reward:<name>`."""
-        found = {}
+        digests = {}
         for name, reward in self._rewards.items():
             digest, rule = getattr(reward, "digest", None) or source_digest(reward), self._rule(name)
-            found[f"reward:{name}"] = digest if rule == FrameRule() else combined_digest(digest, repr(tuple(rule)))
-        return found
+            digests[f"reward:{name}"] = digest if rule == FrameRule() else combined_digest(digest, repr(tuple(rule)))
+        return digests
 
     def score(
         self,
@@ -413,10 +413,10 @@ class RewardSet:
         for name in names:
             reward, began = self._rewards[name], time.monotonic()
             try:
-                taken = self._taken(name, images, prompts, metadata)
+                inputs = self._taken(name, images, prompts, metadata)
                 with calling(partial(self._name_changes, name)):
-                    returned = reward(*own(*taken))
-                scores[name] = self._joined(name, checked_scores(name, returned, taken[1]), len(images))
+                    returned = reward(*copies(*inputs))
+                scores[name] = self._joined(name, checked_scores(name, returned, inputs[1]), len(images))
             except torch.OutOfMemoryError:
                 raise  # the caller may retry with fewer images
             except RewardError:
@@ -424,8 +424,8 @@ class RewardSet:
             except BaseException as error:  # a reward's package may end its thread, or the program by sys.exit
                 if is_interrupt(error):
                     raise
-                at = first_failing(reward, *taken)
-                which = f"{len(taken[1])} images" if at is None else f"image {at} of prompt {taken[1][at]!r}"
+                at = first_failing(reward, *inputs)
+                which = f"{len(inputs[1])} images" if at is None else f"image {at} of prompt {inputs[1][at]!r}"
                 logger.error("reward %r failed on %s", name, which, exc_info=error)
                 raise RewardError(name, f"failed on {which}: {described(error)}") from error
             on_scored(name, time.monotonic() - began)
@@ -446,8 +446,10 @@ class RewardSet:
             if ask is None:
                 scores |= await asyncio.to_thread(self.score, [name], images, prompts, metadata, on_scored)
             else:
-                taken = self._taken(name, images, prompts, metadata)
-                scores[name] = self._joined(name, checked_scores(name, await ask(*own(*taken)), taken[1]), len(images))
+                inputs = self._taken(name, images, prompts, metadata)
+                scores[name] = self._joined(
+                    name, checked_scores(name, await ask(*copies(*inputs)), inputs[1]), len(images)
+                )
                 on_scored(name, time.monotonic() - began)
         return scores
 

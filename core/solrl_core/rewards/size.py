@@ -31,8 +31,8 @@ def reward_bytes(name: str, options: Mapping[str, Any]) -> int | None:
         return None
     if str(options.get("device", "")).startswith("cpu"):
         return 0
-    given = Path(str(options.get("model") or options.get("checkpoint") or ""))
-    files = sorted(given.glob("*.safetensors")) if given.is_dir() else [given]
+    weights = Path(str(options.get("model") or options.get("checkpoint") or ""))
+    files = sorted(weights.glob("*.safetensors")) if weights.is_dir() else [weights]
     local = [file for file in files if file.suffix == ".safetensors" and file.is_file()]
     count = sum(map(_elements, local)) if local else int(published)
     return count * dtype_named(str(options.get("dtype", getattr(reward, "dtype", "float32")))).itemsize

@@ -85,11 +85,11 @@ def try_rewards(
         if rewards.first_fault(name, prompts):
             continue
         clips = rewards.takes_clips(name)
-        shown = images[:, None].expand(-1, _FRAMES, -1, -1, -1) if clips else images
+        inputs = images[:, None].expand(-1, _FRAMES, -1, -1, -1) if clips else images
         texts, metadata = zip(*(prompts * 2)[:2], strict=True)
         logger.debug("reward %r is tried on two grey images", name)
         try:
-            rewards.score([name], shown, texts, metadata)
+            rewards.score([name], inputs, texts, metadata)
         except RewardError as error:
             if unknown.read:
                 logger.debug("reward %r reads metadata, and cannot be tried without: %s", name, error)

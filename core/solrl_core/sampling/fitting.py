@@ -204,5 +204,5 @@ def _least_squares(parts: Sequence[torch.Tensor], target: torch.Tensor, damping:
     products = columns @ columns.T
     # Predictions of neighbouring steps may be almost equal. The ridge is too small to affect the weights otherwise.
     ridge = 1e-9 * products.diagonal().mean() + damping * products.diagonal()
-    found: list[float] = torch.linalg.solve(products + ridge.diag(), columns @ target.flatten().double()).tolist()
-    return tuple(found)
+    weights: list[float] = torch.linalg.solve(products + ridge.diag(), columns @ target.flatten().double()).tolist()
+    return tuple(weights)

@@ -90,8 +90,8 @@ class Generator:
         clean = target_modules(backbone.transformer, backbone.lora_targets)
         # Quantised layers get new weights. Copying the old ones first would only raise the peak of memory.
         quantised = set() if precision == "bf16" else set(backbone.policy_at(precision).select(backbone.transformer))
-        own = {id(module.weight) for name, module in clean.items() if name not in quantised}
-        self.transformer = _copy(backbone.transformer, own)
+        copied = {id(module.weight) for name, module in clean.items() if name not in quantised}
+        self.transformer = _copy(backbone.transformer, copied)
         if precision != "bf16":
             apply_policy(self.transformer, backbone.policy_at(precision), precision, backbone.device)
         self.layout = {name: (module.out_features, module.in_features) for name, module in clean.items()}
@@ -216,7 +216,7 @@ def decode_in_batches(
     return torch.cat([part[: batch.count] for part, batch in zip(parts, cut, strict=True)])
 
 
-def _copy(transformer: nn.Module, own: set[int]) -> nn.Module:
-    """Copy of a transformer with its own copies of the weights whose `id` is in `own`; all others are shared."""
+def _copy(transformer: nn.Module, copied: set[int]) -> nn.Module:
+    """Copy of a transformer with copies of the weights whose `id` is in `copied`; it shares all other weights."""
     tensors = [*transformer.parameters(), *transformer.buffers()]
-    return copy.deepcopy(transformer, {id(tensor): tensor for tensor in tensors if id(tensor) not in own})
+    return copy.deepcopy(transformer, {id(tensor): tensor for tensor in tensors if id(tensor) not in copied})

@@ -160,9 +160,9 @@ class Cps(StochasticSolver):
 
     def coefficients(self, sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Those of the step above."""
-        kept = sigma_next * math.cos(self._angle)
+        of_noise = sigma_next * math.cos(self._angle)
         of_clean = 1 - sigma_next
-        return of_clean + kept, kept * (1 - sigma) - of_clean * sigma, sigma_next * math.sin(self._angle)
+        return of_clean + of_noise, of_noise * (1 - sigma) - of_clean * sigma, sigma_next * math.sin(self._angle)
 
     def log_density(self, value: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
         """−(x' − μ)²."""

@@ -86,13 +86,13 @@ class Bodies:
             return
         caller = scope["state"].get("caller")
         tenant = caller.tenant if caller is not None else None
-        held = 0
+        reserved = 0
         complete = False
 
         def hold(size: int) -> None:
-            nonlocal held
+            nonlocal reserved
             self._budget.take(tenant, size)
-            held += size
+            reserved += size
 
         async def collected() -> Message:
             nonlocal complete
@@ -106,7 +106,7 @@ class Bodies:
         try:
             await self._app(scope, collected, send)
         finally:
-            self._budget.give_back(tenant, held)
+            self._budget.give_back(tenant, reserved)
 
     async def _collect(self, scope: Scope, receive: Receive, hold: Callable[[int], None]) -> Message:
         """The whole body as one message, or the disconnection before its end."""
@@ -168,14 +168,14 @@ def _body_too_large(got: str, limit: int, setting: str) -> Refusal:
     )
 
 
-def _too_many_bytes(whose: str, held: int, size: int, limit: int) -> Refusal:
+def _too_many_bytes(whose: str, reserved: int, size: int, limit: int) -> Refusal:
     return Refusal(
         ProblemKind.TOO_MANY_BYTES,
-        f"bodies and images of {whose} have {held} bytes now, and {size} more would exceed the limit",
+        f"bodies and images of {whose} have {reserved} bytes now, and {size} more would exceed the limit",
         headers={"Retry-After": str(RETRY_AFTER_S)},
         where="body",
         got=size,
-        expected=f"at most {limit - held} bytes now",
+        expected=f"at most {limit - reserved} bytes now",
         action="send the same request again later, or raise max_inflight_bytes of the service",
     )
 

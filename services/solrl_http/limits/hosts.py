@@ -35,8 +35,8 @@ def require_own_site(scope: Scope, allowed: Collection[str] | None) -> None:
         Refusal: 403 `host-not-local` or `foreign-origin`.
     """
     hosts, origins = (
-        [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
-        for wanted in (b"host", b"origin")
+        [value.decode("latin-1") for name, value in scope["headers"] if name == header]
+        for header in (b"host", b"origin")
     )
     # HTTP/1.0 clients may omit Host; browsers do not.
     if allowed is not None and not all(_is_known(host, allowed) for host in hosts):

@@ -44,15 +44,15 @@ async def refuse_unknown_parameters(request: Request) -> None:
     route = request.scope["route"]
     if not route.path.startswith("/v1/"):
         return  # links to the page may have any
-    known = [field.alias for field in route.dependant.query_params]
-    unknown = [name for name in request.query_params if name not in known]
+    parameters = [field.alias for field in route.dependant.query_params]
+    unknown = [name for name in request.query_params if name not in parameters]
     if unknown:
         raise ProblemError(
             ProblemKind.UNKNOWN_PARAMETER,
             f"{request.method} {route.path} has no query parameter {unknown[0][:80]!r}",
             where="query",
             got=[name[:80] for name in unknown[:5]],
-            expected=known or "none",
+            expected=parameters or "none",
             action="omit it, or correct its name",
         )
 
@@ -91,8 +91,8 @@ def source_hash(text: str) -> str:
 
 def _accepts_gzip(request: Request) -> bool:
     """By Accept-Encoding of RFC 9110."""
-    for one in request.headers.get("accept-encoding", "").split(","):
-        coding, _, parameters = one.partition(";")
+    for entry in request.headers.get("accept-encoding", "").split(","):
+        coding, _, parameters = entry.partition(";")
         if coding.strip().lower() == "gzip":
             weight = parameters.strip().removeprefix("q=")
             return not weight or weight.strip("0.") != ""

@@ -44,21 +44,21 @@ class AdapterMemory:
         Raises:
             ProblemError: 503 `too-many-bytes`: there is no room for it.
         """
-        held = tenant, content
-        if held not in self._sizes:
+        key = tenant, content
+        if key not in self._sizes:
             of_tenant = sum(size for (owner, _), size in self._sizes.items() if owner == tenant)
             _require("all requests", self.bytes, size, self.limit)
             _require("the tenant's requests", of_tenant, size, self.tenant_limit)
-            self._sizes[held] = size
-        self._requests[held] += 1
+            self._sizes[key] = size
+        self._requests[key] += 1
         counted = ExitStack()
-        counted.callback(self._end, held)
+        counted.callback(self._end, key)
         return counted.close
 
-    def _end(self, held: _Held) -> None:
-        self._requests[held] -= 1
-        if not self._requests[held]:
-            del self._requests[held], self._sizes[held]
+    def _end(self, key: _Held) -> None:
+        self._requests[key] -= 1
+        if not self._requests[key]:
+            del self._requests[key], self._sizes[key]
 
 
 class Adapters:
@@ -67,10 +67,10 @@ class Adapters:
     A content is decoded once for all that hold it. The newest are cached, too.
     """
 
-    def __init__(self, store: RunStore, held: AdapterMemory) -> None:
-        """`held`: the budget of the adapters that fetchers hold."""
+    def __init__(self, store: RunStore, memory: AdapterMemory) -> None:
+        """`memory`: the budget of the adapters that fetchers hold."""
         self._store = store
-        self.held = held
+        self.memory = memory
         self._decoded: WeakValueDictionary[Content, Adapter] = WeakValueDictionary()
         self._cached: OrderedDict[Content, Adapter] = OrderedDict()
         self._loading: dict[Content, asyncio.Task[Adapter | None]] = {}
@@ -124,7 +124,7 @@ class Adapters:
                 action="use a version that was pushed for this model",
             )
         content = (hosted.info.name, info.digest)
-        release = self.held.take(tenant, content, info.size)
+        release = self.memory.take(tenant, content, info.size)
         try:
             adapter = await self._find(tenant, ref, hosted, content)
         except BaseException:
@@ -164,8 +164,8 @@ class Adapters:
     async def _decode(self, digest: str, body: bytes, hosted: HostedModel) -> Adapter:
         """Decode a body whose digest was verified, or return what was decoded before."""
         content = (hosted.info.name, digest)
-        if (known := self._known(content)) is not None:
-            return known
+        if (decoded := self._known(content)) is not None:
+            return decoded
         try:
             adapter = await asyncio.to_thread(decode_adapter, body, hosted.adapter_layout)
         except AdapterError as error:
@@ -188,14 +188,15 @@ def _bytes_of(adapter: Adapter) -> int:
     return sum(tensor.nbytes for tensor in adapter.tensors.values())
 
 
-def _require(whose: str, held: int, size: int, limit: int) -> None:
-    if held + size > limit:
+def _require(whose: str, reserved: int, size: int, limit: int) -> None:
+    if reserved + size > limit:
         raise ProblemError(
             ProblemKind.TOO_MANY_BYTES,
-            f"the adapters of {whose} have {held} bytes until they are served, and {size} more would exceed the limit",
+            f"the adapters of {whose} have {reserved} bytes until they are served, and {size} more would exceed the "
+            "limit",
             retry_after=5,
             where="body.adapter",
             got=size,
-            expected=f"at most {max(0, limit - held)} bytes now",
+            expected=f"at most {max(0, limit - reserved)} bytes now",
             action="send the same request again later, or raise max_queued_adapter_bytes of the service",
         )

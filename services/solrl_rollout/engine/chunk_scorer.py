@@ -68,13 +68,13 @@ class ChunkScorer(Scorer):
         async with self._run_rewards.connected(chunk.job.external_rewards, clips=images.ndim == 5) as brought:
             asking = self.rewards.joined(brought)
             rewards = scored.rewards | await asking.ask(served, images, texts, metadata, seconds.__setitem__)
-        asked = time.monotonic() - began
+        server_seconds = time.monotonic() - began
         return replace(
             scored,
             rewards={name: rewards[name] for name in chunk.job.rewards},
             images=scored.images if chunk.answers_images else None,
-            reward=scored.reward + asked,
-            asked=asked,
+            reward=scored.reward + server_seconds,
+            server_seconds=server_seconds,
             times=sum_times([scored.times, times_of(asking, seconds)]),
         )
 

@@ -125,8 +125,8 @@ class WorkerHandle(ChunkQueue):
         """The reward servers that a chunk needs."""
         job = chunk.job
         served = next((one.remote_rewards for one in self.hosted if one.info.name == job.model), frozenset())
-        own = any(name in served and name not in job.external_rewards for name in job.rewards)
-        return job.run_servers | {BUILTIN_SERVERS} if own else job.run_servers
+        asks_builtin = any(name in served and name not in job.external_rewards for name in job.rewards)
+        return job.run_servers | {BUILTIN_SERVERS} if asks_builtin else job.run_servers
 
 
 class Engine:
@@ -344,10 +344,10 @@ def require_equal_models(name: str, hosted: Sequence[HostedModel], first: str, e
         RuntimeError: names what differs.
     """
     for ours, theirs in zip(hosted, expected, strict=True):
-        found, wanted = _identity(ours), _identity(theirs)
-        differing = [part for part in {**wanted, **found} if found.get(part) != wanted.get(part)]
+        identity, reference = _identity(ours), _identity(theirs)
+        differing = [part for part in {**reference, **identity} if identity.get(part) != reference.get(part)]
         if differing:
-            texts = [f"{part}: {found.get(part)} (there {wanted.get(part)})" for part in differing[:_SHOWN]]
+            texts = [f"{part}: {identity.get(part)} (there {reference.get(part)})" for part in differing[:_SHOWN]]
             raise RuntimeError(
                 f"worker {name} and worker {first} loaded {ours.info.name} differently, in {'; '.join(texts)}; all "
                 "workers must have equal weights, rewards, devices and libraries: pin the model's revision, and use "
@@ -376,9 +376,9 @@ def _joined(models: Sequence[HostedModel], device: str) -> HostedModel:
 
 def _identity(model: HostedModel) -> dict[str, Any]:
     info = model.info.model_dump(mode="json")
-    for one in info["precisions"]:
-        one.pop("rank_fidelity")  # measured by each worker
+    for precision in info["precisions"]:
+        precision.pop("rank_fidelity")  # measured by each worker
     parts = {f"digest of {part}": digest for part, digest in info.pop("digests").items()}
     layout = {module: tuple(shape) for module, shape in model.adapter_layout.items()}
-    own = {"default precision": model.default_precision, "adapter layout": layout}
-    return parts | info | own
+    defaults = {"default precision": model.default_precision, "adapter layout": layout}
+    return parts | info | defaults

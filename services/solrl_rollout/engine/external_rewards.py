@@ -25,7 +25,7 @@ class ExternalRewards:
 
     @asynccontextmanager
     async def connected(
-        self, wanted: Mapping[str, ExternalReward], *, clips: bool = False
+        self, rewards: Mapping[str, ExternalReward], *, clips: bool = False
     ) -> AsyncIterator[dict[str, Reward]]:
         """The rewards by name, connected if they are not yet; those of a server that fails within are forgotten.
 
@@ -35,27 +35,29 @@ class ExternalRewards:
             RewardUnavailableError: a server gives no usable answer, or does not compute its reward.
         """
         try:
-            yield {name: await self._find(name, reward, clips) for name, reward in wanted.items()}
+            yield {name: await self._find(name, reward, clips) for name, reward in rewards.items()}
         except RewardUnavailableError:
             # A server that was started again may announce another digest.
-            for key in wanted.items():
+            for key in rewards.items():
                 self._connected.pop(key, None)
             raise
 
-    async def _find(self, name: str, wanted: ExternalReward, clips: bool) -> Reward:
-        if (name, wanted) in self._connected:
-            self._connected.move_to_end((name, wanted))
-            return self._connected[name, wanted]
-        reward = self._connected[name, wanted] = await _connect(name, wanted, clips)
+    async def _find(self, name: str, external: ExternalReward, clips: bool) -> Reward:
+        if (name, external) in self._connected:
+            self._connected.move_to_end((name, external))
+            return self._connected[name, external]
+        reward = self._connected[name, external] = await _connect(name, external, clips)
         while len(self._connected) > self._most:
             self._connected.popitem(last=False)
         return reward
 
 
-async def _connect(name: str, wanted: ExternalReward, clips: bool) -> Reward:
+async def _connect(name: str, external: ExternalReward, clips: bool) -> Reward:
     # Without the service's token: the server is a stranger's.
     try:
-        reward = RemoteReward(name, wanted.at, timeout=TIMEOUT, digest=wanted.digest, connect=False, send_token=False)
+        reward = RemoteReward(
+            name, external.at, timeout=TIMEOUT, digest=external.digest, connect=False, send_token=False
+        )
         await reward.connect(clips=clips)
     except ValueError as error:
         raise RewardUnavailableError(name, f"cannot be used: {error}") from error

@@ -12,7 +12,7 @@ from solrl_core.rewards import RewardSet
 from solrl_core.rewards.reward import REWARDS
 from solrl_engine.backend import Backend
 from solrl_engine.local_backend import LocalBackend
-from solrl_engine.precision_check import FLOOR, PROMPTS, SHORTFALL, PrecisionCheck, RankCorrelation, suffering
+from solrl_engine.precision_check import FLOOR, PROMPTS, SHORTFALL, PrecisionCheck, RankCorrelation, worst_reward
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import RankFidelity
 from solrl_proto.rollouts import Plan
@@ -29,7 +29,7 @@ _AT_ONCE = 4
 
 
 def checked_default(
-    model: str, backend: Backend, rewards: RewardSet, precision: Precision | None, folder: Path | None
+    model: str, backend: Backend, rewards: RewardSet, requested: Precision | None, folder: Path | None
 ) -> tuple[Precision, RankFidelity | None]:
     """The precision that a service uses by default, and how well it ranks.
 
@@ -37,40 +37,40 @@ def checked_default(
         model: its name.
         backend: of the model.
         rewards: rewards of the service. Those of others and of servers are left out.
-        precision: the precision that was asked for; None for the fastest native one that ranks.
+        requested: the precision that the settings name; None for the fastest native one that ranks.
         folder: of stored results; None checks nothing.
 
     Returns:
         The precision, and its rank fidelity: None for BF16, and where nothing could be checked.
     """
-    wanted = (precision,) if precision else backend.capabilities.native
+    precisions = (requested,) if requested else backend.capabilities.native
     if folder is None or not isinstance(backend, LocalBackend):
-        return wanted[0], None
+        return precisions[0], None
     judges = rewards.only(filter(REWARDS.is_built_in, rewards.computed_here))
-    for one in wanted:
-        if one == "bf16":
-            return one, None
+    for precision in precisions:
+        if precision == "bf16":
+            return precision, None
         if not judges.names:
-            logger.warning("ranks of %s at %s are not checked: no built-in reward is computed here", model, one)
-            return one, None
-        found = _stored_or_measured(model, backend, judges, one, folder)
-        if found.trusted:
-            return one, found
+            logger.warning("ranks of %s at %s are not checked: no built-in reward is computed here", model, precision)
+            return precision, None
+        fidelity = _stored_or_measured(model, backend, judges, precision, folder)
+        if fidelity.trusted:
+            return precision, fidelity
         logger.warning(
             "%s, see `solrl-rollout check`; %s",
-            distrust(model, one, found),
-            "it is served because --precision asks for it" if precision else "the next precision is tried",
+            distrust(model, precision, fidelity),
+            "it is served because --precision asks for it" if requested else "the next precision is tried",
         )
-        if precision:
-            return one, found
+        if requested:
+            return precision, fidelity
     raise AssertionError("BF16 is the last precision")
 
 
-def distrust(model: str, precision: Precision, found: RankFidelity) -> str:
+def distrust(model: str, precision: Precision, fidelity: RankFidelity) -> str:
     """Text for a precision that does not rank."""
     return (
-        f"{model} at {precision} does not rank as in BF16: Spearman {found.spearman:.2f} of {found.reward} over "
-        f"{found.prompts} prompts, in [{found.low:.2f}, {found.high:.2f}]; at least {FLOOR:g} is expected"
+        f"{model} at {precision} does not rank as in BF16: Spearman {fidelity.spearman:.2f} of {fidelity.reward} over "
+        f"{fidelity.prompts} prompts, in [{fidelity.low:.2f}, {fidelity.high:.2f}]; at least {FLOOR:g} is expected"
     )
 
 
@@ -81,13 +81,13 @@ def _stored_or_measured(
     with suppress(OSError, ValidationError):
         return RankFidelity.model_validate_json(path.read_bytes())
     logger.info("checking ranks of %s at %s, which is loaded here for the first time", model, precision)
-    found = _measured(backend, rewards, precision)
+    fidelity = _measured(backend, rewards, precision)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        path.write_text(fidelity.model_dump_json(indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         logger.warning("the check is repeated at the next start: %s; --checks names another folder", error)
-    return found
+    return fidelity
 
 
 def _measured(backend: LocalBackend, rewards: RewardSet, precision: Precision) -> RankFidelity:
@@ -99,11 +99,11 @@ def _measured(backend: LocalBackend, rewards: RewardSet, precision: Precision) -
         check = PrecisionCheck(
             backend.backbone, rewards, prompts, _CANDIDATES, _PLAN, _TRUE_STEPS, lambda _, one: backend.generator(one)
         )
-        for found, one in ((groups, precision), (exact, "bf16")):
-            for name, more in check.correlations(one).items():
-                found[name] += more
+        for values, at in ((groups, precision), (exact, "bf16")):
+            for name, more in check.correlations(at).items():
+                values[name] += more
         over = {name: RankCorrelation.over(found) for name, found in groups.items()}
-        reward = suffering(over)
+        reward = worst_reward(over)
         lowest = over[reward]
         if not lowest.low <= FLOOR <= lowest.high:
             break

@@ -100,11 +100,11 @@ def _load_model(
         _tried_rewards(settings, described.options.sized(size), rewards)
     backend = load_backend(spec, settings)
     try:
-        own = backend.identity
-        options = ModelOptions(height=own.height, width=own.width, rewards=own.reward_options)
+        identity = backend.identity
+        options = ModelOptions(height=identity.height, width=identity.width, rewards=identity.reward_options)
         loaded = _tried_rewards(settings, options, rewards)
-        asked = None if settings.precision == "auto" else settings.precision
-        default, fidelity = checked_default(spec.name, backend, loaded, asked, settings.checks_folder)
+        requested = None if settings.precision == "auto" else settings.precision
+        default, fidelity = checked_default(spec.name, backend, loaded, requested, settings.checks_folder)
         return ModelRunner(
             spec.name, backend, ChunkScorer(loaded), default, settings.dtype_of_rewards, metrics, fidelity
         )
@@ -133,7 +133,7 @@ def _check_names(settings: RolloutSettings) -> None:
     """Raise ValueError for a mistyped name or option before loading a large model."""
     for spec in settings.models:
         locate(spec.location)
-    given = settings.options_of_rewards
-    check_named(given, settings.reward_names)
+    options = settings.options_of_rewards
+    check_named(options, settings.reward_names)
     for name in settings.reward_names:
-        check_reward(name, given.get(name, {}), all_given=False)
+        check_reward(name, options.get(name, {}), all_given=False)

@@ -133,8 +133,10 @@ class ModelRunner:
             rewards=rewards.names,
             reward_dtype=reward_dtype,
             precisions=tuple(
-                one.model_copy(update={"rank_fidelity": fidelity}) if one.precision == self._default_precision else one
-                for one in capabilities.precisions
+                entry.model_copy(update={"rank_fidelity": fidelity})
+                if entry.precision == self._default_precision
+                else entry
+                for entry in capabilities.precisions
             ),
             lora_targets=tuple(identity.adapter_layout),
             arithmetic=None if identity.arithmetic is None else dict(identity.arithmetic),
@@ -168,9 +170,9 @@ class ModelRunner:
     def _set_adapter(self, job: Job) -> bool:
         precision, digest = job.precision, job.adapter.digest if job.adapter else None
         use: AdapterUse = job.plan.adapter if job.adapter else "merged"  # without one, both are the base
-        wanted = digest, use
+        served = digest, use
         before = self._served.get(precision, _BASE)
-        if wanted == before and precision in self._served:
+        if served == before and precision in self._served:
             return False
         # Unknown until the merge has succeeded: after a failed one, the next chunk must merge again.
         self._served[precision] = _UNKNOWN, use
@@ -182,8 +184,8 @@ class ModelRunner:
         except LayerPrecisionError:
             del self._served[precision]
             raise
-        self._served[precision] = wanted
-        return wanted != before
+        self._served[precision] = served
+        return served != before
 
     def _batch(self, precision: Precision) -> AdaptiveBatchSize:
         if precision not in self._batches:

@@ -102,11 +102,11 @@ class RolloutHandle:
 
     async def _scored(self, chunks: Sequence[Chunk]) -> list[ScoredChunk]:
         scored = await asyncio.gather(*(asyncio.wrap_future(chunk.result) for chunk in chunks))
-        self._times = sum_times([self._times, *(one.times for one in scored)])
-        for one in scored:
-            self._started_at = one.started_at if self._started_at is None else min(self._started_at, one.started_at)
+        self._times = sum_times([self._times, *(chunk.times for chunk in scored)])
+        for chunk in scored:
+            self._started_at = chunk.started_at if self._started_at is None else min(self._started_at, chunk.started_at)
             for phase in self._seconds:
-                self._seconds[phase] += getattr(one, phase)
+                self._seconds[phase] += getattr(chunk, phase)
         return scored
 
     def _timings(self) -> RolloutTimings:

@@ -97,8 +97,8 @@ class ScoredGroup:
         """The finished candidates' values in their places; None for pruned candidates."""
         if self.places is None:
             return tuple(values)
-        found = dict(zip(self.places, values, strict=True))
-        return tuple(found.get(place) for place in range(len(self.seeds)))
+        by_place = dict(zip(self.places, values, strict=True))
+        return tuple(by_place.get(place) for place in range(len(self.seeds)))
 
 
 def image_file(image: torch.Tensor | bytes) -> bytes:

@@ -192,7 +192,7 @@ class ScoredChunk:
         started_at: when its generation began, by `time.monotonic`.
         switched: whether another adapter was served before.
         switch, generate, reward: seconds spent on each.
-        asked: seconds of `reward` that reward servers took.
+        server_seconds: seconds of `reward` that reward servers took.
         times: seconds of `reward` that each reward took, by name.
     """
 
@@ -205,7 +205,7 @@ class ScoredChunk:
     switch: float
     generate: float
     reward: float
-    asked: float = 0.0
+    server_seconds: float = 0.0
     times: Mapping[str, RewardTime] = field(default_factory=dict)
 
 

@@ -50,17 +50,17 @@ def overview(points: Sequence[Point]) -> Curve:
 
 def evaluations(points: Sequence[Point], most: int | None = MOST_POINTS) -> tuple[HeldOut, ...]:
     """Held-out evaluations by version, at most `most` (None: all), among them the first and the last."""
-    found = {one.version: one for point in points for one in point.held_out}
-    versions = sorted(found)
+    by_version = {one.version: one for point in points for one in point.held_out}
+    versions = sorted(by_version)
     if most is not None and len(versions) > most:
         versions = [versions[i] for i in np.linspace(0, len(versions) - 1, most).round().astype(int)]
-    return tuple(found[version] for version in versions)
+    return tuple(by_version[version] for version in versions)
 
 
 def newest_evaluations(points: Sequence[Point]) -> tuple[HeldOut, ...]:
     """The first and the last held-out evaluation, of their first reward alone."""
-    found = evaluations(points)
-    ends = (found[0], found[-1]) if len(found) > 1 else found
+    held_out = evaluations(points)
+    ends = (held_out[0], held_out[-1]) if len(held_out) > 1 else held_out
     return tuple(one.model_copy(update={"rewards": dict([next(iter(one.rewards.items()))])}) for one in ends)
 
 
@@ -77,22 +77,22 @@ def detail(points: Sequence[Point], after: int | None = None, limit: int | None 
         after: show only iterations after this one.
         limit: show the oldest of them, at most this many; None thins them to `MOST_POINTS`.
     """
-    asked = [point for point in points if after is None or point.iteration > after]
-    shown = thinned(asked) if limit is None else asked[:limit]
+    newer = [point for point in points if after is None or point.iteration > after]
+    visible = thinned(newer) if limit is None else newer[:limit]
     elapsed = dict(zip((point.iteration for point in points), accumulate(map(_own_seconds, points)), strict=True))
     series: dict[str, list[float | None]] = {
-        "loss": [point.loss for point in shown],
-        "elapsed": [elapsed[point.iteration] for point in shown],
+        "loss": [point.loss for point in visible],
+        "elapsed": [elapsed[point.iteration] for point in visible],
     }
     if any(point.spearman is not None for point in points):
         newest = _newest_spearman(points)
-        series["spearman"] = [newest[point.iteration] for point in shown]
-    for name in _names(point.rewards for point in shown):
-        found = (point.rewards.get(name) for point in shown)
-        series[f"reward:{name}"] = [spread.mean if spread else None for spread in found]
-    for name in _names(point.seconds for point in shown):
-        series[f"seconds:{name}"] = [point.seconds.get(name) for point in shown]
-    return _curve(shown, series)
+        series["spearman"] = [newest[point.iteration] for point in visible]
+    for name in _names(point.rewards for point in visible):
+        spreads = (point.rewards.get(name) for point in visible)
+        series[f"reward:{name}"] = [spread.mean if spread else None for spread in spreads]
+    for name in _names(point.seconds for point in visible):
+        series[f"seconds:{name}"] = [point.seconds.get(name) for point in visible]
+    return _curve(visible, series)
 
 
 def thinned(points: Sequence[Point]) -> Sequence[Point]:
@@ -144,12 +144,12 @@ def _rounded(value: float | None) -> float | None:
 
 def _newest_spearman(points: Sequence[Point]) -> dict[int, float | None]:
     """The newest rank fidelity at each iteration: it is measured more rarely than points are drawn."""
-    newest, found = None, {}
+    newest, at_iteration = None, {}
     for point in points:
         newest = newest if point.spearman is None else point.spearman
-        found[point.iteration] = newest
-    return found
+        at_iteration[point.iteration] = newest
+    return at_iteration
 
 
-def _names(found: Any) -> list[str]:
-    return list(dict.fromkeys(name for names in found for name in names))[:_MOST_NAMES]
+def _names(mappings: Any) -> list[str]:
+    return list(dict.fromkeys(name for names in mappings for name in names))[:_MOST_NAMES]

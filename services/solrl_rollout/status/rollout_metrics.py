@@ -96,8 +96,8 @@ class RolloutMetrics(RequestMetrics):
         self._reward.labels(model).observe(reward)
         now = time.monotonic()
         with self._lock:
-            known = self._run(tenant, run or "-")
-            known.seconds, known.at = known.decayed(now) + generate + reward, now
+            load = self._run(tenant, run or "-")
+            load.seconds, load.at = load.decayed(now) + generate + reward, now
 
     def adapter_switched(self, model: str, precision: str, seconds: float) -> None:
         """Record the seconds that a switch to another adapter took."""
@@ -113,8 +113,8 @@ class RolloutMetrics(RequestMetrics):
     def adapter_served(self, tenant: str, run: str, version: int | None, head: int | None) -> None:
         """Record the version that served a run's last request, and its newest; None where there is none any more."""
         with self._lock:
-            known = self._run(tenant, run)
-            known.served, known.head = version, head
+            load = self._run(tenant, run)
+            load.served, load.head = version, head
 
     def reward_failed(self, reward: str) -> None:
         """Count a chunk on which a reward failed."""
@@ -174,10 +174,10 @@ class RolloutMetrics(RequestMetrics):
         with self._lock:
             weighed = sorted(((run.decayed(now), name) for name, run in self._runs.items()), reverse=True)
             total = sum(seconds for seconds, _ in weighed) or 1.0
-            shown = [(name, seconds / total, self._runs[name]) for seconds, name in weighed[:SHOWN_RUNS]]
+            busiest = [(name, seconds / total, self._runs[name]) for seconds, name in weighed[:SHOWN_RUNS]]
             return [
                 (name, part, None if run.head is None or run.served is None else run.head - run.served)
-                for name, part, run in shown
+                for name, part, run in busiest
             ]
 
     def _run(self, tenant: str, run: str) -> _Run:

@@ -22,8 +22,8 @@ def open_store(url: str | None, retain: int = DEFAULT_RETAIN, quota: int | None 
         from solrl_rollout.store.redis_store import RedisRunStore
 
         return RedisRunStore(url, retain, quota)
-    found = f"the scheme {scheme}://" if separator else "no scheme"
+    scheme_text = f"the scheme {scheme}://" if separator else "no scheme"
     raise StoreUrlError(
-        f"the store URL has {found}; expected memory://, redis://, rediss:// or unix://; omit it to keep adapters in "
-        "this process"
+        f"the store URL has {scheme_text}; expected memory://, redis://, rediss:// or unix://; omit it to keep "
+        "adapters in this process"
     )

@@ -59,16 +59,16 @@ class CorruptError(ProblemError):
         )
 
 
-def not_found(run: str, version: int, head: int | None, held: Sequence[int]) -> ProblemError:
-    """The error for a run (if it has no head) or one of its versions; `held` are its versions, oldest first."""
+def not_found(run: str, version: int, head: int | None, versions: Sequence[int]) -> ProblemError:
+    """The error for a run (if it has no head) or one of its versions; `versions` are its versions, oldest first."""
     if head is None:
         return RunNotFoundError(run)
     return ProblemError(
         ProblemKind.VERSION_NOT_FOUND,
-        f"run {run!r} has no version {version} in this store; its head is {head}, its versions are {list(held)}",
+        f"run {run!r} has no version {version} in this store; its head is {head}, its versions are {list(versions)}",
         where="version",
         got=version,
-        expected=list(held),
+        expected=list(versions),
         action="use a stored version; old ones are deleted",
     )
 
@@ -85,25 +85,25 @@ def version_conflict(run: str, version: int, fault: str, got: Any, expected: Any
     )
 
 
-def head_conflict(run: str, version: int, given: int, head: int) -> ProblemError:
-    """A run was to be rewound from `given`, while its head is `head`."""
+def head_conflict(run: str, version: int, expected_head: int, head: int) -> ProblemError:
+    """A run was to be rewound from `expected_head`, while its head is `head`."""
     return ProblemError(
         ProblemKind.HEAD_CONFLICT,
-        f"run {run!r} cannot be rewound from version {given} to version {version}: its head is version {head}",
+        f"run {run!r} cannot be rewound from version {expected_head} to version {version}: its head is version {head}",
         where="head",
-        got=given,
+        got=expected_head,
         expected=head,
         action="two trainers may be writing to one run; list its versions, and rewind from its head",
     )
 
 
-def quota_exceeded(run: str, version: int, held: int, quota: int) -> ProblemError:
-    """A version would take its tenant over the quota of `quota` bytes, to `held`."""
+def quota_exceeded(run: str, version: int, size: int, quota: int) -> ProblemError:
+    """A version would take its tenant over the quota of `quota` bytes, to `size`."""
     return ProblemError(
         ProblemKind.ADAPTER_QUOTA,
         f"version {version} of run {run!r} would take the tenant's adapters over their quota",
         where="body",
-        got=f"{held} bytes with this one",
+        got=f"{size} bytes with this one",
         expected=f"at most {quota} bytes",
         action="delete a finished run, unpin versions, or raise tenant_adapter_bytes of the service",
     )

@@ -54,9 +54,9 @@ class MemoryRunStore(RunStore):
         if same is not None:
             return same, False
         old = evicted([*run.versions, info.version], run.pinned, self.retain)
-        held = sum(one.size for one in runs.values()) + info.size - sum(run.versions[v][0].size for v in old)
-        if self.quota is not None and held > self.quota:
-            raise quota_exceeded(info.run, info.version, held, self.quota)
+        size = sum(one.size for one in runs.values()) + info.size - sum(run.versions[v][0].size for v in old)
+        if self.quota is not None and size > self.quota:
+            raise quota_exceeded(info.run, info.version, size, self.quota)
         run.versions[info.version] = (info, body)
         for version in old:
             del run.versions[version]
@@ -73,11 +73,11 @@ class MemoryRunStore(RunStore):
         return max(self._tenants[tenant].get(run, _Run()).versions, default=None)
 
     async def list(self, tenant: str, run: str) -> AdapterList:
-        held = self._tenants[tenant].get(run)
-        if held is None:
+        record = self._tenants[tenant].get(run)
+        if record is None:
             raise RunNotFoundError(run)
-        infos = tuple(held.versions[version][0] for version in sorted(held.versions))
-        return AdapterList(run=run, head=max(held.versions), pinned=tuple(sorted(held.pinned)), versions=infos)
+        infos = tuple(record.versions[version][0] for version in sorted(record.versions))
+        return AdapterList(run=run, head=max(record.versions), pinned=tuple(sorted(record.pinned)), versions=infos)
 
     async def runs(self, tenant: str) -> RunList:
         runs = self._tenants[tenant]
@@ -91,33 +91,35 @@ class MemoryRunStore(RunStore):
 
     async def rewind(self, tenant: str, run: str, version: int, head: int) -> None:
         self._find(tenant, run, version)
-        held = self._tenants[tenant][run]
-        if max(held.versions) not in (version, head):
-            raise head_conflict(run, version, head, max(held.versions))
-        held.versions = {v: stored for v, stored in held.versions.items() if v <= version}
-        held.pinned &= set(held.versions)
+        record = self._tenants[tenant][run]
+        if max(record.versions) not in (version, head):
+            raise head_conflict(run, version, head, max(record.versions))
+        record.versions = {v: stored for v, stored in record.versions.items() if v <= version}
+        record.pinned &= set(record.versions)
 
     async def delete(self, tenant: str, run: str) -> None:
         if self._tenants[tenant].pop(run, None) is None:
             raise RunNotFoundError(run)
 
     async def add_iteration(self, tenant: str, run: str, report: IterationReport) -> int:
-        held, size = self._run(tenant, run), len(encode_point(report).encode())
+        record, size = self._run(tenant, run), len(encode_point(report).encode())
         # By the clock, so that revisions keep increasing after a restart.
         self._revision = max(self._revision + 1, time.time_ns() // 1000)
-        held.revision = self._revision
+        record.revision = self._revision
         point = Point(**{name: getattr(report, name) for name in Point.model_fields})
-        points = [*(held for held in held.points if held[0].iteration < point.iteration), (point, size)][-KEPT_POINTS:]
+        points = [*(entry for entry in record.points if entry[0].iteration < point.iteration), (point, size)][
+            -KEPT_POINTS:
+        ]
         total, first = sum(size for _, size in points), 0
         while total > KEPT_POINT_BYTES:
             total -= points[first][1]
             first += 1
-        held.points = points[first:]
+        record.points = points[first:]
         if report.samples is not None:
-            held.samples = report.samples
-        elif held.samples is not None and held.samples.iteration > point.iteration:
-            held.samples = None
-        return held.revision
+            record.samples = report.samples
+        elif record.samples is not None and record.samples.iteration > point.iteration:
+            record.samples = None
+        return record.revision
 
     async def iterations(self, tenant: str, run: str) -> tuple[Point, ...]:
         return tuple(point for point, _ in self._run(tenant, run).points)
@@ -126,15 +128,19 @@ class MemoryRunStore(RunStore):
         return self._tenants[tenant].get(run, _Run()).samples
 
     async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
-        held = ((run, self._tenants[tenant].get(run)) for run in runs)
-        return {run: Progress(one.revision, one.points[-1][0]) for run, one in held if one is not None and one.points}
+        records = ((run, self._tenants[tenant].get(run)) for run in runs)
+        return {
+            run: Progress(record.revision, record.points[-1][0])
+            for run, record in records
+            if record is not None and record.points
+        }
 
     async def set_activity(self, tenant: str, run: str, activity: Activity) -> None:
         self._run(tenant, run).activity = time.monotonic() + KEPT_ACTIVITY_S, activity
 
     async def activities(self, tenant: str, runs: Sequence[str]) -> dict[str, Activity]:
-        held = {run: self._tenants[tenant].get(run, _Run()).activity for run in runs}
-        return {run: one[1] for run, one in held.items() if one is not None and time.monotonic() < one[0]}
+        activities = {run: self._tenants[tenant].get(run, _Run()).activity for run in runs}
+        return {run: one[1] for run, one in activities.items() if one is not None and time.monotonic() < one[0]}
 
     async def ping(self) -> None:
         return
@@ -148,7 +154,7 @@ class MemoryRunStore(RunStore):
         return self._tenants[tenant][run]
 
     def _find(self, tenant: str, run: str, version: int) -> tuple[AdapterInfo, bytes]:
-        held = self._tenants[tenant].get(run, _Run()).versions
-        if version not in held:
-            raise not_found(run, version, max(held, default=None), sorted(held))
-        return held[version]
+        versions = self._tenants[tenant].get(run, _Run()).versions
+        if version not in versions:
+            raise not_found(run, version, max(versions, default=None), sorted(versions))
+        return versions[version]

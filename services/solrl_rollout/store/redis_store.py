@@ -84,10 +84,14 @@ class Keys:
     def __init__(self, prefix: str, run: str) -> None:
         self.prefix, self.run = prefix, run
         self.runs, self.bytes, self.revision = f"{prefix}:runs", f"{prefix}:bytes", f"{prefix}:revision"
-        own = f"{prefix}:run:{run}"
-        self.versions, self.pins, self.blobs = f"{own}:versions", f"{own}:pins", f"{own}:blob"
-        self.upload = f"{own}:upload:{secrets.token_hex(8)}"
-        self.iterations, self.progress, self.activity = f"{own}:iterations", f"{own}:progress", f"{own}:activity"
+        of_run = f"{prefix}:run:{run}"
+        self.versions, self.pins, self.blobs = f"{of_run}:versions", f"{of_run}:pins", f"{of_run}:blob"
+        self.upload = f"{of_run}:upload:{secrets.token_hex(8)}"
+        self.iterations, self.progress, self.activity = (
+            f"{of_run}:iterations",
+            f"{of_run}:progress",
+            f"{of_run}:activity",
+        )
 
 
 class RedisRunStore(RunStore):
@@ -135,15 +139,15 @@ class RedisRunStore(RunStore):
         with self._reported(info.run):
             await self._redis.set(keys.upload, body, ex=UPLOAD_S)
             places = [keys.versions, keys.pins, keys.runs, keys.bytes, keys.upload]
-            outcome, *found = await self._commit(keys=places, args=arguments)
+            outcome, *details = await self._commit(keys=places, args=arguments)
         if outcome == b"lost":
             raise StoreUnavailableError(self._address, "it lost the bytes of a push before they were stored")
         if outcome == b"quota" and self.quota is not None:
-            raise quota_exceeded(info.run, info.version, found[0], self.quota)
+            raise quota_exceeded(info.run, info.version, details[0], self.quota)
         if outcome == b"refused":
-            head, stored = found
-            known = info_of(info.run, info.version, stored) if stored else None
-            same = admit(info, head_of(info.run, head), known)
+            head, stored = details
+            existing = info_of(info.run, info.version, stored) if stored else None
+            same = admit(info, head_of(info.run, head), existing)
             assert same is not None
             return same, False
         return info, True
@@ -182,8 +186,8 @@ class RedisRunStore(RunStore):
         (names,) = await self._replies(None, ("SMEMBERS", self._keys(tenant, "").runs))
         runs, listed = sorted(name.decode(errors="replace") for name in names), []
         keys = [self._keys(tenant, run) for run in runs]
-        asked = [command for one in keys for command in (("HGETALL", one.versions), ("SMEMBERS", one.pins))]
-        replies = await self._each(asked)
+        commands = [command for one in keys for command in (("HGETALL", one.versions), ("SMEMBERS", one.pins))]
+        replies = await self._each(commands)
         for run, fields, pins in zip(runs, replies[::2], replies[1::2], strict=True):
             versions = intact(f"run {run!r}", fields)
             try:
@@ -199,18 +203,18 @@ class RedisRunStore(RunStore):
     async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
         keys = self._keys(tenant, run)
         with self._reported(run):
-            found = await self._pin(keys=[keys.versions, keys.pins], args=[version, int(pinned)])
-        if not found:
+            exists = await self._pin(keys=[keys.versions, keys.pins], args=[version, int(pinned)])
+        if not exists:
             raise await self._missing(keys, version)
 
     async def rewind(self, tenant: str, run: str, version: int, head: int) -> None:
         keys = self._keys(tenant, run)
         with self._reported(run):
             places = [keys.versions, keys.pins, keys.bytes]
-            found = await self._rewind(keys=places, args=[version, head, keys.blobs, run])
-        if not found:
+            stored_head = await self._rewind(keys=places, args=[version, head, keys.blobs, run])
+        if not stored_head:
             raise await self._missing(keys, version)
-        if (now := head_of(run, found)) is not None and now != version:
+        if (now := head_of(run, stored_head)) is not None and now != version:
             raise head_conflict(run, version, head, now)
 
     async def delete(self, tenant: str, run: str) -> None:
@@ -226,11 +230,11 @@ class RedisRunStore(RunStore):
     async def add_iteration(self, tenant: str, run: str, report: IterationReport) -> int:
         keys, samples = self._keys(tenant, run), report.samples
         point = encode_point(report)
-        told = (samples.model_dump_json(), samples.iteration) if samples else ("", "")
+        sample_fields = (samples.model_dump_json(), samples.iteration) if samples else ("", "")
         with self._reported(run):
             revision = await self._tell(
                 keys=[keys.versions, keys.iterations, keys.progress, keys.revision],
-                args=[report.iteration, point, *told, KEPT_POINTS, KEPT_POINT_BYTES],
+                args=[report.iteration, point, *sample_fields, KEPT_POINTS, KEPT_POINT_BYTES],
             )
         if not revision:
             raise RunNotFoundError(run)
@@ -238,8 +242,8 @@ class RedisRunStore(RunStore):
 
     async def iterations(self, tenant: str, run: str) -> tuple[Point, ...]:
         keys = self._keys(tenant, run)
-        texts, known = await self._replies(run, ("ZRANGE", keys.iterations, "0", "-1"), ("EXISTS", keys.versions))
-        if not texts and not known:
+        texts, exists = await self._replies(run, ("ZRANGE", keys.iterations, "0", "-1"), ("EXISTS", keys.versions))
+        if not texts and not exists:
             raise RunNotFoundError(run)
         points: list[Point] = []
         for start in range(0, len(texts), _PARSED_AT_ONCE):
@@ -252,9 +256,9 @@ class RedisRunStore(RunStore):
         return readable(f"the samples of run {run!r}", Samples, text)
 
     async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
-        asked = [("HMGET", self._keys(tenant, run).progress, "revision", "last") for run in runs]
-        found: dict[str, Progress] = {}
-        for run, reply in zip(runs, await self._each(asked, consistent=True), strict=True):
+        commands = [("HMGET", self._keys(tenant, run).progress, "revision", "last") for run in runs]
+        progress: dict[str, Progress] = {}
+        for run, reply in zip(runs, await self._each(commands, consistent=True), strict=True):
             place = f"the progress of run {run!r}"
             at, last = intact(place, reply) or (None, None)
             point = readable(place, Point, last)
@@ -263,8 +267,8 @@ class RedisRunStore(RunStore):
             if (revision := number(at or b"")) is None:
                 log_damage(place, f"its revision is {at!r}")
             else:
-                found[run] = Progress(revision, point)
-        return found
+                progress[run] = Progress(revision, point)
+        return progress
 
     async def set_activity(self, tenant: str, run: str, activity: Activity) -> None:
         if await self.head(tenant, run) is None:
@@ -274,9 +278,11 @@ class RedisRunStore(RunStore):
 
     async def activities(self, tenant: str, runs: Sequence[str]) -> dict[str, Activity]:
         replies = await self._each([("GET", self._keys(tenant, run).activity) for run in runs])
-        held = dict(zip(runs, replies, strict=True))
-        found = {run: readable(f"the activity of run {run!r}", Activity, held[run]) for run in held}
-        return {run: one for run, one in found.items() if one is not None}
+        activities = {
+            run: readable(f"the activity of run {run!r}", Activity, reply)
+            for run, reply in zip(runs, replies, strict=True)
+        }
+        return {run: activity for run, activity in activities.items() if activity is not None}
 
     async def ping(self) -> None:
         with self._reported():
@@ -309,10 +315,10 @@ class RedisRunStore(RunStore):
         `consistent`: from one view; a Redis without free memory refuses that.
         """
         with self._reported():
-            async with self._redis.pipeline(transaction=consistent) as asked:
+            async with self._redis.pipeline(transaction=consistent) as pipeline:
                 for command in commands:
-                    asked.execute_command(*command)
-                replies = await asked.execute(raise_on_error=False)
+                    pipeline.execute_command(*command)
+                replies = await pipeline.execute(raise_on_error=False)
             for reply in replies:
                 if isinstance(reply, Exception) and not _is_of_another_type(reply):
                     raise reply
@@ -379,8 +385,8 @@ def points_of(run: str, texts: Sequence[bytes]) -> tuple[Point, ...]:
     try:
         return _POINTS.validate_json(b"[" + b",".join(texts) + b"]", extra="ignore")
     except ValidationError:
-        found = (readable(f"an iteration of run {run!r}", Point, text) for text in texts)
-        return tuple(point for point in found if point is not None)
+        points = (readable(f"an iteration of run {run!r}", Point, text) for text in texts)
+        return tuple(point for point in points if point is not None)
 
 
 def versions_of(run: str, fields: Mapping[bytes, bytes]) -> Iterator[AdapterInfo]:

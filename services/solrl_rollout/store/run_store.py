@@ -152,11 +152,11 @@ def admit(info: AdapterInfo, head: int | None, stored: AdapterInfo | None) -> Ad
     """
     run, version = info.run, info.version
     if stored is not None:
-        given, kept = _identity(info), _identity(stored)
-        if given == kept:
+        pushed, existing = _identity(info), _identity(stored)
+        if pushed == existing:
             return stored
         fault = "this version is stored already, with different content"
-        raise version_conflict(run, version, fault, got=given, expected=kept)
+        raise version_conflict(run, version, fault, got=pushed, expected=existing)
     if head is not None and version <= head:
         fault = f"the run's head is version {head} and version {version} is not stored"
         raise version_conflict(run, version, fault, got=version, expected=f"a version above {head}")

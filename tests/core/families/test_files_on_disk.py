@@ -254,7 +254,7 @@ def test_a_missing_shard_or_index_is_named(folder: Path, name: str) -> None:
     kept = second.rename(folder / "kept")
     with pytest.raises(OSError, match=f"lacks text_encoder_3/{second.name}; copy them there"):
         load_backbone(str(folder))
-    assert f"it lacks text_encoder_3/{second.name}" in diagnosis.model(str(folder)).found
+    assert f"it lacks text_encoder_3/{second.name}" in diagnosis.model(str(folder)).text
     kept.rename(second)
     assert diagnosis.model(str(folder)).state == "ok"
     (index,) = (folder / "text_encoder_3").glob("*.index.*json")
@@ -377,7 +377,7 @@ def test_a_file_that_a_hub_cache_lacks_is_named_with_the_command(snapshot: Path)
     (snapshot / lost).unlink()
     with pytest.raises(OSError, match=f"{snapshot} lacks {lost}; .*run `hf download some/model {lost}`"):
         load_backbone("some/model")
-    assert f"it lacks {lost}" in diagnosis.model("some/model").found
+    assert f"it lacks {lost}" in diagnosis.model("some/model").text
 
 
 def test_doctor_looks_at_a_file_and_at_the_rest_of_its_folder(tmp_path: Path, folder: Path) -> None:
@@ -385,7 +385,7 @@ def test_doctor_looks_at_a_file_and_at_the_rest_of_its_folder(tmp_path: Path, fo
     (folder / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
     assert diagnosis.model(f"{file}+{folder}").state == "ok"
     (folder / "vae" / "diffusion_pytorch_model.safetensors").unlink()
-    assert "it lacks vae/diffusion_pytorch_model.safetensors" in diagnosis.model(f"{file}+{folder}").found
-    assert "alone; expected" in diagnosis.model(str(file)).found
+    assert "it lacks vae/diffusion_pytorch_model.safetensors" in diagnosis.model(f"{file}+{folder}").text
+    assert "alone; expected" in diagnosis.model(str(file)).text
     file.write_bytes(b"")
-    assert "expected a whole safetensors file" in diagnosis.model(f"{file}+mini-sd3").found
+    assert "expected a whole safetensors file" in diagnosis.model(f"{file}+mini-sd3").text

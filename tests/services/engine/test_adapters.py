@@ -148,7 +148,7 @@ async def test_a_version_that_is_replaced_while_it_is_read_has_the_digest_of_its
     assert served.digest == store.digest != before
     key = lora_b_key("block.linear")
     assert torch.equal(served.adapter.tensors[key], 2 * adapter().tensors[key])
-    assert adapters.held.bytes == (await store.info("tenant", "run", 0)).size
+    assert adapters.memory.bytes == (await store.info("tenant", "run", 0)).size
 
 
 @pytest.mark.parametrize(("limit", "most"), [("_CACHED_BYTES", 2 * 4 * (2 * 3 + 4 * 2)), ("_CACHED_ADAPTERS", 2)])

@@ -182,10 +182,10 @@ async def test_adapters_of_refused_and_of_finished_requests_are_given_back(gate:
         while not app.state.service.engine.waiting("local")[0]:
             await asyncio.sleep(0.01)
         assert await ask("other", "free", 2) == 429
-        assert app.state.service.adapters.held.bytes == size
+        assert app.state.service.adapters.memory.bytes == size
         gate.opened.set()
         assert await asyncio.gather(running, waiting) == [200, 200]
-        assert app.state.service.adapters.held.bytes == 0
+        assert app.state.service.adapters.memory.bytes == 0
 
 
 @pytest.mark.anyio

@@ -297,11 +297,11 @@ def test_a_run_that_must_wait_lets_others_pass_loses_nothing_and_pays_nothing() 
     assert taken(queue) == ["slow", "slow"]
     queue = queue_of(*(Item(run) for run in "aaaabbbb"))
     assert queue.take() is not None  # of a
-    passed = [queue.take(held=lambda item: item.run == "a") for _ in range(3)]
+    passed = [queue.take(skip=lambda item: item.run == "a") for _ in range(3)]
     assert [item and item.run for item in passed] == ["b"] * 3
     assert taken(queue) == ["a", "a", "a", "b"]
     queue.put([Item("a")])
-    assert queue.take(held=lambda item: item.run == "a") is None
+    assert queue.take(skip=lambda item: item.run == "a") is None
     assert taken(queue) == ["a"]
 
 
@@ -309,7 +309,7 @@ def test_a_new_flow_that_is_passed_over_remains_one() -> None:
     queue = queue_of(*(Item("a") for _ in range(8)), turn=4)
     assert taken(queue, 1) == ["a"]
     queue.put([Item("z", tenant="other"), Item("b")])
-    passed = [queue.take(held=lambda item: item.run != "a") for _ in range(2)]
+    passed = [queue.take(skip=lambda item: item.run != "a") for _ in range(2)]
     assert [item and item.run for item in passed] == ["a", "a"]
     assert taken(queue, 3) == ["z", "b", "a"], "within a turn of a"
 
@@ -320,7 +320,7 @@ def test_every_item_is_taken_however_often_it_was_passed_over() -> None:
     queue, found = queue_of(*items, turn=2), list[Item]()
     while queue:
         able = set(chance.sample(["ta", "tb", "ua", "ub"], 2))
-        if (item := queue.take(held=lambda item, able=able: item.run not in able)) is not None:  # type: ignore[misc]
+        if (item := queue.take(skip=lambda item, able=able: item.run not in able)) is not None:  # type: ignore[misc]
             assert item.run in able
             found.append(item)
     assert sorted(map(id, found)) == sorted(map(id, items))

@@ -119,11 +119,11 @@ def test_more_workers_than_the_cluster_has_places_are_refused(workers: str, devi
 
 def test_the_doctor_says_how_many_actors_start(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = next(one for one in check(RolloutSettings(workers="ray:3", device="cpu")) if one.subject == "workers")
-    assert (finding.state, finding.found) == ("ok", "3 Ray actors, on cpu, in a cluster of 2 nodes")
+    assert (finding.state, finding.text) == ("ok", "3 Ray actors, on cpu, in a cluster of 2 nodes")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     finding = next(one for one in check(RolloutSettings(workers="ray:3", device="cpu")) if one.subject == "workers")
     assert finding.state == "missing"
-    assert finding.found.endswith("have place for 2 workers, with 2 CPUs each")
+    assert finding.text.endswith("have place for 2 workers, with 2 CPUs each")
 
 
 def test_a_worker_does_not_wait_for_a_place_once_its_service_has_left_the_cluster(

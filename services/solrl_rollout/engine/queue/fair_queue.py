@@ -44,13 +44,13 @@ class Quantum:
         keeps_run: its run gets another turn while it is less than a turn ahead of the least served one. With several
             servers, each then keeps an adapter for longer, and all runs are still served.
         tenant, run: the run that it served last.
-        taken: number of chunks in the current turn.
+        chunks: number of chunks in the current turn.
     """
 
     keeps_run: bool = False
     tenant: str = ""
     run: Run = None
-    taken: int = 0
+    chunks: int = 0
 
 
 class FairQueue:
@@ -119,22 +119,22 @@ class FairQueue:
             if self.by_tenant[tenant] + candidates > self.tenant_limit:
                 raise QueueFullError(self.by_tenant[tenant], self.tenant_limit, tenant)
 
-    def take(self, turn: Quantum | None = None, held: Callable[[Chunk], bool] | None = None) -> Chunk | None:
+    def take(self, turn: Quantum | None = None, skip: Callable[[Chunk], bool] | None = None) -> Chunk | None:
         """Remove and return the next chunk of a server.
 
         Args:
             turn: the server's turn; None if it is the only one.
-            held: whether a run must wait whose next chunk this is; None if none must.
+            skip: whether a run must wait whose next chunk this is; None if no run must wait.
 
         Returns:
             The chunk; None when no run has one that may be taken.
         """
         turn = turn or self._only_turn
-        waiting = self._waiting if held is None else self._without(held)
+        waiting = self._waiting if skip is None else self._without(skip)
         if not waiting:
             return None
         tenant, run = chosen = self._next_run(turn, waiting)
-        turn.taken = turn.taken + 1 if chosen == (turn.tenant, turn.run) and turn.taken < self._turn else 1
+        turn.chunks = turn.chunks + 1 if chosen == (turn.tenant, turn.run) and turn.chunks < self._turn else 1
         turn.tenant, turn.run = chosen
         chunk = _head(self._waiting[tenant][run])
         self._remove(chunk)
@@ -205,10 +205,10 @@ class FairQueue:
             del self._of_jobs[chunk.job]
         self._count(chunk, -1)
 
-    def _without(self, held: Callable[[Chunk], bool]) -> Waiting:
+    def _without(self, skip: Callable[[Chunk], bool]) -> Waiting:
         """The waiting chunks of runs that need not wait."""
         ready = {
-            tenant: {run: chunks for run, chunks in runs.items() if not held(_head(chunks))}
+            tenant: {run: chunks for run, chunks in runs.items() if not skip(_head(chunks))}
             for tenant, runs in self._waiting.items()
         }
         return {tenant: runs for tenant, runs in ready.items() if runs}
@@ -216,7 +216,7 @@ class FairQueue:
     def _next_run(self, turn: Quantum, waiting: Waiting) -> tuple[str, Run]:
         tenant = self._tenants.new_flow(self._waiting.keys(), waiting.keys())
         if tenant is None:
-            if turn.run in waiting.get(turn.tenant, {}) and turn.taken < self._turn:
+            if turn.run in waiting.get(turn.tenant, {}) and turn.chunks < self._turn:
                 tenant = turn.tenant
             else:
                 tenant = self._tenants.least_served(waiting.keys(), turn.tenant, self._lead(turn))
@@ -233,7 +233,7 @@ class FairQueue:
             self._new_flows_served += 1
         else:
             self._new_flows_served = 0
-            if last in runs and turn.taken < self._turn:
+            if last in runs and turn.chunks < self._turn:
                 chosen = last
             else:
                 chosen = share.least_served(runs.keys(), last, self._lead(turn))

@@ -132,8 +132,8 @@ class Scheduler:
         busy = Counter(at for chunk in begun for at in servers(chunk))
         # One more is generated while servers of the settings score as many as they may.
         full = {at for at, chunks in busy.items() if chunks >= self._at_servers + (at == BUILTIN_SERVERS)}
-        held = (lambda chunk: not full.isdisjoint(servers(chunk))) if full else None
-        while (chunk := self._queue.take(turn, held)) is not None:
+        skip = (lambda chunk: not full.isdisjoint(servers(chunk))) if full else None
+        while (chunk := self._queue.take(turn, skip)) is not None:
             # A chunk that was put back is running already.
             if chunk.result.running() or chunk.result.set_running_or_notify_cancel():
                 return chunk
@@ -182,7 +182,7 @@ class Scheduler:
         job = chunk.job
         # The longer of the two, since the worker generates the next chunk while it scores this one, or a server does.
         # Merging the adapter is billed to its run, rather than to all work of this kind.
-        seconds = max(scored.generate, scored.reward - scored.asked) / chunk.cost
+        seconds = max(scored.generate, scored.reward - scored.server_seconds) / chunk.cost
         with self.changed:
             self.finished += 1
             self._costs.record(chunk.kind, seconds)

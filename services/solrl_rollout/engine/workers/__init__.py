@@ -49,10 +49,10 @@ def process_workers(
     workers: list[Worker] = []
     for i, device in enumerate(devices):
         kind, _, number = device.partition(":")
-        own = environment | ({"CUDA_VISIBLE_DEVICES": _visible(int(number))} if kind == "cuda" else {})
+        variables = environment | ({"CUDA_VISIBLE_DEVICES": _visible(int(number))} if kind == "cuda" else {})
         name = device if kind == "cuda" else f"{device}:{i}"
         there = settings.model_copy(update={"device": kind})
-        connect = partial(ProcessConnection, own, files)
+        connect = partial(ProcessConnection, variables, files)
         workers.append(RemoteWorker(there, metrics, load_backend, name=name, connect=connect))
     return workers
 

@@ -73,11 +73,11 @@ class ProcessConnection:
         with theirs:
             command = [sys.executable, "-P", "-m", "solrl_rollout.engine.workers.child", str(theirs.fileno())]
             # Modules are found as in this process, e.g. of rewards.
-            found = {"PYTHONPATH": os.pathsep.join(sys.path)}
+            module_path = {"PYTHONPATH": os.pathsep.join(sys.path)}
             self.process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **found, **environment},
+                env={**os.environ, **module_path, **environment},
                 stdin=subprocess.DEVNULL,
             )
         self._messages = Messages(ours)

@@ -99,8 +99,8 @@ class RayCluster:
     @property
     def joined(self) -> bool:
         """Whether this machine is still a node of it."""
-        own = ray.get_runtime_context().get_node_id()
-        return any(node["Alive"] for node in ray.nodes() if node["NodeID"] == own)
+        node_id = ray.get_runtime_context().get_node_id()
+        return any(node["Alive"] for node in ray.nodes() if node["NodeID"] == node_id)
 
     def start(self, name: str) -> Any:
         """Start a worker's actor, which waits for a place."""

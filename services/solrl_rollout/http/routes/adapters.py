@@ -123,8 +123,8 @@ async def unpin_version(service: ServiceDep, caller: CallerDep, run: RunName, ve
 
 def _parse_digest(header: str) -> str:
     """`sha256:<hex>` from a Content-Digest header, which may list other algorithms, too."""
-    if found := _SHA256.search(header):
-        return f"sha256:{base64.b64decode(found[1]).hex()}"
+    if match := _SHA256.search(header):
+        return f"sha256:{base64.b64decode(match[1]).hex()}"
     raise ProblemError(
         ProblemKind.DIGEST_HEADER,
         "the header has no sha-256 digest",

@@ -72,14 +72,14 @@ async def get_iterations(
     nothing is thinned. All else describes the whole run.
     """
     points = await service.store.iterations(caller.tenant, run)
-    found = RunDetail(
+    run_detail = RunDetail(
         run=run,
         curve=detail(points, after, limit),
         held_out=evaluations(points) if limit is None else evaluations(points, None),
         settings=settings(points),
         samples=await service.store.samples(caller.tenant, run),
     )
-    return _answer(request, found)
+    return _answer(request, run_detail)
 
 
 @router.post("/runs/{run}/iterations", status_code=204, openapi_extra=_body_of(IterationReport))
@@ -100,9 +100,9 @@ async def set_activity(request: Request, service: ServiceDep, caller: CallerDep,
     await service.store.set_activity(caller.tenant, run, body)
 
 
-def _answer(request: Request, found: Message) -> Response:
+def _answer(request: Request, message: Message) -> Response:
     # Never cached: another token may not be allowed to see it.
-    body = found.model_dump_json().encode()
+    body = message.model_dump_json().encode()
     return compressed(request, body, "application/json", {"Cache-Control": "no-store"})
 
 

@@ -71,7 +71,7 @@ class OmniEngine:
             ValueError: an option is unknown, or is the backend's.
             RuntimeError: the model cannot be loaded.
         """
-        own: dict[str, Any] = {
+        fixed: dict[str, Any] = {
             "model": str(folder),
             "model_class_name": pipeline,
             "dtype": torch.bfloat16,
@@ -83,12 +83,12 @@ class OmniEngine:
             "custom_pipeline_args": {"pipeline_class": f"{_PARTS}.RolloutPipeline"},
             "worker_extension_cls": f"{_PARTS}.RolloutWorker",
         }
-        allowed = {field.name for field in fields(OmniDiffusionConfig)} - own.keys()
+        allowed = {field.name for field in fields(OmniDiffusionConfig)} - fixed.keys()
         if odd := sorted(options.keys() - allowed):
             raise ValueError(
-                f"got engine option {odd[0]!r}; expected fields of OmniDiffusionConfig other than {', '.join(own)}"
+                f"got engine option {odd[0]!r}; expected fields of OmniDiffusionConfig other than {', '.join(fixed)}"
             )
-        config = OmniDiffusionConfig.from_kwargs(**options, **own)
+        config = OmniDiffusionConfig.from_kwargs(**options, **fixed)
         config.enrich_config()
         self._scheduler = CancellingScheduler()
         # vLLM-Omni makes its events before it chooses this method, and cannot share them with such processes otherwise.
@@ -159,8 +159,8 @@ def _first_visible(device: torch.device) -> Iterator[None]:
     name = "CUDA_VISIBLE_DEVICES"
     before = os.environ.get(name)
     if device.index:
-        seen = before.split(",") if before else [str(index) for index in range(torch.cuda.device_count())]
-        os.environ[name] = ",".join(seen[device.index :])
+        visible = before.split(",") if before else [str(index) for index in range(torch.cuda.device_count())]
+        os.environ[name] = ",".join(visible[device.index :])
     try:
         yield
     finally:

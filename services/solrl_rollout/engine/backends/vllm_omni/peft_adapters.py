@@ -85,7 +85,7 @@ def bound_modules(layers: Mapping[str, LoraLayer], folder: Path) -> list[str]:
         parent, _, last = name.partition(".")[2].rpartition(".")
         for part, buffer in zip(PACKED.get(last, (last,)), layer.lora_a_stacked, strict=False):
             module = f"{parent}.{part}"
-            if (wanted := tensors.get(lora_a_key(module))) is not None and _holds(buffer[0, 0], wanted, layer.tp_rank):
+            if (lora_a := tensors.get(lora_a_key(module))) is not None and _holds(buffer[0, 0], lora_a, layer.tp_rank):
                 bound.append(module)
     return sorted(bound)
 
@@ -96,9 +96,9 @@ def _ending(module: str) -> str:
     return f"{parent.rpartition('.')[2]}.{last}" if last.isdigit() else last
 
 
-def _holds(buffer: torch.Tensor, wanted: torch.Tensor, rank: int) -> bool:
+def _holds(buffer: torch.Tensor, lora_a: torch.Tensor, rank: int) -> bool:
     """Whether a buffer holds lora_A, or this process's columns of a layer that several processes share."""
     width = buffer.shape[1]
-    first = 0 if width == wanted.shape[1] else rank * width
-    own = wanted[:, first : first + width].to(buffer)
-    return own.shape[1] == width and torch.equal(buffer[: len(own)], own)
+    first = 0 if width == lora_a.shape[1] else rank * width
+    columns = lora_a[:, first : first + width].to(buffer)
+    return columns.shape[1] == width and torch.equal(buffer[: len(columns)], columns)

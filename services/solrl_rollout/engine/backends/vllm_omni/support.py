@@ -19,14 +19,14 @@ def require_packages() -> None:
     Raises:
         RuntimeError: one is missing, or another version.
     """
-    found = {}
+    installed = {}
     for name in VERSIONS:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "no"
-    if found != VERSIONS:
-        needed, got = (" and ".join(f"{name} {one}" for name, one in pair.items()) for pair in (VERSIONS, found))
+            installed[name] = "no"
+    if installed != VERSIONS:
+        needed, got = (" and ".join(f"{name} {one}" for name, one in pair.items()) for pair in (VERSIONS, installed))
         raise RuntimeError(f"--engine vllm-omni needs {needed}, and found {got}: install both from {INSTALL}")
 
 
@@ -37,8 +37,8 @@ def pipeline_class(family: str, precision: RequestedPrecision) -> str:
         ValueError: it cannot; says why, and which engine can.
     """
     if family not in _FAMILIES:
-        known = " and ".join(_FAMILIES)
-        raise ValueError(f"--engine vllm-omni generates images of {known} models, and this is {family}; {_INSTEAD}")
+        families = " and ".join(_FAMILIES)
+        raise ValueError(f"--engine vllm-omni generates images of {families} models, and this is {family}; {_INSTEAD}")
     if precision == "nvfp4":
         raise ValueError(
             "--engine vllm-omni loads NVFP4 only from checkpoints that were quantised before, and this one is BF16; "
