@@ -203,9 +203,9 @@ def collect_samples(session: Session, log: RunLog, iteration: int) -> IterationS
     groups = []
     for selections, scored in begun:
         with log.phase(iteration, "regenerate"):
-            for selection, samples in zip(selections, scored().split(len(selections)), strict=True):
-                images = outermost(samples.images, SHOWN_EACH)
-                groups.append(replace(selection, samples=replace(samples, images=images)))
+            for selection, regenerated in zip(selections, scored().split(len(selections)), strict=True):
+                images = outermost(regenerated.images, SHOWN_EACH)
+                groups.append(replace(selection, samples=replace(regenerated, images=images)))
     clock.add("candidates", "service", exploration.summary.times)
     samples = IterationSamples.gather(prompts, groups, exploration.summary, session.world)
     log.samples_ready(iteration, samples)
