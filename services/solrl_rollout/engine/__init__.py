@@ -1,1 +1,1 @@
-"""The engine: admission, the fair queue, generation and scoring of candidates."""
+"""The engine: requests as chunks, the fair queue, adapters, generation and scoring of candidates."""

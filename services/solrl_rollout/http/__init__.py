@@ -1,1 +1,1 @@
-"""The HTTP side: access control, limits, routes, problem documents and the status page."""
+"""Routes of the rollout service, its status page and the page's data."""

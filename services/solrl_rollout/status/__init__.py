@@ -1,1 +1,1 @@
-"""The service's own state: metrics, logs, curves and the data of the status page."""
+"""The service's state over time: metrics, curves and throughput."""
