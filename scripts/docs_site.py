@@ -36,8 +36,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     source = next((file for file, on_site in BESIDE.items() if on_site == path), f"docs/{path}")
     if source.startswith("docs/reference/"):
         markdown = ENTRY.sub(_docstrings, markdown)
-    if path == "index.md":
-        page.meta["hide"] = ["navigation"]  # its section has no other page
     return with_links(_FENCE.sub(r'```\1 title="\2"', markdown), source, config.repo_url)
 
 

@@ -71,10 +71,10 @@ class Hosting(BaseSettings):
 
     workers: Annotated[int | str, tyro.conf.arg(metavar="N|ray|ray:N")] = 1
     """Worker processes on the CPU, which share its cores (or use OMP_NUM_THREADS threads each).
-    ray: one on each GPU of the Ray cluster of this machine; ray:N: N of them, also on CPUs. See docs/deploy.md."""
+    ray: one on each GPU of the Ray cluster of this machine; ray:N: N of them, also on CPUs. See docs/scale-out.md."""
 
     engine: Literal["solrl", "vllm-omni"] = "solrl"
-    """Computes the transformer; vllm-omni (FLUX.1 and SD3.5) needs an environment of its own, see docs/deploy.md."""
+    """Computes the transformer; vllm-omni (FLUX.1 and SD3.5) needs an environment of its own, see docs/scale-out.md."""
 
     engine_options: Annotated[
         dict[str, Any], tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint="")

@@ -1,4 +1,4 @@
-"""Commands, variables, volumes and YAML in docs/deploy.md fit the compose file and the programs."""
+"""Commands, variables, volumes and YAML on the pages of operators fit the compose file and the programs."""
 
 import json
 import re
@@ -16,13 +16,14 @@ from solrl_rollout.settings import RolloutSettings
 from torch.distributed.run import get_args_parser
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "deploy.md").read_text()
+PAGES = ("five-people", "deploy", "memory", "monitor", "failures", "security", "scale-out")
+PAGE = "".join((ROOT / f"docs/{name}.md").read_text() for name in PAGES)
 DOCUMENT = load(ROOT / "docker-compose.yml", {})
 SERVICES: dict[str, Any] = DOCUMENT["services"]
 
 
 def fenced(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}[^\n]*\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 BLOCKS = fenced("sh")
@@ -61,8 +62,9 @@ def test_other_commands_exist() -> None:
     others = [shlex.split(line) for line in COMMANDS if line not in COMPOSE]
     paths = [word for words in others for word in words if word.startswith(("scripts/", "deploy/"))]
     locks = {"deploy/vllm-omni.lock", "deploy/rewards/imagereward/requirements.lock"}
-    assert {"scripts/prove-images", "deploy/make-secrets", "deploy/gpu.env", *locks} == set(paths)
-    assert all((ROOT / path).stat().st_mode & 0o111 for path in paths if not path.endswith((".env", ".lock")))
+    files = {"deploy/gpu.env", "deploy/alerts.yml", *locks}
+    assert {"scripts/prove-images", "deploy/make-secrets", *files} == set(paths)
+    assert all((ROOT / path).stat().st_mode & 0o111 for path in set(paths) - files)
     assert all((ROOT / path).is_file() for path in paths)
 
 
@@ -76,7 +78,7 @@ def test_variables_volumes_and_lines_of_env_are_those_of_the_compose_file() -> N
     text = (ROOT / "docker-compose.yml").read_text()
     fields = {f"SOLRL_{name.upper()}" for name in RolloutSettings.model_fields}
     for name in re.findall(r"`(SOLRL_[A-Z_]+|BASE|TORCH|TORCH_INDEX|EXTRAS|ROLLOUT_URL)`", PAGE):
-        assert name in fields or f"${{{name}" in text, name
+        assert name in fields or re.search(rf"\$\{{{name}\b|^ +{name}(_PATH)?:", text, re.MULTILINE), name
     for name in DOCUMENT["volumes"]:
         assert f"| `{name}` |" in PAGE
     for secret, entry in DOCUMENT["secrets"].items():

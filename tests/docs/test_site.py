@@ -65,7 +65,7 @@ def test_a_link_leads_to_the_site_or_to_the_repository_if_there_is_one(page: str
 def test_an_entry_of_the_reference_becomes_docstrings() -> None:
     def shown(page: str, markdown: str) -> str:
         file = SimpleNamespace(src_uri=page)
-        return on_page_markdown(markdown, SimpleNamespace(file=file, meta={}), SimpleNamespace(repo_url=None), None)
+        return on_page_markdown(markdown, SimpleNamespace(file=file), SimpleNamespace(repo_url=None), None)
 
     entry = "- [`solrl_proto.Plan`](../../proto/solrl_proto/rollouts.py)"
     assert shown("reference/client.md", entry).startswith("::: solrl_proto.Plan\n")

@@ -1,4 +1,4 @@
-"""The real vLLM-Omni on a GPU answers like the local engine. Runs in its environment alone: see docs/deploy.md."""
+"""The real vLLM-Omni on a GPU answers like the local engine. Runs in its environment alone: see docs/scale-out.md."""
 
 from collections.abc import Iterator
 from dataclasses import replace

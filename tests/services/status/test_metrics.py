@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from security_helpers import Guarded, push
 from service_helpers import MODEL, Layout, adapter_file, rollout_request
 from solrl_reward.reward_metrics import RewardMetrics
 from solrl_rollout.status.rollout_metrics import SHOWN_RUNS, QueueState, RolloutMetrics
 
-DASHBOARD = json.loads((Path(__file__).parents[3] / "docs" / "grafana" / "solrl.json").read_text())
+ROOT = Path(__file__).parents[3]
+DASHBOARD = json.loads((ROOT / "docs" / "grafana" / "solrl.json").read_text())
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -176,7 +178,7 @@ def test_the_dashboard_queries_only_existing_metrics(metrics: RolloutMetrics) ->
 
 
 def test_the_documentation_lists_exactly_the_metrics(metrics: RolloutMetrics) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    text = (ROOT / "docs" / "monitor.md").read_text()
     told = set(re.findall(r"`(solrl_[a-z_]+)\{|`(solrl_[a-z_]+)`", text))
     told_names = {first or second for first, second in told} - {"solrl_"}
     of_rewards = RewardMetrics()
@@ -185,3 +187,18 @@ def test_the_documentation_lists_exactly_the_metrics(metrics: RolloutMetrics) ->
     families = [family for text in texts for family in text_string_to_metric_families(text)]
     names = {f.name + ("_total" if f.type == "counter" else "") for f in families if f.name.startswith("solrl_")}
     assert told_names == {name for name in names if not name.endswith("_created")}
+
+
+def test_the_alerts_query_existing_metrics_labels_and_routes_and_the_page_lists_them(metrics: RolloutMetrics) -> None:
+    (group,) = yaml.safe_load((ROOT / "deploy/alerts.yml").read_text())["groups"]
+    labels = {name: {label for label, _ in pairs} for name, pairs in read(metrics.exposition().decode())}
+    labels["up"] = {"job"}
+    routes = json.loads((ROOT / "proto/openapi.json").read_text())["paths"]
+    for rule in group["rules"]:
+        ((name, matchers),) = re.findall(r"\b(up|solrl_\w+)(?:\{(.*?)\})?", rule["expr"])
+        assert set(re.findall(r"(\w+)(?:=|!=|=~|!~)\"", matchers)) <= labels[name]
+        shown = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        assert shown <= labels[name] | {"instance"}
+        assert set(re.findall(r'route="(.*?)"', matchers)) <= set(routes)
+    page = (ROOT / "docs/monitor.md").read_text()
+    assert re.findall(r"^\| `(Solrl\w+)` \|", page, re.MULTILINE) == [rule["alert"] for rule in group["rules"]]

@@ -9,7 +9,7 @@ VERSIONS = {"vllm": "0.26.0", "vllm-omni": "0.26.0"}
 LOCK = "deploy/vllm-omni.lock"
 
 _INSTEAD = "serve it with --engine solrl"
-INSTALL = f"{LOCK} into an environment of their own (docs/deploy.md, vLLM-Omni), or serve with --engine solrl"
+INSTALL = f"{LOCK} into an environment of their own (docs/scale-out.md, vLLM-Omni), or serve with --engine solrl"
 _FAMILIES = {"flux": "FluxPipeline", "sd3": "StableDiffusion3Pipeline"}
 
 

@@ -1,0 +1,76 @@
+"""docs/five-people.md: its shell runs as written, with a stand-in for Docker that starts the programs themselves."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+from proof.compose import load
+from service_helpers import running_service
+from solrl_rollout.settings import RolloutSettings
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/five-people.md").read_text()
+BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+PEOPLE = ("alice", "bob", "carol", "dave", "erin")
+DOCKER = """
+docker() {
+    while [ $# -gt 0 ] && [ "$1" != token ]; do shift; done
+    [ $# -eq 0 ] || solrl-rollout "$@" --file tokens.json
+}
+sudo() { :; }
+"""
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which steps 1 and 2 of the page were typed."""
+    folder = tmp_path_factory.mktemp("node")
+    shutil.copytree(ROOT / "deploy", folder / "deploy")
+    typed = "\n".join(["set -euo pipefail", DOCKER, *BLOCKS[:2]])
+    subprocess.run(["bash", "-c", typed], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def test_each_person_gets_a_token_and_none_of_the_operators_secrets(node: Path) -> None:
+    operators = {(node / "secrets" / name).read_text() for name in ("redis_password", "redis_url", "hf_token")}
+    tokens = set()
+    for person in PEOPLE:
+        folder = node / "secrets" / person
+        assert operators.isdisjoint(path.read_text() for path in folder.iterdir())
+        assert (folder / "hf_token").read_text() == "\n"
+        assert folder.stat().st_mode & 0o077 == 0
+        tokens.add((folder / "token").read_text())
+    assert len(tokens) == len(PEOPLE)
+
+
+def test_people_see_their_own_runs_and_prometheus_reads_metrics(node: Path) -> None:
+    with running_service("--token-file", str(node / "tokens.json")) as service:
+        for person in PEOPLE:
+            secret = (node / "secrets" / person / "token").read_text().strip()
+            headers = {"Authorization": f"Bearer {secret}"}
+            assert service.client.get("/v1/status", headers=headers).json()["service"]["tenant"] == person
+            assert service.client.get("/metrics", headers=headers).status_code == httpx.codes.FORBIDDEN
+        secret = (node / "secrets/metrics_token").read_text().strip()
+        headers = {"Authorization": f"Bearer {secret}"}
+        assert service.client.get("/metrics", headers=headers).status_code == httpx.codes.OK
+        assert service.client.get("/v1/runs/alice-first/adapters", headers=headers).status_code != httpx.codes.OK
+
+
+def test_the_quotas_reach_the_service_and_fit_redis(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [line for line in (node / ".env").read_text().splitlines() if not line.startswith("#")]
+    env = dict(line.split("=", 1) for line in lines)
+    services = load(ROOT / "docker-compose.yml", env)["services"]
+    for name, value in services["rollout"]["environment"].items():
+        if name.startswith("SOLRL_TENANT_"):
+            monkeypatch.setenv(name, value)
+    settings = RolloutSettings()
+    assert settings.tenant_adapter_bytes is not None
+    redis = int(env["SOLRL_REDIS_MEMORY"].removesuffix("gb"))
+    assert len(PEOPLE) * settings.tenant_adapter_bytes < redis * 10**9
+    assert int(env["SOLRL_REDIS_LIMIT"].removesuffix("g")) == 1.5 * redis
+    assert 2 * 48 * 96 < settings.most_queued < settings.queue_limit / len(PEOPLE)
+    assert env["COMPOSE_PROFILES"] in services["proxy"]["profiles"]
