@@ -1,6 +1,5 @@
 """docs/five-people.md: its shell runs as written, with a stand-in for Docker that starts the programs themselves."""
 
-import os
 import re
 import shutil
 import subprocess
