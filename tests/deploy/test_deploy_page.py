@@ -62,7 +62,7 @@ def test_other_commands_exist() -> None:
     others = [shlex.split(line) for line in COMMANDS if line not in COMPOSE]
     paths = [word for words in others for word in words if word.startswith(("scripts/", "deploy/"))]
     locks = {"deploy/vllm-omni.lock", "deploy/rewards/imagereward/requirements.lock"}
-    files = {"deploy/gpu.env", "deploy/alerts.yml", *locks}
+    files = {"deploy/gpu.env", "deploy/alerts.yml", "deploy/kubernetes.yaml", *locks}
     assert {"scripts/prove-images", "deploy/make-secrets", *files} == set(paths)
     assert all((ROOT / path).stat().st_mode & 0o111 for path in set(paths) - files)
     assert all((ROOT / path).is_file() for path in paths)
@@ -123,8 +123,7 @@ def test_an_override_fits_the_schema_and_the_services(text: str, tmp_path: Path)
 
 def test_kubernetes_starts_the_service_as_compose_does() -> None:
     """Command, probes, port, user, time to stop, and files of the secret."""
-    (text,) = [text for text in fenced("yaml") if "kind: Deployment" in text]
-    deployment, service = yaml.safe_load_all(text)
+    deployment, service = yaml.safe_load_all((ROOT / "deploy/kubernetes.yaml").read_text())
     pod = deployment["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     settings = parsed(["solrl-rollout", *container["args"]]).settings
@@ -146,6 +145,6 @@ def test_kubernetes_starts_the_service_as_compose_does() -> None:
     mounted = {entry["name"]: entry["mountPath"] for entry in container["volumeMounts"]}
     assert mounted.keys() == {volume["name"] for volume in pod["spec"]["volumes"]}
     files = [settings.redis_url_file, settings.token_file, *(Path(entry["value"]) for entry in container["env"])]
-    (made,) = [line for line in COMMANDS if line.startswith("kubectl ")]
+    (made,) = [line for line in COMMANDS if line.startswith("kubectl create ")]
     assert {f"--from-file={path.name}" for path in files} <= set(made.split())
     assert {str(path.parent) for path in files} == {mounted["secrets"]}
