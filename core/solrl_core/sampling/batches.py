@@ -1,8 +1,8 @@
 """Padded batches: on a CPU so that results do not depend on the batch, on a GPU so that only two sizes are compiled.
 
 A CPU's convolutions round differently from sixteen rows on, and some with one row. A difference in rounding flips the
-codes of quantised values near a tie. With sizes between, padding, and `pad_to_min_rows` for matrix products, a candidate's
-latents do not depend on the rest of its batch.
+codes of quantised values near a tie. With sizes between, padding, and `pad_to_min_rows` for matrix products, a
+candidate's latents do not depend on the rest of its batch.
 """
 
 import math

@@ -26,7 +26,7 @@ class DpoSettings(AlgorithmSettings):
 class DiffusionDpo(Algorithm[DpoSettings, ForwardBatch]):
     """Diffusion-DPO, on the pairs of `best_with_worst`, which share a timestep and noise.
 
-    The reference is the base model. Its error enters the loss directly, so use `optimizer.reference=bf16`.
+    The reference is the base model.
     """
 
     Settings = DpoSettings

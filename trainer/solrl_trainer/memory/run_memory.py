@@ -173,8 +173,6 @@ def plan_run(config: RunConfig, backbone: PipelineBackbone, fastest: Precision, 
             generators["explorer"] = Generator(backbone, explored)
         modules: dict[str, nn.Module] = {"transformer": backbone.transformer, **modules_of(backbone)}
         modules |= {name: generator.transformer for name, generator in generators.items()}
-        if config.optimizer.reference == "fp8":
-            modules["reference"] = Generator(backbone, "fp8").transformer
         names = backbone.text_encoders
         encoders = weight_bytes({name: modules.pop(name) for name in names})
         sharded, gathered = sharded_bytes(modules, backbone.blocks, ranks)

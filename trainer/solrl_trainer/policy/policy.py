@@ -77,17 +77,14 @@ class Policy:
 
     Attributes:
         transformer: the trained transformer.
-        base: transformer that computes the reference's velocities; by default the trained one.
         layers: its adapted layers, by name.
         blocks: blocks of the trained transformer, in execution order.
         parameters: the current policy's LoRA weights, float32, in the order of their names.
     """
 
-    def __init__(self, backbone: Backbone, lora: Lora, seed: int, *, reference: torch.nn.Module | None = None) -> None:
-        """`reference`: a different transformer for the reference's velocities, e.g. in lower precision."""
+    def __init__(self, backbone: Backbone, lora: Lora, seed: int) -> None:
         self._lora = lora
         self.transformer = backbone.transformer
-        self.base = reference or self.transformer
         self._on_gpu = backbone.device.type == "cuda"
         whole = adapter_layout(self.transformer, backbone.lora_targets)
         chosen = chosen_layers(self.transformer, backbone.lora_targets, lora.targets)
@@ -140,7 +137,7 @@ class Policy:
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Make `base` the base model within the block, without gradient."""
+        """Make `transformer` the base model within the block, without gradient."""
         self._activate(None)
         try:
             with torch.no_grad(), sdpa_kernel(_WITHOUT_GRADIENT) if self._on_gpu else nullcontext():

@@ -10,7 +10,6 @@ import torch
 from solrl_core.families import Backbone
 from solrl_core.sampling.cpu_threads import even_slices, map_in_threads
 from solrl_proto.noise import expand_seeds
-from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from solrl_trainer.algorithms.algorithm import Algorithm, FixedPolicy, Velocities
@@ -200,17 +199,15 @@ class Updater:
         whole = even_slices(len(units), max(1, self.settings.batch // size), device)
         parts = [slice(part.start * size, part.stop * size) for part in whole]
 
-        def velocity(part: slice, transformer: nn.Module = policy.transformer) -> torch.Tensor:
-            own = {name: value[part] for name, value in conditioning.items()}
-            return self.backbone.velocity(transformer, batch.x[part], batch.t[part], own, self.config.guidance)
+        def velocity(part: slice) -> torch.Tensor:
+            rows = {name: value[part] for name, value in conditioning.items()}
+            return self.backbone.velocity(policy.transformer, batch.x[part], batch.t[part], rows, self.config.guidance)
 
-        within = {"old": (policy.old, policy.transformer), "reference": (policy.reference, policy.base)}
+        within = {"old": policy.old, "reference": policy.reference}
         fixed: dict[FixedPolicy, list[torch.Tensor]] = {}
         for name in self.algorithm.fixed:
-            context, transformer = within[name]
-            fixed_velocity = torch.no_grad()(partial(velocity, transformer=transformer))
-            with context():
-                fixed[name] = map_in_threads(fixed_velocity, parts, device)
+            with within[name]():
+                fixed[name] = map_in_threads(torch.no_grad()(velocity), parts, device)
 
         def gradients(i: int) -> tuple[torch.Tensor, dict[str, float | torch.Tensor], tuple[torch.Tensor, ...]]:
             velocities = Velocities(velocity(parts[i]), {name: each[i] for name, each in fixed.items()})

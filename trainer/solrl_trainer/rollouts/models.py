@@ -105,9 +105,6 @@ def _unsharded(backbone: Backbone, precision: Precision) -> Generator:
 
 def build_policy(backbone: Backbone, config: RunConfig, checkpointed: int = 0) -> Policy:
     """Inject the run's adapters into the backbone's transformer; `checkpointed` blocks recompute their activations."""
-    reference = None
-    if config.optimizer.reference == "fp8" and backbone.device.type == "cuda":
-        reference = _unsharded(backbone, "fp8").transformer
-    policy = Policy(backbone, config.lora, config.seed, reference=reference)
+    policy = Policy(backbone, config.lora, config.seed)
     policy.checkpoint_activations(checkpointed)
     return policy

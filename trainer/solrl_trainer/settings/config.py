@@ -96,9 +96,6 @@ class Optimizer(Section):
     """Where text encoders wait while no prompt is encoded. cpu: in host memory; they are moved to the GPU once per
     iteration, and encode there. auto does so if with them on the GPU the run would not fit, or would need
     activation checkpointing in more blocks."""
-    reference: Literal["bf16", "fp8"] = "bf16"
-    """Precision of the reference's velocities on a GPU. fp8 takes about half the time and a second copy of the weights;
-    at the default weight of the pull to the reference it changes the gradient by about 1e-5."""
 
     @property
     def steps(self) -> int:

@@ -7,6 +7,7 @@ _HERE = "the trainer's device regenerates every sample"
 REMOVED: dict[str, tuple[tuple[Any, ...], str]] = {
     "regenerate.share": (("auto",), f"{_HERE}; omit it"),
     "optimizer.streamed": ((True, False), "every iteration waits for all its samples; omit it"),
+    "optimizer.reference": (("bf16",), "the reference's velocities are computed in BF16; omit it"),
     "explore.frames": ((None,), "candidates that are cut short rank by chance; omit it"),
     "explore.refill": ((0,), "expected harder or easier prompts, or a graded reward, and no explore.refill"),
 }
