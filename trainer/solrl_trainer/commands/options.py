@@ -275,8 +275,8 @@ def parse(words: list[str]) -> Command:
     return tyro.cli(
         Command,
         prog="solrl-train",
-        description="Reinforcement learning for text-to-image diffusion models: explore many images cheaply, "
-        "train on the best and worst in BF16. `--version` prints the version.",
+        description="Reinforcement learning for text-to-image models: choose a reward, and get a LoRA that scores "
+        "higher on it. `--version` prints the version.",
         args=words if not words or words[0].startswith("-") else words[:1],  # --help would hide that it is none
         config=(tyro.conf.OmitSubcommandPrefixes,),
     )
