@@ -1,4 +1,4 @@
-"""A loop in the manner of Flow-Factory, for which a rollout service finds the seeds.
+"""A loop in the manner of Flow-Factory; a rollout service finds its seeds.
 
 Its stages have Flow-Factory's names: `sample`, `prepare_feedback`, `optimize`. Pipeline, reward and loss are the
 trainer's own; of solrl it needs solrl-client alone. Start the service in this folder, then the loop:
@@ -57,7 +57,7 @@ class Trainer:
         lora: the LoRA, with its service.
         prompts: of each epoch.
         group: candidates that are explored for a prompt.
-        keep: those that are regenerated and trained on.
+        keep: candidates that are regenerated and trained on.
         steps: of the regeneration.
     """
 

@@ -40,7 +40,7 @@ class Sd3Lora:
         self.push(parent=None)
 
     def push(self, parent: int | None) -> None:
-        """Give the service the weights under which it explores next."""
+        """Push the weights that the service explores with next."""
         weights = dict(self.transformer.named_parameters())
         file = adapter_file(weights, self.hosted.lora_targets, rank=RANK, alpha=ALPHA)
         self.client.push(self.run, self.version, parent, self.hosted.name, file)
@@ -96,7 +96,7 @@ class Sd3Lora:
 
 
 def folder_of(model: str) -> str:
-    """The folder of a miniature, by the name that the service takes; others are folders or hub ids for both."""
+    """The folder of a miniature, by the name that the service takes; other models are folders or hub ids for both."""
     folders = [entry.load()() for entry in entry_points(group="solrl.models", name=model)]
     return str(folders[0]) if folders else model
 

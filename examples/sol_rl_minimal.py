@@ -29,7 +29,7 @@ PROMPTS = ("a red circle", "two blue squares", "a green cross", "a yellow triang
 CANDIDATES, EXPLORING_STEPS = 24, 6
 KEEP, STEPS = 4, 10
 TRAINED_STEPS = 6
-"""Of the sampler's steps, those at which each sample is trained."""
+"""Number of the sampler's steps that each sample is trained at."""
 RANK, ALPHA, LEARNING_RATE, WARMUP = 4, 8.0, 1e-3, 3
 FIRST_BETA, LAST_BETA, BETA_ITERATIONS = 0.1, 1.0, 30
 """A small β lets the policy move far in the first iterations; it grows, so that the policy does not run away."""
@@ -45,7 +45,7 @@ class Model:
     Args:
         folder: of the model, in diffusers' layout.
         targets: modules that a LoRA adapts.
-        call: arguments with which the service calls the pipeline.
+        call: arguments of the pipeline, as the service calls it.
     """
 
     def __init__(self, folder: str, targets: Sequence[str], call: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ class Model:
 
 
 def folder_of(model: str) -> str:
-    """The folder of a miniature, by the name that the service takes; others are folders or hub ids for both."""
+    """The folder of a miniature, by the name that the service takes; other models are folders or hub ids for both."""
     miniatures = [entry.load()() for entry in entry_points(group="solrl.models", name=model)]
     return str(miniatures[0]) if miniatures else model
 

@@ -1,4 +1,4 @@
-"""A loop in the manner of verl-omni, for which a rollout service finds the seeds.
+"""A loop in the manner of verl-omni; a rollout service finds its seeds.
 
 As there, a driver repeats the rows of a batch, an agent loop generates each of them at a generation server, and
 advantages are relative to the rows of one `uid`. A row carries its seed to the agent loop, which makes the noise:
@@ -79,7 +79,7 @@ class Trainer:
             print(f"step {step}: reward {scores.mean():.4f}, loss {loss:.4f}, {took:.0f} s", flush=True)
 
     def explored(self, batch: Rows) -> Rows:
-        """The batch, each row repeated n times with a seed of its own: those of the best and worst candidates.
+        """The batch, each row repeated n times with a seed of its own: the seeds of the best and worst candidates.
 
         In verl-omni, it replaces `gen_batch.repeat` in the driver's `fit`.
         """

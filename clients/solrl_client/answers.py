@@ -19,7 +19,7 @@ _LINE_BYTES = 2**17
 _CANDIDATE_BYTES = 2**10
 _IMAGE_BYTES = {"none": 0, "png": 2**25, "webp": 2**28}
 _SUM_ROUNDING, _SUM_FLOOR = 1e-5, 1e-30
-"""A service adds in float32: share of the summands' magnitudes by which a sum may differ, and a number near 0."""
+"""Tolerances of a sum, because a service adds in float32: a share of the summands' magnitudes, and a floor near 0."""
 
 
 def longest_line(request: RolloutRequest) -> int:

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, on which requests of this process wait for their answers."""
+"""An event loop in a thread of its own. Requests of this process wait there for their answers."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ def start(work: Coroutine[Any, Any, Result]) -> "Future[Result]":
 
 
 def result_of(work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of work on the loop, for which this thread waits; never the loop's own.
+    """Run work on the loop, and wait for its result in this thread, which must not be the loop's own.
 
     Raises:
         concurrent.futures.CancelledError: the thread's `Cancellation` was set, which ends the work, too.

@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class Cancellation(threading.Event):
-    """An event that, once it is set, also cancels the future for which a thread waits within `run`."""
+    """An event. Setting it also cancels the future that a thread waits for within `run`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def http_client(address: str, **options: Any) -> httpx.Client:
-    """A client of one address, whose options are those of `httpx.Client`.
+    """A client of one address, with the options of `httpx.Client`.
 
     Raises:
         ValueError: the environment's proxy cannot be used.

@@ -1,4 +1,4 @@
-"""Pauses between the tries of a request, and whom a program waits for meanwhile."""
+"""Pauses between the tries of a request, and callbacks that report whom a program waits for."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ class Wait:
     Attributes:
         fault: why its last answer could not be used.
         waited: seconds since the first try.
-        left: seconds within which another try may begin; 0 if there is none any more.
+        left: seconds until the last try may begin; 0 after that.
     """
 
     fault: str
@@ -28,13 +28,13 @@ is given up. Any thread."""
 
 
 def ignore(server: str, wait: Wait | None) -> None:
-    """An `OnWait` that tells nobody."""
+    """An `OnWait` that does nothing."""
 
 
 class Retries:
     """The tries of one request. Pauses grow until another one would exceed the patience.
 
-    As a context manager, it tells `on_wait` the end of a wait.
+    As a context manager, it reports the end of a wait to `on_wait`.
 
     Attributes:
         tries: number of tries so far.
@@ -46,11 +46,11 @@ class Retries:
         """Begin the first try.
 
         Args:
-            patience: seconds from now within which another try may begin.
+            patience: seconds from now until the last try may begin.
             pause: seconds before the second try; doubled before each further one.
             longest: most seconds of a pause, unless the server asks for more.
             server: address of the server, for `on_wait`.
-            on_wait: told of each pause.
+            on_wait: called at each pause.
         """
         self._patience = patience
         self._least = pause
@@ -84,7 +84,7 @@ class Retries:
         """Seconds to wait before another try, which is counted; None if the patience would be over.
 
         Args:
-            after: the server's Retry-After, in place of a growing pause.
+            after: the server's Retry-After, which replaces the growing pause.
             fault: why the last try failed.
         """
         seconds = max(after, self._least) if after else self._pause

@@ -92,7 +92,7 @@ class RolloutClient:
         patience: seconds to retry.
         pause: seconds before the first retry.
         awaited: additional problem kinds that are temporary and are retried.
-        on_wait: told of each pause before a retry.
+        on_wait: called at each pause before a retry.
 
     Raises:
         ValueError: the URL cannot be used, or the environment has a token that is none or a proxy that cannot be used.
@@ -180,7 +180,7 @@ class RolloutClient:
         on_group: Callable[[RolloutGroup], None] = lambda group: None,
         restore: Restore | None = None,
     ) -> RolloutAnswer:
-        """Request candidates: their seeds and scores, and images if the request says so.
+        """Request candidates: their seeds and scores, and their images if the request asks for images.
 
         The answer is streamed. After an interruption only the missing groups are requested again.
 
@@ -192,7 +192,8 @@ class RolloutClient:
             restore: see `Restore`.
 
         Returns:
-            The answer. If only its end was lost, `seconds.generate` is the time until then, and the others are 0.
+            The answer. If only its end was lost, `seconds.generate` is the time until then, and the other
+            phases are 0.
 
         Raises:
             ProblemError: refused, unreachable, 409 `served-differently`: the answer does not match the request, or its
@@ -235,7 +236,7 @@ class RolloutClient:
         """Wait until an adapter version is stored, for a process whose versions another one pushes.
 
         Raises:
-            ProblemError: unreachable, or 404 `run-not-found` or `version-not-found` after so many seconds.
+            ProblemError: unreachable, or 404 `run-not-found` or `version-not-found` after `seconds`.
         """
         waiting = self.with_patience(seconds)
         waiting._awaited |= {ProblemKind.RUN_NOT_FOUND, ProblemKind.VERSION_NOT_FOUND}

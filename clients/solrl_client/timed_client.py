@@ -13,7 +13,7 @@ from solrl_client.tokens import bearer_token
 from solrl_client.transport import HEADERS
 
 _KEPT_S = 3.0
-"""Seconds for which a connection is kept without a request: less than the five of uvicorn, so that no request is sent
+"""Seconds of an idle connection until it is closed: less than the five of uvicorn, so that no request is sent
 while the server closes its end, which would look like a fault."""
 
 
@@ -21,9 +21,9 @@ class TimedClient:
     """HTTP requests to one address, each with a time limit for its whole answer, over connections that are kept.
 
     Args:
-        address: address to which paths are appended.
+        address: base address, such as http://127.0.0.1:8000/v1; paths are appended to it.
         token: variable of the environment with the bearer token; None to send none.
-        timeout: seconds within which an answer must be complete.
+        timeout: most seconds until an answer is complete.
         connections: most open connections; None for no limit.
 
     Attributes:

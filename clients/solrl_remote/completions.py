@@ -1,4 +1,4 @@
-"""Answers of OpenAI's interface, as far as a judge reads them, and the bytes that right ones take.
+"""The parts of OpenAI's answers that a judge reads, and the most bytes of a valid answer.
 
 Lists are bounded: a list of objects takes up to seventy times its bytes in memory.
 """
@@ -20,7 +20,7 @@ _TOKEN_BYTES, _ALTERNATIVE_BYTES = 256, 192
 
 
 def answer_bytes(tokens: int, *, logprobs: bool) -> int:
-    """The most bytes that a right answer of so many tokens takes, with or without log-probabilities."""
+    """The most bytes of a valid answer of `tokens` tokens, with or without log-probabilities."""
     return _FORM_BYTES + tokens * (_TOKEN_BYTES + logprobs * (ALTERNATIVES + 1) * _ALTERNATIVE_BYTES)
 
 

@@ -27,8 +27,8 @@ class Scale:
 
     Args:
         lowest, highest: range of the scores.
-        label: text in front of the score, of which an answer must have exactly one. Without it, the answer must be the
-            number alone.
+        label: text in front of the score, exactly once in an answer. For example "Final Score:" reads 4 from
+            "The cat is red. Final Score: 4". Without a label, the answer must be the number alone.
 
     Raises:
         ValueError: the range is empty or not finite.
@@ -43,7 +43,7 @@ class Scale:
             raise ValueError(f"got lowest {self.lowest} and highest {self.highest}; expected numbers that increase")
 
     def score(self, text: str, tokens: Sequence[TokenLogprobs] = ()) -> float:
-        """Score of an answer, of which reasoning up to `</think>` is no part.
+        """Score of an answer, without its reasoning up to `</think>`.
 
         It is the number that the answer states. On a scale within 0 to 9, where each whole number is one token, it is
         the mean of these numbers over the probabilities at the number's token, if its log-probabilities are given.

@@ -37,7 +37,7 @@ TOKEN = "SOLRL_REWARD_TOKEN"
 """Variable of the environment with the bearer token for reward servers; `TOKEN_PATH`'s file has it, too."""
 
 TIMEOUT = 20.0
-"""Seconds for a server's answer, in addition to those for which its reward waits for another service."""
+"""Seconds for a server's answer, apart from the seconds that its reward waits for another service."""
 
 _MAX_DOCUMENT = 2**16
 """Bytes of an answer: 256 scores take 7 kB, a list of 100 rewards 25 kB, a verdict 25 kB. One of megabytes takes
@@ -64,7 +64,7 @@ def connect_reward(
         name: the reward's name there.
         options: `at`, and optionally `timeout` and `batch_size`, see `RemoteReward`.
         patience: seconds to retry, see `RemoteReward`.
-        on_wait: told of each pause before a retry.
+        on_wait: called at each pause before a retry.
 
     Raises:
         ValueError: the options are invalid, or the server has no such reward.
@@ -90,22 +90,22 @@ class RemoteReward:
     Args:
         name: the reward's name at the server.
         at: address of the server.
-        timeout: seconds within which the server must answer; by default 20, and those for which the server says that
-            the reward may wait for another service.
+        timeout: most seconds of the server's answer; by default 20, plus the `max_latency_s` that the server announces
+            for the reward.
         batch_size: most images in a request.
-        patience: seconds to retry when the server does not answer, or says that it may later; scores also when its
+        patience: seconds to retry when the server does not answer, or answers that it may later; scores also when its
             answer cannot be used.
         pause: seconds before the first retry.
         digest: digest that the reward must have; None asks the server for it.
         connect: whether None asks now; otherwise, `connect` does before anything else.
         send_token: whether requests have this program's token for reward servers.
-        on_wait: told of each pause before a retry.
+        on_wait: called at each pause before a retry.
 
     Attributes:
         at: address of the server.
         digest: the reward's digest, as it was given or the server announced it.
-        timeout: seconds within which the server must answer.
-        takes_clips: whether the server says that the reward scores clips as a whole.
+        timeout: most seconds of the server's answer.
+        takes_clips: whether the server's reward scores clips as a whole.
         advice: what is wrong with a timeout that is shorter than the server's own; empty otherwise.
 
     Raises:
@@ -231,7 +231,7 @@ class RemoteReward:
         return await self._patiently(attempt, connected=True)
 
     def _checked(self, answer: ScoreAnswer, count: int) -> torch.Tensor:
-        """The scores of an answer, all of which can be used."""
+        """The scores of an answer; every score can be used."""
         digest = answer.digests.get(self._name)
         if digest != self.digest:
             raise self._unavailable(

@@ -41,7 +41,7 @@ TEMPLATE = (
 _REMEMBERED = 4096
 """Scores that are kept, so that a call repeated after a fault costs nothing twice."""
 _REFUSED = {400, 413, 422}
-"""Statuses by which an endpoint refuses one request, not its sender."""
+"""Statuses of an endpoint that refuse one request, not its sender."""
 _LONGEST_PAUSE = 30.0
 _OWN = {
     "model",
@@ -80,26 +80,26 @@ class VlmJudge:
     9, the mean of the whole numbers over their probabilities, where the endpoint gives log-probabilities.
 
     Args:
-        endpoint: address to which `/chat/completions` is appended, such as http://127.0.0.1:8000/v1.
+        endpoint: base address, such as http://127.0.0.1:8000/v1; `/chat/completions` is appended to it.
         model: the model's name there.
         template: question about an image; `{prompt}` stands for its prompt, `{lowest}` and `{highest}` for the range.
         label: text in front of the score in an answer; without it, an answer must be a number alone.
         lowest, highest: range of the scores.
-        max_tokens: most tokens of an answer, with those of its reasoning; one that is cut there is an error.
+        max_tokens: most tokens of an answer, its reasoning included; an answer that is cut there is an error.
         token_limit: the endpoint's name for that number; newer models of OpenAI take only max_completion_tokens.
         temperature: 0 for the likeliest answer; None to send none, for models that refuse it.
         extra_body: further fields of a request, such as {"reasoning_effort": "minimal"}.
         logprobs: whether to ask for log-probabilities, which some endpoints refuse.
-        timeout: seconds within which an answer must be complete.
-        patience: seconds for which a request is repeated after temporary faults, with growing pauses.
+        timeout: most seconds until an answer is complete.
+        patience: seconds to repeat a request after temporary faults, with growing pauses.
         in_flight: most requests at a time.
         per_second: most requests in a second; None for no limit.
         device: ignored; the endpoint has its own.
 
     Attributes:
         at: address of the endpoint, without a trailing slash.
-        costs: requests sent, and tokens that the endpoint says were used, since the start.
-        max_latency_s: seconds within which a question is answered, or its fault is told.
+        costs: requests sent, and used tokens as the endpoint counts them, since the start.
+        max_latency_s: most seconds until a question is answered, or fails.
         digest: digest of the model's name, the question, and the code that reads answers.
 
     Raises:

@@ -191,7 +191,7 @@ def _metadata(metadata: dict[str, str], name: str, pattern: re.Pattern[str], exp
 
 
 def _check_keys(present: Set[str], shapes: Mapping[str, list[int]], modules: int) -> None:
-    """Refuse unless the tensor names present are exactly those of `shapes`."""
+    """Refuse unless the names of the tensors are exactly the names in `shapes`."""
     missing = sorted(shapes.keys() - present)
     extra = sorted(present - shapes.keys())
     if len(missing) == len(shapes):

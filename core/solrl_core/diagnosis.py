@@ -233,16 +233,16 @@ def rewards(
 ) -> Iterator[Finding]:
     """Findings about rewards: whether they can be imported, and whether their weights are on this machine or the hub.
 
-    Those that do not come with solrl are loaded, and score two grey images.
+    Rewards that do not come with solrl are loaded, and score two grey images.
 
     Args:
         names: rewards, by registered name or `package.module:attribute`.
         model: model whose `solrl.json` has options of rewards: registered name, folder or hub id; None for none.
         revision: the model's hub commit or tag.
-        options: win over those of the model.
+        options: override the model's options.
         ask: returns the findings about a reward that a server computes; without it, no server is asked.
         sources: reward → registered name or `package.module:attribute`, where that is not the name itself.
-        device: on which rewards are tried; None tries none.
+        device: where rewards are tried; None tries none.
         prompts: texts and metadata that they are tried with; none if they are not known.
     """
     import torch
@@ -340,7 +340,7 @@ def _model_options(model: str | None, revision: str | None) -> "ModelOptions":
             where = str(Path(cached).parent) if isinstance(cached, str) else ""
         return read_options(where) if where else ModelOptions()
     except (ValueError, OSError, errors.HFValidationError):
-        return ModelOptions()  # the finding about the model says why
+        return ModelOptions()  # the finding about the model has the reason
 
 
 def _of_reward(reward: Any, options: Mapping[str, Any]) -> tuple[State, str, str]:

@@ -84,7 +84,7 @@ class FidelityError(SolrlError, ValueError):
 
 
 class MismatchError(SolrlError, ValueError):
-    """Service and trainer differ in their noise contracts, digests or sizes of images; `fault` says which."""
+    """Service and trainer differ in their noise contracts, digests or sizes of images; `fault` names the difference."""
 
     def __init__(self, fault: Mismatch, detail: str, **fields: Any) -> None:
         super().__init__(detail, **fields)

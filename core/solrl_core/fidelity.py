@@ -93,17 +93,20 @@ def rank_fidelity(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> Fi
 
 
 def separations(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> npt.NDArray[np.float64]:
-    """`Fidelity.separation` of each group: 1 is perfect, 0 is chance. Arguments are those of `rank_fidelity`."""
+    """`Fidelity.separation` of each group: 1 is perfect, 0 is chance.
+
+    `proxy`, `true` [groups, candidates] and `keep` as in `rank_fidelity`.
+    """
     each = zip(proxy, true, strict=True)
     return np.array([rank_fidelity(p[None], t[None], keep).separation for p, t in each])
 
 
 def paces(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> npt.NDArray[np.float64]:
-    """Pace of learning against a selection by exact ranks, per group: 1 for exact ranks, below 1 for others.
+    """Pace of learning against a selection by exact ranks, per group: 1 for exact ranks, below 1 otherwise.
 
     A gradient weighs a sample by its reward less the mean. So the pace is the ratio of the standard deviations of the
-    selected true rewards (`python benchmarks/paper law`); 1 if all true rewards are equal. Arguments are those of
-    `rank_fidelity`.
+    selected true rewards (`python benchmarks/paper law`); 1 if all true rewards are equal.
+    `proxy`, `true` [groups, candidates] and `keep` as in `rank_fidelity`.
     """
     half = keep // 2
     ratios = []
@@ -138,7 +141,7 @@ def end_ranks(proxy: torch.Tensor, true: torch.Tensor, half: int) -> tuple[float
 
 
 def _levelled(rewards: torch.Tensor) -> Group:
-    """The rewards of a group, equal where they are up to rounding; those that are NaN remain it."""
+    """The rewards of a group; rewards that are equal up to rounding become equal, NaN remains NaN."""
     values = rewards.double().numpy().copy()
     made = ~np.isnan(values)
     values[made] = levelled(values[made].tolist())

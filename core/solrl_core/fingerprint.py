@@ -121,7 +121,7 @@ def _factors(device: torch.device) -> torch.Tensor:
 def tokenizer_digest(tokenizer: Any) -> str:
     """Digest of a fast tokenizer's whole definition."""
     definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    # Settings of the last call, by which a used tokenizer would differ from a new one.
+    # Settings of the last call: a used tokenizer would differ from a new one.
     definition.update(truncation=None, padding=None)
     return combined_digest(type(tokenizer).__name__, json.dumps(definition, sort_keys=True))
 
@@ -140,7 +140,7 @@ def source_digest(thing: Any) -> str:
 def schedule_digest(sigmas: Callable[[int], list[float]]) -> str:
     """Digest of the noise levels of a model at its default size, for some numbers of steps.
 
-    The scheduler's own digest covers its configuration, from which another version of diffusers may compute others.
+    The scheduler's own digest covers its configuration. Another version of diffusers may compute other levels from it.
     """
     levels = [[round(sigma, _SCHEDULE_DIGITS) + 0.0 for sigma in sigmas(steps)] for steps in _SCHEDULE_STEPS]
     return combined_digest(json.dumps(levels))

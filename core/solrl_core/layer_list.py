@@ -58,7 +58,7 @@ def kept_layers(path: Path, digest: str, model: str) -> Kept:
 
 
 def write_layer_list(path: Path, digest: str, layers: Kept) -> None:
-    """Add a model's layers to a file, in place of those that it has of the same weights.
+    """Add a model's layers to a file; layers of the same weights in the file are replaced.
 
     Raises:
         ValueError: there is a file that is no layer list.

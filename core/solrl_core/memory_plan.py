@@ -86,7 +86,7 @@ def memory_table(title: str, *sections: Mapping[str, int]) -> Table:
 
 
 def bytes_text(size: int) -> str:
-    """Bytes in the largest unit of which there is at least one."""
+    """Bytes in the largest unit that gives at least 1, such as 1.50 GiB."""
     for unit, power in (("GiB", 30), ("MiB", 20)):
         if size >= 2**power:
             return f"{size / 2**power:.2f} {unit}"

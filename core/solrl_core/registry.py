@@ -107,10 +107,11 @@ class Registry(Generic[T]):
         Args:
             name: see `find`.
             options: name → value.
-            all_given: whether those without a default must be among them.
+            all_given: whether `options` must have every option without a default.
 
         Raises:
-            ValueError: as `find`, or an option is unknown or lacking, or is a text where the default is true or false.
+            ValueError: `name` is not registered, cannot be imported, or is of the wrong kind; an option is unknown or
+                lacking, or is a text where the default is true or false.
         """
         target: Any = self.find(name)
         names = set(options)
@@ -137,7 +138,8 @@ class Registry(Generic[T]):
         """Find `name`; construct it with `options` if it is a class. Other objects take no options.
 
         Raises:
-            ValueError: as `check_options`, or an option's value is invalid.
+            ValueError: `name` is not registered, cannot be imported, or is of the wrong kind; an option is unknown,
+                lacking or invalid.
             OSError: files named in the options are missing.
         """
         self.check_options(name, options)
@@ -164,7 +166,7 @@ class FolderRegistry(Registry[Callable[[], str | Path]]):
     def locate(self, name: str, accepted: Callable[[str], bool] = lambda name: Path(name).is_dir()) -> str:
         """Folder registered as `name`, or `name` itself if it is not registered but `accepted` (by default a folder).
 
-        A folder of the same name is meant only by its path, such as ./NAME; the log says once that there is one.
+        A folder of the same name is meant only by its path, such as ./NAME; the log warns once if such a folder exists.
 
         Raises:
             ValueError: neither, or the registered function cannot be imported.

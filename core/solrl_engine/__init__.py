@@ -1,4 +1,4 @@
-"""Exploration engine: candidates generated in batches that fit, scored meanwhile, and the choice of survivors.
+"""Exploration engine: candidates are generated in batches that fit, and scored at the same time; survivors are chosen.
 
 The rollout service's workers and the trainer use the same engine, so equal devices give equal candidates.
 """

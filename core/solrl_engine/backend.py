@@ -51,7 +51,7 @@ class Identity:
         reward_options: reward → options for built-in rewards from the model's files.
         device: description of the hardware.
         arithmetic: what changes the rounding of equal computations, by name; None if the backend cannot say.
-        pipeline_call: arguments with which the model's diffusers pipeline generates as this backend, without guidance.
+        pipeline_call: arguments that make the model's diffusers pipeline generate as this backend, without guidance.
     """
 
     family: str

@@ -49,7 +49,7 @@ class AdaptiveBatchSize:
         self._retries = retries
 
     def groups(self, candidates: int, device: torch.device) -> int:
-        """Groups of so many candidates that fill a batch. On a CPU, whose batches are small, a group at a time."""
+        """Number of groups of `candidates` candidates that fill a batch; 1 on a CPU, whose batches are small."""
         return max(1, self.size // candidates) if device.type == "cuda" else 1
 
     def run(
@@ -61,7 +61,7 @@ class AdaptiveBatchSize:
 
         Args:
             count: number of candidates.
-            work: called with each slice; its result for a candidate does not depend on the others.
+            work: called with each slice; its result for a candidate does not depend on other candidates.
             wait_for_others: waits for other work that uses the memory; returns whether there was any.
 
         Raises:

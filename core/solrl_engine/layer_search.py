@@ -76,7 +76,7 @@ def search_layers(backbone: PipelineBackbone, precision: Precision, error_of: Ca
 
 
 def _fewest(names: Sequence[str], beside: Sequence[str], restores: Callable[[Sequence[str]], bool]) -> list[str]:
-    """A part of the names that restores together with those beside; no half of it does."""
+    """A part of `names` that restores together with the layers `beside`; no half of it does."""
     if len(names) < 2:
         return list(names)
     first, second = names[: len(names) // 2], names[len(names) // 2 :]

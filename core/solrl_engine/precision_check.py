@@ -42,7 +42,7 @@ PROMPTS = tuple(
 FLOOR = 0.6
 """Spearman correlation below which a precision is not trusted."""
 SHORTFALL = 0.1
-"""Spearman correlation below BF16's by the same plan from which a precision is worse."""
+"""A precision is worse if its Spearman correlation is this far below BF16's by the same plan."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class RankCorrelation:
 
 
 def worst_reward(correlations: Mapping[str, RankCorrelation]) -> str:
-    """The reward with the lowest rank correlation, of those that rank anything in the reference."""
+    """The reward with the lowest rank correlation, among rewards that rank anything in the reference."""
     return min(correlations, key=lambda name: (not correlations[name].groups, correlations[name].mean))
 
 
@@ -211,7 +211,7 @@ class PrecisionCheck:
         return Sampler(generator, lambda: plan, batch=self.batch).sample([prompt] * count, range(count))
 
     def _scores(self, made: Sequence[GeneratorOutput]) -> dict[str, list[torch.Tensor]]:
-        """Scores of each group by reward; an image that is not finite has those of a black one."""
+        """Scores of each group by reward; an image that is not finite gets a black image's scores."""
         scores: dict[str, list[torch.Tensor]] = {name: [] for name in self.rewards.names}
         for prompt, group in zip(self.prompts, made, strict=True):
             scored, _ = self._scorer.score(self.rewards.names, _finite(group.images), [prompt] * len(group.images))

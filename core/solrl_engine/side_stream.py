@@ -14,7 +14,7 @@ Pending = Callable[[], Result]
 
 
 def in_background(work: Callable[[], Result], name: str) -> Pending[Result]:
-    """Begin `work` in a thread of this name, for which a failed run does not wait."""
+    """Begin `work` in a thread of this name; a run that fails does not wait for it."""
     future = Future[Result]()
 
     def run() -> None:

@@ -26,9 +26,9 @@ CELL = 4
 FIELDS = {"object": 1, "shape": len(SHAPES) + 1, "colour": len(COLOURS) + 1, "offset": 2, "side": 1}
 """Maps of the detector → channels. The last shape and the last colour mean that an object has none of the world's."""
 LARGE_FROM = SIZE_RADII["small"][1] + SIZE_RADII["large"][0]
-"""Side in pixels from which an object is large: halfway between the world's largest small and smallest large one."""
+"""Least side in pixels of a large object: halfway between the world's largest small and smallest large one."""
 SEEN = 0.3
-"""Probability from which a cell is taken for an object. Less probable objects are ignored."""
+"""Least probability of an object's cell. Less probable objects are ignored."""
 CONFIDENT = 0.5
 """Probability of an object with its colour and shape below which it cannot be read, and its image is not right."""
 WEIGHTS_FILE = "model.safetensors"
@@ -115,7 +115,7 @@ def shows(objects: Sequence[ReadObject], metadata: Mapping[str, Any]) -> bool:
     """Whether these are exactly the objects of GenEval-style metadata, in the relation and size that it states.
 
     Raises:
-        ValueError: as `check_metadata`.
+        PromptError: the metadata does not describe a scene of the shapes world.
     """
     check_metadata(metadata)
     include = metadata["include"]
@@ -196,7 +196,7 @@ class Judge:
         """Judge images [N, 3, 64, 64] in [0, 1], each by its own metadata; float32 [N].
 
         Raises:
-            ValueError: images of another size, or not as many as metadata.
+            ValueError: images of another size, or the numbers of images and rows of metadata differ.
         """
         if images.shape[-2:] != (SIDE, SIDE):
             raise ValueError(f"got images of {tuple(images.shape[-2:])} pixels; expected {SIDE} × {SIDE}")

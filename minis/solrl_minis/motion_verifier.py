@@ -50,7 +50,8 @@ def check_motions(metadata: Mapping[str, Any]) -> None:
     """Refuse metadata that does not describe a clip of the moving shapes world.
 
     Raises:
-        PromptError: as `check_metadata`, or for a motion, a speed or a number of crossing objects.
+        PromptError: the metadata describes no scene of the shapes world, or its motion, speed or number of crossing
+            objects is invalid.
     """
     check_metadata(metadata)
     for at, item in enumerate(metadata["include"]):
@@ -65,7 +66,7 @@ def verify_motion(clip: npt.NDArray[np.float32], metadata: Mapping[str, Any]) ->
     """Grade one clip, [F, 3, H, W] in [0, 1].
 
     Raises:
-        PromptError: as `check_motions`.
+        PromptError: the metadata does not describe a clip of the moving shapes world.
     """
     check_motions(metadata)
     frames = [clip[0], clip[len(clip) // 2], clip[-1]]
@@ -85,7 +86,7 @@ Way = list[tuple[float, float]]
 
 
 def _way(frames: Sequence[Sequence[DetectedObject]], item: Mapping[str, Any]) -> Way | None:
-    """The places of an item's object among those of each frame; None if a frame does not show it exactly once."""
+    """The item's place (x, y) in each frame; None if a frame does not show the item exactly once."""
     places = []
     for objects in frames:
         matches = [one for one in objects if (one.colour, one.shape) == (item["color"], item["class"])]

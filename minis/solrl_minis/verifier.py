@@ -22,9 +22,9 @@ from solrl_minis.world import COLOURS, SHAPES, check_metadata
 MIN_AREA = 14
 """Smallest region in pixels that counts as an object."""
 MIN_OVERLAP = 0.74
-"""Smallest intersection over union with the best outline at which a region has that shape."""
+"""Least intersection over union with the best outline for a region to have that shape."""
 SMALL_BELOW = 18.0
-"""Objects with a side below this many pixels are small, others large."""
+"""Objects with a side below this many pixels are small; other objects are large."""
 
 _GRID = 24
 _PALETTE = PALETTE.numpy()
@@ -122,7 +122,7 @@ def verify(image: npt.NDArray[np.float32], metadata: Mapping[str, Any]) -> Verdi
     """Grade one image, [3, H, W] in [0, 1], against GenEval-style metadata.
 
     Raises:
-        ValueError: as `check_metadata`.
+        PromptError: the metadata does not describe a scene of the shapes world.
     """
     check_metadata(metadata)
     include = metadata["include"]

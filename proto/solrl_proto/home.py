@@ -12,7 +12,7 @@ from solrl_proto.identifiers import CHECKPOINT
 def with_home(value: Any) -> Any:
     """A value of settings whose texts and paths that begin with `~` have the home folder in its place.
 
-    Also those inside mappings, lists and dataclasses; both parts of `FILE.safetensors+MODEL`.
+    Also the paths inside mappings, lists and dataclasses, and both parts of `FILE.safetensors+MODEL`.
     """
     if isinstance(value, str):
         plus = f"{CHECKPOINT}+"

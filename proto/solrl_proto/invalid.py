@@ -1,4 +1,4 @@
-"""The problem document of a request that is not valid, in place of pydantic's errors."""
+"""The problem document of a request that is not valid, made of pydantic's errors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ _WORDS = {
 
 
 def invalid_request(all_errors: Sequence[Any]) -> Problem:
-    """The problem of a request for which pydantic found these errors."""
+    """The problem of a request from pydantic's errors."""
     # pydantic also calls a tuple too short whose first item is wrong, because it stops there (`fail_fast`).
     places = {one["loc"][:depth] for one in all_errors for depth in range(len(one["loc"]))}
     errors = [one for one in all_errors if one["type"] != "too_short" or one["loc"] not in places]

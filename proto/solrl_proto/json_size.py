@@ -1,6 +1,6 @@
 """Memory that a JSON document takes once it is parsed, estimated before that.
 
-A parser may take a hundred times a document's size, and does nothing else meanwhile.
+A parser may take a hundred times a document's size, and blocks its thread.
 """
 
 MAX_PARSED_BYTES = 64 * 2**20

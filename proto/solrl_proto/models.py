@@ -44,7 +44,7 @@ class PrecisionInfo(Message):
     quantized_share: float
     """Quantised share of the transformer blocks' linear FLOPs, 0 to 1."""
     rank_fidelity: RankFidelity | None = None
-    """Of the precision that the service uses by default; null for others, and where it was not measured."""
+    """Rank fidelity of the service's default precision; null for other precisions, and where it was not measured."""
 
 
 class ModelInfo(Message):
@@ -68,7 +68,7 @@ class ModelInfo(Message):
     """What changes the rounding of equal computations, by name: device, threads on a CPU, libraries. Digests leave it
     out."""
     pipeline_call: dict[str, Any] = Field(default_factory=dict)
-    """Arguments with which the model's diffusers pipeline generates as the service does without guidance, by name."""
+    """Arguments that make the model's diffusers pipeline generate as the service does without guidance, by name."""
 
 
 class ModelList(Message):

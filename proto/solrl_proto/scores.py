@@ -79,7 +79,7 @@ class PromptVerdict(Message):
 
 
 class ScoreTimings(Message):
-    """Seconds that a request waited and was scored, perhaps in one batch with others."""
+    """Seconds that a request waited and was scored, perhaps in one batch with other requests."""
 
     queued: float
     score: float
@@ -106,7 +106,7 @@ class RewardInfo(Message):
     max_latency_s: Annotated[float, Field(gt=0, le=MAX_ANSWER_SECONDS)] | None = None
     """Seconds that scores may take, for a reward that asks another service and waits for it."""
     takes_clips: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
-    """Whether it scores clips as a whole; of others, it gets frames. Absent if not."""
+    """Whether the reward scores clips as a whole; otherwise it gets their frames. Absent if false."""
 
 
 class RewardList(Message):

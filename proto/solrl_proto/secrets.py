@@ -20,7 +20,7 @@ TOKEN_PREFIX = "solrl_"
 """Prefix of every token of a service, so that scanners of source code and logs can find leaked ones."""
 
 CUT = "[secret]"
-"""Stands in place of a secret."""
+"""Replaces a secret in a text."""
 
 _SHORTEST = 4
 """Characters of a secret; a shorter one protects nothing, and occurs in many words."""
@@ -40,8 +40,7 @@ def hold_secret(secret: str) -> str:
 def without_secrets(value: Any) -> Any:
     """A text without the secrets that this process holds, also where they are escaped; or a JSON value of such texts.
 
-    Those are secrets given to `hold_secret`, the token of the Hugging Face hub, and whatever looks like a token of a
-    service.
+    Secrets are what `hold_secret` registered, the token of the Hugging Face hub, and texts like a service's token.
     """
     return changed_texts(value, lambda text: _pattern(_held | _of_the_hub()).sub(CUT, text))
 
@@ -58,7 +57,7 @@ def changed_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _of_the_hub() -> frozenset[str]:
-    """The token with which huggingface_hub loads models."""
+    """The token of huggingface_hub."""
     tokens = [os.environ.get(name, "") for name in _HUB_TOKENS]
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     return frozenset(map(str.strip, [*tokens, _content(os.environ.get("HF_TOKEN_PATH") or str(Path(home, "token")))]))

@@ -17,8 +17,8 @@ _OF_SPREAD = 1e-3
 def levelled(rewards: Sequence[float]) -> list[float]:
     """One reward's values in a group, each replaced by the largest that it equals up to rounding.
 
-    From the largest down: values that are equal up to rounding are equal then, and others differ. No other group, no
-    other reward and no outlier changes which are equal.
+    From the largest down: values that are equal up to rounding become equal, other values stay apart. For example
+    [1.0, 0.999999, 0.5] becomes [1.0, 1.0, 0.5]. Other groups, other rewards and outliers have no influence.
     """
     if not rewards:
         return []

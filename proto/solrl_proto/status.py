@@ -127,7 +127,7 @@ class IterationReport(Point):
 
 
 class Work(Message):
-    """So many candidates out of how many."""
+    """Number of finished candidates, and of all."""
 
     done: Annotated[int, Field(ge=0, le=10**9)]
     total: Annotated[int, Field(ge=0, le=10**9)]
@@ -173,7 +173,7 @@ class RunStatus(Message):
     model: ModelName
     head: Version
     versions: int
-    """Number of stored adapter versions, of which `pinned` are pinned."""
+    """Number of stored adapter versions, pinned versions included."""
     pinned: int
     size: int
     """Bytes of the stored versions."""

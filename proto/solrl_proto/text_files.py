@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 LARGEST = 512 * 2**20
-"""Bytes of a text file; those of millions of prompts are smaller."""
+"""Most bytes of a text file. Files of millions of prompts are smaller."""
 _USUAL = 2**20
 
 
@@ -44,7 +44,7 @@ def read_text(path: Path | Traversable) -> str:
     """
     with path.open("rb") as file:
         content = file.read(_USUAL)
-        if len(content) == _USUAL:  # memory for so many bytes is taken before they are read
+        if len(content) == _USUAL:  # memory is allocated before the bytes are read
             content += file.read(LARGEST)
     if len(content) > LARGEST:
         raise TextFileError(f"{path}: got more than {LARGEST // 2**20} MiB; expected a smaller text file: split it")

@@ -110,7 +110,7 @@ def draining(
 
 
 def unsuitable_prompt(detail: str, prompts: str, fields: Mapping[str, Any]) -> ProblemError:
-    """The 422 for a prompt by which a reward cannot judge.
+    """The 422 for a prompt that a reward cannot judge by.
 
     Args:
         detail: which reward, and why.

@@ -9,7 +9,7 @@ _WORK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10,
 
 
 class RequestMetrics:
-    """Counters of requests, and a registry to which a service adds its own. Methods may be called from any thread."""
+    """Counters of requests, and a registry for a service's own metrics. Methods may be called from any thread."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()

@@ -94,7 +94,7 @@ def fix_malloc() -> None:
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files as far as this user may: connections and adapters of workers need one each."""
+    """Raise the limit of open files to this user's maximum: each connection and each worker's adapter needs a file."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(OSError, ValueError):  # macOS refuses a limit of infinity
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -104,7 +104,7 @@ def check_exposure(settings: HttpSettings) -> None:
     """Refuse to serve other machines without tokens.
 
     Raises:
-        ProblemError: others can reach the address, and there is no token file.
+        ProblemError: other machines can reach the address, and there is no token file.
         TokenFileError: the token file cannot be used.
     """
     if settings.token_file is not None:
@@ -216,7 +216,7 @@ def bind(host: str, port: int) -> socket.socket:
     """Bind the port before the model is loaded; connections are accepted once the server listens.
 
     Raises:
-        ProblemError: it cannot be bound; says whether host or port is at fault.
+        ProblemError: the address cannot be bound; the message names the host or the port as the fault.
     """
     # With an explicit protocol, because asyncio disables Nagle's algorithm only then; it would add 40 ms per answer.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

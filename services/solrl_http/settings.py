@@ -46,7 +46,7 @@ class HttpSettings(BaseSettings):
     model_config = CONFIG
 
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {"access": ACCESS}
-    """Groups of options in the help, without those that are limits, which come last."""
+    """Groups of options in the help. The limits are in no group, and come last."""
 
     token_scopes: ClassVar[str] = "rollout push"
     """Scopes of a usual client's token, for advice."""
@@ -64,7 +64,7 @@ class HttpSettings(BaseSettings):
     """Serve anyone who can reach the address, without tokens. They can use, read and replace everything."""
 
     published_at: Annotated[str | None, tyro.conf.arg(metavar="HOST", help_behavior_hint="(default: none)")] = None
-    """Address at which a container's port is published. One beyond loopback requires a token file, also with
+    """Address of a container's published port. An address beyond loopback requires a token file, also with
     allow_anonymous."""
 
     allowed_hosts: Annotated[tuple[str, ...], NoDecode, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()

@@ -187,7 +187,7 @@ class TokenStore:
             self._fault = str(error)
             raise
         self._fault = None
-        # The time may depend on the digests, which tell nothing about a token.
+        # The time may depend on the digests: a digest reveals nothing about its token.
         return self._by_digest.get(_digest(secret))
 
     def _update(self) -> None:

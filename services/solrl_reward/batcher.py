@@ -100,7 +100,7 @@ class _Progress:
         self.begin(reward)
 
     def begin(self, reward: str) -> None:
-        """Come to the next reward; RewardUnavailableError if nobody waits for its scores any more."""
+        """Begin the next reward; RewardUnavailableError if all calls that wait for its scores were cancelled."""
         if current().is_set():
             raise RewardUnavailableError(reward, "was not computed: nobody waits for it any more")
         self.at = (reward, time.monotonic())
@@ -124,8 +124,7 @@ class Batcher:
             rewards: loaded rewards.
             device: the rewards' device.
             most: images of several requests in one batch.
-            timeout: seconds within which a reward must return, in addition to those for which it waits for another
-                service.
+            timeout: most seconds of a reward, apart from the seconds that it waits for another service.
             metrics: metrics to update.
         """
         self._rewards = rewards
@@ -161,7 +160,7 @@ class Batcher:
         return self._images[tenant]
 
     async def score(self, images: Images, tenant: str) -> Scored:
-        """Score images, perhaps together with others; those of a cancelled call leave the queue.
+        """Score images, perhaps in one batch with other requests. A cancelled call's images leave the queue.
 
         A batch that is being scored waits for no other service once all its calls are cancelled.
 
@@ -205,7 +204,7 @@ class Batcher:
                         request.answer.set_exception(result)
 
     async def close(self) -> None:
-        """Wait for the last batch, for which nobody else does; a call that does not end soon is left behind."""
+        """Wait for the last batch. A call that does not end soon is left running."""
         self._cancelled.set()
         if self._call is not None:
             await asyncio.to_thread(wait, [self._call], _END_S)
@@ -239,7 +238,7 @@ class Batcher:
             raise reward_stalled(stalled)
 
     def _take(self) -> list[_Waiting]:
-        """The oldest request of the next tenant, and others in their order that fit it, up to the limit."""
+        """The oldest request of the next tenant, and the requests after it that fit into its batch, up to the limit."""
         tenant = self._next_tenant()
         first = next(request for request in self._waiting if request.tenant == tenant)
         batch, room = [first], self._most - len(first.images)
@@ -293,7 +292,7 @@ class Batcher:
 
     def _score(self, images: Images, progress: _Progress) -> Scores:
         """Scores of a batch, in parts where it has too many pixels, or the device's memory runs out."""
-        # Of this batch alone: others have images of another size or other rewards, or the memory's other users end.
+        # For this batch alone: other batches have other sizes or rewards, and other users of the memory end.
         limit = AdaptiveBatchSize(max(1, _MOST_PIXELS * len(images) // images.cost), doing="scoring")
         parts = limit.run(len(images), lambda rows: self._score_whole(images.rows(rows), progress))
         return {name: torch.cat([part[name] for part in parts]) for name in images.rewards}

@@ -26,7 +26,7 @@ ServiceDep = Annotated[RewardService, Depends(running_service)]
 @router.get("/health/live", tags=["health"])
 @access("open")
 async def live(service: ServiceDep) -> dict[str, str]:
-    """200 while all rewards return in time; 503 if one does not: restart the process, which serves others meanwhile.
+    """200 while all rewards return in time; 503 if a reward does not: restart the process. Other rewards go on.
 
     The process ends by itself if it can score nothing more.
     """
@@ -45,7 +45,7 @@ async def ready(service: ServiceDep) -> dict[str, str]:
 @router.get("/v1/rewards", tags=["rewards"])
 @access("token")
 async def list_rewards(service: ServiceDep) -> RewardList:
-    """The rewards and their digests, by which clients compare them with their own."""
+    """The rewards and their digests. Clients compare the digests with their own."""
     return service.list()
 
 

@@ -90,7 +90,7 @@ class RewardService:
         """Decode the body of a request.
 
         Raises:
-            ProblemError: 422, also for a prompt by which a reward cannot judge.
+            ProblemError: 422, also for a prompt that a reward cannot judge by.
             RequestValidationError: the request in the body is not valid.
         """
         pixels, request = await asyncio.to_thread(_decode, body)
@@ -131,7 +131,7 @@ class RewardService:
         await self._batcher.close()
 
     def _require_room(self, tenant: str, images: int, requested: int | None) -> None:
-        """Raise 429 `queue-full` unless so many images may wait; `requested` is None if no body was read."""
+        """Raise 429 `queue-full` if `requested` images do not fit into the queue; None if no body was read."""
         of_all = ("there are", self._batcher.waiting, self._settings.queue_limit)
         of_tenant = (f"tenant {tenant!r} has", self._batcher.waiting_of(tenant), self._settings.tenant_images)
         for whose, waiting, limit in (of_all, of_tenant):

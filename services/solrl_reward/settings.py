@@ -14,7 +14,7 @@ from solrl_proto.scores import MAX_SCORED_IMAGES
 
 
 def _parse_reward(text: str) -> tuple[str, str]:
-    """The name under which a reward is served, and its source, which is empty if it is the same."""
+    """A reward's served name, and its source. The source is empty if it equals the name."""
     return parse_reward(text, "=", "a name, package.module:attribute, or name=source")
 
 
@@ -32,7 +32,7 @@ class Scoring(BaseSettings):
         NoDecode,
         tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint=""),
     ] = Field(default_factory=dict)
-    """Options of rewards: model, checkpoint, processor, dtype, batch_size and device for those that are built in.
+    """Options of rewards: model, checkpoint, processor, dtype, batch_size and device for built-in rewards.
     For example '{"hpsv2": {"checkpoint": "/models/HPS_v2.1_compressed.pt", "dtype": "bfloat16"}}'."""
 
     options_from: Annotated[str | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="(default: none)")] = None
@@ -46,8 +46,8 @@ class Scoring(BaseSettings):
     """Maximum number of images of several requests that are scored together; one request may have more."""
 
     score_timeout: Annotated[float, Field(gt=0)] = 300.0
-    """Seconds within which a reward must return, in addition to those for which it waits for another service.
-    One that does not fails its requests until it returns; meanwhile /health/live answers 503."""
+    """Most seconds of a reward, apart from the seconds that it waits for another service.
+    Until a late reward returns, its requests fail and /health/live answers 503."""
 
     queue_limit: Annotated[int, Field(ge=MAX_SCORED_IMAGES)] = 4096
     """Maximum number of waiting images; further requests are answered 429.

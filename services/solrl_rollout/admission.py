@@ -21,7 +21,7 @@ MAX_ANSWER_PIXELS = 2**28
 
 
 def check_request(request: RolloutRequest, hosted: HostedModel, most_queued: int, answer_limit: int) -> Precision:
-    """Check a request against the model that it names; returns the precision at which it will run.
+    """Check a request against the model that it names; returns the precision that it will run at.
 
     Args:
         request: the request.
@@ -45,7 +45,7 @@ def check_request(request: RolloutRequest, hosted: HostedModel, most_queued: int
 def check_prompts(request: RolloutRequest, hosted: HostedModel) -> None:
     """Check that the rewards of a request that this service computes can judge by its prompts and their metadata.
 
-    Reward servers check those of their own rewards. The first request imports the code of the rewards.
+    Reward servers check the prompts of their own rewards. The first request imports the code of the rewards.
 
     Raises:
         ProblemError: 422 `invalid-request` with the first unsuitable field.

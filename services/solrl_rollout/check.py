@@ -165,7 +165,7 @@ def _tables(model: str, exact: Measured, checked: Mapping[Precision, Checked], c
         if result.restored is not None and result.layers is not None:
             rows.append((f"{precision}, {len(result.layers.names)} in BF16", result.restored))
     for name, measured in rows:
-        # An emulation's time says nothing of the hardware that it stands for.
+        # The time of an emulation is no measure of the emulated hardware.
         emulated = measured.numerics == "emulated" and measured is not exact
         speed = "emulated" if emulated else f"{exact.step_seconds / measured.step_seconds:.2f}"
         shares = (measured.latent_error, measured.image_error)

@@ -37,7 +37,7 @@ def _parse(words: list[str]) -> Command:
     """The command that the words give; exits with 2 where they are not understood."""
     defaults = from_environment(PROGRAM, RolloutSettings)
     if words and (kind := COMMANDS.get(words[0])):
-        # By the parser of this command alone, which suggests no options of others.
+        # By the parser of this command alone: it suggests no options of other commands.
         program = f"{PROGRAM} {words[0]}"
         if kind in (ServeRollouts, RolloutDoctor):
             return cast(Command, kind(parse_settings(defaults, program, str(kind.__doc__), words[1:])))

@@ -45,7 +45,7 @@ class _Sized:
 
     @property
     def size(self) -> ImageSize:
-        """Size of images, as far as it is given."""
+        """Size of images; None for what the options leave to the model."""
         return ImageSize(self.height, self.width, self.frames)
 
 

@@ -118,8 +118,8 @@ class Hosting(BaseSettings):
     reward_options: Annotated[
         dict[str, dict[str, Any]], tyro.conf.arg(constructor=json.loads, metavar="JSON", help_behavior_hint="")
     ] = Field(default_factory=dict)
-    """Options of rewards: model, checkpoint, processor, dtype, batch_size and device for those that are built in.
-    at, timeout and batch_size for those of a reward server.
+    """Options of rewards: model, checkpoint, processor, dtype, batch_size and device for built-in rewards.
+    at, timeout and batch_size for rewards of a reward server.
     For example '{"hpsv2": {"checkpoint": "/models/HPS_v2.1_compressed.pt", "dtype": "bfloat16"}}'."""
 
     reward_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -128,7 +128,7 @@ class Hosting(BaseSettings):
 
     reward_hosts: Annotated[tuple[str, ...], NoDecode, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
     """Addresses of reward servers that requests may name for rewards of their own, each http(s)://HOST:PORT.
-    They get no token, and all others are refused. In the environment they are separated by commas."""
+    They get no token. Other addresses are refused. In the environment they are separated by commas."""
 
     redis_url: Annotated[str | None, tyro.conf.arg(metavar="URL", help_behavior_hint="(default: in this process)")] = (
         None
@@ -136,7 +136,7 @@ class Hosting(BaseSettings):
     """URL of the Redis that stores adapters for all replicas."""
 
     redis_url_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """File with the Redis URL, for a URL with a password, since others can read a command line. Overrides redis_url."""
+    """File with the Redis URL, for a URL with a password: other users can read a command line. Overrides redis_url."""
 
 
 class RolloutSettings(HttpSettings, Hosting):
@@ -156,8 +156,8 @@ class RolloutSettings(HttpSettings, Hosting):
     """Maximum number of waiting candidates; further requests are answered 429."""
 
     scoring_in_flight: Annotated[int, Field(ge=1)] = 4
-    """Maximum number of chunks of each worker that reward servers score at once, and the same for each of reward_hosts.
-    One more is generated meanwhile; then runs that need a server wait. Their 8-bit images are in the host's memory."""
+    """Chunks per worker that may wait for reward servers, and for each of reward_hosts. At the limit, the worker
+    generates one more chunk, and then skips runs that need a server. 8-bit images wait in the host's memory."""
 
     max_adapter_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
     """Largest adapter file, in bytes."""
@@ -174,8 +174,8 @@ class RolloutSettings(HttpSettings, Hosting):
     """Number of adapter versions kept per run."""
 
     live_timeout: Annotated[float, Field(gt=0)] = 30.0
-    """Seconds within which each worker must respond to /health/live; it responds between two steps.
-    One of several workers that takes twice as long is replaced."""
+    """Most seconds of a worker's response to /health/live; it responds between two steps.
+    Of several workers, a worker that takes twice as long is replaced."""
 
     drain_timeout: Annotated[int, Field(ge=0)] = 50
     """Seconds after a SIGTERM to finish accepted work; groups streamed by then are not lost."""

@@ -32,7 +32,7 @@ class Backbone(ABC):
         name: the model's name in requests.
         transformer: the clean base. A `Generator` copies it and never modifies it.
         device: device of all parts.
-        dtype: dtype in which the transformer computes.
+        dtype: dtype of the transformer's arithmetic.
         height: of an image in pixels, by default.
         width: of an image in pixels, by default.
         frames: of a sample: 1 for an image, more for a clip.
@@ -41,7 +41,7 @@ class Backbone(ABC):
         policy: layers to quantise at nvfp4.
         fp8_policy: layers to quantise at fp8.
         kept: precision → patterns of layers that this model needs in BF16 beside its family's, see `layer_list`.
-        blocks: names of the transformer's lists of blocks, in the order in which they run; the quantised share is
+        blocks: names of the transformer's lists of blocks, in the order that they run in; the quantised share is
             relative to their FLOPs.
         one_length: whether all prompts have equally many tokens. If not, blocks compile for the first number and then
             for any.
@@ -99,7 +99,7 @@ class Backbone(ABC):
 
     @property
     def pipeline_arguments(self) -> dict[str, Any]:
-        """Arguments with which the diffusers pipeline generates as here without guidance; {} without a pipeline."""
+        """Arguments that make the diffusers pipeline generate as here without guidance; {} without a pipeline."""
         return {}
 
     @property
@@ -128,11 +128,14 @@ class Backbone(ABC):
         return stack(conditionings)
 
     def cache_at_least(self, prompts: int) -> None:
-        """Keep the conditioning of so many prompts, the newest, even if the cache grows beyond its usual size."""
+        """Keep the conditioning of the newest `prompts` prompts, even if the cache grows beyond its usual size."""
         self._prompts.least = prompts
 
     def truncated_tokens(self, prompts: Sequence[str]) -> list[int]:
-        """For each prompt, the tokens at its end that no text encoder reads: prompts that differ only there are one."""
+        """Number of tokens that every text encoder cuts off, per prompt.
+
+        Prompts that differ only in the cut part give the same image.
+        """
         return [0] * len(prompts)
 
     @cached_property

@@ -33,7 +33,7 @@ def fp8_decoder(vae: Any, decode: Callable[[Any], object]) -> nn.Module:
 
     Args:
         vae: the autoencoder.
-        decode: decodes latents with the autoencoder that it is given, by which scales are measured.
+        decode: decodes latents with an autoencoder. Its calls show the ranges of the convolutions' inputs.
 
     Raises:
         DecoderError: the decoder has no 3×3 convolutions of images.
@@ -53,7 +53,7 @@ def input_scales(vae: Any, decode: Callable[[Any], object]) -> dict[str, float]:
     Raises:
         DecoderError: the decoder has no 3×3 convolutions of images.
     """
-    copy = weight_sharing_copy(vae)  # other threads may decode with `vae` meanwhile
+    copy = weight_sharing_copy(vae)  # other threads may decode with `vae` at the same time
     largest: dict[str, Tensor] = {}
 
     def note(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -94,5 +94,5 @@ def has_decoder_kernels(vae: Any) -> bool:
 
 
 def _scale(largest: float) -> float:
-    """The scale of inputs of which the largest has this magnitude; 1 if they say nothing."""
+    """The scale of inputs with this largest magnitude; 1 if the magnitude is 0 or not finite."""
     return 2.0 ** math.floor(math.log2(E4M3_MAX / (MARGIN * largest))) if 0 < largest < math.inf else 1.0

@@ -32,7 +32,7 @@ from solrl_core.kernels.operation import has_descriptors
 from solrl_core.kernels.rows import scaled_codes
 
 Scales = Mapping[nn.Module, float]
-"""Convolution → scale of its input in FP8; the others compute in the autoencoder's dtype."""
+"""Convolution → scale of its input in FP8; other convolutions compute in the autoencoder's dtype."""
 
 
 class Convolution(nn.Module):
@@ -154,7 +154,7 @@ class DCBlock(nn.Module):
     """A block of diffusers' `AutoencoderDC`.
 
     Attributes:
-        following: scale with which the next block takes codes of this one's result; None if it takes none.
+        following: scale of the FP8 codes that the next block takes from this block; None if it takes none.
     """
 
     following: Tensor | None

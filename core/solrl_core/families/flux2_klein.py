@@ -60,7 +60,7 @@ class Flux2Klein(PipelineBackbone):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:
-        """States of three of Qwen3's layers, at padding too; with guidance above 1, also those of the empty prompt."""
+        """States of three of Qwen3's layers, at padding too; with guidance above 1, also the empty prompt's."""
         conditioning = {"states": self._states(prompts)}
         if guidance > 1 and self.guided:
             conditioning["negative_states"] = self._states([""] * len(prompts))
@@ -73,7 +73,7 @@ class Flux2Klein(PipelineBackbone):
         return states
 
     def truncated_tokens(self, prompts: Sequence[str]) -> list[int]:
-        """Tokens beyond the limit, which counts those of the chat template too."""
+        """Tokens beyond the limit, which counts the chat template's tokens too."""
         tokenizer = self._pipeline.tokenizer
 
         def of_chat(text: str) -> str:

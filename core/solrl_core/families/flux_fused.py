@@ -57,7 +57,7 @@ class FluxFusedBlock(FusedBlock):
 class FluxFusedSingleBlock(FusedBlock):
     """Fused `FluxSingleTransformerBlock` of diffusers.
 
-    Until the `last` block, image tokens [B, T + S, C] follow those of the text, of which [B, T, 0] is left.
+    Until the `last` block, image tokens [B, T + S, C] begin with the text tokens, and [B, T, 0] stands for the text.
     """
 
     def __init__(self, block: nn.Module, last: bool) -> None:
@@ -94,7 +94,7 @@ class FluxFusedSingleBlock(FusedBlock):
 def joint_attention(
     attn: Any, x: Tensor | Quantized, text: Tensor | Quantized, angles: Angles, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Joint attention (diffusers' `FluxAttention` and those like it) over image tokens and text tokens.
+    """Joint attention (diffusers' `FluxAttention` and similar modules) over image tokens and text tokens.
 
     Args:
         attn: diffusers' module.
@@ -120,7 +120,7 @@ def rotated(attn: Any, name: str, angles: Angles, x: Tensor, text: Tensor | None
     Args:
         attn: diffusers' module.
         name: which of its norms.
-        angles: of the text tokens, then of the others.
+        angles: of the text tokens, then of the image tokens.
         x: [B, S, H·D].
         text: [B, T, H·D], which the norm for text normalises.
 

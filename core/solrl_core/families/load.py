@@ -85,7 +85,7 @@ _ADVICE_ELSE = (
 
 
 def locate(model: str) -> str:
-    """Resolve a model to its folder or hub id, which are returned as they are; for a checkpoint, those of the rest.
+    """Resolve a model to its folder or hub id; a checkpoint, to the folder or hub id of the rest of its model.
 
     Raises:
         ValueError: not a registered name, not a folder, and not shaped like a hub id; or a file that does not exist.
@@ -102,7 +102,7 @@ def split_model(model: str) -> tuple[Path | None, str]:
     """The single-file checkpoint of a model, None in diffusers format; and the name, folder or hub id of the rest.
 
     Raises:
-        ValueError: it is not a safetensors file, or nothing says where the rest is.
+        ValueError: it is not a safetensors file, or the name lacks the place of the rest.
     """
     file, rest = split_checkpoint(model)
     if file is not None or not rest.endswith((CHECKPOINT, *_OTHER_FILES)) or Path(rest).is_dir():
@@ -130,9 +130,12 @@ def family_of(pipeline: object, where: str) -> type[PipelineBackbone]:
 
 
 def pipeline_call(model: str, guidance: float, *, revision: str | None = None) -> dict[str, Any] | None:
-    """Arguments of the model's diffusers pipeline with which it generates as here, beside a prompt and the steps.
+    """Arguments that make the model's diffusers pipeline generate as here, in addition to prompt and steps.
 
-    Raises and None as `describe_model`.
+    Nothing is downloaded: None if the model's files are not on this machine.
+
+    Raises:
+        ValueError: unknown model or family.
     """
     description = describe_model(model, revision)
     return (
@@ -187,7 +190,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 @contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Turn any failure within the block into an OSError that says what to do."""
+    """Turn any failure within the block into an OSError with advice."""
     try:
         yield
     except ModelFileError as error:
@@ -226,7 +229,7 @@ def _download(where: str, files: Sequence[str], revision: str | None) -> str:
 
 
 def _snapshot(where: str, revision: str | None, external: Collection[str]) -> Path:
-    """The snapshot of a hub model in the local cache, downloaded as far as that is possible."""
+    """The snapshot of a hub model in the local cache, downloaded if the hub can be reached."""
     from diffusers import DiffusionPipeline
 
     try:

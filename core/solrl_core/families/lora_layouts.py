@@ -96,9 +96,9 @@ def by_module(layers: Collection[FileLayer], family: str, modules: Collection[st
     """The change of each module that the layers of a file adapt, without regard to alpha.
 
     Args:
-        layers: by the names of diffusers' modules, or of the authors' layers, of which one may be several modules.
+        layers: by the names of diffusers' modules, or of the authors' layers; an author's layer may be several modules.
         family: of the model.
-        modules: those that may be adapted.
+        modules: modules that may be adapted.
 
     Raises:
         ValueError: a layer is none of these, or of another size, or two layers adapt one module.

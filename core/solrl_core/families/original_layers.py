@@ -1,6 +1,6 @@
 """LoRAs by the layer names of a transformer's authors, which ComfyUI and kohya's trainers use.
 
-Where those fuse layers that diffusers has apart, such as q, k and v, lora_B of the fused layer is block-diagonal.
+Where the authors fuse layers that diffusers has apart, such as q, k and v, the fused layer's lora_B is block-diagonal.
 Sources: `model_lora_keys_unet` of ComfyUI's comfy/lora.py with the maps in comfy/utils.py, and kohya-ss/sd-scripts.
 """
 

@@ -19,21 +19,21 @@ _BASES = {
     "diffusers": ("ModelMixin", "SchedulerMixin"),
     "transformers": ("PreTrainedModel", "PreTrainedTokenizerBase", "FeatureExtractionMixin", "ImageProcessingMixin"),
 }
-"""Of each library, the classes whose subclasses load a part. A pipeline would read a model_index.json of its own."""
+"""Library → the classes whose subclasses load a part. A pipeline would read a model_index.json of its own."""
 _COUNT = re.compile(r"(num|n)_(\w+_)?(layers|blocks)|layers_per_block|depth|layers")
 _MOST_LAYERS = 1000
 _LARGEST = 2**24
 
 
 class ModelFileError(ValueError):
-    """A model's folder cannot be used, whatever loads it; the message says why, and what to do."""
+    """A model's folder cannot be used, whatever loads it; the message has the reason and advice."""
 
 
 class Weights(NamedTuple):
     """Files of one part's weights.
 
     Attributes:
-        files: those that are read; those of an index may be missing. Empty for pickled ones of the usual names.
+        files: files to read. Files that an index lists may be missing. Empty for pickled files of the usual names.
         variant: as diffusers calls it, such as fp16; None for the usual names.
         named: whether diffusers and transformers find them by their names.
     """
@@ -48,7 +48,8 @@ def read_index(folder: Path) -> dict[str, Any]:
 
     Raises:
         OSError: it cannot be read.
-        ModelFileError: as `parts_of`; or a configuration is no object, or has a number that would take hours to build.
+        ModelFileError: the index names no usable parts; a configuration is no object, or has a number that would take
+            hours to build.
         TextFileError: a file is not JSON.
     """
     index = _read_object(folder / "model_index.json")

@@ -39,7 +39,7 @@ class PipelineBackbone(Backbone):
         size: the family's default size; None in it for what the transformer's configuration says.
         patch: latent pixels along the side of one image token; 0 for what the transformer's configuration says.
         guided: whether guidance above 1 is classifier-free; otherwise the model ignores it.
-        own_schedule: the noise levels are those of the pipeline's scheduler; otherwise evenly spaced.
+        own_schedule: whether the pipeline's scheduler gives the noise levels; otherwise they are evenly spaced.
         file_encoders: names of the text encoders in single-file checkpoints, in the pipeline's order.
     """
 
@@ -101,7 +101,7 @@ class PipelineBackbone(Backbone):
 
     @classmethod
     def pipeline_call(cls, options: ModelOptions, config: Mapping[str, Any], guidance: float) -> dict[str, Any]:
-        """Arguments with which the diffusers pipeline generates as this family does, beside a prompt and the steps.
+        """Arguments that make the diffusers pipeline generate as this family does, in addition to prompt and steps.
 
         Args:
             options: the model's own settings.
@@ -132,7 +132,7 @@ class PipelineBackbone(Backbone):
 
     @classmethod
     def own_size(cls, config: Mapping[str, Any]) -> ImageSize:
-        """Default size for a transformer's configuration; None for what that says itself."""
+        """Default size for a transformer's configuration; None for what the configuration has."""
         return cls.size
 
     @property
@@ -259,7 +259,7 @@ class PipelineBackbone(Backbone):
             return self._fp8
 
     def with_fused_decoder(self) -> Any:
-        """The autoencoder with fused modules in its decoder, which pack some weights again and share the others."""
+        """The autoencoder with fused modules in its decoder, which pack some weights again and share the rest."""
         vae = self._pipeline.vae
         return fused_decoder(vae) if self._decodes_images() else vae
 
@@ -305,7 +305,7 @@ class PipelineBackbone(Backbone):
 
 
 def _compile_blocks(vae: Any) -> None:
-    """Compile the blocks of an autoencoder's decoder, except those that are compiled."""
+    """Compile the blocks of an autoencoder's decoder that are not compiled yet."""
     raise_recompile_limit()
     last_norms = [part for name, part in vae.decoder.named_children() if name in ("conv_norm_out", "norm_out")]
     for block in (*listed_blocks(vae.decoder), *last_norms):
@@ -381,7 +381,7 @@ def classifier_free(
 ) -> torch.Tensor:
     """Velocity from `predict`, with classifier-free guidance against the empty prompt if guidance is above 1.
 
-    The tensors of the empty prompt are those in `conditioning` with the prefix `negative_`. Both predictions run in
+    The empty prompt's tensors in `conditioning` have the prefix `negative_`. Both predictions run in
     one batch.
 
     Source: Ho & Salimans, arXiv 2207.12598.

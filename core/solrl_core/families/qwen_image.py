@@ -38,7 +38,7 @@ class QwenImage(PipelineBackbone):
     family = "qwen-image"
     size = ImageSize(512, 512)  # Of Flow-GRPO, verl-omni and Flow-Factory; its configuration gives none.
     max_sequence_length = 256  # verl-omni's
-    # Those of verl-omni, Flow-Factory and UniRL.
+    # The targets of verl-omni, Flow-Factory and UniRL.
     lora_targets = (
         r"transformer_blocks\.\d+\."
         r"(attn\.(add_[qkv]_proj|to_add_out|to_[qkv]|to_out\.0)|(img|txt)_mlp\.net\.(0\.proj|2))"
@@ -111,7 +111,7 @@ class QwenImage(PipelineBackbone):
         return torch.where(mask[..., None], states, 0), mask
 
     def truncated_tokens(self, prompts: Sequence[str]) -> list[int]:
-        """Tokens beyond the limit, which counts those of the template after the prompt, but not those before it."""
+        """Tokens beyond the limit, which counts the template's tokens after the prompt, but not before it."""
         pipeline = self._pipeline
         template = pipeline.prompt_template_encode
         texts = [template.format(prompt) for prompt in prompts]
@@ -177,7 +177,7 @@ class QwenImage(PipelineBackbone):
 class Positions(nn.Module):
     """Diffusers' `QwenEmbedRope` for images, computed anew in each pass.
 
-    Its tables could not leave the meta device, and those made in inference mode could not be trained with.
+    Its tables could not leave the meta device, and tables made in inference mode could not be trained with.
     """
 
     def __init__(self, axes: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
 """Qwen-Image's transformer blocks for a GPU: diffusers' arithmetic in fewer passes over memory, and in real numbers.
 
-They share FLUX.1's fused attention. Diffusers rotates queries and keys by complex numbers, for which torch's compiler
-generates no code.
+They share FLUX.1's fused attention. Diffusers rotates queries and keys by complex numbers; torch's compiler
+generates no code for them.
 """
 
 from typing import Any

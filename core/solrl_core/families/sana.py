@@ -58,7 +58,7 @@ class Sana(PipelineBackbone):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], guidance: float = 1.0) -> Conditioning:
-        """Gemma-2 states and masks; with guidance above 1, also those of the empty prompt."""
+        """Gemma-2 states and masks; with guidance above 1, also the empty prompt's."""
         extra = {}
         if self.options.complex_human_instruction is not None:
             extra["complex_human_instruction"] = self.options.complex_human_instruction
@@ -82,7 +82,7 @@ class Sana(PipelineBackbone):
         return {name: row.expand(len(conditionings), *row.shape[1:]) for name, row in first.items()}
 
     def truncated_tokens(self, prompts: Sequence[str]) -> list[int]:
-        """Tokens beyond the limit, which does not count those of the instruction before the prompt."""
+        """Tokens beyond the limit, which does not count the instruction before the prompt."""
         tokenizer, instruction = self._pipeline.tokenizer, "\n".join(self.options.complex_human_instruction or [])
         limit = self.max_sequence_length
         if instruction:

@@ -35,7 +35,7 @@ class StableDiffusion3(PipelineBackbone):
 
     @classmethod
     def own_size(cls, config: Mapping[str, Any]) -> ImageSize:
-        """The size at which Flow-GRPO, DiffusionNFT and AWM train SD3.5-Medium, the one model with dual attention."""
+        """The training size of Flow-GRPO, DiffusionNFT and AWM for SD3.5-Medium, the one model with dual attention."""
         return ImageSize(512, 512) if config.get("dual_attention_layers") else MODELS_OWN
 
     def sigmas(self, steps: int) -> list[float]:

@@ -29,7 +29,7 @@ _SHOWN = 3
 _SANA = "SanaTransformer2DModel"
 """Its files may have 1×1 convolutions as linear layers, whatever their names."""
 _NORM_OF_SANA = re.compile(r"^blocks\.(\d+)\.(attn|cross_attn)\.([qk])_norm\.")
-"""Of SANA 1.5; diffusers' conversion leaves these weights."""
+"""SANA 1.5's weights that diffusers' conversion leaves unchanged."""
 
 
 def parts_in(file: Path, encoders: Sequence[str]) -> Collection[str]:
@@ -70,7 +70,7 @@ def parts_by_content(
     """The parts of a folder whose file has another name than diffusers expects, or has FP8 weights; and all of SANA.
 
     Raises:
-        OSError: as `parts_of_file`.
+        OSError: a file cannot be read, or does not fit; the message names what is missing or unexpected.
     """
     modules = {}
     for part, kind in parts_of(index).items():
@@ -110,7 +110,7 @@ def _has_fp8(file: Path) -> bool:
 
 
 def _read(files: Sequence[Path]) -> Tensors:
-    """The tensors of files, those in FP8 as BF16 values, times the scale of a tensor or of its rows if there is one."""
+    """The tensors of files; FP8 tensors as BF16 values, times the scale of the tensor or its rows if there is one."""
     weights: Tensors = {}
     for file in files:
         try:

@@ -25,7 +25,7 @@ class ZImage(PipelineBackbone):
     """
 
     family = "z-image"
-    size = ImageSize(512, 512)  # The size at which UniRL and Flow-Factory train it; its configuration gives none.
+    size = ImageSize(512, 512)  # UniRL and Flow-Factory train it at this size; its configuration gives none.
     patch = 2  # the configuration lists all sizes that the transformer supports
     blocks = ("noise_refiner", "context_refiner", "layers")
     one_length = False
@@ -100,7 +100,7 @@ class ZImage(PipelineBackbone):
         """Velocity from one forward pass, or two with classifier-free guidance.
 
         Rows with unequal numbers of text tokens need attention with a mask, which is slower. The empty prompt is
-        therefore not in one batch with the others.
+        therefore not in one batch with other prompts.
         """
 
         def predict(prefix: str) -> torch.Tensor:

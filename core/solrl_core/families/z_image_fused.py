@@ -1,7 +1,7 @@
 """Z-Image's transformer blocks for a GPU: diffusers' arithmetic in fewer passes over memory.
 
-Layers that share an input share its quantisation. Positions are rotated with real numbers, for which compilers generate
-code; for complex numbers they do not.
+Layers that share an input share its quantisation. Positions are rotated with real numbers: compilers generate code
+for real numbers, but not for complex ones.
 """
 
 from collections.abc import Callable

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from solrl_core.kernels.operation import TensorDescriptor, has_descriptors, like_first, operation, tl, triton
 
 HEAD_SIZES = (16, 32, 64)
-"""Sizes of a head for which there is a kernel."""
+"""Head sizes that the kernel supports."""
 LARGEST_LOGIT = 69.0
 """Largest |logit| that needs no maximum: exp(69) is 2**100, which leaves 2**27 for the sums over the keys."""
 _ROUNDING = 1.02
 """Margin for queries and keys that are rounded to BF16 after the norm, and for the norm's own rounding."""
 _QUERIES, _KEYS = 128, 64
-"""Tokens that a program computes, and those that a step of it reads."""
+"""Tokens that a program computes, and tokens that each of its steps reads."""
 
 
 def plain_bounded_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ CHANNELS_IN, CHANNELS_IN_FP8, CHANNELS_OUT = 64, 128, 128
 NORM_CHANNELS = (128, 256)
 """Numbers of channels that one program of the kernel computes, so that it can normalise a pixel."""
 WIDTH = 64
-"""Least width in pixels for which the kernel is faster than cuDNN's."""
+"""Least width in pixels where the kernel is faster than cuDNN's."""
 _BYTES = 128
 """Bytes of a pixel's channels that a step of the product reads."""
 _ROWS_OF_PHASE = (((0,), (1, 2)), ((0, 1), (2,)))
@@ -49,7 +49,7 @@ def packed_weight(weight: Tensor, *, enlarge: bool) -> Tensor:
 
 
 def packed_codes(weight: Tensor, *, enlarge: bool) -> tuple[Tensor, Tensor]:
-    """`packed_weight` in FP8: E4M3 codes, and the float32 scale of each row, with which they are to be multiplied."""
+    """`packed_weight` in FP8: E4M3 codes, and the float32 scale of each row; codes × scales are the weights."""
     rows = packed_weight(weight.float(), enlarge=enlarge)
     codes, scales = scaled_rows(rows, rows.abs().amax(1, keepdim=True))
     return codes, scales.flatten()
@@ -274,7 +274,7 @@ def _convolve(
     FILTERS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Compute FILTERS channels of PIXELS pixels in a row of one image; to enlarge, those of one phase.
+    """Compute FILTERS channels of PIXELS pixels in a row of one image; to enlarge, pixels of one phase.
 
     It is a product of the pixels under each weight with that weight. Descriptors give zeros outside of the image.
     """

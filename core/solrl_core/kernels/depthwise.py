@@ -122,7 +122,7 @@ def _taps(at, stride, inside):
 
 @triton.jit
 def _inputs(at, stride, here, row, height, ROWS: tl.constexpr, EXACT: tl.constexpr):
-    """SiLU of one column of the inputs: those of the ROWS output rows and of the rows above and below."""
+    """SiLU of one column of the inputs: the ROWS output rows, and the rows above and below."""
     out = ()
     for i in tl.static_range(ROWS + 2):
         exists = here & (row + i > 0) & (row + i <= height)

@@ -9,11 +9,11 @@ from torch import Tensor
 from solrl_core.kernels.operation import like_first, operation, tl, triton
 
 SIDES = (3, 5)
-"""Sides of the square of weights for which there is a kernel."""
+"""Sides of the square of weights that the kernel supports."""
 _CHANNELS = 128
 _ROWS = 4
 _REGISTERS = 112
-"""Of a thread. One more, and one program fewer runs at once: three large images then need a second round."""
+"""Registers of a thread. One more, and one program fewer runs at once: three large images then need a second round."""
 
 
 def packed_taps(weight: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from solrl_core.kernels.operation import TensorDescriptor, has_descriptors, like
 from solrl_core.kernels.rows import E4M3_MAX, TINY
 
 HEAD_SIZES = (64, 128)
-"""Sizes of a head for which there is a kernel."""
+"""Head sizes that the kernel supports."""
 QUERIES, KEYS = 64, 128
 """Tokens that share a scale."""
 WEIGHT = 256.0

@@ -14,7 +14,7 @@ _ELEMENTS = 4096
 _PART = 1024
 """Pixels whose moments a program measures."""
 _GROUPS = 4
-"""Groups whose moments one program combines: with all, the few programs would take longer than those that measured."""
+"""Groups whose moments one program combines: all groups leave few programs, slower than those that measure."""
 
 
 def rows(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from solrl_core.kernels.elements import halves, relu
 from solrl_core.kernels.operation import operation, tl, triton
 
 HEAD_SIZES = (8, 16, 32)
-"""Sizes of a head for which there is a kernel; they divide `_CHANNELS`."""
+"""Head sizes that the kernel supports; they divide `_CHANNELS`."""
 _CHANNELS = 32
 _TOKENS = 64
 
@@ -75,7 +75,7 @@ def _linear_attention(
 ):
     """Process all tokens of CHANNELS neighbouring channels, which are whole heads, of one image.
 
-    The products are over all these channels, because tensor cores work on no fewer; those of two different heads are
+    The products are over all these channels, because tensor cores work on no fewer; products of two different heads are
     dropped. The normaliser of each channel is a product with ones, so it needs no reduction.
     """
     image = tl.program_id(1).to(tl.int64) * tokens * channels

@@ -8,10 +8,10 @@ from solrl_core.kernels.linear_attention import plain_linear_attention
 from solrl_core.kernels.operation import operation, tl, triton
 
 HEAD_SIZE = 32
-"""Size of a head for which there is a kernel."""
+"""Head size that the kernel supports."""
 _TOKENS = 64
 _PROGRAMS = 640
-"""Most programs, by splitting a head's tokens: about as many run at once, five on each of 132 multiprocessors."""
+"""Most programs, by splitting a head's tokens: about this number runs at once, five on each of 132 multiprocessors."""
 _MOST_SPLITS = 16
 
 

@@ -37,7 +37,7 @@ def round_rows(x: Tensor, out: Tensor) -> None:
 @triton.jit
 def _largest(x, largest, length, pieces, PIECE: tl.constexpr):
     """Largest magnitude of each row, as the bits of a float32: their order is that of the numbers, with NaN last."""
-    # One axis: the others of a grid have at most 65,535 programs.
+    # One axis: a grid's other axes have at most 65,535 programs.
     row = (tl.program_id(0) // pieces).to(tl.int64)
     at = tl.program_id(0) % pieces * PIECE + tl.arange(0, PIECE)
     v = tl.load(x + row * length + at, at < length, 0).to(tl.float32)

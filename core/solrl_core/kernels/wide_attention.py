@@ -1,4 +1,4 @@
-"""Attention with one wide head, as in autoencoders, for which torch's fused kernels are slow or missing."""
+"""Attention with one wide head, as in autoencoders: torch's fused kernels for it are slow or missing."""
 
 import math
 

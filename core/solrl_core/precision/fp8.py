@@ -1,7 +1,7 @@
 """Linear layers in FP8 (E4M3) on the GPU's FP8 units.
 
 Weights and activations have one scale per row: a token or an output channel. So a candidate does not depend on the rest
-of its batch, and large values of one token do not round the others away. The product is torch's.
+of its batch, and large values of one token do not round other tokens away. The product is torch's.
 """
 
 from collections.abc import Sequence

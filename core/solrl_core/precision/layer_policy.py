@@ -104,7 +104,7 @@ def apply_policy(
 
 
 def _moved(layer: nn.Module, device: torch.device) -> nn.Module:
-    """A layer with its weights on `device`; those of `layer` stay where they are."""
+    """A copy of a layer with its weights on `device`; the weights of `layer` stay where they are."""
     moved = copy.copy(layer)
     moved._parameters = {
         name: weight if weight is None else nn.Parameter(weight.detach().to(device), requires_grad=False)

@@ -111,7 +111,7 @@ def _round_blocks(blocks: Tensor, block_amax: Tensor, tensor_amax: Tensor, scrat
     encode = (torch.full_like(tensor_amax, E2M1_MAX * E4M3_MAX) / tensor_amax).clamp_(max=_FLOAT32_MAX)
     decode = encode.reciprocal().masked_fill_(tensor_amax == 0, 0)
 
-    # Clip before the cast: on overflow it gives NaN in some versions of torch and saturates in others.
+    # Clip before the cast: on overflow it gives NaN in some versions of torch and saturates in other versions.
     block_scale = (block_amax * (encode * (1 / 6))).clamp_(max=E4M3_MAX)
     block_scale = block_scale.to(torch.float8_e4m3fn).to(torch.float32)
     step = block_scale * decode

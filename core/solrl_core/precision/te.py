@@ -134,7 +134,7 @@ NVFP4_SETTINGS: dict[str, Any] = {
     "fp8_mha": False,
     "backward_override": None,
 }
-"""All settings of NVFP4BlockScaling but its formats: environment variables would change those that are left out."""
+"""All settings of NVFP4BlockScaling but its formats: environment variables would change omitted settings."""
 
 
 @torch.library.custom_op("solrl::te_linear", mutates_args=())

@@ -23,7 +23,7 @@ class ImageRewardModel(BlipPreTrainedModel):  # type: ignore[misc]  # transforme
 
     Args:
         config: BlipConfig with the extra fields `mlp_widths` (hidden widths), `reward_mean` and `reward_std`, which
-            default to those of the published model. `text_config.is_decoder` must be true to create the
+            default to the published model's. `text_config.is_decoder` must be true to create the
             cross-attention. `vision_config.layer_norm_eps` must be 1e-6 for weights from BLIP.
     """
 

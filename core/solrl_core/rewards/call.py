@@ -24,7 +24,7 @@ def calling(on_changed: Callable[[Sequence[str]], object] = lambda changed: None
 def copies(
     images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
 ) -> tuple[torch.Tensor, list[str], list[Mapping[str, Any]]]:
-    """Copies of a reward's arguments, to which it may write."""
+    """Copies of a reward's arguments; the reward may write to them."""
     return images.clone(), list(prompts), copy.deepcopy(list(metadata))
 
 
@@ -62,7 +62,7 @@ def checked_scores(name: str, scores: Any, prompts: Sequence[str]) -> torch.Tens
 
 
 def _fault_of_scores(scores: Any, count: int) -> str:
-    """The fault of what a reward returned for so many images; empty if it is a real number for each."""
+    """The fault of what a reward returned for `count` images; empty if it is a real number for each."""
     expected = f"expected a tensor of shape ({count},)"
     if not isinstance(scores, torch.Tensor):
         return f"gave {_kind_of(scores)}; {expected}, such as torch.tensor(scores)"

@@ -40,7 +40,7 @@ class ClipScore(ClipReward):
     divisor = 100
     _model_id: ClassVar[str] = "openai/clip-vit-large-patch14"
     _processor_id: ClassVar[str | None] = None
-    """Of a model on the hub; None for the model's own."""
+    """Hub id of the processor; None for the model's own."""
 
     @classmethod
     def sources(cls, options: Mapping[str, Any]) -> tuple[RewardFile, ...]:

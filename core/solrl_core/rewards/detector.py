@@ -24,7 +24,7 @@ ALIASES = {
     "sofa": "couch",
     "tvmonitor": "tv",
 }
-"""Names of COCO's classes in detectors → those in GenEval's prompts, where they differ."""
+"""Names of COCO's classes in detectors → names in GenEval's prompts, where they differ."""
 _SOFTMAX = ("detr", "table-transformer", "yolos")
 """Types of detectors whose scores are probabilities over the classes."""
 _TEMPLATES = ("a photo of a {colour} {name}", "a photo of a {colour}-colored {name}", "a photo of a {colour} object")
@@ -40,8 +40,8 @@ class Detector:
 
     Attributes:
         names: names of the classes, as in GenEval's prompts.
-        softmax: whether scores are probabilities over the classes, which are near 1 for a clear object; others are of
-            each class by itself, and lower.
+        softmax: whether scores are probabilities over the classes, which are near 1 for a clear object; otherwise
+            each class has a score by itself, which is lower.
         digest: digest of weights and preprocessing.
 
     Raises:

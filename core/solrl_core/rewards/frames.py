@@ -30,7 +30,7 @@ class FrameRule(NamedTuple):
         return clips[:, at].flatten(0, 1), [prompts[row] for row in rows], [metadata[row] for row in rows]
 
     def joined(self, scores: torch.Tensor, clips: int) -> torch.Tensor:
-        """Scores [N] of clips from those of their frames [N · n]."""
+        """Scores [N] of clips from the scores [N · n] of their frames."""
         each = scores.view(clips, -1)
         return each.mean(1) if self.over_frames == "mean" else each.amin(1)
 
@@ -51,6 +51,6 @@ def frame_rule(options: Mapping[str, Any]) -> tuple[FrameRule, dict[str, Any]]:
 
 
 def evenly(count: int, frames: int) -> list[int]:
-    """Indices of `count` of a clip's frames: the middles of as many equal parts; all if it has no more."""
+    """Indices of `count` of a clip's frames: the middles of `count` equal parts; all if it has no more."""
     count = min(count, frames)
     return [(2 * part + 1) * frames // (2 * count) for part in range(count)]

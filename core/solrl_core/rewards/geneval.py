@@ -27,7 +27,7 @@ DEFAULT_CLIP = "openai/clip-vit-large-patch14"
 
 
 _SIGMOID_COUNTING_THRESHOLD = 0.5
-"""Of detectors with a score for each class by itself; not measured with published weights."""
+"""Threshold for detectors with a score for each class by itself; not measured with published weights."""
 _COUNTED = 24
 """Images of counting prompts after which their scores are judged: a chunk of candidates."""
 
@@ -66,7 +66,7 @@ class GenEval:
         clip: folder or hub id of the transformers CLIP that names colours.
         threshold: score that an object must exceed.
         counting_threshold: that of prompts with the tag "counting"; by default GenEval's 0.9 for detectors whose scores
-            are a softmax, as Mask2Former's are, and 0.5 for others, such as RT-DETR.
+            are a softmax, as Mask2Former's are, and 0.5 for other detectors, such as RT-DETR.
         device, dtype: device, and dtype of the weights.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Rules of GenEval: whether detected objects are those that a prompt's metadata asks for.
+"""Rules of GenEval: whether detected objects match a prompt's metadata.
 
 Source: Ghosh et al. 2023 (arXiv 2310.11513) and `evaluation/evaluate_images.py` of its code, with that script's default
 options. Its rules are kept as they are: colours and positions count for the likeliest objects of a class only, and
@@ -17,7 +17,7 @@ COUNTING = "counting"
 MOST_OBJECTS = MOST_COUNT
 """Most objects of a class."""
 POSITION_MARGIN = 0.1
-"""Part of the objects' sizes by which they must be apart to be left of, above, … each other."""
+"""Least distance of two objects, as a part of their sizes, for one to be left of, above, … the other."""
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 RELATIONS = ("left of", "right of", "above", "below")
 
@@ -57,7 +57,7 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
 def kept_objects(
     detections: Sequence[DetectedObject], metadata: Mapping[str, Any], *, threshold: float, counting_threshold: float
 ) -> dict[str, list[DetectedObject]]:
-    """Objects by class, the likeliest first, without those that are not likely enough."""
+    """Objects by class, the likeliest first, without objects below the threshold."""
     least = counting_threshold if metadata.get("tag") == COUNTING else threshold
     objects: dict[str, list[DetectedObject]] = {}
     # Of equal scores the later comes first, as in the original.
@@ -70,7 +70,7 @@ def kept_objects(
 def is_correct(
     objects: Mapping[str, Sequence[DetectedObject]], metadata: Mapping[str, Any], colours_of: ColoursOf
 ) -> bool:
-    """Whether objects by class, as `kept_objects` gives them, are those of the metadata, which is valid."""
+    """Whether objects by class, as `kept_objects` gives them, match valid metadata."""
     groups: list[Sequence[DetectedObject] | None] = []
     for requirement in metadata.get("include", []):
         group = objects.get(requirement["class"], [])[: requirement["count"]]
@@ -85,7 +85,7 @@ def _matches(
     groups: Sequence[Sequence[DetectedObject] | None],
     colours_of: ColoursOf,
 ) -> bool:
-    """Whether the likeliest objects of a class are as many, of the colour and at the place that is wanted."""
+    """Whether the likeliest objects of a class have the required number, colour and place."""
     if len(group) < requirement["count"]:
         return False
     if (

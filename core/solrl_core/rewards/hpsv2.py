@@ -42,8 +42,8 @@ class HpsV2(ClipReward):
         processor: folder or hub id of the CLIP tokenizer; by default `model` if that is a folder, else the published
             one.
         checkpoint: file in open_clip's format, as published by HPSv2. The default downloads it from the hub.
-        vision_heads, text_heads: attention heads of a checkpoint, which its shapes do not reveal; by default those
-            of ViT-H-14.
+        vision_heads, text_heads: attention heads of a checkpoint, which its shapes do not reveal; by default
+            ViT-H-14's.
         device, dtype, batch_size: device, dtype of the weights, and images per batch.
 
     Raises:

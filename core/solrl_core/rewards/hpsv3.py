@@ -112,7 +112,7 @@ class HpsV3(BatchedReward):
         return scores
 
     def _text(self, prompt: str, image_tokens: int) -> str:
-        """The conversation about an image and its prompt, with as many image tokens as the image has."""
+        """The conversation about an image and its prompt, with `image_tokens` tokens for the image."""
         check_prompt(prompt, {})
         question = {"type": "text", "text": self._question.replace("{prompt}", prompt)}
         messages = [{"role": "user", "content": [{"type": "image"}, question]}]

@@ -99,7 +99,7 @@ class ImageReward(BatchedReward):
         )
 
     def unread_tokens(self, text: str) -> int:
-        """Number of a text's tokens beyond those that the model reads."""
+        """Number of a text's tokens beyond the model's limit."""
         tokens, length = self._tokenizer(text, verbose=False).input_ids, int(self._length)
         return max(0, len(tokens) - length)
 

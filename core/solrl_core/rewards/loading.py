@@ -128,7 +128,7 @@ def processing_at(kind: Any, where: str, what: str, **options: Any) -> Any:
     """Load a tokenizer or an image processor of a folder or hub id.
 
     Args:
-        kind: class of transformers. Image processors are those of PIL, whether or not torchvision is installed.
+        kind: class of transformers. Image processors use PIL, whether or not torchvision is installed.
         where: folder or hub id.
         what: what it is, for the error.
         options: of `from_pretrained`.

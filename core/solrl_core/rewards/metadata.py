@@ -11,7 +11,7 @@ from solrl_core.errors import PromptError
 MOST_ITEMS = 16
 """Objects of a list; GenEval's prompts have at most two."""
 MOST_COUNT = 16
-"""Of one object; GenEval's prompts have at most five, and its rules keep no more than 16 of a class."""
+"""Most objects of an item; GenEval's prompts have at most five, and its rules keep no more than 16 of a class."""
 _SHOWN = 100
 """Characters of a value that an error repeats."""
 

@@ -11,11 +11,11 @@ from solrl_core.fingerprint import combined_digest
 class Motion:
     """Scores min(1, d / `enough`), where d is the mean absolute difference of brightness of neighbouring frames.
 
-    Brightness is the mean of a pixel's three channels, in [0, 1]. The difference does not tell motion from flicker or
-    cuts, so that more than enough of it earns nothing.
+    Brightness is the mean of a pixel's three channels, in [0, 1]. The difference cannot distinguish motion from
+    flicker or cuts, so more than enough of it earns nothing.
 
     Args:
-        enough: difference from which a clip moves enough.
+        enough: least difference of a clip that moves enough.
         device: unused; clips are scored where they are.
 
     Raises:

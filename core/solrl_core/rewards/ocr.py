@@ -1,6 +1,6 @@
 """Rendered text: how near what an OCR engine reads comes to the text that a prompt asks for.
 
-Source: Liu et al. 2025 (Flow-GRPO, arXiv 2505.05470) and its reward, with RapidOCR in place of PaddleOCR.
+Source: Liu et al. 2025 (Flow-GRPO, arXiv 2505.05470) and its reward, with RapidOCR instead of PaddleOCR.
 """
 
 import re
@@ -19,7 +19,7 @@ from solrl_core.rewards.metadata import refuse
 from solrl_core.rewards.reward import checks_prompts
 
 _DIRECTED = ("“”", "””", "„“”", "«»", "»«", "‹›", "「」", "『』")
-"""Each opening quotation mark with those that close it. Single ones are missing: they may be apostrophes."""
+"""Opening quotation mark → the marks that close it. Single marks are missing: they may be apostrophes."""
 _QUOTED = re.compile(
     "|".join([r'(?<![0-9])"([^"]+)"', *(f"{marks[0]}([^{marks}]+)[{marks[1:]}]" for marks in _DIRECTED)])
 )
@@ -27,11 +27,11 @@ _QUOTED = re.compile(
 _EMPTY = re.compile(r'(?<![^\s(\[{])""(?!\w)')
 """A pair of straight marks without a text, whose second mark would seem to open one."""
 _ALIKE = str.maketrans("“”„‟«»″‘’‚‛′‐‑‒–—−", '"' * 7 + "'" * 5 + "-" * 6)
-"""Characters that engines read as others."""
+"""Characters that engines confuse with other characters."""
 
 
 MOST_CHARACTERS = 512
-"""Of a text that a prompt asks for, and of its form that is compared: NFKC makes up to eighteen of a character."""
+"""Most characters of a prompt's text, and of its compared form: NFKC makes up to eighteen of a character."""
 
 
 def wanted_text(prompt: str, metadata: Mapping[str, Any]) -> str:
@@ -86,8 +86,8 @@ _THREADS = "EngineConfig.onnxruntime.intra_op_num_threads"
 class Ocr:
     """Scores from 0 to 1 of the text that RapidOCR reads in images; it runs on the processor.
 
-    `wanted_text` says which text a prompt asks for. The engine has as many threads as torch, with `line` one: several
-    would mostly wait for each other.
+    `wanted_text` gives the text that a prompt asks for, such as HELLO for 'a sign that says "HELLO"'. The engine has
+    as many threads as torch, with `line` one: several would mostly wait for each other.
 
     Args:
         line: every image is one line of text, which the engine reads without looking for lines: tens of times faster.

@@ -11,7 +11,7 @@ from solrl_core.rewards.images import as_pil
 class PickScore(ClipScore):
     """Scores with a CLIP tuned on human preferences; 8-bit images go through transformers' image processor.
 
-    Its arguments are those of `ClipScore`. By default, the processor is `model` if that is a folder, else the published
+    It takes the arguments of `ClipScore`. By default, the processor is `model` if that is a folder, else the published
     one.
     """
 

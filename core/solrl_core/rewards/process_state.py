@@ -135,7 +135,7 @@ def put_back(on_changed: Callable[[Sequence[str]], object]) -> Iterator[None]:
                 changed += [state.name for state, was in zip(_STATES, before, strict=True) if state.get() != was]
     finally:
         if changed:
-            # All of them, since some settings write to others.
+            # All settings, since some write to other settings.
             for state, was in zip(_STATES, before, strict=True):
                 if was is not None:
                     state.put(was)

@@ -31,17 +31,19 @@ logger = logging.getLogger(__name__)
 Reward = Callable[[torch.Tensor, Sequence[str], Sequence[Mapping[str, Any]]], torch.Tensor]
 """(images [N, 3, H, W] float32 in [0, 1], N prompts, N metadata) → N float32 scores.
 
-The arguments are copies, to which it may write. What it changes of the process, such as torch's default dtype or its
-random numbers, is put back after each call, and named.
+The arguments are copies; the reward may write to them. What it changes of the process, such as torch's default
+dtype or its random numbers, is put back after each call, and named.
 
 For a model that makes clips, a reward with the attribute `takes_clips = True` gets them whole, [N, F, 3, H, W]; any
 other gets frames, see `FrameRule`.
 
 A reward may have a `digest` attribute ("sha256:…") over its weights. Without it, the digest is over its source and what
-that uses of its own module. A reward that demands something of a prompt's text or metadata says so with
-`checks_prompts`. One that asks a paid service may count in an attribute `costs`, numbers by kind that only grow. One
-that waits for another service states in an attribute `max_latency_s` how many seconds a call may take. One that reads
-only a prompt's beginning says by a method `unread_tokens(text)` how many tokens of a text it does not read.
+the source uses of its own module. Optional attributes:
+
+- `checks_prompts` (a decorator) marks a reward that demands something of a prompt's text or metadata.
+- `costs`: numbers by kind that only grow, such as {"requests": 12}, of a reward that asks a paid service.
+- `max_latency_s`: most seconds of a call, of a reward that waits for another service.
+- `unread_tokens(text)`: number of a text's tokens that a reward does not read.
 """
 
 
@@ -84,7 +86,7 @@ def checks_prompts(check: Callable[[str, Mapping[str, Any]], object]) -> Callabl
 
 
 def require_judgeable(reward: Any, text: str, metadata: Mapping[str, Any]) -> None:
-    """Refuse a prompt by which a reward, or a class of rewards, says that it cannot judge.
+    """Refuse a prompt that a reward, or a class of rewards, cannot judge by.
 
     Raises:
         PromptError: with the reason.
@@ -102,7 +104,7 @@ def require_judgeable(reward: Any, text: str, metadata: Mapping[str, Any]) -> No
 
 
 def require_all_judgeable(rewards: Mapping[str, Any], prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-    """Refuse the first prompt by which one of the rewards says that it cannot judge.
+    """Refuse the first prompt that one of the rewards cannot judge by.
 
     Raises:
         PromptError: names the reward; `where` begins with the prompt's number, such as `3.metadata.text`.
@@ -155,7 +157,7 @@ class RewardDefaults(Protocol):
 
     @property
     def options(self) -> ModelOptions:
-        """The model's `solrl.json`, of which `rewards` applies."""
+        """The model's `solrl.json`; its `rewards` apply."""
 
 
 @dataclass(frozen=True)
@@ -175,8 +177,8 @@ def load_reward(
 ) -> Reward:
     """Load a reward on the model's device, or connect to the server at its option `at`.
 
-    A class is constructed with `device` and its options. Those of a built-in reward are its weights (`model`,
-    `checkpoint`, `processor`), `dtype` and `batch_size`. Options given here override those in the model's
+    A class is constructed with `device` and its options. A built-in reward's options are its weights (`model`,
+    `checkpoint`, `processor`), `dtype` and `batch_size`. `options` override the options in the model's
     `solrl.json`, and both override `dtype`. Without options for its weights, a built-in reward loads its default hub
     id.
 
@@ -223,12 +225,12 @@ def _name_changes(name: str, changed: Sequence[str]) -> None:
 
 
 def check_reward(name: str, options: Mapping[str, Any], *, all_given: bool = True) -> None:
-    """Import a reward, and refuse options with which `load_reward` would not load it, as far as that shows before.
+    """Import a reward, and refuse options that `load_reward` would refuse, if that shows without loading its weights.
 
     Args:
         name: registered name or `package.module:attribute`.
-        options: its options; those with `at` are its server's to check.
-        all_given: whether these are all, with those of the model's `solrl.json`.
+        options: its options; its server checks options with `at`.
+        all_given: whether these are all options, the options of the model's `solrl.json` included.
 
     Raises:
         ValueError: no such reward, or an option is unknown, lacking or invalid.
@@ -251,7 +253,7 @@ def check_reward(name: str, options: Mapping[str, Any], *, all_given: bool = Tru
 
 
 def check_named(options: Iterable[str], names: Iterable[str]) -> None:
-    """Refuse options of rewards that are not among those to load."""
+    """Refuse options of rewards that are not loaded."""
     choices = list(names)
     if unknown := sorted(set(options) - set(choices)):
         hint = did_you_mean(unknown[0], choices)
@@ -269,7 +271,7 @@ def _require_no_address(name: str, options: Mapping[str, Any]) -> None:
 
 
 def _frame_rule(name: str, options: Mapping[str, Any]) -> tuple[FrameRule, dict[str, Any]]:
-    """The rule in a reward's options, and the others; the options of one that takes clips are all its own."""
+    """The frame rule in a reward's options, and the other options. A reward that takes clips has no frame rule."""
     if AT in options or getattr(REWARDS.find(name), TAKES_CLIPS, False):
         return FrameRule(), dict(options)
     return frame_rule(options)
@@ -286,7 +288,7 @@ class RewardSet:
         self._rewards = dict(rewards)
         self._rules = dict(rules or {})
         self._changed: dict[str, set[str]] = {}
-        """What each reward has changed of the process, as far as it was said."""
+        """Reward → the changes of the process that the log has named."""
 
     @classmethod
     def load(
@@ -312,7 +314,9 @@ class RewardSet:
             dtype: number format of the weights of rewards that take one and are given none; None for their own.
 
         Raises:
-            ValueError, OSError: as `load_reward`; ValueError also for options of a reward that is not named.
+            ValueError: no such reward, its options, weights or tokenizer are invalid, or options of a reward that is
+                not named.
+            OSError: files are missing.
         """
         unique_names, by_name = list(dict.fromkeys(names)), dict(options or {})
         check_named(by_name, unique_names)
@@ -329,7 +333,7 @@ class RewardSet:
         return cls(rewards, rules)
 
     def joined(self, others: Mapping[str, Reward]) -> "RewardSet":
-        """These rewards and others, which replace those of equal names."""
+        """These rewards and further ones, which replace rewards of equal names."""
         return RewardSet({**self._rewards, **others}, {k: v for k, v in self._rules.items() if k not in others})
 
     def only(self, names: Iterable[str]) -> "RewardSet":
@@ -420,7 +424,7 @@ class RewardSet:
             except torch.OutOfMemoryError:
                 raise  # the caller may retry with fewer images
             except RewardError:
-                raise  # also of a server, which says what failed
+                raise  # also of a server; its error has the reason
             except BaseException as error:  # a reward's package may end its thread, or the program by sys.exit
                 if is_interrupt(error):
                     raise
@@ -471,7 +475,7 @@ class RewardSet:
         return self._rule(name).frames_of(images, prompts, metadata)
 
     def _joined(self, name: str, scores: torch.Tensor, count: int) -> torch.Tensor:
-        """Scores [count] from those of what the reward got."""
+        """Scores [count] of images or clips, from the scores of the frames that the reward got."""
         return scores if len(scores) == count else self._rule(name).joined(scores, count)
 
 

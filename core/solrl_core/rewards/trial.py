@@ -66,11 +66,11 @@ def try_rewards(
         model: the model whose device and size of images apply.
         side: of images, where the model's options give no size; None if it is not known. Then a reward may fail, but
             not by an error of its code, and what it returns must be usable.
-        prompts_of: reward → texts and metadata that it will judge by, of which the first two are taken; none if they
-            are not known yet. Then a reward that reads metadata, or refuses a prompt without, may fail.
+        prompts_of: reward → texts and metadata that it will judge by; the first two are used. None if they are not
+            known yet: then a reward that reads metadata, or refuses a prompt without, may fail.
 
     Returns:
-        Names of those whose scores can be used.
+        Names of the rewards whose scores can be used.
 
     Raises:
         RewardError: a reward fails, or its scores cannot be used.

@@ -24,7 +24,7 @@ def decode_scoring(body: bytes) -> tuple[torch.Tensor, ScoreRequest]:
 
     Raises:
         pydantic.ValidationError: the request is not valid.
-        ValueError: the body is no such file, or its images are not such images; says what was expected.
+        ValueError: the body is no such file, or its images are not such images; the message has the expected form.
     """
     length = int.from_bytes(body[:8], "little")
     if length > min(MAX_HEADER_BYTES, len(body) - 8):

@@ -25,7 +25,7 @@ SCHEDULES = ((1.0, 0.85, 0.65, 0.3), (1.0, 0.85, 0.7, 0.4), (1.0, 0.87, 0.7, 0.4
 ROUNDS = 2
 """Rounds of refining, at most. The second already gains little."""
 _NUDGE = 0.03
-"""Change of a weight or noise level by which derivatives are measured: above the rounding errors of BF16."""
+"""Change of a weight or noise level for measuring derivatives: above the rounding errors of BF16."""
 _DAMPING = 1e-3
 """Share of each derivative's mean square that is added to it, so that a round does not leave where it is valid."""
 
@@ -38,7 +38,7 @@ class Examples:
         texts: one prompt per trajectory.
         seeds: one seed per trajectory.
         made_by: model, solver and guidance of the trajectories.
-        sigmas: noise levels at which their latents are known, from 1 to 0.
+        sigmas: noise levels of `latents`, from 1 to 0, such as (1.0, 0.87, …, 0.0).
         latents: float32 [N, ...] at each level.
     """
 
@@ -80,7 +80,7 @@ def fit(generator: Generator, examples: Examples, sigmas: Sequence[float], round
     Args:
         generator: generator at the precision of the examples. (At a coarser precision, predictions are noisier and the
             least-squares fit blurs the images: the mean error is smaller, but the ranking is worse.)
-        examples: trajectories to match. Refining on few prompts, such as four, ends further from those of others.
+        examples: trajectories to match. Refining on few prompts, such as four, fits other prompts worse.
         sigmas: 1.0 first, descending, above 0. Refining changes all but the first.
         rounds: of refining, at most.
     """
@@ -171,7 +171,7 @@ class _Path:
 
 
 def passes(steps: int) -> int:
-    """Model passes for each example when a solver of so many steps is fitted; fewer if refining stops early."""
+    """Model passes for each example when a solver of `steps` steps is fitted; fewer if refining stops early."""
     derivatives = sum((step + 2) * (steps - step) for step in range(1, steps))
     return steps + ROUNDS * (derivatives + steps)
 

@@ -36,7 +36,7 @@ class GeneratorOutput:
     """Candidates in the order of their seeds.
 
     Attributes:
-        trajectory: latents from which they can continue, unless all steps are taken.
+        trajectory: the state that lets the candidates continue, unless all steps are taken.
         images: decoded clean latents (before the last step: as predicted), float32 [N, 3, H, W] in [0, 1], or clips
             [N, F, 3, H, W]; empty without `decode`.
         recording: all steps taken, on the generator's device; None without `record`.

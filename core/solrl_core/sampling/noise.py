@@ -17,15 +17,15 @@ from solrl_proto.noise import (
 from solrl_core.errors import MismatchError
 
 _THREADS = 8
-"""A batch has at most 24 rows: 8 threads draw them in three turns and leave most cores to others."""
+"""A batch has at most 24 rows: 8 threads draw them in three turns and leave most cores free."""
 _WORTH_THREADS = 2**20
-"""Values from which threads draw the rows: 24 rows of SD3.5-Large are 6 million, and keep a GPU waiting otherwise."""
+"""Least number of values for threads to draw the rows: SD3.5-Large's 24 rows are 6 million, and would delay a GPU."""
 
 
 def initial_noise(seeds: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
     """Draw one standard normal row per seed, as diffusers does from a CPU `torch.Generator` of that seed.
 
-    torch's CPU generator reads the lower 32 bits of a seed: two seeds that agree in those draw the same row.
+    torch's CPU generator reads the lower 32 bits of a seed: two seeds that agree in these bits draw the same row.
 
     Args:
         seeds: candidates' seeds, each 0 ≤ seed < 2**53.

@@ -49,7 +49,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Recording:
-    """Consecutive steps of some candidates: an ODE's are all steps, a stochastic solver's those with noise.
+    """Consecutive steps of some candidates: all steps of an ODE, the noisy steps of a stochastic solver.
 
     Attributes:
         sigmas: noise levels of the states, steps + 1 values.
@@ -130,7 +130,7 @@ def advance(
         until: number of steps taken at the end; None for all.
         between: called before each step; raise from it to stop.
         noise: index of a step → its standard normal noise [B, ...]; called for the noisy steps of a stochastic solver.
-        recorder: is told each step.
+        recorder: called for each step.
 
     Raises:
         ValueError: fewer than two sigmas, steps that the schedule does not have, or a noisy step without noise.

@@ -22,7 +22,7 @@ from solrl_core.sampling.solvers import Solver
 
 
 class StochasticSolver(Solver):
-    """Steps with noise, each of which is drawn from a Gaussian.
+    """Steps with noise. Each step is drawn from a Gaussian.
 
     Attributes:
         window: index of the first step with noise, and the number of them, None for all until the last. Without a
@@ -61,7 +61,7 @@ class StochasticSolver(Solver):
     def gaussian(
         self, x: Tensor, sigma: float | Tensor, sigma_next: float | Tensor, velocity: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Mean [B, ...] and standard deviation, which broadcasts to it, of x'; arguments are those of `log_prob`."""
+        """Mean [B, ...] of x', and standard deviation, which broadcasts to the mean; arguments as in `log_prob`."""
         # Coefficients are computed in float64, then cast to the type of x.
         now, then = (_column(level, x) for level in (sigma, sigma_next))
         of_x, of_velocity, deviation = self.coefficients(now, then)
@@ -73,7 +73,7 @@ class StochasticSolver(Solver):
         """Draw x' from the step's Gaussian, whose log-probability is `log_prob`'s, bit for bit; Euler's without noise.
 
         Raises:
-            ValueError: there is neither noise nor a window outside of which the step may be.
+            ValueError: there is neither noise nor a window that may exclude the step.
         """
         if noise is None:
             if self.window is None:
@@ -114,7 +114,7 @@ class ScaledSde(StochasticSolver):
         """s² of steps between these noise levels, float64 of their shape."""
 
     def coefficients(self, sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Those of the step above."""
+        """Coefficients of the step in the class's docstring."""
         dt = sigma_next - sigma
         variance = self.squared_diffusion(sigma, sigma_next)
         of_x = 1 + variance / (2 * sigma) * dt
@@ -159,7 +159,7 @@ class Cps(StochasticSolver):
         self._angle = eta * math.pi / 2
 
     def coefficients(self, sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Those of the step above."""
+        """Coefficients of the step in the class's docstring."""
         of_noise = sigma_next * math.cos(self._angle)
         of_clean = 1 - sigma_next
         return of_clean + of_noise, of_noise * (1 - sigma) - of_clean * sigma, sigma_next * math.sin(self._angle)
@@ -170,7 +170,7 @@ class Cps(StochasticSolver):
 
 
 SDES: Mapping[SdeKind, Callable[[float], StochasticSolver]] = {"flow": FlowSde, "dance": DanceSde, "cps": Cps}
-"""Level η → solver, of those that stochastic steps can name."""
+"""Kind of SDE → function of the level η that makes the solver."""
 
 
 def gaussian_log_prob(value: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:

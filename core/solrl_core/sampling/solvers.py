@@ -22,7 +22,7 @@ class Solver(ABC):
 
     Attributes:
         history: what later steps need of earlier ones, float32 [B, ...] each; the last is `clean`.
-        sigma: noise level at which the last step began; None before any step.
+        sigma: noise level at the start of the last step; None before any step.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Solver(ABC):
         return self.history[-1] if self.history else None
 
     def schedule(self, steps: int, of_model: Callable[[int], list[float]]) -> list[float]:
-        """The `steps + 1` noise levels from 1 to 0: the model's, unless the solver defines others."""
+        """The `steps + 1` noise levels from 1 to 0: the model's, unless the solver has its own."""
         return of_model(steps)
 
     def noisy(self, index: int, sigma_next: float) -> bool:
@@ -71,7 +71,7 @@ class Solver(ABC):
         return self._mapped(lambda tensor: upload(tensor, device))
 
     def join(self, others: Sequence[Self]) -> Self:
-        """The solver of these candidates and all others, which must have taken the same steps."""
+        """The solver of these and all `others`' candidates, which must have taken the same steps."""
         joined = self.copy()
         joined.history = tuple(map(torch.cat, zip(self.history, *(other.history for other in others), strict=True)))
         return joined

@@ -52,7 +52,7 @@ class InflightBytes:
 
 @dataclass
 class Pace:
-    """The time by which the next `RATE * slow` bytes of a body must have arrived, regardless of earlier ones."""
+    """Deadline of the next `RATE * slow` bytes of a body, however fast the earlier bytes came."""
 
     slow: float
     due: float

@@ -136,7 +136,7 @@ class Adapters:
         return await self.fetch(tenant, ref, hosted)
 
     async def _find(self, tenant: str, ref: AdapterRef, hosted: HostedModel, content: Content) -> Adapter | None:
-        """The decoded content; None if the version was deleted meanwhile, and pushed with other content."""
+        """The decoded content; None if the version was deleted and pushed with other content while it loaded."""
         while (adapter := self._known(content)) is None:
             loading = self._loading.get(content)
             if loading is None:
@@ -154,11 +154,11 @@ class Adapters:
 
         def loaded(task: asyncio.Task[Adapter | None]) -> None:
             del self._loading[content]
-            task.cancelled() or task.exception()  # retrieved, in case nobody waits for it any more
+            task.cancelled() or task.exception()  # retrieved, in case every waiting request was cancelled
 
         task = self._loading[content] = asyncio.create_task(load())
         task.add_done_callback(loaded)
-        # A client that disconnects does not cancel it: others may wait.
+        # A client that disconnects does not cancel the task: other requests may wait for it.
         return await asyncio.shield(task)
 
     async def _decode(self, digest: str, body: bytes, hosted: HostedModel) -> Adapter:

@@ -1,4 +1,4 @@
-"""Scoring of a worker's chunks: first the rewards of its device, then those of reward servers."""
+"""Scoring of a worker's chunks: first the rewards on its device, then the rewards at reward servers."""
 
 import time
 from dataclasses import replace
@@ -27,7 +27,7 @@ class ChunkScorer(Scorer):
         """Wait until a chunk's images are computed, and compute the rewards that no server computes.
 
         Safe while another chunk is generated. Images for servers are kept, too; nothing of the chunk stays on the
-        device. Raises as `Scorer.score`.
+        device. Raises what `Scorer.score` raises: RewardError, RewardUnavailableError, torch.OutOfMemoryError.
         """
         chunk, output = generated.chunk, generated.output
         served = self._served(chunk.job)
@@ -52,8 +52,8 @@ class ChunkScorer(Scorer):
         )
 
     async def ask_servers(self, chunk: Chunk, scored: ScoredChunk) -> ScoredChunk:
-        """A chunk with the rewards of `score_here` and those that servers compute of its images. Uses no device,
-        and the background loop.
+        """Add the rewards that servers compute to a chunk that `score_here` has scored. Runs on the background loop,
+        and uses no device.
 
         Raises:
             RewardError: a reward failed, or its server gives no usable answer.

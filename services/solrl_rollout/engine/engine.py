@@ -33,7 +33,7 @@ _STEADY_SECONDS = 300.0
 _LONGEST_PAUSE = 30.0
 """Seconds before a worker is loaded again, at most. There is no pause after its first death."""
 _KILLED_S = 5.0
-"""Seconds in which a worker's thread must end once the worker is killed."""
+"""Most seconds between killing a worker and the end of its thread."""
 THREADS = "solrl-engine-"
 """What the names of the workers' threads begin with."""
 
@@ -47,7 +47,7 @@ class WorkerHandle(ChunkQueue):
         serving: whether it is loaded and takes chunks.
         ended: whether it will never serve again.
         deaths: number of times that it died since it last finished a chunk, or served for a long time.
-        idle_deaths: those of them since any worker last finished a chunk.
+        idle_deaths: the deaths since any worker last finished a chunk.
         restarts: number of times that it serves again after its death.
         chunks: chunks that it has taken and not finished. Guarded by `changed` of the scheduler.
     """
@@ -133,7 +133,7 @@ class Engine:
     """Owns the workers' threads.
 
     Attributes:
-        scheduler: the queue to which requests submit their chunks.
+        scheduler: the queue for the chunks of requests.
     """
 
     def __init__(self, settings: RolloutSettings, metrics: RolloutMetrics, workers: Sequence[Worker]) -> None:
@@ -218,7 +218,7 @@ class Engine:
         self._left_after(_KILLED_S)
 
     def _left_after(self, seconds: float) -> list[WorkerHandle]:
-        """Wait for the end of the threads; returns the workers of those that have not ended after so many seconds."""
+        """Wait `seconds` for the end of the threads; returns the workers whose threads still run."""
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -245,7 +245,7 @@ class Engine:
         self._end(handle, self._supervise(handle))
 
     def _load(self, handle: WorkerHandle) -> bool:
-        """Load a worker, whose models must be those of all others; returns whether it is the last to be loaded.
+        """Load a worker, whose models must equal the other workers' models; returns whether it is the last one.
 
         Raises:
             ValueError, OSError, RuntimeError: it cannot be loaded, or its models differ.
@@ -316,7 +316,7 @@ class Engine:
         self._metrics.worker_up(handle.worker.name, serving)
 
     def _end(self, handle: WorkerHandle, error: BaseException | None) -> None:
-        """End a worker for good: the others make its chunks. After the last one, resolve all with an error."""
+        """End a worker for good: the other workers make its chunks. After the last worker, all chunks get an error."""
         self._set_serving(handle, False)
         with self.scheduler.changed:
             handle.ended = True
@@ -338,7 +338,7 @@ _SHOWN = 3
 
 
 def require_equal_models(name: str, hosted: Sequence[HostedModel], first: str, expected: Sequence[HostedModel]) -> None:
-    """Check that a worker's models are those of the first worker.
+    """Check that a worker's models equal the first worker's models.
 
     Raises:
         RuntimeError: names what differs.

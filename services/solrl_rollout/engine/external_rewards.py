@@ -13,11 +13,11 @@ from solrl_rollout.engine.work import ExternalReward
 MOST_CONNECTED = 64
 """Connected rewards of runs that a worker keeps for each model."""
 TIMEOUT = 20.0
-"""Seconds within which a server must answer about a chunk's images."""
+"""Most seconds of a server's answer about a chunk's images."""
 
 
 class ExternalRewards:
-    """Connected rewards of runs, of which the least recently used are forgotten. Of the background loop."""
+    """Connected rewards of runs, on the background loop. The least recently used rewards are forgotten."""
 
     def __init__(self, most: int = MOST_CONNECTED) -> None:
         self._most = most
@@ -27,9 +27,9 @@ class ExternalRewards:
     async def connected(
         self, rewards: Mapping[str, ExternalReward], *, clips: bool = False
     ) -> AsyncIterator[dict[str, Reward]]:
-        """The rewards by name, connected if they are not yet; those of a server that fails within are forgotten.
+        """The rewards by name, connected if they are not yet. If a server fails within, its rewards are forgotten.
 
-        `clips` says whether they are to score clips.
+        `clips`: whether they are to score clips.
 
         Raises:
             RewardUnavailableError: a server gives no usable answer, or does not compute its reward.
@@ -65,6 +65,6 @@ async def _connect(name: str, external: ExternalReward, clips: bool) -> Reward:
 
 
 def digests_with(digests: Mapping[str, str], rewards: Mapping[str, ExternalReward]) -> dict[str, str]:
-    """Digests of a model's parts and rewards, with those of the run's rewards as far as the request says them."""
+    """Digests of the model's parts and rewards, plus the digests that the request pins for external rewards."""
     brought = {f"reward:{name}": reward.digest for name, reward in rewards.items()}
     return {part: digest for part, digest in {**digests, **brought}.items() if digest is not None}

@@ -25,7 +25,7 @@ _CANDIDATES = 16
 _PLAN = Plan(steps=6)
 _TRUE_STEPS = 10
 _AT_ONCE = 4
-"""Prompts by which the check grows until its interval excludes `FLOOR`."""
+"""Prompts per round of the check. Rounds follow until the interval excludes `FLOOR`."""
 
 
 def checked_default(
@@ -36,7 +36,7 @@ def checked_default(
     Args:
         model: its name.
         backend: of the model.
-        rewards: rewards of the service. Those of others and of servers are left out.
+        rewards: rewards of the service. Rewards of other packages and of servers are left out.
         requested: the precision that the settings name; None for the fastest native one that ranks.
         folder: of stored results; None checks nothing.
 

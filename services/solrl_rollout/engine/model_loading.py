@@ -31,7 +31,7 @@ def load_models(
         settings: models, rewards, and their device.
         metrics: metrics to update.
         load_backend: loads each model's backend.
-        lock: name under which the processes of this host read weights one after another; None to read at once.
+        lock: name of a lock, so that the processes of this host read weights one after another; None to read at once.
 
     Raises:
         ValueError, OSError, RuntimeError: a model or a reward cannot be loaded or does not fit.
@@ -75,7 +75,7 @@ def _alone(lock: str | None) -> Iterator[None]:
 
 @contextmanager
 def _fitting(spec: ModelSpec, settings: RolloutSettings, runners: Mapping[str, ModelRunner]) -> Iterator[None]:
-    """Say which model does not fit beside which others, if memory runs out within the block."""
+    """If memory runs out within the block, name the model that does not fit, and the models loaded before it."""
     others = [name for name in runners if name != spec.name]
     try:
         yield
@@ -114,7 +114,7 @@ def _load_model(
 
 
 def _tried_rewards(settings: RolloutSettings, options: ModelOptions, loaded: dict[str, Reward]) -> RewardSet:
-    """The rewards of the settings with a model's options. Those in `loaded` are shared, and have been tried."""
+    """The rewards of the settings with a model's options. Rewards in `loaded` are shared, and have been tried."""
     defaults, before = PlainDefaults(torch.device(settings.torch_device), options), len(loaded)
     rewards = RewardSet.load(
         settings.reward_names,

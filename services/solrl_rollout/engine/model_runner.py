@@ -101,10 +101,10 @@ class ModelRunner:
         """Generate and score a chunk, or as many candidates as fit, so that a device that is too small fails here.
 
         Runs every batch size of the backend once, so that no request at the default precision without guidance waits
-        for compilation. Raises as `generate` and the scorer.
+        for compilation. Raises RewardError, torch.OutOfMemoryError, or an error of the backend.
         """
         prompt, judges = PromptItem(id="warm-up", text='"A"'), self.scorer.rewards  # quoted, as ocr wants it
-        # Without third-party rewards, which may need metadata, those of servers, and those that refuse this prompt.
+        # Left out: third-party rewards, which may need metadata, rewards of servers, rewards that refuse the prompt.
         rewards = tuple(
             name
             for name in judges.computed_here

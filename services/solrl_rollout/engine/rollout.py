@@ -59,7 +59,7 @@ class RolloutHandle:
             yield await finished
 
     async def answer(self) -> RolloutAnswer:
-        """All groups, in the order of the prompts. Raises as `groups` does."""
+        """All groups, in the order of the prompts. Raises the ProblemError of the first group that fails."""
         groups = {group.prompt_id: group async for group in self.groups()}
         ordered = tuple(groups[prompt.id] for prompt in self._request.prompts)
         return RolloutAnswer(**dict(self.served), groups=ordered, seconds=self._timings())
@@ -86,7 +86,7 @@ class RolloutHandle:
             self._unread.clear()
 
     async def _finish_group(self, chunks: list[Chunk]) -> RolloutGroup:
-        """Wait for a prompt's chunks, prune and continue if the plan says so, and build its part of the answer."""
+        """Wait for a prompt's chunks, prune and continue if the plan prunes, and build its part of the answer."""
         scored = await self._scored(chunks)
         group = ScoredGroup(self._request, chunks, finished=scored)
         if self._request.plan.prune is not None:

@@ -1,4 +1,4 @@
-"""A prompt's group, from scored chunks to its part of the answer; pruned halfway if the plan says so."""
+"""A prompt's group, from scored chunks to its part of the answer; pruned halfway if the plan prunes."""
 
 import base64
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class ScoredGroup:
     Attributes:
         request: the request it belongs to.
         chunks: the chunks of all its candidates, in order.
-        finished: scored chunks; those of `chunks`, or after pruning those of the survivors.
+        finished: the scored `chunks`; after pruning, the scored chunks of the survivors.
         places: after pruning, the survivors' places among all candidates.
     """
 
@@ -44,7 +44,7 @@ class ScoredGroup:
         """Select the `keep` candidates whose predicted images score best and worst.
 
         Returns:
-            Their places, and the chunks in which they continue.
+            The survivors' places, and the chunks that continue them.
 
         Raises:
             ProblemError: 422 `score-nonfinite`: the weights take a score out of float32's range.

@@ -16,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from solrl_http.request_metrics import RequestMetrics
 
 SHOWN_RUNS = 10
-"""Runs in `solrl_run_share` and `solrl_adapter_lag_versions`: those with the most recent engine time."""
+"""Number of runs in `solrl_run_share` and `solrl_adapter_lag_versions`: the runs with the most recent engine time."""
 _TRACKED_RUNS = 256
 _HALF_LIFE = 300.0  # seconds after which engine time counts for half
 
@@ -111,13 +111,13 @@ class RolloutMetrics(RequestMetrics):
             self._run(tenant, run).head = version
 
     def adapter_served(self, tenant: str, run: str, version: int | None, head: int | None) -> None:
-        """Record the version that served a run's last request, and its newest; None where there is none any more."""
+        """Record the version that served a run's last request, and its newest version; None for a deleted version."""
         with self._lock:
             load = self._run(tenant, run)
             load.served, load.head = version, head
 
     def reward_failed(self, reward: str) -> None:
-        """Count a chunk on which a reward failed."""
+        """Count a chunk that a reward failed on."""
         self._faults.labels(reward).inc()
 
     def out_of_memory(self, model: str, part: str) -> None:

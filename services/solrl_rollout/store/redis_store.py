@@ -13,8 +13,8 @@ Keys of a tenant, which share the hash tag `{tenant}` so that Redis Cluster keep
     {prefix}:{tenant}:run:{run}:blob:{version}           a version's bytes
     {prefix}:{tenant}:run:{run}:upload:{id}              bytes of a push under way, which expire
 
-What is damaged, also a key of another type, is logged and omitted, so that it does not hide other runs; a request for
-the damaged run alone says so. Unknown fields are ignored: replicas that share a store may have different versions.
+What is damaged, also a key of another type, is logged and omitted, so that it does not hide other runs; only a request
+for the damaged run gets an error. Unknown fields are ignored: replicas that share a store may have different versions.
 
 A push uploads its bytes; then one script compares the head, renames them, and writes the record: a script's arguments
 are copied several times while Redis serves nobody else. Redis must run with `maxmemory-policy noeviction`. Its
@@ -310,7 +310,7 @@ class RedisRunStore(RunStore):
         return replies
 
     async def _each(self, commands: Sequence[tuple[str, ...]], *, consistent: bool = False) -> Sequence[Any]:
-        """Replies of commands that read, in place of that of a key of another type its error.
+        """Replies of commands that read; the reply for a key of another type is its error.
 
         `consistent`: from one view; a Redis without free memory refuses that.
         """

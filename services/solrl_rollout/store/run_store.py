@@ -65,7 +65,7 @@ class RunStore(Protocol):
         """
 
     async def info(self, tenant: str, run: str, version: int) -> AdapterInfo:
-        """Return the description of a version. Raises as `get` does."""
+        """Return the description of a version. Raises `run-not-found`, `version-not-found` or `adapter-corrupt`."""
 
     async def head(self, tenant: str, run: str) -> int | None:
         """Return the run's newest version; None if there is no such run."""
@@ -77,13 +77,16 @@ class RunStore(Protocol):
         """Return all runs of a tenant, by name."""
 
     async def pin(self, tenant: str, run: str, version: int, pinned: bool) -> None:
-        """Protect a version from deletion by newer ones, or stop protecting it. Raises as `get` does."""
+        """Protect a version from deletion by newer ones, or stop protecting it.
+
+        Raises `run-not-found` or `version-not-found`.
+        """
 
     async def rewind(self, tenant: str, run: str, version: int, head: int) -> None:
-        """Make a stored version the run's head again, atomically; later ones are deleted, pinned or not.
+        """Make a stored version the run's head again, atomically; later versions are deleted, pinned or not.
 
-        If it is the head already, this succeeds. Raises as `get` does, and `head-conflict` if neither it nor `head`
-        is the head.
+        Succeeds if `version` is the head already. Raises `run-not-found`, `version-not-found`, or `head-conflict` if
+        neither `version` nor `head` is the head.
         """
 
     async def delete(self, tenant: str, run: str) -> None:
@@ -102,13 +105,13 @@ class RunStore(Protocol):
         """Return the newest samples; None if there are none, or the run does not exist."""
 
     async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
-        """Return the progress of the given runs, except those that have reported nothing, from one consistent view."""
+        """Return the progress of the given runs from one consistent view, without runs that have reported nothing."""
 
     async def set_activity(self, tenant: str, run: str, activity: Activity) -> None:
         """Store progress within an iteration, for `KEPT_ACTIVITY_S`. Raises `run-not-found`."""
 
     async def activities(self, tenant: str, runs: Sequence[str]) -> dict[str, Activity]:
-        """Return the progress within an iteration of the given runs, except those without."""
+        """Return the given runs' progress within an iteration, without runs that have reported none."""
 
     async def ping(self) -> None:
         """Return if the store answers, and takes writes unless it is full."""

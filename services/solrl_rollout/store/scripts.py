@@ -1,7 +1,7 @@
-"""Lua scripts, each of which Redis runs atomically.
+"""Lua scripts. Redis runs each script atomically.
 
 Keys that a script composes are on the node of its KEYS: their prefix contains the tenant's hash tag. None takes longer
-than one run's versions and the tenant's number of runs require, since Redis serves nobody else meanwhile.
+than one run's versions and the tenant's number of runs require, since Redis serves nobody else while a script runs.
 """
 
 _VERSIONS = """

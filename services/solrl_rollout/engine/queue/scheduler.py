@@ -56,10 +56,10 @@ class StepCosts:
 
 
 class Scheduler:
-    """Thread-safe, except for what says that its caller holds `changed`.
+    """Thread-safe, except where a docstring demands that the caller holds `changed`.
 
     Attributes:
-        changed: the lock of all waiting work; notified when there is work, or none will come any more.
+        changed: the lock of all waiting work; notified when work arrives, and when the scheduler closes.
         serving: number of workers that serve.
         closing: no more chunks are given out.
         dead: no worker will serve again.
@@ -90,8 +90,8 @@ class Scheduler:
         """Queue chunks.
 
         Args:
-            chunks: in the order in which they are to run.
-            first: they are survivors of pruning, which go before their run's others, also beyond the limits.
+            chunks: in the order that they are to run in.
+            first: the chunks are survivors of pruning. They go before their run's other chunks, also beyond the limits.
 
         Raises:
             ProblemError: 429 `queue-full`, 503 `engine-dead`.
@@ -103,7 +103,7 @@ class Scheduler:
             self.changed.notify_all()
 
     def require_alive(self) -> None:
-        """Raise EngineDeadError once no work is accepted any more."""
+        """Raise EngineDeadError once the engine accepts no work."""
         if self.dead or self.closing:
             raise EngineDeadError
 
@@ -121,16 +121,16 @@ class Scheduler:
     def take(self, turn: Quantum, begun: Sequence[Chunk], servers: Callable[[Chunk], Collection[str]]) -> Chunk | None:
         """The next chunk of a worker, or None. The caller holds `changed`.
 
-        A run waits while the worker has as many chunks as it may for one of the reward servers that the run needs. So a
-        slow server delays only the runs that need it.
+        A run waits while one of its reward servers has the worker's maximum of chunks. So a slow server delays only the
+        runs that need it.
 
         Args:
             turn: the worker's turn.
             begun: chunks that it has taken and not finished.
-            servers: the reward servers that a chunk needs; all those of the settings are `BUILTIN_SERVERS`.
+            servers: the reward servers that a chunk needs; `BUILTIN_SERVERS` stands for all servers of the settings.
         """
         busy = Counter(at for chunk in begun for at in servers(chunk))
-        # One more is generated while servers of the settings score as many as they may.
+        # One more chunk is generated while the servers of the settings score their maximum.
         full = {at for at, chunks in busy.items() if chunks >= self._at_servers + (at == BUILTIN_SERVERS)}
         skip = (lambda chunk: not full.isdisjoint(servers(chunk))) if full else None
         while (chunk := self._queue.take(turn, skip)) is not None:

@@ -58,7 +58,11 @@ def process_workers(
 
 
 def worker_devices(settings: RolloutSettings) -> list[str]:
-    """The device of each worker on this machine; raises as `make_workers` does."""
+    """The device of each worker on this machine, such as `["cuda:0", "cuda:1"]`.
+
+    Raises:
+        ValueError: the settings name devices that this machine lacks, or CPU workers on a GPU.
+    """
     if settings.gpus is not None:
         present = torch.cuda.device_count()
         numbers = range(present) if settings.gpus == "all" else [int(number) for number in settings.gpus.split(",")]
@@ -80,6 +84,6 @@ def worker_devices(settings: RolloutSettings) -> list[str]:
 
 
 def _visible(number: int) -> str:
-    """A GPU in terms of CUDA_VISIBLE_DEVICES; its number counts those that are visible here."""
+    """A GPU in terms of CUDA_VISIBLE_DEVICES. `number` counts the GPUs that are visible here."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",")[number].strip() if visible else str(number)

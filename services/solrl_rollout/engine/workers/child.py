@@ -36,7 +36,7 @@ Send = Callable[..., None]
 """Sends the front a header, and a body if there is one; OSError if the front has gone."""
 
 _LAST_SECONDS = 10.0
-"""Seconds in which a process whose front has gone stops its work."""
+"""Most seconds until a process stops its work once its front has gone."""
 _NEWEST = 4
 """Adapters that a worker keeps; at once, it generates, scores and awaits chunks of at most three."""
 
@@ -53,7 +53,7 @@ class ForwardedMetrics(RolloutMetrics):
         self._send({"is": "out_of_memory", "model": model, "part": part})
 
     def reward_failed(self, reward: str) -> None:
-        """Count a chunk on which a reward failed."""
+        """Count a chunk that a reward failed on."""
         self._send({"is": "reward_failed", "reward": reward})
 
 
@@ -71,7 +71,7 @@ class Child(ChunkQueue):
         self._send = send
         self._read = read
         self._adapters: dict[str, Adapter] = {}
-        """Those used last, by digest. A merge checks each of these objects for overflow only once."""
+        """The adapters used last, by digest. A merge checks each adapter for overflow only once."""
         self._worker: LocalWorker
         self._running: threading.Thread | None = None
         self._hosted: list[HostedModel] = []
@@ -162,7 +162,7 @@ class Child(ChunkQueue):
             os._exit(1)
 
     def find_adapter(self, digest: str, source: Any) -> Adapter:
-        """The adapter with a digest, read if it is not among those used last. Only one thread calls this."""
+        """The adapter with a digest, read unless it was used lately. Only one thread calls this."""
         adapter = self._adapters.pop(digest, None) or self._read(source)
         self._adapters[digest] = adapter
         if len(self._adapters) > _NEWEST:

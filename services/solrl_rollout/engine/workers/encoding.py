@@ -44,7 +44,7 @@ def decode_message(message: bytes) -> tuple[Header, bytes]:
 
 
 def encode_chunk(chunk: Chunk) -> tuple[Header, bytes]:
-    """A chunk without its adapter's weights, of which the header has the digest."""
+    """A chunk without its adapter's weights; the header has their digest."""
     job = chunk.job
     start, tensors = pack_trajectory(chunk.start)
     header = _plain(job, _JOB) | {

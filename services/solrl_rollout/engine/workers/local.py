@@ -54,7 +54,7 @@ class LocalWorker:
             metrics: metrics to update.
             load_backend: loads each model's backend.
             name: its name in logs and metrics; None for its device's.
-            lock: name under which the workers of a host read their weights one after another.
+            lock: name of a lock, so that the workers of a host read their weights one after another.
         """
         self.name = name or settings.torch_device
         self._settings = settings
@@ -74,7 +74,12 @@ class LocalWorker:
         self._wake: Callable[[], None] = lambda: None
 
     def load(self) -> list[HostedModel]:
-        """Load and warm up all models; raises as `load_models` does."""
+        """Load and warm up all models.
+
+        Raises:
+            ValueError, OSError, RuntimeError: a model or a reward cannot be loaded or does not fit.
+            RewardError: a reward cannot score two grey images, or fails in the warm-up.
+        """
         self._runners = load_models(self._settings, self._metrics, self._load_backend, self._lock)
         return [runner.hosted for runner in self._runners.values()]
 
@@ -142,7 +147,7 @@ class LocalWorker:
             self._scoring.start(partial(self._score, runner.scorer, ready))
 
     def _score(self, scorer: ChunkScorer, generated: GeneratedChunk) -> None:
-        """Compute a chunk's rewards here, and begin to ask servers for the others."""
+        """Compute a chunk's rewards here, and begin to ask servers for the other rewards."""
         chunk = generated.chunk
         with self._reporting_errors(chunk, self._check_device):
             _stop_if_cancelled(chunk)

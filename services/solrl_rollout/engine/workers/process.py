@@ -83,7 +83,7 @@ class ProcessConnection:
         self._messages = Messages(ours)
 
     def share(self, adapter: Adapter) -> str:
-        """The path by which the process opens the adapter's file."""
+        """The path of the adapter's file for the process."""
         return f"/proc/{os.getpid()}/fd/{self._files.source(adapter).fileno()}"
 
     def send(self, header: Header, body: bytes = b"", source: str | None = None) -> None:
@@ -117,7 +117,7 @@ class ProcessConnection:
 
 
 def memory_file(body: bytes) -> BufferedWriter:
-    """A file in memory that nobody can change any more, closed when nothing refers to it."""
+    """A sealed file in memory, closed when nothing refers to it."""
     file = os.fdopen(os.memfd_create("solrl-adapter", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb")
     try:
         file.write(body)

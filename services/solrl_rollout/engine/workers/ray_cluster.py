@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
 logger = logging.getLogger(__name__)
 
 _PLACE_SECONDS = 30.0
-"""Seconds after which the log says that an actor still has no place."""
+"""Seconds until the log warns that an actor still has no place."""
 
 
 def ray_workers(settings: RolloutSettings, metrics: RolloutMetrics, load_backend: BackendLoader) -> list[Worker]:
@@ -47,7 +47,7 @@ def ray_workers(settings: RolloutSettings, metrics: RolloutMetrics, load_backend
 
 
 class RayCluster:
-    """The cluster of which this machine is a node, or that RAY_ADDRESS names.
+    """The cluster that this machine is a node of, or that RAY_ADDRESS names.
 
     Attributes:
         nodes: number of its nodes.
@@ -91,7 +91,7 @@ class RayCluster:
         # Ray brings each to each node once, and frees it with its reference.
         self.adapters = SharedAdapters[Any](ray.put)
         # Ray restarts no actor: the engine starts another, as it starts another process, and Ray places it anywhere.
-        # With one thread in each concurrency group, calls run in the order in which they were sent.
+        # With one thread in each concurrency group, calls run in the order that they were sent in.
         self._actor = ray.remote(**needs, concurrency_groups={"handle": 1, "receive": 1}, scheduling_strategy="SPREAD")(
             WorkerActor
         )
@@ -170,7 +170,7 @@ class RayConnection:
 
     def send(self, header: Header, body: bytes = b"", source: Any = None) -> None:
         """Send a message; with an adapter, the reference to its file."""
-        # In a list: of an argument, Ray would bring the file before it delivers the message and those after it.
+        # In a list: a plain argument would make Ray fetch the file before it delivers this message and later messages.
         try:
             self._handle.remote(encode_message(header, body), [] if source is None else [source])
         except RayError as error:

@@ -35,7 +35,7 @@ class ChunkQueue(ABC):
     """
 
     def __init__(self, changed: threading.Condition) -> None:
-        """`changed`: notified when there may be a chunk, or none will come any more."""
+        """`changed`: notified when there may be a chunk, and when the scheduler closes."""
         self._changed = changed
         self._woken = False
 

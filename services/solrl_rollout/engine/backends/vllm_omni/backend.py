@@ -31,7 +31,7 @@ from solrl_rollout.engine.backends.vllm_omni.support import INSTALL, VERSIONS, p
 from solrl_rollout.settings import ModelSpec, RolloutSettings
 
 _FULL_SHARE = 0.9
-"""Share of the blocks' linear FLOPs from which on a precision needs no label."""
+"""Share of the blocks' linear FLOPs. A precision with a larger share needs no label."""
 
 
 class VllmOmniBackend:
@@ -41,7 +41,7 @@ class VllmOmniBackend:
         """Load the model.
 
         Raises:
-            ValueError: the model or the precision is not supported; says which engine supports it.
+            ValueError: the model or the precision is not supported; the message names the engine that supports it.
             OSError: the model cannot be loaded.
             RuntimeError: the packages are missing or untested, or the engine does not start.
         """
@@ -78,7 +78,7 @@ class VllmOmniBackend:
             pipeline_call=backbone.pipeline_arguments,
         )
         try:
-            # Imported here, where both packages are known to be installed. They import others for some models only.
+            # Imported here, where both packages are installed. For some models they import further packages.
             from solrl_rollout.engine.backends.vllm_omni.engine import OmniEngine
 
             self._engine = OmniEngine(

@@ -45,7 +45,7 @@ class CancellingScheduler(StepScheduler):  # type: ignore[misc]
         try:
             self.between()
         except BaseException:
-            # Not an empty step, of which the engine would not tell its processes: they would keep the latents.
+            # Not an empty step: the engine would not pass it on to its processes, and they would keep the latents.
             self.finish_requests(self.request_id, DiffusionRequestStatus.FINISHED_ABORTED)
             self.pop_request_state(self.request_id)
             raise
@@ -149,7 +149,7 @@ class OmniEngine:
 
 
 def _failure(text: str) -> RuntimeError:
-    """The exception for an error of another process, of which only the text arrives."""
+    """The exception for an error of another process; only the error's text arrives."""
     return torch.OutOfMemoryError(text) if "out of memory" in text else RuntimeError(f"vLLM-Omni: {text}")
 
 

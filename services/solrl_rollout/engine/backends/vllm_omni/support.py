@@ -34,7 +34,7 @@ def pipeline_class(family: str, precision: RequestedPrecision) -> str:
     """vLLM-Omni's name of a family's pipeline, if it can serve the family at a precision.
 
     Raises:
-        ValueError: it cannot; says why, and which engine can.
+        ValueError: vLLM-Omni cannot serve it; the message gives the reason, and the engine that can.
     """
     if family not in _FAMILIES:
         families = " and ".join(_FAMILIES)
