@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 _lock = threading.RLock()  # a finalizer may come in between
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
-"""By process, since a fork has no thread."""
+"""Process id → its loop: a forked process has no thread of its parent's."""
 
 
 def loop() -> asyncio.AbstractEventLoop:

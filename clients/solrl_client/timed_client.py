@@ -30,7 +30,7 @@ class TimedClient:
         timeout: as given; may be changed.
 
     Raises:
-        ValueError: as `http_client`.
+        ValueError: the environment's proxy cannot be used.
     """
 
     def __init__(self, address: str, token: str | None, timeout: float, connections: int | None = None) -> None:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from solrl_proto.secrets import hold_secret
+from solrl_proto.secrets import register_secret
 from solrl_proto.text_files import naming, read_text
 
 
@@ -27,4 +27,4 @@ def bearer_token(variable: str) -> str | None:
             f"{source} contains white space, control or non-ASCII characters, so it is not a token; "
             "expected one line, as the service's operator gives it"
         )
-    return hold_secret(token) if token else None
+    return register_secret(token) if token else None

@@ -12,11 +12,11 @@ ALTERNATIVES = 20
 MOST_CHOICES = 8
 """Answers that are counted, in an error; one was asked for."""
 MODELS_BYTES = 2 * 2**20
-"""Of the list of models: providers have some thousand."""
+"""Most bytes of the list of models: providers have some thousand."""
 _FORM_BYTES = 2**15
-"""Of an answer without tokens, or of a refusal."""
+"""Most bytes of an answer without tokens, or of a refusal."""
 _TOKEN_BYTES, _ALTERNATIVE_BYTES = 256, 192
-"""Of a token's text, escaped, in the answer and in several fields of reasoning; and of one with its log-probability."""
+"""Bytes of a token's escaped text in the answer and its reasoning fields; and of a token with its log-probability."""
 
 
 def answer_bytes(tokens: int, *, logprobs: bool) -> int:

@@ -43,7 +43,7 @@ _MAX_DOCUMENT = 2**16
 """Bytes of an answer: 256 scores take 7 kB, a list of 100 rewards 25 kB, a verdict 25 kB. One of megabytes takes
 gigabytes once it is parsed."""
 _NOT_ASKED = {404, 405}
-"""Of a server that has no such question."""
+"""Statuses of a server that cannot check prompts."""
 _TEMPORARY = {408, 429, 502, 503, 504}
 
 logger = logging.getLogger(__name__)

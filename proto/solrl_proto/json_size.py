@@ -4,11 +4,11 @@ A parser may take a hundred times a document's size, and blocks its thread.
 """
 
 MAX_PARSED_BYTES = 64 * 2**20
-"""Of a request. The seeds of the largest one take 40 MiB, and each prompt may have 100 lists, objects and fields."""
+"""Limit for a request. The largest request's seeds take 40 MiB; a prompt may have 100 lists, objects and fields."""
 
 _ITEM_BYTES = 40
 _ENTRY_BYTES = 768
-"""Of a field, or of a list or object, which also costs Python's garbage collector some time."""
+"""Bytes of a field, list or object. Each also costs Python's garbage collector some time."""
 
 
 def parsed_bytes(document: bytes) -> int:

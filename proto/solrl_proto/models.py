@@ -29,7 +29,7 @@ class RankFidelity(Message):
     """Limits of its 95 % interval."""
     prompts: int
     candidates: int
-    """Of each prompt."""
+    """Candidates of each prompt."""
     trusted: bool
     """Whether the whole interval is at least 0.6, or BF16 ranks no better by the same plan."""
 
@@ -55,7 +55,7 @@ class ModelInfo(Message):
     height: int
     width: int
     frames: Annotated[int, Field(ge=1, exclude_if=lambda value: value == 1)] = 1
-    """Of a clip; absent for a model that makes images."""
+    """Frames of a clip; absent for a model that makes images."""
     latent_shape: tuple[int, ...]
     digests: dict[str, Digest]
     """Part name (transformer, text_encoder, tokenizer, vae, scheduler, reward:<name>) to digest."""

@@ -20,9 +20,9 @@ MAX_CANDIDATES = 4096
 MAX_STEPS = 200
 MAX_FITTED = 16
 MAX_WEIGHT = 1e3
-"""Of a fitted solver; larger ones overflow within a few steps."""
+"""Largest weight of a fitted solver; larger weights overflow within a few steps."""
 MAX_ETA = 10.0
-"""Of stochastic steps; papers use at most 1. Larger ones overflow within some steps."""
+"""Largest level of stochastic steps. Papers use at most 1; larger levels overflow within some steps."""
 MAX_METADATA_BYTES = 16 * 1024
 """Size of one prompt's metadata as JSON."""
 MAX_METADATA_DEPTH = 16
@@ -165,7 +165,7 @@ def check_eta(kind: SdeKind, eta: float) -> None:
 
 
 class StochasticSteps(Message):
-    """Steps with noise; the others are Euler's.
+    """Steps with noise; steps without noise are Euler's.
 
     The noise of a step depends on the candidate's seed and the step's index alone. So a seed has the same noise at
     every precision, in plans of equally many steps.
@@ -376,7 +376,7 @@ class StartLine(Message):
 
     kind: Literal["start"] = "start"
     served: Served
-    """Of all groups."""
+    """What served all groups."""
 
 
 class EndLine(Message):
@@ -396,4 +396,4 @@ class ErrorLine(Message):
 
 
 StreamLine = Annotated[StartLine | RolloutGroup | EndLine | ErrorLine, Field(discriminator="kind")]
-"""One line of an NDJSON answer. Groups arrive in the order in which they finish."""
+"""One line of an NDJSON answer. Groups arrive in the order that they finish in."""

@@ -26,7 +26,7 @@ MAX_CHECKED_PROMPTS = 1024
 
 MAX_SCORED_SIDE = 8192
 MAX_SCORED_RATIO = 8
-"""Of an image's longer side to its shorter one, which rewards enlarge."""
+"""Most ratio of an image's longer side to its shorter side, since rewards enlarge the shorter side."""
 
 MAX_ANSWER_SECONDS = 86_400.0
 

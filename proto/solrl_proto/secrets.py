@@ -30,7 +30,7 @@ _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _held: frozenset[str] = frozenset()
 
 
-def hold_secret(secret: str) -> str:
+def register_secret(secret: str) -> str:
     """Have `without_secrets` cut this secret out from now on; returns it."""
     global _held
     _held |= {secret}
@@ -40,7 +40,7 @@ def hold_secret(secret: str) -> str:
 def without_secrets(value: Any) -> Any:
     """A text without the secrets that this process holds, also where they are escaped; or a JSON value of such texts.
 
-    Secrets are what `hold_secret` registered, the token of the Hugging Face hub, and texts like a service's token.
+    Secrets are what `register_secret` registered, the token of the Hugging Face hub, and texts like a service's token.
     """
     return changed_texts(value, lambda text: _pattern(_held | _of_the_hub()).sub(CUT, text))
 

@@ -11,7 +11,7 @@ from solrl_proto.rollouts import RewardTime
 THUMBNAIL_SIDE = 128
 """Pixels of a thumbnail's longer side, at most."""
 THUMBNAIL_BYTES = 49_152
-"""Of a thumbnail in base64, at most."""
+"""Most bytes of a thumbnail in base64."""
 
 Figure = Annotated[float, Field(ge=-1e12, le=1e12)]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
@@ -228,7 +228,7 @@ class HostedStatus(Message):
     width: int
     height: int
     frames: Annotated[int, Field(ge=1, exclude_if=lambda value: value == 1)] = 1
-    """Of a clip; absent for a model that makes images."""
+    """Frames of a clip; absent for a model that makes images."""
     default_precision: Precision
     precisions: tuple[PrecisionInfo, ...]
     at_once: dict[str, int] = Field(default_factory=dict)
@@ -268,6 +268,6 @@ class StatusAnswer(Message):
     queue: QueueStatus
     throughput: Throughput
     runs: tuple[RunStatus, ...]
-    """By name."""
+    """Sorted by name."""
     revision: int
     """Revision of the newest report; a request with `since` set to it gets only newer curves."""

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, compile_path
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Connection
 
-from solrl_http.limits.hosts import require_own_site
+from solrl_http.limits.origins import require_own_site
 from solrl_http.problem_responses import Refusal, respond_to
 from solrl_http.tokens import Scope, Token, TokenFileError, TokenStore
 

@@ -48,15 +48,15 @@ class FairShare(Generic[Key]):
         """Record that a key is being served; it is no longer a new flow."""
         self._new_flows.pop(key, None)
 
-    def least_served(self, waiting: Collection[Key], last: Key | None, lead: float = 0.0) -> Key:
-        """The waiting key that has spent the least, new flows after all others.
+    def least_served(self, waiting: Collection[Key], last: Key | None, surplus: float = 0.0) -> Key:
+        """The waiting key that has spent the least; new flows come last.
 
-        `last` wins a tie, and against keys that have spent up to `lead` less.
+        `last` wins ties, and against keys that have spent up to `surplus` less.
         """
 
         def order(key: Key) -> tuple[bool, float, bool]:
-            ahead = lead if key == last else 0.0
-            return key in self._new_flows, self._spent[key] - ahead, key != last
+            bonus = surplus if key == last else 0.0
+            return key in self._new_flows, self._spent[key] - bonus, key != last
 
         return min(waiting, key=order)
 

@@ -23,7 +23,7 @@ from rich.text import Text
 from solrl_proto.problems import ProblemError, ProblemKind
 
 from solrl_http.access import MAX_HEAD_BYTES
-from solrl_http.limits.hosts import is_loopback
+from solrl_http.limits.origins import is_loopback
 from solrl_http.settings import MIB, HttpSettings
 from solrl_http.tokens import read_tokens
 

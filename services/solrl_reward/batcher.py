@@ -140,7 +140,7 @@ class Batcher:
         self._batch: Sequence[_Waiting] = ()
         """The batch that is scored, or was last."""
         self._cancelled = Cancellation()
-        """Of this batch: ends its requests to other services."""
+        """Cancels the batch's requests to other services."""
         self._call: Future[list[Scored | ProblemError]] | None = None
         self._left: dict[str, Future[Any]] = {}
         """Calls that were left behind, by reward."""

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 NAME = "solrl-scoring"
-"""Of these threads."""
+"""Name of the scoring threads."""
 
 
 def in_thread(call: Callable[[], Result]) -> Future[Result]:

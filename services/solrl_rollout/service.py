@@ -23,7 +23,7 @@ from solrl_rollout.engine.adapters import AdapterMemory, Adapters
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.external_rewards import digests_with
-from solrl_rollout.engine.first_check import distrust
+from solrl_rollout.engine.rank_check import rank_warning
 from solrl_rollout.engine.rollout import RolloutHandle
 from solrl_rollout.engine.work import HostedModel, Job, release
 from solrl_rollout.engine.workers import make_workers
@@ -89,13 +89,13 @@ class Service:
         self.require_accepting()
         self.engine.scheduler.require_capacity(tenant)
 
-    async def accept(self, request: RolloutRequest, tenant: str, hold: Callable[[int], None]) -> RolloutHandle:
+    async def accept(self, request: RolloutRequest, tenant: str, reserve: Callable[[int], None]) -> RolloutHandle:
         """Check a request and queue its work.
 
         Args:
             request: prompts, candidates and plan.
             tenant: the caller.
-            hold: called with the bytes that the answer's images may take in memory; it may raise.
+            reserve: called with the bytes that the answer's images may take in memory; it may raise.
 
         Raises:
             ProblemError: 404, 422: this service does not serve such requests, or not the adapter version; 429, 503: it
@@ -106,7 +106,7 @@ class Service:
         precision = check_request(request, hosted, self.settings.most_queued, self.settings.tenant_inflight_bytes)
         external_rewards = external_rewards_of(request.rewards, self.settings.reward_hosts)
         await asyncio.to_thread(check_prompts, request, hosted)
-        hold(answer_bytes(request, hosted.info))
+        reserve(answer_bytes(request, hosted.info))
         ref = request.adapter
         info = next(one for one in hosted.info.precisions if one.precision == precision)
         fidelity = info.rank_fidelity
@@ -118,7 +118,7 @@ class Service:
             numerics=info.numerics,
             fingerprint=fingerprint(digests_with(hosted.info.digests, external_rewards), rewards),
             plan=request.plan,
-            warning=None if fidelity is None or fidelity.trusted else distrust(request.model, precision, fidelity),
+            warning=None if fidelity is None or fidelity.trusted else rank_warning(request.model, precision, fidelity),
         )
         logs.add_fields(run=ref.run if ref else None, model=request.model)
         adapter = await self.adapters.fetch(tenant, ref, hosted) if ref else None

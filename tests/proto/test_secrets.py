@@ -9,7 +9,7 @@ from solrl_client.tokens import bearer_token
 from solrl_http.logs import JsonFormatter, TextFormatter
 from solrl_proto.printable import printable
 from solrl_proto.problems import Problem, ProblemKind
-from solrl_proto.secrets import CUT, hold_secret, without_secrets
+from solrl_proto.secrets import CUT, register_secret, without_secrets
 from solrl_rollout.store.redis_store import RedisRunStore
 
 JUDGE, REWARD, REDIS, HUB, FILE = "sk-judge-1", "reward-token-2", 'pass/"<word>', "hf_4444", "hf_in_a_file"
@@ -39,7 +39,7 @@ def test_every_secret_is_cut_out_of_texts(secrets: tuple[str, ...]) -> None:
     for form in forms:
         assert "word" not in without_secrets(form), form
     assert JUDGE[:5] not in printable("x" * 95 + JUDGE + "y" * 100, 100), "it is cut out before the text is shortened"
-    hold_secret("a b")
+    register_secret("a b")
     assert without_secrets("a b c") == "a b c", "a few characters are no secret"
 
 

@@ -12,7 +12,7 @@ from packaging.version import Version
 from solrl_proto.identifiers import CHECKPOINT, split_checkpoint
 from solrl_proto.text_files import read_json
 
-from solrl_core.families.part_files import ModelFileError, missing_files, part_class, parts_of, read_index, variant_of
+from solrl_core.families.part_files import ModelFileError, components, missing_files, part_class, read_index, variant_of
 from solrl_core.families.pipeline import PipelineBackbone, is_text_encoder
 from solrl_core.families.single_file import parts_by_content, parts_in, parts_of_file
 from solrl_core.fingerprint import module_digest
@@ -299,7 +299,7 @@ def load_backbone(
     folder = model_folder(where, revision=revision, external=in_file)
     with explained(where):
         config = read_index(folder)
-        for kind in parts_of(config).values():
+        for kind in components(config).values():
             part_class(*kind)
     parts: dict[str, torch.nn.Module] = {} if transformer is None else {"transformer": transformer}
     if file is not None:

@@ -53,7 +53,7 @@ def read_index(folder: Path) -> dict[str, Any]:
         TextFileError: a file is not JSON.
     """
     index = _read_object(folder / "model_index.json")
-    for part in parts_of(index):
+    for part in components(index):
         for file in ("config.json", "scheduler_config.json"):
             if (path := folder / part / file).is_file():
                 _check_numbers(path, _read_object(path))
@@ -87,7 +87,7 @@ def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield from ((name, number) for number in values if isinstance(number, int))
 
 
-def parts_of(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+def components(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Part → (library, class) of a model_index.json, without the parts that the model does not have.
 
     Raises:
@@ -112,7 +112,7 @@ def parts_of(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def part_class(library: str, kind: str) -> Any:
-    """The class of a part, as `parts_of` names it.
+    """The class of a part, as `components` names it.
 
     Raises:
         ModelFileError: the library has no such class, or the class loads no single part.
@@ -147,7 +147,7 @@ def missing_files(folder: Path, external: Collection[str] = ()) -> list[str]:
         folder: in diffusers format, with a model_index.json.
         external: parts whose weights come from elsewhere.
     """
-    parts = parts_of(read_index(folder))
+    parts = components(read_index(folder))
     return [
         f"{name}/{file}"
         for name, (library, _) in parts.items()
@@ -171,5 +171,5 @@ def missing_in(part: Path, library: str = "transformers", external: bool = False
 
 def variant_of(folder: Path, index: Mapping[str, Any], external: Collection[str]) -> str | None:
     """The variant that the weights of a folder have, such as fp16, if there is a part without usual names."""
-    variants = (weights_of(folder / part).variant for part in parts_of(index) if part not in external)
+    variants = (weights_of(folder / part).variant for part in components(index) if part not in external)
     return next(filter(None, variants), None)

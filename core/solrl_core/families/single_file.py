@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from solrl_core.families.part_files import part_class, parts_of, weights_of
+from solrl_core.families.part_files import components, part_class, weights_of
 from solrl_core.rewards.loading import listed, read_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def parts_of_file(
     Raises:
         OSError: it cannot be read, or it does not fit; names what is missing or unexpected.
     """
-    kinds, weights = parts_of(index), _read([file])
+    kinds, weights = components(index), _read([file])
     return {
         part: _load(kinds[part], folder / part, {new: weights.pop(old) for new, old in names.items()}, dtype, file)
         for part, names in _by_part(weights, encoders).items()
@@ -73,7 +73,7 @@ def parts_by_content(
         OSError: a file cannot be read, or does not fit; the message names what is missing or unexpected.
     """
     modules = {}
-    for part, kind in parts_of(index).items():
+    for part, kind in components(index).items():
         files, _, named = weights_of(folder / part)
         usual = named and kind[1] != _SANA and not any(map(_has_fp8, files))
         if part not in external and files and not usual:

@@ -7,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from solrl_core.families.load import explained, family_of, locate
-from solrl_core.families.part_files import part_class, parts_of, read_index
+from solrl_core.families.part_files import components, part_class, read_index
 from solrl_core.families.pipeline import PipelineBackbone, pipeline_settings
 from solrl_core.model_options import MODELS_OWN, ImageSize, read_options
 
@@ -41,7 +41,7 @@ def load_skeleton(model: str, *, revision: str | None = None, size: ImageSize = 
     kind = str(index.get("_class_name"))
     family = family_of(kind, where)
     with explained(where):
-        parts = {name: _part(folder / name, *value) for name, value in parts_of(index).items()}
+        parts = {name: _part(folder / name, *value) for name, value in components(index).items()}
         import diffusers
 
         pipeline_kind = getattr(diffusers, kind)

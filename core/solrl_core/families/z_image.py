@@ -20,7 +20,7 @@ from solrl_core.precision import LayerPolicy
 class ZImage(PipelineBackbone):
     """A Z-Image or Z-Image-Turbo pipeline loaded through diffusers.
 
-    The transformer takes lists of rows, since each prompt has as many text tokens as it needs. It predicts x0 − noise
+    The transformer takes lists of rows, since prompts differ in their numbers of text tokens. It predicts x0 − noise
     at the time 1 − σ. Guidance g is the pipeline's `guidance_scale` of g − 1, which is 0 for none.
     """
 

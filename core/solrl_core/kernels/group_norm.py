@@ -14,7 +14,7 @@ _ELEMENTS = 4096
 _PART = 1024
 """Pixels whose moments a program measures."""
 _GROUPS = 4
-"""Groups whose moments one program combines: all groups leave few programs, slower than those that measure."""
+"""Groups whose moments one program combines: with all groups, the few programs would be the slowest part."""
 
 
 def rows(x: Tensor) -> Tensor:

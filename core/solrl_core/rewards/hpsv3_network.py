@@ -42,7 +42,7 @@ class HpsV3Model(Qwen2VLPreTrainedModel):  # type: ignore[misc]  # transformers 
 
         Args:
             input_ids, attention_mask: tokens of the questions with their mask, each [N, L], padded on the right. Each
-                question has one `reward_token`, and as many image tokens as its image has merged patches.
+                question has one `reward_token`, and one image token for each merged patch of its image.
             pixel_values: patches of all images, [P, 3 · 2 · 14 · 14].
             image_grid_thw: frames, rows and columns of patches of each image, [N, 3].
             reward_token: the token whose state the head reads.

@@ -87,7 +87,7 @@ class Ocr:
     """Scores from 0 to 1 of the text that RapidOCR reads in images; it runs on the processor.
 
     `wanted_text` gives the text that a prompt asks for, such as HELLO for 'a sign that says "HELLO"'. The engine has
-    as many threads as torch, with `line` one: several would mostly wait for each other.
+    torch's number of threads, or one with `line`: several would mostly wait for each other.
 
     Args:
         line: every image is one line of text, which the engine reads without looking for lines: tens of times faster.

@@ -71,7 +71,7 @@ class Solver(ABC):
         return self._mapped(lambda tensor: upload(tensor, device))
 
     def join(self, others: Sequence[Self]) -> Self:
-        """The solver of these and all `others`' candidates, which must have taken the same steps."""
+        """One solver for the candidates of this solver and of `others`, which must have taken the same steps."""
         joined = self.copy()
         joined.history = tuple(map(torch.cat, zip(self.history, *(other.history for other in others), strict=True)))
         return joined

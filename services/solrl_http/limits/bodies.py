@@ -27,23 +27,23 @@ class InflightBytes:
         self._by_tenant: Counter[str | None] = Counter()
 
     @property
-    def held(self) -> int:
+    def reserved(self) -> int:
         """Bytes of all tenants."""
         return self._by_tenant.total()
 
-    def take(self, tenant: str | None, size: int) -> None:
+    def reserve(self, tenant: str | None, size: int) -> None:
         """Count `size` more bytes.
 
         Raises:
             Refusal: 503 `too-many-bytes`; nothing is counted.
         """
-        if self.held + size > self.limit:
-            raise _too_many_bytes("all requests", self.held, size, self.limit)
+        if self.reserved + size > self.limit:
+            raise _too_many_bytes("all requests", self.reserved, size, self.limit)
         if self._by_tenant[tenant] + size > self.tenant_limit:
             raise _too_many_bytes("the tenant's requests", self._by_tenant[tenant], size, self.tenant_limit)
         self._by_tenant[tenant] += size
 
-    def give_back(self, tenant: str | None, size: int) -> None:
+    def release(self, tenant: str | None, size: int) -> None:
         """Count `size` fewer bytes."""
         self._by_tenant[tenant] -= size
         if not self._by_tenant[tenant]:
@@ -69,9 +69,9 @@ class Bodies:
     """Middleware behind access control that limits bodies, and gives them to the application as one message.
 
     A body counts towards the budget from before its first byte is read until its request is answered: with its
-    Content-Length or, without one, with the bytes received so far. Routes get `request.state.hold`, which counts other
-    bytes until the request is answered, or raises the 503. JSON that would take more than `MAX_PARSED_BYTES` is refused
-    before it is parsed.
+    Content-Length or, without one, with the bytes received so far. Routes get `request.state.reserve`: it counts
+    further bytes until the request is answered, or raises the 503. JSON that would take more than `MAX_PARSED_BYTES` is
+    refused before it is parsed.
     """
 
     def __init__(self, app: ASGIApp, settings: HttpSettings, budget: InflightBytes) -> None:
@@ -89,26 +89,26 @@ class Bodies:
         reserved = 0
         complete = False
 
-        def hold(size: int) -> None:
+        def reserve(size: int) -> None:
             nonlocal reserved
-            self._budget.take(tenant, size)
+            self._budget.reserve(tenant, size)
             reserved += size
 
         async def collected() -> Message:
             nonlocal complete
             if complete:
                 return await receive()
-            message = await self._collect(scope, receive, hold)
+            message = await self._collect(scope, receive, reserve)
             complete = True
             return message
 
-        scope["state"]["hold"] = hold
+        scope["state"]["reserve"] = reserve
         try:
             await self._app(scope, collected, send)
         finally:
-            self._budget.give_back(tenant, reserved)
+            self._budget.release(tenant, reserved)
 
-    async def _collect(self, scope: Scope, receive: Receive, hold: Callable[[int], None]) -> Message:
+    async def _collect(self, scope: Scope, receive: Receive, reserve: Callable[[int], None]) -> Message:
         """The whole body as one message, or the disconnection before its end."""
         headers, setting = dict(scope["headers"]), scope["state"]["rule"].largest_body
         limit: int = getattr(self._settings, setting)
@@ -116,7 +116,7 @@ class Bodies:
         counted = int(length) if length.isdecimal() else 0
         if counted > limit:
             raise _body_too_large(f"{counted} bytes", limit, setting)
-        hold(counted)
+        reserve(counted)
         loop, slow = asyncio.get_running_loop(), self._settings.slow_client_timeout
         pace = Pace(slow, loop.time() + slow)
         collected = io.BytesIO()  # gives its bytes without a copy, and a list of parts would not
@@ -135,7 +135,7 @@ class Bodies:
             if size > limit:
                 raise _body_too_large(f"{size} bytes and more", limit, setting)
             if size > counted:
-                hold(size - counted)
+                reserve(size - counted)
                 counted = size
             collected.write(part)
         body = collected.getvalue()

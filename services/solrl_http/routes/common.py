@@ -90,7 +90,7 @@ def source_hash(text: str) -> str:
 
 
 def _accepts_gzip(request: Request) -> bool:
-    """By Accept-Encoding of RFC 9110."""
+    """Whether Accept-Encoding (RFC 9110) allows gzip, such as `gzip, deflate;q=0.5`."""
     for entry in request.headers.get("accept-encoding", "").split(","):
         coding, _, parameters = entry.partition(";")
         if coding.strip().lower() == "gzip":

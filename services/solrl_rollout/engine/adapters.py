@@ -38,7 +38,7 @@ class AdapterMemory:
         """Bytes of all tenants."""
         return sum(self._sizes.values())
 
-    def take(self, tenant: str, content: Content, size: int) -> Callable[[], None]:
+    def reserve(self, tenant: str, content: Content, size: int) -> Callable[[], None]:
         """Count `content` for one more request of a tenant; returns what ends that, however often it is called.
 
         Raises:
@@ -124,7 +124,7 @@ class Adapters:
                 action="use a version that was pushed for this model",
             )
         content = (hosted.info.name, info.digest)
-        release = self.memory.take(tenant, content, info.size)
+        release = self.memory.reserve(tenant, content, info.size)
         try:
             adapter = await self._find(tenant, ref, hosted, content)
         except BaseException:

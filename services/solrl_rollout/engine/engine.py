@@ -52,8 +52,8 @@ class WorkerHandle(ChunkQueue):
         chunks: chunks that it has taken and not finished. Guarded by `changed` of the scheduler.
     """
 
-    def __init__(self, worker: Worker, scheduler: Scheduler, *, keeps_run: bool) -> None:
-        """`keeps_run`: whether it stays with its run beyond a turn while that is fair."""
+    def __init__(self, worker: Worker, scheduler: Scheduler, *, sticky: bool) -> None:
+        """`sticky`: whether it stays with its run beyond a turn while that is fair."""
         super().__init__(scheduler.changed)
         self.worker = worker
         self.hosted: list[HostedModel] = []
@@ -64,10 +64,10 @@ class WorkerHandle(ChunkQueue):
         self.restarts = 0
         self.chunks: list[Chunk] = []
         self._scheduler = scheduler
-        self._turn = Quantum(keeps_run=keeps_run)
+        self._turn = Quantum(sticky=sticky)
         self._finished = 0
         self._finished_by_all = 0
-        """By all workers, at its last death."""
+        """Chunks that all workers had finished at this worker's last death."""
 
     @property
     def status(self) -> WorkerStatus:
@@ -148,7 +148,7 @@ class Engine:
         self._live_timeout = settings.live_timeout
         self.scheduler = Scheduler(settings, metrics)
         several = len(workers) > 1
-        self._handles = [WorkerHandle(worker, self.scheduler, keeps_run=several) for worker in workers]
+        self._handles = [WorkerHandle(worker, self.scheduler, sticky=several) for worker in workers]
         self._comparing = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._ready: Future[list[HostedModel]] = Future()

@@ -16,8 +16,8 @@ from solrl_remote.remote_reward import connect_reward
 
 from solrl_rollout.engine.backends import BackendLoader
 from solrl_rollout.engine.chunk_scorer import ChunkScorer
-from solrl_rollout.engine.first_check import checked_default
 from solrl_rollout.engine.model_runner import ModelRunner
+from solrl_rollout.engine.rank_check import choose_precision
 from solrl_rollout.settings import ModelSpec, RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
@@ -104,7 +104,7 @@ def _load_model(
         options = ModelOptions(height=identity.height, width=identity.width, rewards=identity.reward_options)
         loaded = _tried_rewards(settings, options, rewards)
         requested = None if settings.precision == "auto" else settings.precision
-        default, fidelity = checked_default(spec.name, backend, loaded, requested, settings.checks_folder)
+        default, fidelity = choose_precision(spec.name, backend, loaded, requested, settings.checks_folder)
         return ModelRunner(
             spec.name, backend, ChunkScorer(loaded), default, settings.dtype_of_rewards, metrics, fidelity
         )

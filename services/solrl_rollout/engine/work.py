@@ -42,13 +42,13 @@ class HostedModel:
 
 @dataclass(frozen=True, eq=False)
 class LeasedAdapter(VersionedAdapter):
-    """A decoded adapter of a request; `release` ends its count among those in memory, and may be called again."""
+    """A decoded adapter of a request; `release` stops counting it in memory, and may be called again."""
 
     release: Callable[[], None]
 
 
 class ExternalReward(NamedTuple):
-    """A reward that a run brings: its server's address, and the digest that it must have, if the request says it."""
+    """A reward that a run brings: its server's address, and the digest that the request pins, if any."""
 
     at: str
     digest: str | None
@@ -65,7 +65,7 @@ class Job:
     """The part of a request that its chunks share.
 
     Setting `cancelled` stops a running chunk at its next step. The worker's `cancel` ends its requests to reward
-    servers. `external_rewards` are those of `rewards` that the run brings.
+    servers. `external_rewards` are the rewards that the run brings.
     """
 
     tenant: str

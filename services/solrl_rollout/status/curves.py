@@ -13,7 +13,7 @@ from solrl_rollout.store import RunStore
 MOST_POINTS = 120
 _CACHED_CURVES = 1024  # a few kilobytes each
 _DIGITS = 5
-_MOST_NAMES = 32  # rewards, and as many phases: each is a series over all points of the curve
+_MOST_NAMES = 32  # of rewards, and of phases: each is a series over all points of the curve
 
 Overview = tuple[Curve, tuple[HeldOut, ...]]
 """The score, and the first and the newest held-out evaluation."""
@@ -73,7 +73,7 @@ def detail(points: Sequence[Point], after: int | None = None, limit: int | None 
     """A curve of score, loss, rank fidelity, each reward, and seconds.
 
     Args:
-        points: all of the run: `elapsed` and `spearman` also depend on those that are not shown.
+        points: all points of the run: `elapsed` and `spearman` also depend on points that are not shown.
         after: show only iterations after this one.
         limit: show the oldest of them, at most this many; None thins them to `MOST_POINTS`.
     """

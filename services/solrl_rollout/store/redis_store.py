@@ -37,7 +37,7 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from solrl_proto.adapters import AdapterInfo, AdapterList, RunList
 from solrl_proto.identifiers import Message
-from solrl_proto.secrets import hold_secret
+from solrl_proto.secrets import register_secret
 from solrl_proto.status import Activity, IterationReport, Point, Samples
 
 from solrl_rollout.store.errors import (
@@ -59,7 +59,7 @@ from solrl_rollout.store.run_store import (
     admit,
     encode_point,
 )
-from solrl_rollout.store.scripts import COMMIT, DELETE, PIN, PROBE, REWIND, TELL
+from solrl_rollout.store.scripts import COMMIT, DELETE, PIN, PROBE, REPORT, REWIND
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ WAIT_S = 30.0
 UPLOAD_S = 600
 """Seconds after which the bytes of a push that was cut off are deleted."""
 _MOST_DIGITS = 16
-"""Of versions and revisions, which are below 2**53."""
+"""Most digits of versions and revisions, which are below 2**53."""
 _PARSED_AT_ONCE = 256  # points; some milliseconds
 _POINTS: TypeAdapter[tuple[Point, ...]] = TypeAdapter(tuple[Point, ...])
 _SHOWN = 200
@@ -108,7 +108,7 @@ class RedisRunStore(RunStore):
                 retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 3),
                 socket_timeout=30.0,
             )
-            hold_secret(pool.connection_kwargs.get("password") or "")
+            register_secret(pool.connection_kwargs.get("password") or "")
             self._redis = Redis.from_pool(pool)
             # An unknown option in the URL's query would raise a TypeError only at the first command.
             pool.connection_class(**pool.connection_kwargs)
@@ -123,7 +123,7 @@ class RedisRunStore(RunStore):
         self._address: str = options.get("path") or f"{host}:{port}"
         script = self._redis.register_script
         self._commit, self._rewind, self._delete = script(COMMIT), script(REWIND), script(DELETE)
-        self._pin, self._tell, self._probe = script(PIN), script(TELL), script(PROBE)
+        self._pin, self._report, self._probe = script(PIN), script(REPORT), script(PROBE)
 
     async def put(self, tenant: str, info: AdapterInfo, body: bytes) -> tuple[AdapterInfo, bool]:
         keys = self._keys(tenant, info.run)
@@ -232,7 +232,7 @@ class RedisRunStore(RunStore):
         point = encode_point(report)
         sample_fields = (samples.model_dump_json(), samples.iteration) if samples else ("", "")
         with self._reported(run):
-            revision = await self._tell(
+            revision = await self._report(
                 keys=[keys.versions, keys.iterations, keys.progress, keys.revision],
                 args=[report.iteration, point, *sample_fields, KEPT_POINTS, KEPT_POINT_BYTES],
             )
@@ -253,7 +253,7 @@ class RedisRunStore(RunStore):
 
     async def samples(self, tenant: str, run: str) -> Samples | None:
         (text,) = await self._each([("HGET", self._keys(tenant, run).progress, "samples")])
-        return readable(f"the samples of run {run!r}", Samples, text)
+        return parse_or_none(f"the samples of run {run!r}", Samples, text)
 
     async def progress(self, tenant: str, runs: Sequence[str]) -> dict[str, Progress]:
         commands = [("HMGET", self._keys(tenant, run).progress, "revision", "last") for run in runs]
@@ -261,7 +261,7 @@ class RedisRunStore(RunStore):
         for run, reply in zip(runs, await self._each(commands, consistent=True), strict=True):
             place = f"the progress of run {run!r}"
             at, last = intact(place, reply) or (None, None)
-            point = readable(place, Point, last)
+            point = parse_or_none(place, Point, last)
             if point is None:
                 continue
             if (revision := number(at or b"")) is None:
@@ -279,7 +279,7 @@ class RedisRunStore(RunStore):
     async def activities(self, tenant: str, runs: Sequence[str]) -> dict[str, Activity]:
         replies = await self._each([("GET", self._keys(tenant, run).activity) for run in runs])
         activities = {
-            run: readable(f"the activity of run {run!r}", Activity, reply)
+            run: parse_or_none(f"the activity of run {run!r}", Activity, reply)
             for run, reply in zip(runs, replies, strict=True)
         }
         return {run: activity for run, activity in activities.items() if activity is not None}
@@ -369,7 +369,7 @@ def intact(place: str, reply: Any) -> Any:
     return None
 
 
-def readable(place: str, model: type[Model], reply: Any) -> Model | None:
+def parse_or_none(place: str, model: type[Model], reply: Any) -> Model | None:
     """The message of a JSON record; None if there is none, or it is damaged."""
     if (text := intact(place, reply)) is None:
         return None
@@ -385,7 +385,7 @@ def points_of(run: str, texts: Sequence[bytes]) -> tuple[Point, ...]:
     try:
         return _POINTS.validate_json(b"[" + b",".join(texts) + b"]", extra="ignore")
     except ValidationError:
-        points = (readable(f"an iteration of run {run!r}", Point, text) for text in texts)
+        points = (parse_or_none(f"an iteration of run {run!r}", Point, text) for text in texts)
         return tuple(point for point in points if point is not None)
 
 

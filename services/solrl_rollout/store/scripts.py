@@ -160,7 +160,7 @@ redis.call(ARGV[2] == '1' and 'SADD' or 'SREM', KEYS[2], ARGV[1])
 return 1
 """
 
-TELL = """
+REPORT = """
 -- KEYS: the run's hash, its iterations, its progress, the tenant's newest revision.
 -- ARGV: iteration, its point, samples ('' for none), the samples' iteration, points to keep, bytes of them to keep.
 -- Answers the revision, or '' if there is no such run.

@@ -194,12 +194,12 @@ async def test_adapters_that_requests_hold_are_bounded() -> None:
 
 async def test_a_tenant_holds_no_more_than_its_part() -> None:
     held = AdapterMemory(limit=100, tenant_limit=60)
-    first = held.take("a", ("mini", "x"), 50)
+    first = held.reserve("a", ("mini", "x"), 50)
     with pytest.raises(ProblemError, match="tenant's requests have 50 bytes"):
-        held.take("a", ("mini", "y"), 20)
-    others = held.take("b", ("mini", "x"), 50)
+        held.reserve("a", ("mini", "y"), 20)
+    others = held.reserve("b", ("mini", "x"), 50)
     with pytest.raises(ProblemError, match="all requests have 100 bytes"):
-        held.take("c", ("mini", "x"), 1)
+        held.reserve("c", ("mini", "x"), 1)
     first()
     assert held.bytes == 50
     others()

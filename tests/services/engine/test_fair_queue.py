@@ -37,7 +37,7 @@ def queue_of(*items: Item, limit: int = 1000, turn: int = 1, tenant_limit: int |
 
 def taken(queue: FairQueue, count: int | None = None) -> list[object]:
     runs: list[object] = []
-    while (count is None or len(runs) < count) and (item := queue.take()) is not None:
+    while (count is None or len(runs) < count) and (item := queue.pop()) is not None:
         runs.append(item.run)
     return runs
 
@@ -45,11 +45,11 @@ def taken(queue: FairQueue, count: int | None = None) -> list[object]:
 def test_survivors_and_lost_items_return_to_the_front() -> None:
     first, second = (Item("a", 2, job=f"request {i}") for i in range(2))
     queue = queue_of(first, second, limit=5)
-    assert queue.take() is first
+    assert queue.pop() is first
     queue.put([last := Item("a", 3)])
     queue.put(survivors := [Item("a"), Item("a")], first=True)  # beyond the limit
     queue.put_back(first)
-    assert [queue.take() for _ in range(5)] == [first, *survivors, second, last]
+    assert [queue.pop() for _ in range(5)] == [first, *survivors, second, last]
 
 
 def test_turns_depend_on_the_measured_time_of_a_step() -> None:
@@ -132,7 +132,7 @@ def test_removing_a_job_removes_all_its_items_and_no_others() -> None:
     assert queue.remove("gone") == gone
     assert queue.remove("gone") == []
     assert (queue.by_tenant, queue.cost) == ({"t": 2}, 2)
-    assert queue.take() is keep
+    assert queue.pop() is keep
     assert queue.clear() == [last]
     assert not queue
 
@@ -170,7 +170,7 @@ def test_a_queue_forgets_runs_without_debt() -> None:
         run = Run()
         runs.add(run)
         queue.put([Item(run)])
-        queue.take()
+        queue.pop()
     del run
     assert len(runs) < 5
 
@@ -180,12 +180,12 @@ def chunks_until_done(queue: FairQueue, victim: list[Item], fresh: Callable[[int
     names = itertools.count()
     queue.put([fresh(next(names)) for _ in range(in_flight)])
     for _ in range(8):
-        queue.take()
+        queue.pop()
         queue.put([fresh(next(names))])
     queue.put(victim)
     left, served = len(victim), 0
     while left:
-        item = queue.take()
+        item = queue.pop()
         served += 1
         if item in victim:
             left -= 1
@@ -215,7 +215,7 @@ def test_a_cost_measured_later_is_charged_to_its_tenant_and_run() -> None:
     queue = queue_of(*items(100, "heavy", tenant="a"), *items(100, "light", tenant="b"), limit=10_000)
     served = []
     for _ in range(40):
-        item = queue.take()
+        item = queue.pop()
         assert item is not None
         served.append(item.run)
         if item.run == "heavy":
@@ -223,14 +223,14 @@ def test_a_cost_measured_later_is_charged_to_its_tenant_and_run() -> None:
     assert 8 <= served.count("heavy") <= 12
 
 
-def served(servers: int, runs: int, takes: int, chance: random.Random, *, keeps_run: bool = True) -> list[list[object]]:
+def served(servers: int, runs: int, takes: int, chance: random.Random, *, sticky: bool = True) -> list[list[object]]:
     """Runs that each of several servers takes, in random order of the servers; each run always has more items."""
     queue = queue_of(*(Item(run) for _ in range(takes) for run in range(runs)), limit=takes * runs, turn=4)
-    turns = [Quantum(keeps_run=keeps_run) for _ in range(servers)]
+    turns = [Quantum(sticky=sticky) for _ in range(servers)]
     found: list[list[object]] = [[] for _ in turns]
     for _ in range(takes):
         server = chance.randrange(servers)
-        item = queue.take(turns[server])
+        item = queue.pop(turns[server])
         assert item is not None
         found[server].append(item.run)
     return found
@@ -247,24 +247,24 @@ def test_several_servers_share_the_runs_equally(servers: int, runs: int, seed: i
 
 @pytest.mark.parametrize("runs", [2, 3, 8])
 def test_several_servers_change_runs_less_often_if_they_keep_them(runs: int) -> None:
-    def changes(keeps_run: bool) -> int:
-        found = served(2, runs, 400, random.Random(3), keeps_run=keeps_run)
+    def changes(sticky: bool) -> int:
+        found = served(2, runs, 400, random.Random(3), sticky=sticky)
         return sum(one != other for taken in found for one, other in itertools.pairwise(taken))
 
-    kept, left = changes(keeps_run=True), changes(keeps_run=False)
+    kept, left = changes(sticky=True), changes(sticky=False)
     assert kept < 0.7 * left
 
 
 def test_an_item_that_is_put_back_is_next_and_its_run_pays_once() -> None:
     queue = queue_of(*(Item(run, job=f"{run}{i}") for i in range(3) for run in "ab"), turn=1)
-    first = queue.take()
+    first = queue.pop()
     assert first is not None
     before = queue.by_tenant.copy(), queue.cost
-    again = queue.take()
+    again = queue.pop()
     assert again is not None
     queue.put_back(again)
     assert (queue.by_tenant, queue.cost) == before
-    assert queue.take() is again
+    assert queue.pop() is again
     assert taken(queue) == ["b", "a", "a", "b"]  # a tie: the run served last is next
 
 
@@ -272,7 +272,7 @@ def test_an_item_that_is_put_back_is_next_and_its_run_pays_once() -> None:
 @pytest.mark.parametrize("before", [False, True])
 def test_a_new_flow_waits_for_no_work_that_is_put_back(before: bool, tenant: str) -> None:
     queue = queue_of(*items(4, "big", 24, 6), turn=4)
-    first, second, *_ = (queue.take() for _ in range(4))
+    first, second, *_ = (queue.pop() for _ in range(4))
     assert first is not None
     assert second is not None
     small = Item("small", 4, 2, tenant=tenant)
@@ -282,26 +282,26 @@ def test_a_new_flow_waits_for_no_work_that_is_put_back(before: bool, tenant: str
         queue.put_back(lost)
     if not before:
         queue.put([small])
-    assert [queue.take() for _ in range(3)] == [small, first, second]
+    assert [queue.pop() for _ in range(3)] == [small, first, second]
 
 
 def test_a_run_that_must_wait_lets_others_pass_loses_nothing_and_pays_nothing() -> None:
     queue = queue_of(*items(2, "slow"), *items(2, "a"), Item("slow", tenant="u"), Item("b", tenant="u"), turn=4)
     turn = Quantum()
-    first = queue.take(turn)
+    first = queue.pop(turn)
     assert first is not None
     assert first.run == "slow"
-    passed = [queue.take(turn, lambda item: item.run == "slow") for _ in range(4)]
+    passed = [queue.pop(turn, lambda item: item.run == "slow") for _ in range(4)]
     assert [item and (item.tenant, item.run) for item in passed] == [("u", "b"), ("t", "a"), ("t", "a"), None]
     assert queue.by_tenant == {"t": 1, "u": 1}
     assert taken(queue) == ["slow", "slow"]
     queue = queue_of(*(Item(run) for run in "aaaabbbb"))
-    assert queue.take() is not None  # of a
-    passed = [queue.take(skip=lambda item: item.run == "a") for _ in range(3)]
+    assert queue.pop() is not None  # of a
+    passed = [queue.pop(skip=lambda item: item.run == "a") for _ in range(3)]
     assert [item and item.run for item in passed] == ["b"] * 3
     assert taken(queue) == ["a", "a", "a", "b"]
     queue.put([Item("a")])
-    assert queue.take(skip=lambda item: item.run == "a") is None
+    assert queue.pop(skip=lambda item: item.run == "a") is None
     assert taken(queue) == ["a"]
 
 
@@ -309,7 +309,7 @@ def test_a_new_flow_that_is_passed_over_remains_one() -> None:
     queue = queue_of(*(Item("a") for _ in range(8)), turn=4)
     assert taken(queue, 1) == ["a"]
     queue.put([Item("z", tenant="other"), Item("b")])
-    passed = [queue.take(skip=lambda item: item.run != "a") for _ in range(2)]
+    passed = [queue.pop(skip=lambda item: item.run != "a") for _ in range(2)]
     assert [item and item.run for item in passed] == ["a", "a"]
     assert taken(queue, 3) == ["z", "b", "a"], "within a turn of a"
 
@@ -320,7 +320,7 @@ def test_every_item_is_taken_however_often_it_was_passed_over() -> None:
     queue, found = queue_of(*items, turn=2), list[Item]()
     while queue:
         able = set(chance.sample(["ta", "tb", "ua", "ub"], 2))
-        if (item := queue.take(skip=lambda item, able=able: item.run not in able)) is not None:  # type: ignore[misc]
+        if (item := queue.pop(skip=lambda item, able=able: item.run not in able)) is not None:  # type: ignore[misc]
             assert item.run in able
             found.append(item)
     assert sorted(map(id, found)) == sorted(map(id, items))

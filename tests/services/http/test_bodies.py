@@ -123,16 +123,16 @@ def test_bodies_beyond_the_budget_are_refused_before_they_are_read(small: Runnin
 
 def test_a_tenant_may_use_half_of_the_budget() -> None:
     budget = InflightBytes(limit=100, tenant_limit=50)
-    budget.take("a", 50)
+    budget.reserve("a", 50)
     for tenant, size in (("a", 1), ("b", 51)):
         with pytest.raises(Refusal):
-            budget.take(tenant, size)
-    budget.take("b", 50)
+            budget.reserve(tenant, size)
+    budget.reserve("b", 50)
     with pytest.raises(Refusal):
-        budget.take("c", 1)
-    budget.give_back("a", 50)
-    budget.take("c", 50)
-    assert budget.held == 100
+        budget.reserve("c", 1)
+    budget.release("a", 50)
+    budget.reserve("c", 50)
+    assert budget.reserved == 100
 
 
 @pytest.mark.anyio
@@ -143,10 +143,10 @@ async def test_a_body_counts_until_its_request_is_answered(declared: int | None)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         assert (await receive())["body"] == b"x" * 30
-        seen.append(budget.held)
+        seen.append(budget.reserved)
 
     async def receive() -> Message:
-        seen.append(budget.held)
+        seen.append(budget.reserved)
         return {"type": "http.request", "body": b"x" * 10, "more_body": len(seen) < 3}
 
     async def send(message: Message) -> None:
@@ -157,7 +157,7 @@ async def test_a_body_counts_until_its_request_is_answered(declared: int | None)
     scope = {"type": "http", "method": "PUT", "headers": headers, "state": {"rule": rule}}
     await Bodies(app, HttpSettings(), budget)(scope, receive, send)
     assert seen == ([30, 30, 30, 30] if declared else [0, 10, 20, 30])
-    assert budget.held == 0
+    assert budget.reserved == 0
 
 
 @LENGTHS

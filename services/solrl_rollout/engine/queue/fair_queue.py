@@ -41,13 +41,13 @@ class Quantum:
     """The turns of one server of the queue.
 
     Attributes:
-        keeps_run: its run gets another turn while it is less than a turn ahead of the least served one. With several
+        sticky: its run gets another turn while it is less than a turn ahead of the least served one. With several
             servers, each then keeps an adapter for longer, and all runs are still served.
         tenant, run: the run that it served last.
         chunks: number of chunks in the current turn.
     """
 
-    keeps_run: bool = False
+    sticky: bool = False
     tenant: str = ""
     run: Run = None
     chunks: int = 0
@@ -75,7 +75,7 @@ class FairQueue:
         turn: int = 1,
         weight: Callable[[Chunk], float] = lambda chunk: 1.0,
     ) -> None:
-        """`weight`: factor of a chunk's cost, evaluated when it is taken."""
+        """`weight`: factor of a chunk's cost, evaluated when it is popped."""
         self.limit = limit
         self.tenant_limit = tenant_limit or limit
         self.cost = 0
@@ -93,8 +93,8 @@ class FairQueue:
         """Add all chunks, or none.
 
         Args:
-            chunks: in the order in which they are to run.
-            first: they continue chunks that were taken: they go before the run's others, also beyond the limits.
+            chunks: in the order that they are to run in.
+            first: whether the chunks continue served ones: they go before the run's other chunks, despite limits.
 
         Raises:
             QueueFullError: they do not all fit.
@@ -108,7 +108,7 @@ class FairQueue:
             self._add(chunk, first=first)
 
     def require_capacity(self, requested: Mapping[str, int]) -> None:
-        """Check that this many more candidates of each tenant fit now.
+        """Check that `requested` further candidates of each tenant fit now.
 
         Raises:
             QueueFullError: they do not all fit.
@@ -119,15 +119,15 @@ class FairQueue:
             if self.by_tenant[tenant] + candidates > self.tenant_limit:
                 raise QueueFullError(self.by_tenant[tenant], self.tenant_limit, tenant)
 
-    def take(self, turn: Quantum | None = None, skip: Callable[[Chunk], bool] | None = None) -> Chunk | None:
+    def pop(self, turn: Quantum | None = None, skip: Callable[[Chunk], bool] | None = None) -> Chunk | None:
         """Remove and return the next chunk of a server.
 
         Args:
             turn: the server's turn; None if it is the only one.
-            skip: whether a run must wait whose next chunk this is; None if no run must wait.
+            skip: next chunk of a run → whether the run must wait; None if no run must wait.
 
         Returns:
-            The chunk; None when no run has one that may be taken.
+            The chunk; None if every run is empty or must wait.
         """
         turn = turn or self._only_turn
         waiting = self._waiting if skip is None else self._without(skip)
@@ -178,7 +178,7 @@ class FairQueue:
         return bool(self._waiting)
 
     def _add(self, chunk: Chunk, *, first: bool) -> None:
-        """Add a chunk to its run's, the first or last."""
+        """Insert a chunk at the front (`first`) or back of its run's queue."""
         tenant, run = chunk.tenant, chunk.run
         if tenant not in self._waiting:
             self._tenants.arrive(tenant, self._waiting.keys())
@@ -193,7 +193,7 @@ class FairQueue:
         self._count(chunk, 1)
 
     def _remove(self, chunk: Chunk) -> None:
-        """Remove a waiting chunk, and what it leaves empty."""
+        """Remove a waiting chunk, and its run, tenant and job if they are empty then."""
         runs, of_job = self._waiting[chunk.tenant], self._of_jobs[chunk.job]
         del runs[chunk.run][chunk]
         if not runs[chunk.run]:
@@ -219,7 +219,7 @@ class FairQueue:
             if turn.run in waiting.get(turn.tenant, {}) and turn.chunks < self._turn:
                 tenant = turn.tenant
             else:
-                tenant = self._tenants.least_served(waiting.keys(), turn.tenant, self._lead(turn))
+                tenant = self._tenants.least_served(waiting.keys(), turn.tenant, self._surplus(turn))
         self._tenants.admit(tenant)
         return tenant, self._next_of(tenant, turn, waiting[tenant])
 
@@ -236,14 +236,14 @@ class FairQueue:
             if last in runs and turn.chunks < self._turn:
                 chosen = last
             else:
-                chosen = share.least_served(runs.keys(), last, self._lead(turn))
+                chosen = share.least_served(runs.keys(), last, self._surplus(turn))
         share.admit(chosen)
         return chosen
 
-    def _lead(self, turn: Quantum) -> float:
-        """The cost by which a server's run may be ahead of the least served one and get another turn."""
+    def _surplus(self, turn: Quantum) -> float:
+        """Most cost above the least served run's that still gives a server's run another turn."""
         chunks = self._waiting.get(turn.tenant, {}).get(turn.run)
-        if not turn.keeps_run or not chunks:
+        if not turn.sticky or not chunks:
             return 0.0
         head = _head(chunks)
         return (self._turn - 1) * head.cost * self._weight(head)

@@ -133,7 +133,7 @@ class Scheduler:
         # One more chunk is generated while the servers of the settings score their maximum.
         full = {at for at, chunks in busy.items() if chunks >= self._at_servers + (at == BUILTIN_SERVERS)}
         skip = (lambda chunk: not full.isdisjoint(servers(chunk))) if full else None
-        while (chunk := self._queue.take(turn, skip)) is not None:
+        while (chunk := self._queue.pop(turn, skip)) is not None:
             # A chunk that was put back is running already.
             if chunk.result.running() or chunk.result.set_running_or_notify_cancel():
                 return chunk

@@ -64,7 +64,7 @@ class LocalWorker:
         self._runners: dict[str, ModelRunner] = {}
         self._scoring: SideStream
         self._places = asyncio.Semaphore(settings.scoring_in_flight)
-        """Of chunks at servers of the settings. For servers of runs, the queue keeps the bound."""
+        """Limits chunks waiting for the operator's reward servers; the scheduler limits external ones."""
         self._asking: set[Future[None]] = set()
         """What waits for servers, and what a fault has ended."""
         self._cancellable: dict[Chunk, asyncio.Task[Any]] = {}
@@ -92,7 +92,7 @@ class LocalWorker:
             on_end=queue.wake,
         )
         try:
-            while (chunk := queue.take(self._attend)) is not None:
+            while (chunk := queue.take(self._on_wake)) is not None:
                 self._serve(self._runners[chunk.job.model], chunk)
         finally:
             self._scoring.close()
@@ -123,7 +123,7 @@ class LocalWorker:
         for runner in self._runners.values():
             runner.backend.close()
 
-    def _attend(self) -> None:
+    def _on_wake(self) -> None:
         self._answer_pings()
         for task in tuple(self._asking):
             if task.done():

@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 Source = TypeVar("Source")
 
 END_SECONDS = 15.0
-"""Seconds in which a process must end once its connection is closed."""
+"""Most seconds until a process ends once its connection is closed."""
 _SILENT = 2.0
-"""Times `live_timeout` for which a process may be silent; liveness fails before."""
+"""Longest silence of a process, in units of `live_timeout`; liveness fails before."""
 _LOOKS = 10
 """Parts of that time. If this process itself was stopped for a while, that counts as one of them."""
 _LOCAL = {"gpus": None, "workers": 1, "queue_limit": 2**20, "tenant_queue_limit": None}
@@ -167,15 +167,15 @@ class RemoteWorker:
         watcher.start()
         try:
             while True:
-                queue.wait(self._has_room, self._attend)
-                chunk = queue.take(self._attend)
+                queue.wait(self._has_room, self._on_wake)
+                chunk = queue.take(self._on_wake)
                 if chunk is None:
                     break
                 if chunk.losses:
                     # Alone, so that if it kills this worker, too, no other chunk is lost a second time.
-                    queue.wait(self._is_idle, self._attend)
+                    queue.wait(self._is_idle, self._on_wake)
                 self._send(queue, chunk)
-            queue.wait(self._is_idle, self._attend)
+            queue.wait(self._is_idle, self._on_wake)
         except OSError as error:
             how = self._stop()  # results that arrived before the end count
             raise WorkerDiedError(how, list(self._sent.values())) from error
@@ -185,7 +185,7 @@ class RemoteWorker:
             watcher.join()
 
     def cancel(self, job: Job) -> None:
-        """Tell the process to stop the job's chunks, by the worker's own thread."""
+        """Stop the job's chunks in the process; the worker's own thread sends the message."""
         with self._lock:
             ids = [id for id, chunk in self._sent.items() if chunk.job is job]
         if ids:
@@ -248,7 +248,7 @@ class RemoteWorker:
             alone = any(chunk.losses for chunk in self._sent.values())
             return not (alone or self._ahead)
 
-    def _attend(self) -> None:
+    def _on_wake(self) -> None:
         """Send what other threads have posted. Raises ConnectionError if the process has ended."""
         if self._gone:
             raise ConnectionError("the process has ended")
@@ -367,10 +367,10 @@ class RemoteWorker:
 
 
 def importable(load_backend: BackendLoader) -> str:
-    """The `module:name` of a loader, by which another process imports it.
+    """The `module:name` that another process imports a loader by.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the loader has no such name.
     """
     module, name = (getattr(load_backend, attribute, "") for attribute in ("__module__", "__qualname__"))
     if not module or module == "__main__" or not name.isidentifier():

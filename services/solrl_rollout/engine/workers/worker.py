@@ -56,13 +56,13 @@ class ChunkQueue(ABC):
     def fail(self, chunk: Chunk, error: ProblemError) -> None:
         """Resolve a taken chunk with an error of its request; any thread may call this."""
 
-    def take(self, attend: Callable[[], None]) -> Chunk | None:
+    def take(self, on_wake: Callable[[], None]) -> Chunk | None:
         """Wait for the worker's next chunk; None once the engine closes.
 
-        `attend` is called before each time that this sleeps, and after each `wake`; if it raises, this raises the same.
+        Calls `on_wake` before each sleep and after each `wake`; errors of `on_wake` are raised.
         """
         while True:
-            attend()
+            on_wake()
             with self._changed:
                 if self.closing:
                     return None
@@ -70,10 +70,10 @@ class ChunkQueue(ABC):
                     return chunk
                 self._sleep()
 
-    def wait(self, until: Callable[[], bool], attend: Callable[[], None]) -> None:
-        """Wait until `until()`, which is evaluated after each `wake`; `attend` as above."""
+    def wait(self, until: Callable[[], bool], on_wake: Callable[[], None]) -> None:
+        """Wait until `until()`, evaluated after each `wake`. Calls `on_wake` as `take` does."""
         while True:
-            attend()
+            on_wake()
             with self._changed:
                 if until():
                     return

@@ -51,7 +51,7 @@ async def list_models(service: ServiceDep, caller: CallerDep) -> ModelList:
 @access("rollout", queues_work=True)
 async def make_rollouts(request: Request, service: ServiceDep, caller: CallerDep, body: RolloutRequest) -> Response:
     """Generate and score candidates for each prompt. Closing the connection cancels unfinished work."""
-    rollout = await service.accept(body, caller.tenant, request.state.hold)
+    rollout = await service.accept(body, caller.tenant, request.state.reserve)
     if STREAM_MEDIA_TYPE in request.headers.get("accept", ""):
         return RolloutLines(rollout)
     try:

@@ -20,7 +20,7 @@ from solrl_proto.rollouts import Plan
 logger = logging.getLogger(__name__)
 
 _VERSION = 2
-"""Of the check: of its prompts, plan and counts."""
+"""Version of the check's prompts, plan and counts."""
 _CANDIDATES = 16
 _PLAN = Plan(steps=6)
 _TRUE_STEPS = 10
@@ -28,7 +28,7 @@ _AT_ONCE = 4
 """Prompts per round of the check. Rounds follow until the interval excludes `FLOOR`."""
 
 
-def checked_default(
+def choose_precision(
     model: str, backend: Backend, rewards: RewardSet, requested: Precision | None, folder: Path | None
 ) -> tuple[Precision, RankFidelity | None]:
     """The precision that a service uses by default, and how well it ranks.
@@ -58,7 +58,7 @@ def checked_default(
             return precision, fidelity
         logger.warning(
             "%s, see `solrl-rollout check`; %s",
-            distrust(model, precision, fidelity),
+            rank_warning(model, precision, fidelity),
             "it is served because --precision asks for it" if requested else "the next precision is tried",
         )
         if requested:
@@ -66,7 +66,7 @@ def checked_default(
     raise AssertionError("BF16 is the last precision")
 
 
-def distrust(model: str, precision: Precision, fidelity: RankFidelity) -> str:
+def rank_warning(model: str, precision: Precision, fidelity: RankFidelity) -> str:
     """Text for a precision that does not rank."""
     return (
         f"{model} at {precision} does not rank as in BF16: Spearman {fidelity.spearman:.2f} of {fidelity.reward} over "

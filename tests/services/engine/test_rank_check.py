@@ -12,9 +12,9 @@ from solrl_core.rewards.reward import PlainDefaults
 from solrl_engine.local_backend import LocalBackend
 from solrl_engine.precision_check import PROMPTS
 from solrl_proto.rollouts import Plan
-from solrl_rollout.engine import backends, first_check
+from solrl_rollout.engine import backends, rank_check
 from solrl_rollout.engine.backends import load_backend
-from solrl_rollout.engine.first_check import checked_default
+from solrl_rollout.engine.rank_check import choose_precision
 from solrl_rollout.settings import ModelSpec, RolloutSettings
 
 
@@ -23,7 +23,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check of few prompts and steps."""
     sizes = {"PROMPTS": PROMPTS[:4], "_CANDIDATES": 8, "_PLAN": Plan(steps=3), "_TRUE_STEPS": 5}
     for name, value in sizes.items():
-        monkeypatch.setattr(first_check, name, value)
+        monkeypatch.setattr(rank_check, name, value)
 
 
 @pytest.fixture(scope="module")
@@ -43,26 +43,26 @@ def loaded(model: str) -> tuple[LocalBackend, RewardSet]:
 @pytest.mark.usefixtures("_small")
 def test_a_first_load_is_checked_and_later_ones_read_it(tmp_path: Path) -> None:
     backend, rewards = loaded("mini-flux")
-    precision, found = checked_default("flux", backend, rewards, "nvfp4", tmp_path)
+    precision, found = choose_precision("flux", backend, rewards, "nvfp4", tmp_path)
     assert precision == "nvfp4"
     assert found is not None
     assert found.trusted
     assert found.low > 0.6 or found.prompts == 4
     (file,) = tmp_path.iterdir()
     file.write_text(json.dumps(json.loads(file.read_text()) | {"spearman": 0.77}))
-    _, again = checked_default("flux", backend, rewards, "nvfp4", tmp_path)
+    _, again = choose_precision("flux", backend, rewards, "nvfp4", tmp_path)
     assert again is not None
     assert again.spearman == 0.77
     file.write_text("{")  # written in part
-    assert checked_default("flux", backend, rewards, "nvfp4", tmp_path)[1] == found
+    assert choose_precision("flux", backend, rewards, "nvfp4", tmp_path)[1] == found
 
 
 def test_bf16_and_what_cannot_be_judged_are_not_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     backend, rewards = loaded("mini-flux")
-    assert checked_default("flux", backend, rewards, None, tmp_path) == ("bf16", None)
-    assert checked_default("flux", backend, rewards.only(()), "nvfp4", tmp_path) == ("nvfp4", None)
+    assert choose_precision("flux", backend, rewards, None, tmp_path) == ("bf16", None)
+    assert choose_precision("flux", backend, rewards.only(()), "nvfp4", tmp_path) == ("nvfp4", None)
     assert "no built-in reward is computed here" in caplog.text
-    assert checked_default("flux", backend, rewards, "nvfp4", None) == ("nvfp4", None)
+    assert choose_precision("flux", backend, rewards, "nvfp4", None) == ("nvfp4", None)
     assert not list(tmp_path.iterdir())
 
 
@@ -73,7 +73,7 @@ def test_auto_takes_the_next_precision_when_one_does_not_rank(
     backend, rewards = loaded(str(with_outliers))
     native = [one.model_copy(update={"numerics": "native"}) for one in backend.capabilities.precisions]
     monkeypatch.setattr(backend, "capabilities", type(backend.capabilities)(tuple(native), overlaps=False))
-    assert checked_default("flux", backend, rewards, None, tmp_path) == ("bf16", None)
+    assert choose_precision("flux", backend, rewards, None, tmp_path) == ("bf16", None)
     assert "flux at nvfp4 does not rank as in BF16: Spearman" in caplog.text
     assert "the next precision is tried" in caplog.text
 
