@@ -231,6 +231,40 @@ def test_benchmarks_and_scripts_have_no_circular_imports(folder: str) -> None:
     assert circular(files) == []
 
 
+CONTENTLESS = {"asked", "found", "given", "held", "one", "own", "said", "seen", "shown", "taken", "told", "wanted"}
+PLAINLY_NAMED = ("clients", "core", "examples", "minis", "proto", "services")
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
+
+
+def contentless(code: str) -> list[tuple[int, str]]:
+    """Lines and names of variables and parameters that do not name their value, outside one-line comprehensions."""
+    tree = ast.parse(code)
+    short = [node for node in ast.walk(tree) if isinstance(node, COMPREHENSIONS) and node.lineno == node.end_lineno]
+    brief = {inner for node in short for inner in ast.walk(node)}
+    bound = {
+        (node.lineno, node.arg if isinstance(node, ast.arg) else node.id)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+        if node not in brief
+    }
+    return sorted((line, name) for line, name in bound if name in CONTENTLESS)
+
+
+@pytest.mark.parametrize("folder", PLAINLY_NAMED)
+def test_names_say_what_the_value_is(folder: str) -> None:
+    """A noun, such as `matches`, `options` or `row`, in place of `found`, `given` or `one`."""
+    assert [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, name in contentless(path.read_text("utf-8"))
+    ] == []
+
+
+def test_a_name_without_content_is_reported_where_it_is_bound() -> None:
+    code = "def f(given):\n    found = max(given)\n    return [one for one in found], lambda one: one\n"
+    assert contentless(code) == [(1, "given"), (2, "found")]
+
+
 def test_nothing_is_unpickled() -> None:
     for package in PACKAGES:
         for path in sources(package):
