@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from solrl_trainer.settings.config import RunConfig
+from solrl_trainer.settings.removed import REMOVED, removal
 
 from paper.experiments import OWN_SETTINGS, Experiment
 from paper.intervals import Values
@@ -138,7 +139,8 @@ def _require_settings(experiment: Experiment, stored: Mapping[str, Any], path: P
     """Refuse a run whose settings the preset does not give any more; settings that were added since are allowed."""
     now = _by_key(experiment.config.model_dump(mode="json", exclude=set(OWN_SETTINGS)))
     then = _by_key(stored)
-    differing = sorted(key for key in then.keys() - PLACEMENT if then[key] != now.get(key))
+    gone = {key for key in REMOVED if removal(key, then.get(key)) is None}
+    differing = sorted(key for key in then.keys() - PLACEMENT - gone if then[key] != now.get(key))
     if differing:
         raise MixedRunsError(
             f"{path} was run with other values of {', '.join(differing)} than {experiment.preset} has now; "

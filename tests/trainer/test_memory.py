@@ -305,8 +305,6 @@ def test_the_command_says_what_does_not_fit_and_who_decided() -> None:
     assert "A service explores; `solrl-rollout memory --precision fp8` plans it." in done.stdout
     assert "explore.precision=auto" not in done.stdout
     assert "explore.precision=auto is planned as fp8." in typed(main, "memory", *BATCH, COLUMNS="200").stdout
-    done = typed(main, "memory", *served, "--set", "regenerate.at=service", COLUMNS="200")
-    assert "regenerates; `solrl-rollout memory --precision fp8 bf16` plans it." in done.stdout
     unmerged = (*served, "--set", "explore.adapter=unmerged", "--set", "explore.precision=nvfp4")
     done = typed(main, "memory", *unmerged, COLUMNS="200")
     assert "`solrl-rollout memory --precision nvfp4 --unmerged-rank 32` plans it." in done.stdout

@@ -138,7 +138,7 @@ def bringing(service: RunningService, at: str, *overrides: str, output: Path) ->
 def test_a_run_brings_a_reward_that_its_service_has_not_loaded(
     service: RunningService, server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = bringing(service, server, "regenerate.at=service", output=tmp_path / "run")
+    config = bringing(service, server, output=tmp_path / "run")
     assert check_run(config, resume=False) == config
     (hosted,) = service.client.get("/v1/models").json()["models"]
     run(config)

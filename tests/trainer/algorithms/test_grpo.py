@@ -204,9 +204,7 @@ class OwnSolver(FlowGrpo):
 OWN = f"algorithm.name={__name__}:OwnSolver"
 
 
-def test_a_service_cannot_regenerate_recorded_samples_nor_a_plan_name_a_solver_of_ones_own() -> None:
-    with pytest.raises(ConfigError, match="OwnSolver trains on every step or uses a solver of its own"):
-        configured("naive_scaling", OWN, "rollout_url=http://gpu-node:8100", "regenerate.at=service")
+def test_a_plan_cannot_name_a_solver_of_ones_own() -> None:
     with pytest.raises(ConfigError, match="OwnSolver do not take stochastic steps that a plan can name"):
         configured("naive_scaling", OWN, "regenerate.at=trainer", "explore.sampler=training", "explore.steps=4")
 
