@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -125,7 +124,7 @@ class _Ahead:
 
     own: Sequence[PromptItem]
     arrived: SimpleQueue[Arrived | BaseException] = field(default_factory=SimpleQueue)
-    groups: deque[CandidateGroup] = field(default_factory=deque)
+    groups: list[CandidateGroup] = field(default_factory=list)
 
 
 class ServiceSource:
@@ -211,17 +210,16 @@ class ServiceSource:
     def _arrivals(self, iteration: int) -> Iterator[Arrived]:
         ahead, began = self._ahead[iteration], time.perf_counter()
         self._explore_here(iteration)
-        seconds, groups = time.perf_counter() - began, list(ahead.groups)
+        seconds = time.perf_counter() - began
         del self._ahead[iteration]
-        while ahead.groups:
-            yield ahead.groups.popleft()
+        yield from ahead.groups
         while True:
             with self._waiting.timed():
                 arrived = ahead.arrived.get()
             if isinstance(arrived, BaseException):
                 raise arrived
             if isinstance(arrived, ExplorationSummary) and self._config.explores_here:
-                arrived = arrived.with_groups(groups, seconds)
+                arrived = arrived.with_groups(ahead.groups, seconds)
             yield arrived
 
     def _ask(
