@@ -135,13 +135,12 @@ def test_prompts_of_one_run_have_different_rewards(aggregation: str, sources: di
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", ["trainer", "service"])
 def test_a_service_scores_prompts_with_their_own_rewards(
-    at: str, sources: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sources: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.pathsep.join(sys.path)}")
     with running_service("--rewards", "clipscore", RED, model="mini-sana") as service:
-        served = (*OWN, f"rollout_url={service.url}", "explore.lag=0", f"regenerate.at={at}", "evaluate.rewards=[]")
+        served = (*OWN, f"rollout_url={service.url}", "explore.lag=0", "evaluate.rewards=[]")
         config = config_of(tmp_path / "run", rewarded(sources), *served)
         check_run(config, resume=False)
         result = train(config, Watcher())
