@@ -68,6 +68,11 @@ def test_other_commands_exist() -> None:
     assert all((ROOT / path).is_file() for path in paths)
 
 
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("solrl-")])
+def test_commands_of_the_programs_are_valid(line: str) -> None:
+    assert parsed(shlex.split(line))
+
+
 @pytest.mark.parametrize("line", [line for line in COMPOSE if " token " in line])
 def test_token_commands_are_valid(line: str) -> None:
     words = shlex.split(line.partition(" > ")[0])

@@ -10,7 +10,8 @@ from command_checks import check, parsed
 from fences import ROOT, blocks, commands
 
 EXTENDING = [f"docs/extending/{name}.md" for name in ("reward", "algorithm", "family")]
-TASKS = ["docs/train.md", "docs/troubleshooting.md"]
+TASKS = [f"docs/{name}.md" for name in ("train", "flow-grpo", "images-and-pairs", "troubleshooting", "memory")]
+OPERATORS = [f"docs/{name}.md" for name in ("five-people", "deploy", "monitor", "failures", "scale-out")]
 PAGES = ["README.md", "CONTRIBUTING.md", *TASKS, "docs/many-gpus.md", "docs/python.md", *EXTENDING]
 LINKED = [
     "README.md",
@@ -71,7 +72,7 @@ NOT_COUNTED = re.compile(
 """Code, intervals, and names with digits, which are no figures."""
 
 
-@pytest.mark.parametrize("page", ["README.md", *TASKS, *EVIDENCE])
+@pytest.mark.parametrize("page", ["README.md", *TASKS, *OPERATORS, *EVIDENCE])
 def test_pages_can_be_read(page: str) -> None:
     assert hard_to_read((ROOT / page).read_text(encoding="utf-8")) == []
 

@@ -59,7 +59,7 @@ def test_the_reward_scores_images(examples: Path, mini: Backbone, name: str) -> 
 
 
 def test_a_reward_of_flow_grpo_is_one_of_ours(tmp_path: Path, mini: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = [block for block in blocks("docs/train.md", "python") if "flow_grpo" in block.text]
+    (block,) = [block for block in blocks("docs/flow-grpo.md", "python") if "flow_grpo" in block.text]
     (tmp_path / "flow_grpo").mkdir()
     score = "lambda images, prompts, metadata: (images.mean((1, 2, 3)).numpy(), {})"
     theirs = f"def jpeg_compressibility():\n    return {score}\n"

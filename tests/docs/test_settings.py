@@ -22,7 +22,7 @@ def test_every_setting_is_described() -> None:
 
 
 def test_the_guide_names_existing_settings_to_users_of_flow_grpo() -> None:
-    guide = (ROOT / "docs/train.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs/flow-grpo.md").read_text(encoding="utf-8")
     table = guide.partition("| flow_grpo | here |")[2].partition("\n\n")[0]
     named = re.findall(r"`([\w.]+)`", " ".join(row.split("|")[2] for row in table.splitlines()[2:]))
     assert len(named) > 30
