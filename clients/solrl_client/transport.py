@@ -113,8 +113,13 @@ def _refusal(answer: httpx.Response) -> RefusedError:
         problem = Problem.model_validate_json(body, extra="ignore")
     except ValidationError:
         return unexpected(answer, printable(body.decode(errors="replace"), 200))
+    return refusal(problem, retry_after(answer))
+
+
+def retry_after(answer: httpx.Response) -> float | None:
+    """Seconds in the header Retry-After; None without it, and for a date."""
     after = answer.headers.get("Retry-After", "")
-    return refusal(problem, float(after) if after.isascii() and after.isdigit() else None)
+    return float(after) if after.isascii() and after.isdigit() else None
 
 
 def read_within(answer: httpx.Response, limit: int) -> bytes | None:

@@ -2,19 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import torch
 from solrl_client.addresses import check_url
 from solrl_client.background import result_of
-from solrl_client.retries import OnWait, Retries, ignore
-from solrl_client.timed_client import TimedClient
-from solrl_client.transport import RefusedError, read_document
-from solrl_core.errors import RewardError, RewardUnavailableError
+from solrl_client.retries import OnWait, ignore
+from solrl_client.transport import Document, RefusedError, read_document
+from solrl_core.errors import RewardError
 from solrl_core.rewards.images import as_uint8
 from solrl_core.rewards.loading import batches
 from solrl_core.rewards.wire import encode_scoring
@@ -33,6 +31,8 @@ from solrl_proto.scores import (
     ScoreRequest,
 )
 
+from solrl_remote.http_reward import HttpReward
+
 TOKEN = "SOLRL_REWARD_TOKEN"
 """Variable of the environment with the bearer token for reward servers; `TOKEN_PATH`'s file has it, too."""
 
@@ -47,8 +47,6 @@ _NOT_ASKED = {404, 405}
 _TEMPORARY = {408, 429, 502, 503, 504}
 
 logger = logging.getLogger(__name__)
-
-Value = TypeVar("Value")
 
 
 class NotServedError(ValueError):
@@ -82,7 +80,7 @@ def connect_reward(
     return reward
 
 
-class RemoteReward:
+class RemoteReward(HttpReward):
     """Scores images at a reward server. They are sent as 8-bit images, rounded to nearest.
 
     An answer is used only if it is complete, finite and of the digest that the server announced at first.
@@ -130,20 +128,16 @@ class RemoteReward:
         if timeout is not None and not timeout > 0:
             raise ValueError(f"got timeout {timeout} for reward {name!r}; expected seconds above 0")
         batches(0, batch_size)
-        self.at = check_url(at, f"address of reward {name!r}", TOKEN)
-        self._name = name
+        at = check_url(at, f"address of reward {name!r}", TOKEN)
+        token = TOKEN if send_token else None
+        super().__init__(name, at, token, timeout or TIMEOUT, patience, pause=pause, on_wait=on_wait)
         self._batch_size = batch_size
-        self._patience = patience
-        self._pause = pause
-        self._sends_token = send_token
-        self._on_wait = on_wait
         self._source = "as the request says" if digest else "as when this program connected"
         self._given_timeout = timeout
         self.digest = digest
         self.timeout = timeout or TIMEOUT
         self.advice = ""
         self.takes_clips = False
-        self._http = TimedClient(self.at, TOKEN if send_token else None, self.timeout)
         if connect:
             result_of(self.connect())
 
@@ -171,20 +165,6 @@ class RemoteReward:
                 "raise or omit the option timeout, or lower those of the server's reward"
             )
 
-    def __call__(
-        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> torch.Tensor:
-        """Score images [N, 3, H, W], or clips [N, F, 3, H, W], in [0, 1] or uint8, with N prompts; float32 [N].
-
-        Raises:
-            RewardError: the reward failed on these images.
-            RewardUnavailableError: the server gave no usable answer.
-        """
-        try:
-            return result_of(self.ask(images, prompts, metadata))
-        except CancelledError:
-            raise self._unavailable("was not asked to the end: nobody waits for it any more") from None
-
     async def ask(
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
     ) -> torch.Tensor:
@@ -211,10 +191,10 @@ class RemoteReward:
 
     async def _check(self, check: PromptCheck) -> str | None:
         body, headers = check.model_dump_json().encode(), {"Content-Type": "application/json"}
-        answer = await self._http.ask("POST", "/v1/prompts", _MAX_DOCUMENT, content=body, headers=headers)
+        answer = await self._answer("POST", "/v1/prompts", _MAX_DOCUMENT, content=body, headers=headers)
         if answer.status_code in _NOT_ASKED:
             return None
-        return read_document(answer, PromptVerdict, _MAX_DOCUMENT).fault
+        return self._read(answer, PromptVerdict).fault
 
     async def _scores(
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
@@ -225,25 +205,25 @@ class RemoteReward:
         headers = {"Content-Type": SCORES_MEDIA_TYPE}
 
         async def attempt() -> torch.Tensor:
-            answer = await self._http.ask("POST", "/v1/scores", _MAX_DOCUMENT, content=body, headers=headers)
-            return self._checked(read_document(answer, ScoreAnswer, _MAX_DOCUMENT), len(images))
+            answer = await self._answer("POST", "/v1/scores", _MAX_DOCUMENT, content=body, headers=headers)
+            return self._checked(self._read(answer, ScoreAnswer, connected=True), len(images))
 
-        return await self._patiently(attempt, connected=True)
+        return await self._patiently(attempt)
 
     def _checked(self, answer: ScoreAnswer, count: int) -> torch.Tensor:
         """The scores of an answer; every score can be used."""
         digest = answer.digests.get(self._name)
         if digest != self.digest:
-            raise self._unavailable(
+            raise self._temporary(
                 f"has the digest {digest} now; expected {self.digest}, {self._source}: start it again, or the server "
                 "with the same reward"
             )
         scores = torch.tensor(answer.scores.get(self._name, ()), dtype=torch.float32)
         if len(scores) != count:
-            raise self._unavailable(f"gave {len(scores)} scores for {count} images")
+            raise self._temporary(f"gave {len(scores)} scores for {count} images")
         bad = (~torch.isfinite(scores)).nonzero()
         if len(bad):
-            raise self._unavailable(f"gave {scores[int(bad[0])]} for image {int(bad[0])}")
+            raise self._temporary(f"gave {scores[int(bad[0])]} for image {int(bad[0])}")
         return scores
 
     async def _announced(self) -> RewardInfo:
@@ -256,56 +236,36 @@ class RemoteReward:
         return rewards[self._name]
 
     async def _listed(self) -> RewardList:
-        return read_document(await self._http.ask("GET", "/v1/rewards", _MAX_DOCUMENT), RewardList, _MAX_DOCUMENT)
+        return self._read(await self._answer("GET", "/v1/rewards", _MAX_DOCUMENT), RewardList)
 
-    async def _patiently(self, attempt: Callable[[], Awaitable[Value]], *, connected: bool = False) -> Value:
-        """The result of `attempt`, retried with growing pauses after temporary failures.
+    def _read(self, answer: httpx.Response, model: type[Document], *, connected: bool = False) -> Document:
+        """The document of an answer.
 
-        Once a reward is `connected`, an answer that cannot be used counts as a temporary failure: the server restarted
-        with other settings, or another program answers at its address.
+        Args:
+            answer: the answer, with its body.
+            model: type of the document.
+            connected: whether the server announced its rewards before. If so, every answer that cannot be used is a
+                temporary fault: the server was started again with other settings, or another program answers in its
+                place.
         """
-        with Retries(self._patience, self._pause, server=self.at, on_wait=self._on_wait) as retries:
-            while True:
-                after = None
-                try:
-                    return await attempt()
-                except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
-                    # Its text may contain the token.
-                    raise self._unavailable(f"cannot be asked ({type(error).__name__})") from None
-                except httpx.TransportError as error:
-                    failure: RewardError = self._silent(error)
-                except RefusedError as error:
-                    failure = self._refused(error)
-                    unusable = connected and isinstance(failure, RewardUnavailableError)
-                    if error.problem.status not in _TEMPORARY and not unusable:
-                        raise failure from None
-                    after = error.retry_after
-                except RewardUnavailableError as error:  # of an answer that was read
-                    failure = error
-                pause = retries.pause(after, str(failure))
-                if pause is None:
-                    raise failure
-                await asyncio.sleep(pause)
+        try:
+            return read_document(answer, model, _MAX_DOCUMENT)
+        except RefusedError as error:
+            raise self._refused(error, connected) from None
 
-    def _silent(self, error: httpx.TransportError) -> RewardUnavailableError:
-        why = printable(str(error), 400) or "no answer in time"
-        if isinstance(error, httpx.ReadTimeout) and self._sends_token:  # nobody can set it for a run's server
-            why += "; raise the reward's option timeout if its server needs longer"
-        return self._unavailable(f"gave no answer ({type(error).__name__}: {why})")
-
-    def _refused(self, error: RefusedError) -> RewardError:
+    def _refused(self, error: RefusedError, connected: bool) -> RewardError:
         problem = error.problem
         if problem.kind == ProblemKind.REWARD_FAILED and problem.status not in _TEMPORARY:
             return RewardError(self._name, f"failed at {self.at}: {problem.detail}")
         if problem.kind == ProblemKind.INVALID_REQUEST:  # of this request, whenever it is sent
             return RewardError(self._name, f"was refused by {self.at}: {problem}")
         advice = f"; {self._token_advice()}" if problem.status in (401, 403) else ""
-        return self._unavailable(f"answered {problem.status} ({problem.title}: {problem.detail}{advice})")
+        fault = f"answered {problem.status} ({problem.title}: {problem.detail}{advice})"
+        if connected or problem.status in _TEMPORARY:
+            return self._temporary(fault, error.retry_after)
+        return self._unavailable(fault)
 
     def _token_advice(self) -> str:
         if self._sends_token:
             return f"the token is in {TOKEN}, or in {TOKEN}_PATH's file"
         return "no token is sent to a server that a run brings, so start it without a token file"
-
-    def _unavailable(self, fault: str) -> RewardUnavailableError:
-        return RewardUnavailableError(self._name, f"at {self.at} {fault}")

@@ -5,29 +5,26 @@ import base64
 import hashlib
 import io
 import json
-import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import CancelledError
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import httpx
 import torch
 from aiolimiter import AsyncLimiter
 from PIL import Image
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from solrl_client.addresses import check_url
 from solrl_client.background import result_of
-from solrl_client.retries import Retries
-from solrl_client.timed_client import TimedClient
-from solrl_client.transport import RefusedError, first_invalid_field, read_within
-from solrl_core.errors import RewardError, RewardUnavailableError
+from solrl_client.transport import Document, RefusedError, first_invalid_field, read_within, retry_after
+from solrl_core.errors import RewardError
 from solrl_core.fingerprint import combined_digest, source_digest
 from solrl_core.rewards.images import as_pil
 from solrl_proto.printable import printable
 from solrl_proto.secrets import without_secrets
 
 from solrl_remote.completions import ALTERNATIVES, MODELS_BYTES, Choice, Completion, Models, Usage, answer_bytes
+from solrl_remote.http_reward import HttpReward
 from solrl_remote.judgement import Scale, TokenLogprobs
 
 NAME = "vlm_judge"
@@ -42,7 +39,6 @@ _REMEMBERED = 4096
 """Scores that are kept, so that a call repeated after a fault costs nothing twice."""
 _REFUSED = {400, 413, 422}
 """Statuses of an endpoint that refuse one request, not its sender."""
-_LONGEST_PAUSE = 30.0
 _OWN = {
     "model",
     "messages",
@@ -57,23 +53,9 @@ _OWN = {
 """Fields of a request that an extra body cannot give."""
 
 TokenLimit = Literal["max_tokens", "max_completion_tokens"]
-_Document = TypeVar("_Document", bound=BaseModel)
 
 
-class _RefusedError(ValueError):
-    """The endpoint refuses this request, whoever sends it: perhaps its image is too large."""
-
-
-class _TemporaryError(Exception):
-    """A fault that may be gone `after` seconds from now; `limited` if the endpoint takes no requests until then."""
-
-    def __init__(self, fault: str, after: float = 0.0, *, limited: bool = False) -> None:
-        super().__init__(fault)
-        self.after = after
-        self.limited = limited
-
-
-class VlmJudge:
+class VlmJudge(HttpReward):
     """Scores that a vision language model gives to images and their prompts.
 
     The model is asked about each image by itself. Its score is the number that it states, or, on a scale within 0 to
@@ -153,34 +135,17 @@ class VlmJudge:
             self._settings |= {"logprobs": True, "top_logprobs": ALTERNATIVES}
         form = json.dumps([self._settings, self._template, label, lowest, highest], sort_keys=True)
         self.digest = combined_digest(NAME, form, source_digest(Scale))
-        self.at = check_url(endpoint, "endpoint of the judge", TOKEN)
+        at = check_url(endpoint, "endpoint of the judge", TOKEN)
+        super().__init__(NAME, at, TOKEN, timeout, patience, connections=in_flight)
         self.max_latency_s = patience + timeout  # the last attempt begins within the patience
         self.costs = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
         self._largest = answer_bytes(max_tokens, logprobs=logprobs)
-        self._timeout = timeout
-        self._patience = patience
         self._pace = AsyncLimiter(1, 1 / per_second) if per_second else None
         self._held_until = 0.0
         """Time of the loop before which the endpoint takes no requests."""
-        self._http = TimedClient(self.at, TOKEN, timeout, in_flight)
         self._places = asyncio.Semaphore(in_flight)
         self._scores: OrderedDict[bytes, float] = OrderedDict()
         result_of(self._require(model))
-
-    def __call__(
-        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> torch.Tensor:
-        """Score images [N, 3, H, W], in [0, 1] or uint8, with N prompts; float32 [N].
-
-        Raises:
-            ValueError: the numbers of images and prompts differ.
-            RewardError: an answer about an image has no score.
-            RewardUnavailableError: the endpoint gave no usable answer.
-        """
-        try:
-            return result_of(self.ask(images, prompts, metadata))
-        except CancelledError:
-            raise self._unavailable("was not asked to the end: nobody waits for it any more") from None
 
     async def ask(
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
@@ -206,7 +171,7 @@ class VlmJudge:
             if key in self._scores:
                 return self._scores[key]
             try:
-                score = self._read(await self._complete(request))
+                score = self._score(await self._complete(request))
             except ValueError as error:
                 raise RewardError(NAME, f"failed on image {at} of prompt {printable(prompt, 200)!r}: {error}") from None
         self._scores[key] = score
@@ -225,42 +190,28 @@ class VlmJudge:
         return json.dumps({**self._settings, "messages": [{"role": "user", "content": content}]}).encode()
 
     async def _complete(self, request: bytes) -> Sequence[Choice]:
-        """The answers to a request, a JSON document, which is repeated after temporary faults."""
-        headers = {"Content-Type": "application/json"}
-        retries = Retries(self._patience, longest=_LONGEST_PAUSE)
-        while True:
+        """The answers to a request, a JSON document."""
+
+        async def attempt() -> Completion:
             await asyncio.sleep(self._held_until - asyncio.get_running_loop().time())
             if self._pace is not None:
                 await self._pace.acquire()
             self.costs["requests"] += 1
-            try:
-                completion = await self._attempt(
-                    Completion, "POST", "/chat/completions", self._largest, content=request, headers=headers
-                )
-                break
-            except _TemporaryError as error:
-                tries = f", {retries.tries} times in {retries.elapsed:.0f} s" if retries.tries > 1 else ""
-                pause = retries.pause(error.after)
-                if pause is None:
-                    raise self._unavailable(f"{error}{tries}") from None
-                if error.limited:
-                    self._held_until = max(self._held_until, asyncio.get_running_loop().time() + pause)
-            await asyncio.sleep(pause)
+            headers = {"Content-Type": "application/json"}
+            return await self._read(
+                Completion, "POST", "/chat/completions", self._largest, content=request, headers=headers
+            )
+
+        completion = await self._patiently(attempt)
         for kind, number in (completion.usage or Usage()).model_dump().items():
             self.costs[kind] += number
         return completion.choices
 
-    async def _attempt(self, model: type[_Document], method: str, path: str, limit: int, **arguments: Any) -> _Document:
+    async def _read(self, model: type[Document], method: str, path: str, limit: int, **arguments: Any) -> Document:
         """The document of one request, of at most `limit` bytes."""
+        answer = await self._answer(method, path, limit, **arguments)
         try:
-            answer = await self._http.ask(method, path, limit, **arguments)
             body = read_within(answer, limit)
-        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
-            # Its text may contain the token.
-            raise self._unavailable(f"cannot be asked ({type(error).__name__})") from None
-        except httpx.TransportError as error:
-            why = printable(str(error), 400) or f"no answer within {self._timeout:g} s"
-            raise _TemporaryError(f"gave no answer ({type(error).__name__}: {why})") from None
         except RefusedError as error:
             raise self._unavailable(f"gave an answer that cannot be read: {error.problem.detail}") from None
         too_long = f"more than {limit} bytes"
@@ -282,9 +233,12 @@ class VlmJudge:
         status = answer.status_code
         fault = f"answered {status} to {path}: {message}"
         if status in (408, 429) or status >= 500:
-            return _TemporaryError(fault, _retry_after(answer), limited=status == 429)
+            after = retry_after(answer)
+            if status == 429 and after is not None and after <= self._patience:
+                self._held_until = max(self._held_until, asyncio.get_running_loop().time() + after)
+            return self._temporary(fault, after)
         if status in _REFUSED:
-            return _RefusedError(
+            return ValueError(
                 f"at {self.at} {fault}; for a parameter that it refuses, see the judge's options token_limit, "
                 "temperature, logprobs and extra_body"
             )
@@ -296,7 +250,7 @@ class VlmJudge:
             )
         return self._unavailable(fault)
 
-    def _read(self, choices: Sequence[Choice]) -> float:
+    def _score(self, choices: Sequence[Choice]) -> float:
         """Score of an answer."""
         if len(choices) != 1:
             raise self._unavailable(f"gave {len(choices)} answers to one question; expected one")
@@ -320,17 +274,11 @@ class VlmJudge:
 
     async def _require(self, model: str) -> None:
         """Raise ValueError if the endpoint does not have the model."""
-        try:
-            there = [one.id for one in (await self._attempt(Models, "GET", "/models", MODELS_BYTES)).data]
-        except (_TemporaryError, _RefusedError) as error:
-            raise self._unavailable(str(error)) from None
+        there = [served.id for served in (await self._read(Models, "GET", "/models", MODELS_BYTES)).data]
         if model not in there:
             raise ValueError(
                 f"got model {model!r}; expected one that {self.at} serves: {printable(repr(sorted(there)))}"
             )
-
-    def _unavailable(self, fault: str) -> RewardUnavailableError:
-        return RewardUnavailableError(NAME, f"at {self.at} {fault}")
 
 
 def _message(body: bytes) -> str:
@@ -341,12 +289,3 @@ def _message(body: bytes) -> str:
     except (ValueError, KeyError, TypeError, RecursionError):
         text = body.decode(errors="replace")
     return printable(text, 400)
-
-
-def _retry_after(answer: httpx.Response) -> float:
-    """Seconds in the header Retry-After; 0 without it, and for a date."""
-    try:
-        seconds = float(answer.headers.get("Retry-After", "0"))
-    except ValueError:
-        return 0.0
-    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0

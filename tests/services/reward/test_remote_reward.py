@@ -1,6 +1,5 @@
 """Rewards of a server: equal to local ones, and every way in which a server can fail is told clearly."""
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -173,8 +172,8 @@ def test_a_trainer_asks_again(app: Misbehaving, mode: str, monkeypatch: pytest.M
             app.leave.set()
             app.mode = "well"
 
-    here = SimpleNamespace(sleep=heal, to_thread=asyncio.to_thread)
-    monkeypatch.setattr("solrl_remote.remote_reward.asyncio", here)
+    here = SimpleNamespace(sleep=heal)
+    monkeypatch.setattr("solrl_remote.http_reward.asyncio", here)
     app.mode = mode
     assert len(score(reward)) == 2
     assert pauses == [0.5, 1.0]

@@ -228,7 +228,8 @@ def test_temporary_faults_are_repeated_with_growing_pauses(
     fake: FakeJudge, mode: str, pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge, clock = VlmJudge(fake.endpoint, MODEL, patience=600), Clock()
-    monkeypatch.setattr("solrl_remote.vlm_judge.asyncio", clock)
+    for module in ("vlm_judge", "http_reward"):
+        monkeypatch.setattr(f"solrl_remote.{module}.asyncio", clock)
     fake.mode, fake.faulty = mode, 3
     assert result_of(judge._judge(0, grey(), "a")) == pytest.approx(3.0, abs=0.02)
     assert clock.slept == pauses
@@ -238,16 +239,17 @@ def test_temporary_faults_are_repeated_with_growing_pauses(
 
 def test_patience_ends(fake: FakeJudge, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.mode = "limited"
-    with pytest.raises(RewardUnavailableError, match="answered 429") as caught:
+    with pytest.raises(RewardUnavailableError, match="answered 429"):
         judged(VlmJudge(fake.endpoint, MODEL, patience=6.9), shades(1))
     assert len(fake.asked) == 1, "it would have to wait for longer"
-    assert "times" not in str(caught.value)
     fake.mode = "broken"
     judge, clock = VlmJudge(fake.endpoint, MODEL, patience=0.9), Clock()
-    monkeypatch.setattr("solrl_remote.vlm_judge.asyncio", clock)
+    for module in ("vlm_judge", "http_reward"):
+        monkeypatch.setattr(f"solrl_remote.{module}.asyncio", clock)
     monkeypatch.setattr("solrl_client.retries.time", clock)
-    with pytest.raises(RewardUnavailableError, match="CUDA error, 2 times in"):
+    with pytest.raises(RewardUnavailableError, match="CUDA error"):
         judged(judge, shades(1))
+    assert len(fake.asked) == 3
 
 
 def test_requests_in_flight_and_per_second_are_limited(fake: FakeJudge) -> None:
@@ -271,7 +273,8 @@ def test_requests_in_flight_and_per_second_are_limited(fake: FakeJudge) -> None:
 
 def test_a_limit_of_the_endpoint_holds_all_requests(fake: FakeJudge, monkeypatch: pytest.MonkeyPatch) -> None:
     judge, clock = VlmJudge(fake.endpoint, MODEL, patience=600), Clock()
-    monkeypatch.setattr("solrl_remote.vlm_judge.asyncio", clock)
+    for module in ("vlm_judge", "http_reward"):
+        monkeypatch.setattr(f"solrl_remote.{module}.asyncio", clock)
     clock.goes.clear()
     fake.mode, fake.faulty = "limited", 1
     limited = start(judge._judge(0, grey(), "a"))
