@@ -10,7 +10,6 @@ import mmap
 import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 import safetensors
@@ -202,13 +201,12 @@ def _check_keys(present: Set[str], shapes: Mapping[str, list[int]], modules: int
         fault = f"{len(missing)} of the {len(shapes)} tensors are missing; a partial bind is refused"
     else:
         return
-    near = get_close_matches(extra[0][:_SHOWN], missing or shapes, n=1) if extra else []
     raise AdapterError(
         "keys",
         fault,
         where=(extra or missing)[0][:_SHOWN] if extra or missing else None,
         got=[key[:_SHOWN] for key in extra[:5]] or f"{len(present)} tensors",
-        expected=near[0] if near else missing[:5] or f"{len(shapes)} tensors",
+        expected=missing[:5] or f"{len(shapes)} tensors",
         action="write lora_A and lora_B of every LoRA target, named base_model.model.{module}.lora_A.weight",
     )
 

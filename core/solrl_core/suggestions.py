@@ -1,28 +1,31 @@
 """Names that a mistyped name may have meant."""
 
+from collections import defaultdict
 from collections.abc import Iterable
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 
-_LIKELY = 0.72
+_CUTOFF = 0.72
 """A transposed, missing or additional letter in a name of four is above it; two names of one section are below."""
 
 
-def near(name: str, choices: Iterable[str], most: int = 3) -> list[str]:
-    """The choices that `name` may have meant, the likeliest first.
+def near(name: str, choices: Iterable[str]) -> list[str]:
+    """At most three choices that `name` may have meant: the likeliest, and others that end as it does.
 
-    Dotted names are compared by their last part, since all names of a section share the first.
-
-    Args:
-        name: as it was typed.
-        choices: valid names.
-        most: number of names returned at most.
+    Dotted names are compared by their last part, in their own section first. Initials count, as in `lr` for
+    `learning_rate`.
     """
-    scored = [(_likeness(name, choice), choice) for choice in choices]
-    best = max((score for score, _ in scored), default=(0.0, 0.0))
-    likely = sorted((score, choice) for score, choice in scored if score[0] >= max(_LIKELY, best[0] - 0.05))
-    if "." in name and any(score[1] >= _LIKELY for score, _ in likely):
-        likely = [(score, choice) for score, choice in likely if score[1] >= _LIKELY]
-    return [choice for _, choice in reversed(likely[-most:])]
+    section, part = _split(name)
+    choices = sorted(choices, key=lambda choice: (len(choice), choice))
+    by_part: dict[str, list[str]] = defaultdict(list)
+    for choice in choices:
+        in_section, last = _split(choice)
+        if section and not get_close_matches(section, [in_section], cutoff=_CUTOFF):
+            continue
+        by_part[last].append(choice)
+        if "_" in last:
+            by_part["".join(word[:1] for word in last.split("_"))].append(choice)
+    nearest = [choice for match in get_close_matches(part, by_part, 1, _CUTOFF) for choice in by_part[match]]
+    return nearest[:3] or (near(part, choices) if section else [])
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
@@ -31,20 +34,6 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(quoted)}?)" if quoted else ""
 
 
-def _likeness(name: str, choice: str) -> tuple[float, float]:
-    """How much the last parts and the sections resemble each other, 0 to 1 each."""
-    (typed_section, typed), (section, part) = _parts(name), _parts(choice)
-    if typed == part:
-        likeness = 1.0
-    elif typed == "".join(word[0] for word in part.split("_") if word) and len(typed) > 1:
-        likeness = 0.95  # initials, as in lr for learning_rate
-    elif len(typed) > 2 and (part.startswith(typed) or typed in part.split("_")):
-        likeness = 0.9
-    else:
-        likeness = SequenceMatcher(None, typed, part).ratio()
-    return likeness, SequenceMatcher(None, typed_section, section).ratio()
-
-
-def _parts(name: str) -> tuple[str, str]:
+def _split(name: str) -> tuple[str, str]:
     section, _, part = name.lower().replace("-", "_").rpartition(".")
     return section, part

@@ -32,6 +32,7 @@ NAMES = ["explore.prompts", "evaluate.prompts", "prompts", "optimizer.learning_r
     [
         ("optimizer.lr", ["optimizer.learning_rate"]),
         ("explore.promts", ["explore.prompts"]),
+        ("training.lr", ["optimizer.learning_rate"]),
         ("promts", ["prompts", "explore.prompts", "evaluate.prompts"]),
         ("learning-rate", ["optimizer.learning_rate"]),
         ("ITERATION", ["iterations"]),
