@@ -5,7 +5,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +16,6 @@ from solrl_proto.printable import printable
 from solrl_core.devices import require_device
 
 if TYPE_CHECKING:
-    from solrl_core.model_options import ModelOptions
     from solrl_core.rewards.loading import RewardFile
     from solrl_core.rewards.reward import PlainDefaults
 
@@ -247,13 +246,18 @@ def rewards(
     """
     import torch
 
+    from solrl_core.families.load import describe_model
+    from solrl_core.model_options import ModelOptions
     from solrl_core.rewards.reward import AT, REWARDS, PlainDefaults, check_named, check_reward
 
     try:
         check_named(options or {}, names)
     except ValueError as error:
         yield Finding("options of rewards", "missing", str(error), "correct them, or load that reward, too")
-    defaults = _model_options(model, revision)
+    described = None
+    with suppress(ValueError, OSError):  # a finding about the model has the reason
+        described = describe_model(model, revision) if model else None
+    defaults = described.options if described else ModelOptions()
     for name in names:
         source = (sources or {}).get(name, name)
         if at := (options or {}).get(name, {}).get(AT):
@@ -321,26 +325,6 @@ def _warnings_of(logger: logging.Logger) -> Iterator[list[str]]:
     finally:
         logger.removeHandler(handler)
         logger.propagate = propagates
-
-
-def _model_options(model: str | None, revision: str | None) -> "ModelOptions":
-    """The `solrl.json` of a model that is on this machine; defaults if it cannot be read."""
-    from solrl_core.model_options import ModelOptions, read_options
-
-    if model is None:
-        return ModelOptions()
-    from huggingface_hub import errors, try_to_load_from_cache
-
-    from solrl_core.families.load import locate
-
-    try:
-        where = locate(model)
-        if not Path(where).is_dir():
-            cached = try_to_load_from_cache(where, _INDEX, revision=revision)
-            where = str(Path(cached).parent) if isinstance(cached, str) else ""
-        return read_options(where) if where else ModelOptions()
-    except (ValueError, OSError, errors.HFValidationError):
-        return ModelOptions()  # the finding about the model has the reason
 
 
 def _of_reward(reward: Any, options: Mapping[str, Any]) -> tuple[State, str, str]:
