@@ -9,7 +9,7 @@ PIP = $(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile
 
 .PHONY: demo demo-shapes unit test test-gpu check docs release-check faults load install clean
 
-# A miniature learns to spell; RapidOCR reads its words.
+# A miniature learns to spell; RapidOCR reads its words. About a minute on two idle cores, after installation.
 demo: $(VENV)/.installed-ocr
 	$(VENV)/bin/solrl-train demo
 

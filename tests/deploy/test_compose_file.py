@@ -49,9 +49,11 @@ def test_the_file_follows_the_compose_specification() -> None:
 def test_plain_up_starts_redis_and_a_service_of_a_miniature() -> None:
     assert {name for name, body in SERVICES.items() if "profiles" not in body} == {"redis", "rollout"}
     environment = SERVICES["rollout"]["environment"]
-    assert (environment["SOLRL_MODEL"], environment["SOLRL_REWARDS"]) == ("mini-text", "ocr")
+    assert (environment["SOLRL_MODEL"], environment["SOLRL_REWARDS"]) == (WORDS.model, WORDS.reward)
     assert SERVICES["rollout"]["runtime"] == "runc"
-    assert SERVICES["rollout"]["build"]["args"]["TORCH_INDEX"].endswith("/cpu")
+    build = SERVICES["rollout"]["build"]["args"]
+    assert build["TORCH_INDEX"].endswith("/cpu")
+    assert build["EXTRAS"] == WORDS.reward
     for secret in DOCUMENT["secrets"].values():
         assert (ROOT / secret["file"]).is_file(), "so that nothing has to be made before"
 
@@ -253,4 +255,5 @@ def test_the_demo_is_the_one_of_the_command_line() -> None:
     command = parsed(["solrl-train", *SERVICES["demo"]["command"]])
     other = parsed(["solrl-train", "demo"])
     assert command.set == WORDS.settings
+    assert SERVICES["demo"]["build"]["args"] == SERVICES["rollout"]["build"]["args"]
     assert (command.preset, command.seed) == (WORDS.preset, other.seed)

@@ -3,8 +3,10 @@
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,43 @@ def test_service_and_redis_end_with_the_demo(tmp_path: Path, number: int, code: 
                 os.kill(child, signal.SIGKILL)
 
 
+def in_session(session: int) -> list[str]:
+    """Commands of the processes of a session that run."""
+    commands = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            name, _, rest = stat.read_text().rpartition(")")
+            state, _, _, its = rest.split()[:4]
+            if int(its) == session and state != "Z":
+                commands.append(name)
+    return commands
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sessions are read from /proc")
+@pytest.mark.parametrize(
+    "moment", ["starting a rollout service", "watch the run at", "untrained", "writing the report"]
+)
+def test_ctrl_c_leaves_no_process(tmp_path: Path, moment: str) -> None:
+    """A terminal sends it to the demo, its service and its Redis at once."""
+    small = [f"--set={one}" for one in ("iterations=1", "explore.prompts=2", "evaluate.prompts=2")]
+    words = [sys.executable, "-m", "solrl_trainer", "demo", "--output", str(tmp_path / "run"), *small]
+    with subprocess.Popen(
+        words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as demo:
+        try:
+            assert demo.stderr is not None
+            assert any(moment in line for line in demo.stderr)
+            os.killpg(demo.pid, signal.SIGINT)
+            assert demo.wait(600) == 130
+            deadline = time.monotonic() + 600
+            while left := in_session(demo.pid):
+                assert time.monotonic() < deadline, left
+                time.sleep(0.05)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(demo.pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("setting", ["TYPO=1", "explore.prompts=many"])
 def test_an_invalid_setting_is_refused_before_anything_is_started(tmp_path: Path, setting: str) -> None:
     output = tmp_path / "run"
@@ -105,4 +144,4 @@ def test_the_words_are_explored_by_a_service_and_evaluated_after_each_iteration(
     config = demo_config(WORDS)
     assert config.uses_service
     assert (config.model, config.weights, config.explore.precision) == ("mini-text", {"ocr": 1.0}, "auto")
-    assert (config.evaluate.every, config.curve_prompts, config.evaluate.prompts) == (1, 16, 64)
+    assert (config.evaluate.every, config.curve_prompts, config.evaluate.prompts) == (1, 16, 128)

@@ -6,7 +6,9 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from solrl_trainer.records.figures import READ_RIGHT
 from solrl_trainer.report.charts import Chart, Series, line_chart, stacked_chart
+from solrl_trainer.report.run_charts import evaluation_charts
 
 VALUES = st.floats(-1e6, 1e6, allow_nan=False).map(lambda value: round(value, 6))
 
@@ -72,3 +74,15 @@ def test_an_interval_is_filled_and_told(interval: tuple[list[float], list[float]
     assert chart.banded == (interval is not None)
     assert ("opacity: 0.1" in chart.drawings["small"]) == chart.banded
     assert tips(chart)[1] == "1: a 2" + (" [0.5, 2.5]" if interval else "")
+
+
+def test_an_interval_ends_where_its_reward_does() -> None:
+    rewards = ("ocr", READ_RIGHT, "clipscore")
+    base = {"version": 0, "rewards": dict.fromkeys(rewards, 0.5)}
+    ends = {"low": dict.fromkeys(rewards, 0.75), "high": dict.fromkeys(rewards, 1.25)}
+    charts = evaluation_charts([base, {"version": 1, "rewards": dict.fromkeys(rewards, 1.0), **ends}], {"ocr": 1})
+    assert [tips(chart)[1] for chart in charts] == [
+        "1: ocr 1 [0.75, 1]",
+        "1: read right (ocr), % 100 [75, 100]",
+        "1: clipscore 1 [0.75, 1.25]",
+    ]

@@ -50,7 +50,9 @@ WORDS = World(
         "explore.steps=4",
         "explore.lag=0",
         "optimizer.learning_rate=2e-3",
+        "optimizer.warmup_iterations=0",
         "optimizer.cosine_iterations=null",
+        "evaluate.prompts=128",
         "evaluate.seeds=1",
         "evaluate.every=1",
         "evaluate.curve_prompts=16",
@@ -58,8 +60,8 @@ WORDS = World(
         "evaluate.fidelity_prompts=0",
     ),
 )
-"""A miniature learns to spell, in one or two minutes. Without a lag, candidates come from the version that they train.
-Few iterations need a high and constant learning rate. The words of the curve are too few to end the run by."""
+"""A miniature learns to spell, in about a minute on two idle cores. Without a lag, candidates come from the version
+that they train. Few iterations need a high and constant learning rate. The curve has too few words to stop by."""
 SHAPES = World(
     "mini-sana/sol_rl/clipscore",
     (

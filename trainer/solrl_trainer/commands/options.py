@@ -63,7 +63,7 @@ class Demo:
     output: Path = Path("runs/demo")
     """Folder of the run. One with a run is refused."""
     world: Literal["words", "shapes"] = "words"
-    """words: the miniature learns to spell, in one or two minutes; needs solrl[ocr].
+    """words: the miniature learns to spell, in about a minute on two idle cores; needs solrl[ocr].
     shapes: it draws shapes, explored in emulated NVFP4, in two minutes."""
     seed: int = 42
     """Seed of the run."""

@@ -1,6 +1,7 @@
 """Gallery: images of a run, saved in its folder so that grid and report can be redrawn without a model."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ IMAGES = "gallery.safetensors"
 TEXTS = "gallery.json"
 KEPT_PROMPTS = 64
 """Number of prompts saved, in order; for a 1024 px model, all of them would take gigabytes."""
+KEPT_PIXELS = 2**18
+"""More prompts are saved of small images, up to this many pixels: 128 of 64 × 32."""
 KEPT_CLIPS = 16
 LARGEST_SIDE = 512
 """Larger images are scaled down to this side in pixels."""
@@ -45,9 +48,10 @@ class Gallery:
 
 
 def save_gallery(folder: Path, gallery: Gallery) -> None:
-    """Write gallery.safetensors and gallery.json, with the first `KEPT_PROMPTS` prompts, or `KEPT_CLIPS` for clips."""
+    """Write gallery.safetensors and gallery.json, with the first prompts: as many as fit `KEPT_PIXELS`, but at least
+    `KEPT_PROMPTS`; `KEPT_CLIPS` of clips."""
     before, explored, regenerated = gallery.before, gallery.explored, gallery.regenerated
-    kept = KEPT_PROMPTS if before.ndim == 4 else KEPT_CLIPS
+    kept = max(KEPT_PROMPTS, KEPT_PIXELS // math.prod(before.shape[-2:])) if before.ndim == 4 else KEPT_CLIPS
     tensors = {"before": before[:kept], "after": gallery.after[:kept]}
     tensors |= {"explored": explored} if explored is not None else {}
     tensors |= {"regenerated": regenerated} if regenerated is not None else {}

@@ -49,10 +49,14 @@ def evaluation_charts(evaluations: Sequence[dict[str, Any]], weights: Mapping[st
 
 
 def _interval(line: Mapping[str, Any], name: str, mean: float) -> tuple[float, float]:
-    """Ends of the interval of a held-out mean; that of the base has no width, since gains are over it."""
+    """Ends of the interval of a held-out mean; that of the base has no width, since gains are over it.
+
+    The base's mean plus an end of the gain may lie beyond what the reward can be.
+    """
     if not line["version"]:
         return mean, mean
-    return line.get("low", {}).get(name, mean), line.get("high", {}).get(name, mean)
+    low, high = (line.get(end, {}).get(name, mean) for end in ("low", "high"))
+    return (max(low, 0.0), min(high, 1.0)) if figures.lies_in_unit_interval(name) else (low, high)
 
 
 def time_chart(iterations: Sequence[dict[str, Any]]) -> Chart:

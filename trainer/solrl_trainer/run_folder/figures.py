@@ -110,6 +110,11 @@ def reward_label(name: str) -> str:
     return _SHARES.get(name, name)
 
 
+def lies_in_unit_interval(name: str) -> bool:
+    """Whether a reward is known to lie between 0 and 1."""
+    return name in _SHARES or name == OCR
+
+
 def reward_axis(name: str) -> tuple[str, float]:
     """Title of a reward's axis, and the factor on its values."""
     return (f"{reward_label(name)}, %", 100.0) if name in _SHARES else (reward_label(name), 1.0)
