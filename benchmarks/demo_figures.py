@@ -1,20 +1,26 @@
-"""Figures of finished demos: `python benchmarks/demo_figures.py RUN_FOLDER… [--world WORLD] [--note TEXT]`.
+"""Figures of demos: `python benchmarks/demo_figures.py [--world WORLD] [--seeds N …] [--note TEXT]`.
 
-To be run on their machine. The folders are from `solrl-train demo --seed N --output FOLDER`, one per seed. It only
-reads their files, and writes benchmarks/results/demo.{json,md}, or demo_shapes.{json,md} with `--world shapes`.
+Runs `solrl-train demo` with each seed, one after the other, on Linux. Writes benchmarks/results/demo.{json,md}, or
+demo_shapes.{json,md} with `--world shapes`.
 """
 
 import json
 import os
 import platform
+import re
+import resource
 import statistics
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from solrl_trainer.commands.demo import WORLDS, World, demo_config
+from solrl_trainer.commands.demo import WORLDS, World
 from solrl_trainer.commands.demo_words import HANDICAP, by_tesseract
 from solrl_trainer.evaluation.gallery import load_gallery
 from solrl_trainer.run_folder.figures import (
@@ -27,35 +33,34 @@ from solrl_trainer.run_folder.figures import (
 )
 from solrl_trainer.run_folder.folder import saved_settings
 from solrl_trainer.run_folder.metrics_file import read_metrics
-from solrl_trainer.settings.config import RunConfig
 from support.caveats import PREPARED_FOR_NVFP4, STRICT_ACCURACY
 from support.results import Results, Row, options, table
 
-OWN = ("seed", "run", "output", "rollout_url")
-"""Settings in which demos differ."""
 RESULTS = {"words": "demo", "shapes": "demo_shapes"}
 """World of a demo → name of its results."""
+FIRST = 16
+"""Words that the grid shows."""
 PLAN = """Exploration takes four steps fitted to the model, by the
 [plan](../../minis/solrl_minis/weights/mini-sana/plan.json) of `python benchmarks/demo_plan.py`."""
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("runs", nargs="*", type=Path, help="folders of finished demos, with different seeds")
     parser.add_argument("--world", choices=tuple(WORLDS), default="words", help="of the demos (default: words)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 42], help="of the demos (default: 1 2 42)")
     parser.add_argument("--note", default="", help="a sentence about the machine at that time, such as its other work")
     args = parser.parse_args()
     results = Results(RESULTS[args.world], args.out, page)
     if args.render:
         return results.show()
-    if not args.runs:
-        parser.error("got no folder; expected those of finished demos")
-    try:
-        rows = sorted((row(folder, WORLDS[args.world]) for folder in args.runs), key=lambda one: one["seed"])
-    except (OSError, ValueError) as error:
-        sys.exit(str(error))
-    if len({one["seed"] for one in rows}) < len(rows):
-        sys.exit(f"got runs of the seeds {[one['seed'] for one in rows]}; expected different ones")
+    rows = []
+    for seed in args.seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder) / "run"
+            used = measured(
+                ["solrl_trainer", "demo", "--world", args.world, "--seed", str(seed), "--output", str(output)]
+            )
+            rows.append(row(output, WORLDS[args.world]) | {"used": used})
     world = WORLDS[args.world]
     about = {"world": args.world, "processor": processor(), "note": args.note, "settings": world.settings}
     results.found = {**about, "plan": PLAN if world.plan else "", "runs": rows}
@@ -63,28 +68,53 @@ def main() -> None:
     return results.show()
 
 
-def row(folder: Path, world: World) -> Row:
-    """Figures of one run of a world's demo; of words also the shares that Tesseract reads right, if it is installed.
+def measured(module: Sequence[str]) -> dict[str, float]:
+    """Seconds, CPU seconds and largest memory in GB of a Python module's process and its children.
 
     Raises:
-        FileNotFoundError: the folder contains no finished run.
-        ValueError: it is not such a demo of this version.
+        subprocess.CalledProcessError: it failed.
     """
-    config = saved_settings(folder)
-    expected = comparable(demo_config(world))
-    if differing := sorted(key for key, value in comparable(config).items() if value != expected[key]):
-        raise ValueError(f"{folder} is not of this demo: its settings differ in {', '.join(differing)}")
+    began, before, most = time.monotonic(), _cpu_seconds(), 0
+    process = subprocess.Popen([sys.executable, "-m", *module])
+    while process.poll() is None:
+        most = max(most, memory(process.pid))
+        time.sleep(0.5)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, process.args)
+    return {"seconds": time.monotonic() - began, "cpu_seconds": _cpu_seconds() - before, "gigabytes": most / 1e9}
+
+
+def _cpu_seconds() -> float:
+    """Of all ended children, and their own."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def memory(process: int) -> int:
+    """Bytes in RAM of a process and its children; pages that several share count in part for each."""
+    with suppress(OSError, ValueError):  # it has ended
+        (own,) = re.findall(r"^Pss: +(\d+)", Path(f"/proc/{process}/smaps_rollup").read_text(), re.MULTILINE)
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        return 1024 * int(own) + sum(memory(int(child)) for child in children)
+    return 0
+
+
+def row(folder: Path, world: World) -> Row:
+    """Figures of a finished run of a world's demo; of words also what each engine reads right.
+
+    Tesseract's are missing where it is not installed.
+    """
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     last = [line for line in read_metrics(folder / "metrics.jsonl") if line["event"] == "iteration"][-1]
     figures = {name: result[name] for name in ("iterations", "images", "rewards", "spearman", "seconds")}
-    if world is WORLDS["words"] and (shares := by_tesseract(load_gallery(folder))) is not None:
-        figures["tesseract"] = dict(zip(("before", "after"), shares, strict=True))
-    return {"seed": config.seed, "explored_in": f"{last['precision'].upper()} ({last['numerics']})", **figures}
-
-
-def comparable(config: RunConfig) -> dict[str, Any]:
-    """Settings that must be those of the demo."""
-    return config.model_dump(mode="json", exclude=set(OWN))
+    if world is WORLDS["words"]:
+        gallery = load_gallery(folder)
+        marks = gallery.verdicts.marks if gallery.verdicts else ()
+        figures["first"] = sum(after for _, after in marks[:FIRST])
+        if (shares := by_tesseract(gallery)) is not None:
+            figures["tesseract"] = dict(zip(("before", "after"), shares, strict=True))
+    seed = saved_settings(folder).seed
+    return {"seed": seed, "explored_in": f"{last['precision'].upper()} ({last['numerics']})", **figures}
 
 
 def processor() -> str:
@@ -105,13 +135,13 @@ def page(result: Mapping[str, Any]) -> str:
     rows: Sequence[Row] = result["runs"]
     where = {one["explored_in"] for one in rows}
     world, shapes = WORLDS[result["world"]], result["world"] == "shapes"
-    seeds = ", ".join(str(one["seed"]) for one in rows)
+    option, seeds = " --world shapes" * shapes, ", ".join(str(one["seed"]) for one in rows)
     settings = ", ".join(f"`{setting}`" for setting in result["settings"][1:])
     lines = [
         "# The demo of shapes" if shapes else "# The demo",
         "",
-        f"`solrl-train demo{' --world shapes' * shapes}` with the seeds {seeds}, one run each, gathered by",
-        f"`python benchmarks/demo_figures.py`. {rows[0]['iterations']} iterations of `{world.preset}` with",
+        f"`solrl-train demo{option}` with the seeds {seeds}, one run each, by",
+        f"`python benchmarks/demo_figures.py{option}`. {rows[0]['iterations']} iterations of `{world.preset}` with",
         f"{settings}; explored in {' and '.join(sorted(where))}.",
         *([result["plan"]] if result["plan"] else []),
         f"Means over {rows[0]['images']} images of held-out prompts, same seeds before and after, averaged weights;",
@@ -124,6 +154,14 @@ def page(result: Mapping[str, Any]) -> str:
         *([*STRICT_ACCURACY, "", *PREPARED_FOR_NVFP4, ""] if shapes else [HANDICAP, ""]),
         *table(("reward", "seed", "before", "after", "gain"), _gains(rows)),
     ]
+    if all("first" in one for one in rows):
+        lines += [
+            "",
+            f"Of the first {FIRST}, RapidOCR reads {', '.join(str(one['first']) for one in rows)} right at the end.",
+        ]
+    if all("used" in one for one in rows):
+        headings = ("seed", "from start to end", "CPU seconds", "memory, at most")
+        lines += ["", "The whole demo, with its service and Redis.", "", *table(headings, map(_used, rows))]
     phases = ("explore", "wait", "regenerate", "train", "push", "evaluate", "total")
     lines += [
         "",
@@ -150,6 +188,11 @@ def _gains(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
             before, after = (one["tesseract"][when] for when in ("before", "after"))
             gain = gain_text(READ_RIGHT, after - before)
             yield "read right (Tesseract)", one["seed"], *(reward_text(READ_RIGHT, v) for v in (before, after)), gain
+
+
+def _used(one: Row) -> Sequence[str]:
+    used = one["used"]
+    return one["seed"], duration_text(used["seconds"]), f"{used['cpu_seconds']:.0f}", f"{used['gigabytes']:.2f} GB"
 
 
 def _times(one: Row, phases: Sequence[str]) -> Sequence[str]:

@@ -4,19 +4,23 @@ import importlib
 import json
 import re
 import shutil
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from demo_figures import page, row
+from demo_figures import RESULTS as DEMOS
+from demo_figures import measured, memory, page, row
 from evidence import __main__ as evidence
 from fast.cost import PRESETS as MODELS
 from fast.cost import fast_run, hours_of_run, seconds_of_iteration
 from fast.page import figures as of_recipes
 from run_folders import iteration_line
 from solrl_trainer.commands.demo import SHAPES, WORDS, demo_config, plan_file
+from solrl_trainer.run_folder.figures import READ_RIGHT
 from solrl_trainer.settings.presets import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -129,7 +133,7 @@ def test_a_picture_has_colours_where_css_variables_are_unknown() -> None:
 WITHIN = 0.01
 """BF16 rounds differently on other processor types, which changes fitted weights."""
 
-RECORDED = json.loads((ROOT / "benchmarks/results/demo_shapes.json").read_text())
+RECORDED, WORDS_RECORDED = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("demo_shapes", "demo"))
 
 
 def test_a_run_is_read_without_its_paths(tmp_path: Path) -> None:
@@ -150,21 +154,33 @@ def test_a_run_is_read_without_its_paths(tmp_path: Path) -> None:
     assert str(tmp_path) not in json.dumps(found)
 
 
-def test_a_demo_of_words_has_the_shares_that_its_reward_reads(tmp_path: Path) -> None:
-    shares = {"before": 0.1875, "after": 0.9375, "gain": 0.75, "low": 0.6, "high": 0.9}
-    seconds = dict.fromkeys(("explore", "wait", "regenerate", "train", "push", "evaluate", "total"), 1.0)
-    read = {"before": 0.125, "after": 0.875}
-    one = {"seed": 42, "iterations": 8, "images": 64, "rewards": {"read right": shares}, "spearman": None}
-    one |= {"seconds": seconds, "explored_in": "BF16 (emulated)", "tesseract": read}
-    text = page({"world": "words", "processor": "a", "note": "", "settings": WORDS.settings, "plan": "", "runs": [one]})
-    assert "| read right (ocr) | 42 | 18.8 % | 93.8 % | +75.0 points [+60.0, +90.0] |" in text
-    assert "| read right (Tesseract) | 42 | 12.5 % | 87.5 % | +75.0 points |" in text
-    assert "captions were garbled on purpose" in text
+@pytest.mark.skipif(sys.platform != "linux", reason="the demo's memory is read from /proc")
+def test_the_memory_of_a_demo_includes_its_children() -> None:
+    child = "kept = b'x' * 10**8; print(flush=True); input()"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        used = memory(process.pid)
+        process.communicate(b"\n")
+    assert 10**8 < used < 2 * 10**8
+    assert memory(process.pid) == 0
 
 
-def test_the_stored_page_is_that_of_the_stored_figures() -> None:
-    assert (ROOT / "benchmarks/results/demo_shapes.md").read_text() == page(RECORDED)
-    assert [one["seed"] for one in RECORDED["runs"]] == [1, 2, 42]
+def test_a_demo_that_fails_has_no_figures() -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        measured(["no_such_module"])
+
+
+@pytest.mark.parametrize("recorded", [WORDS_RECORDED, RECORDED], ids=["words", "shapes"])
+def test_the_stored_page_is_that_of_the_stored_figures(recorded: dict[str, Any]) -> None:
+    assert (RESULTS / f"{DEMOS[recorded['world']]}.md").read_text() == page(recorded)
+    assert [one["seed"] for one in recorded["runs"]] == [1, 2, 42]
+
+
+def test_the_figures_of_the_demo_are_of_its_settings() -> None:
+    assert tuple(WORDS_RECORDED["settings"]) == WORDS.settings
+    assert all(one["tesseract"]["after"] >= 0.9 and one["first"] >= 15 for one in WORDS_RECORDED["runs"])
 
 
 def test_the_index_quotes_the_stored_figures() -> None:
@@ -179,6 +195,16 @@ def test_the_index_quotes_the_stored_figures() -> None:
     assert f"strict accuracy +{low} to +{high} points" in results
     low, high = span(rewards("clipscore", "gain"), 3)
     assert f"clipscore +{low} to +{high}" in results
+    runs = WORDS_RECORDED["runs"]
+    assert {(one["iterations"], one["images"]) for one in runs} == {(8, 128)}
+    for engine, shares in (
+        ("RapidOCR", [one["rewards"][READ_RIGHT] for one in runs]),
+        ("Tesseract", [one["tesseract"] for one in runs]),
+    ):
+        low, high = span([100 * one["after"] for one in shares], 1)
+        assert f"{engine} reads {100 * shares[0]['before']:.1f} % right before, {low} to {high} % after" in results
+    low, high = span([one["used"]["cpu_seconds"] for one in runs], 0)
+    assert f"{low} to {high} CPU seconds" in results
 
 
 @pytest.mark.release
