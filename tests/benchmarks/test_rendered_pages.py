@@ -204,7 +204,14 @@ def test_the_index_quotes_the_stored_figures() -> None:
         low, high = span([100 * one["after"] for one in shares], 1)
         assert f"{engine} reads {100 * shares[0]['before']:.1f} % right before, {low} to {high} % after" in results
     low, high = span([one["used"]["cpu_seconds"] for one in runs], 0)
-    assert f"{low} to {high} CPU seconds" in results
+    assert f"{low} to {high} CPU seconds and {max(one['used']['gigabytes'] for one in runs):.1f} GB" in results
+
+
+def test_the_readme_shows_the_demo_of_the_default_seed() -> None:
+    (shown,) = [one for one in WORDS_RECORDED["runs"] if one["seed"] == 42]
+    for engine, shares in (("RapidOCR", shown["rewards"][READ_RIGHT]), ("Tesseract", shown["tesseract"])):
+        row = f"{engine}, .* │ +{shown['images']} │ {100 * shares['before']:.1f} % │ {100 * shares['after']:.1f} % │"
+        assert re.search(row, (ROOT / "README.md").read_text())
 
 
 @pytest.mark.release
