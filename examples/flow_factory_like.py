@@ -55,10 +55,10 @@ class Trainer:
 
     Args:
         lora: the LoRA, with its service.
-        prompts: of each epoch.
+        prompts: prompts of each epoch.
         group: candidates that are explored for a prompt.
         keep: candidates that are regenerated and trained on.
-        steps: of the regeneration.
+        steps: sampling steps of the regeneration.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ class Sd3Lora:
     """An SD3 pipeline with a LoRA in training, whose versions a rollout service explores with.
 
     Args:
-        folder: of the model, in diffusers' layout.
+        folder: the model's folder, in diffusers' layout.
         client: client of a service with this model.
         name: the model's name at the service.
         run: name of the run at the service, a new one.

@@ -43,7 +43,7 @@ class Model:
     """An SD3 pipeline with two LoRA: the trained policy, and the behaviour policy, which generates.
 
     Args:
-        folder: of the model, in diffusers' layout.
+        folder: the model's folder, in diffusers' layout.
         targets: modules that a LoRA adapts.
         call: arguments of the pipeline, as the service calls it.
     """

@@ -57,7 +57,7 @@ class Trainer:
         lora: the LoRA, with its service.
         candidates: explored for a prompt.
         n: rows of a prompt, `rollout.n`: the candidates that are trained on.
-        steps: of their generation.
+        steps: steps of their generation.
     """
 
     def __init__(self, lora: Sd3Lora, *, candidates: int = 48, n: int = 8, steps: int = 10) -> None:

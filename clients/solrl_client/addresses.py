@@ -12,7 +12,7 @@ def check_rollout_url(url: str) -> str:
 
 
 def origin(url: str, what: str) -> str:
-    """Scheme, host and port of a service's URL, which has nothing else, in one spelling.
+    """Scheme, host and port of a service's URL in one spelling, such as http://127.0.0.1:8100.
 
     Args:
         url: as it was given.

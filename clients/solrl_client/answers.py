@@ -78,7 +78,7 @@ class AnswerCheck:
         self.served = served
 
     def group(self, group: RolloutGroup) -> None:
-        """Check that a group has the seeds and the rewards that the request asked for, and their sums.
+        """Check a group's seeds and rewards against the request, and its scores against the weighted sums.
 
         Raises:
             ProblemError: 409 `served-differently`, naming the field.
@@ -89,7 +89,7 @@ class AnswerCheck:
         self._check_scores(name, group)
 
     def _check_scores(self, name: str, group: RolloutGroup) -> None:
-        """Compare each score with the weighted sum of its candidate's rewards; both are null of a pruned one alone."""
+        """Compare each score with the weighted sum of its candidate's rewards; pruned candidates alone have neither."""
         count, prune = len(group.seeds), self._request.plan.prune
         for label, values in {"scores": group.scores, **group.rewards}.items():
             self._require(f"{name}{label}: number of values", len(values), count)
@@ -133,7 +133,7 @@ class AnswerCheck:
 
 
 def check_pushed(url: str, stored: AdapterInfo, *, run: str, version: int, model: str, body: bytes) -> None:
-    """Compare a service's record of a push with the pushed file; a version stored before may have another parent.
+    """Compare a service's record of a push with the pushed file. An earlier push of the file may have another parent.
 
     Raises:
         ProblemError: 409 `served-differently`, naming the field.

@@ -13,7 +13,7 @@ def initial_noise(seeds: Sequence[int], shape: Sequence[int]) -> NDArray[np.floa
 
     Args:
         seeds: candidates' seeds, each 0 ≤ seed < 2**53.
-        shape: of one candidate's latents, `latent_shape` of the model.
+        shape: shape of one candidate's latents, the model's `latent_shape`, such as (16, 64, 64).
 
     Raises:
         ValueError: a seed is out of range, or a row has fewer than 16 values.

@@ -18,7 +18,7 @@ while the server closes its end, which would look like a fault."""
 
 
 class TimedClient:
-    """HTTP requests to one address, each with a time limit for its whole answer, over connections that are kept.
+    """HTTP requests to one address, each with a time limit for its whole answer, over kept-alive connections.
 
     Args:
         address: base address, such as http://127.0.0.1:8000/v1; paths are appended to it.

@@ -175,9 +175,9 @@ class RemoteReward(HttpReward):
         return torch.cat(scores) if scores else torch.zeros(0)
 
     def first_fault(self, prompts: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
-        """Why the reward cannot judge by one of these texts and metadata; None if it can by all, or does not say.
+        """Why the reward cannot judge by one of these texts and metadata; None if it can.
 
-        A server without this question, such as one in another language, does not say.
+        Also None for a server that cannot check prompts, such as a server in another language.
 
         Raises:
             RewardUnavailableError: the server gave no usable answer.

@@ -58,7 +58,7 @@ def webp(pixels: torch.Tensor, *, frame_ms: int = FRAME_MS, **options: Any) -> b
     Args:
         pixels: on the CPU.
         frame_ms: milliseconds of each frame.
-        options: of Pillow's encoder.
+        options: options of Pillow's encoder.
     """
     first, *others = map(Image.fromarray, pixels.numpy().reshape(-1, *pixels.shape[-3:]))
     animated = {"save_all": True, "append_images": others, "duration": frame_ms, "loop": 0} if others else {}

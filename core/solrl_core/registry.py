@@ -164,12 +164,12 @@ class FolderRegistry(Registry[Callable[[], str | Path]]):
     """Folders found by name. The registered objects are functions that return a folder."""
 
     def locate(self, name: str, accepted: Callable[[str], bool] = lambda name: Path(name).is_dir()) -> str:
-        """Folder registered as `name`, or `name` itself if it is not registered but `accepted` (by default a folder).
+        """Folder registered as `name`; or `name` itself if it is `accepted` (by default: if it is a folder).
 
         A folder of the same name is meant only by its path, such as ./NAME; the log warns once if such a folder exists.
 
         Raises:
-            ValueError: neither, or the registered function cannot be imported.
+            ValueError: `name` is neither registered nor accepted, or the registered function cannot be imported.
         """
         if name not in self and accepted(name):
             return name

@@ -44,7 +44,7 @@ class Identity:
     Attributes:
         family: e.g. "sana".
         height, width: image size in pixels.
-        frames: of a clip; 1 for images.
+        frames: frames of a clip; 1 for images.
         latent_shape: shape of one candidate's latents.
         digests: part (transformer, text_encoder, tokenizer, vae, scheduler, schedule) → digest.
         adapter_layout: module → (out_features, in_features) of every LoRA target.
@@ -159,8 +159,8 @@ class Backend(Protocol):
         Args:
             request: the candidates.
             batch_size: largest batch.
-            between: called before each step, in this thread; if it raises, stop and raise the same. So the caller
-                can cancel, and do small work of its own.
+            between: called before each step, in this thread; if it raises, generation stops with its error. So the
+                caller can cancel, and do small work of its own.
 
         Raises:
             DecoderError: the model's decoder cannot compute in the plan's precision.

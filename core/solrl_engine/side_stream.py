@@ -42,7 +42,7 @@ class SideStream:
         """Set up the thread.
 
         Args:
-            device: of the model that generates.
+            device: device of the model that generates.
             overlaps: whether work runs in the thread; None on a GPU only.
             on_end: called on the thread whenever work has ended.
         """

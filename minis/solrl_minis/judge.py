@@ -147,7 +147,7 @@ def load(folder: Path, device: str = "cpu") -> Detector:
 
     Raises:
         OSError: the folder has no weights.
-        ValueError: they are of another network.
+        ValueError: the weights are of another network.
     """
     with torch.device("meta"):  # no random numbers, which a run would miss
         detector = Detector()
@@ -180,7 +180,7 @@ class Judge:
 
     Raises:
         OSError: the folder has no weights.
-        ValueError: they are of another network.
+        ValueError: the weights are of another network.
     """
 
     parameters = 142_168

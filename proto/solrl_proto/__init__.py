@@ -1,6 +1,6 @@
 """The wire contract between trainer and rollout service: messages, identifiers, problems, noise constants.
 
-This package knows nothing of torch, FastAPI or Redis: it can be installed alone by any client.
+This package needs no torch, FastAPI or Redis: any client can install it alone.
 """
 
 from solrl_proto.adapters import AdapterInfo

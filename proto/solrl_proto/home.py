@@ -10,7 +10,7 @@ from solrl_proto.identifiers import CHECKPOINT
 
 
 def with_home(value: Any) -> Any:
-    """A value of settings whose texts and paths that begin with `~` have the home folder in its place.
+    """A value of settings, with the home folder for `~` at the start of texts and paths, such as `~/models`.
 
     Also the paths inside mappings, lists and dataclasses, and both parts of `FILE.safetensors+MODEL`.
     """

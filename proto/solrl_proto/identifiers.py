@@ -67,7 +67,7 @@ def _counted(value: Any, most: int) -> Any:
 
 
 def split_checkpoint(model: str) -> tuple[str | None, str]:
-    """The file and the rest of `FILE.safetensors+MODEL`; None and the text itself without a file."""
+    """Split `FILE.safetensors+MODEL` into file and model; (None, text) for a text without a file."""
     file, plus, rest = model.partition(f"{CHECKPOINT}+")
     return (f"{file}{CHECKPOINT}", rest) if plus else (None, model)
 

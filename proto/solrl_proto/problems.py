@@ -148,7 +148,7 @@ class ProblemError(Exception):
 
     Attributes:
         problem: the document.
-        retry_after: seconds from now after which the same request may succeed; None if nothing is known of that.
+        retry_after: seconds until the same request may succeed; None if unknown.
     """
 
     def __init__(

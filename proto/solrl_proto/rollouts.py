@@ -285,7 +285,7 @@ class RolloutRequest(Message):
         return self
 
     def groups(self) -> list[tuple[PromptItem, list[int]]]:
-        """Each prompt with the seeds of its group, expanded from the root where they are not explicit."""
+        """(prompt, seeds of its group) for each prompt; seeds are expanded from the root unless they are explicit."""
         explicit, count, root = self.candidates.seeds, self.candidates.count, self.candidates.seed_root
         if explicit is not None:
             return [(prompt, list(group)) for prompt, group in zip(self.prompts, explicit, strict=True)]

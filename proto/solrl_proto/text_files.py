@@ -28,7 +28,7 @@ class TextFileError(ValueError):
 
 @contextmanager
 def naming(source: str, expected: str) -> Iterator[None]:
-    """Raise an OSError of the block with what was given, by its option or variable, and what was expected."""
+    """Add the option or variable that named a file, and what was expected, to an OSError in the block."""
     try:
         yield
     except OSError as error:

@@ -52,7 +52,7 @@ def make_app(
     """A service's application, behind everything that all services share.
 
     Args:
-        title, description: of the published contract.
+        title, description: title and description of the published contract.
         routes: modules with a `router`; all endpoints declare their access. `/docs` and `/metrics` are added.
         settings: address, access and limits.
         service_metrics: become `app.state.metrics`.

@@ -102,9 +102,9 @@ def _faults(error: ValidationError, form: str, spelled: Callable[[str], str]) ->
     """The faults of settings in one line: each value as it was given, and what was expected.
 
     Args:
-        error: of the settings.
-        form: form of a setting, with places for its name and value.
-        spelled: name of a setting → its name there.
+        error: pydantic's error about the settings.
+        form: form of a setting, such as `--{} {}`.
+        spelled: name of a setting → its spelling in that form.
     """
     faults = []
     for fault in error.errors(include_url=False):

@@ -68,9 +68,9 @@ def serve_app(settings: HttpSettings, module: str, rows: Callable[[Any, str], It
 
 
 def end_without(threads: str) -> None:
-    """End the process with success if a thread of a name that begins so is left: it is in code that does not return.
+    """End the process with success if a thread whose name begins with the argument is left.
 
-    The interpreter would wait for it, or stop it in native code.
+    The thread is in code that does not return: the interpreter would wait for it, or stop it in native code.
     """
     if any(thread.name.startswith(threads) for thread in threading.enumerate()):
         logging.shutdown()

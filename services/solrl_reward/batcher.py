@@ -1,6 +1,6 @@
 """Batches across callers: requests that wait are scored together, and their scores are split again.
 
-Tenants take turns: the next batch begins with the tenant of whose images the fewest pixels have been scored.
+Tenants take turns: the next batch begins with the tenant with the fewest scored pixels.
 
 A reward's score of an image does not depend on the rest of its batch, beyond rounding: the registry's contract.
 """

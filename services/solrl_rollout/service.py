@@ -98,8 +98,8 @@ class Service:
             reserve: called with the bytes that the answer's images may take in memory; it may raise.
 
         Raises:
-            ProblemError: 404, 422: this service does not serve such requests, or not the adapter version; 429, 503: it
-                has no room for them or their answers, or began to stop after it accepted the request's headers.
+            ProblemError: 404 or 422: the service does not serve such requests, or lacks the adapter version. 429, 503:
+                it has no room for the work or its answer, or it began to stop.
         """
         self.require_accepting()
         hosted = self.find_model(request.model)

@@ -33,9 +33,9 @@ class Backbone(ABC):
         transformer: the clean base. A `Generator` copies it and never modifies it.
         device: device of all parts.
         dtype: dtype of the transformer's arithmetic.
-        height: of an image in pixels, by default.
-        width: of an image in pixels, by default.
-        frames: of a sample: 1 for an image, more for a clip.
+        height: default height of an image in pixels.
+        width: default width of an image in pixels.
+        frames: frames of a sample: 1 for an image, more for a clip.
         frame_step: frames of a clip for each further one of its latents [C, T, ...]; 0 for a family of images.
         lora_targets: regular expression that matches the whole dotted name of each module that LoRA adapts.
         policy: layers to quantise at nvfp4.
@@ -163,8 +163,8 @@ class Backbone(ABC):
         """Decode latents [B, ...] to images [B, 3, H, W], or clips [B, F, 3, H, W]; float32 in [0, 1].
 
         Args:
-            latents: of B samples.
-            precision: of the decoder's convolutions; None for the autoencoder's own.
+            latents: latents of B samples.
+            precision: precision of the decoder's convolutions; None for the autoencoder's own.
 
         Raises:
             DecoderError: the decoder cannot compute in this precision.

@@ -100,7 +100,7 @@ def joint_attention(
         attn: diffusers' module.
         x: image tokens [B, S, C].
         text: text tokens [B, T, C].
-        angles: of the text tokens, then of the image tokens.
+        angles: angles of the text tokens, then of the image tokens.
         mask: [B, 1, 1, T + S], added to the logits.
 
     Returns:
@@ -120,7 +120,7 @@ def rotated(attn: Any, name: str, angles: Angles, x: Tensor, text: Tensor | None
     Args:
         attn: diffusers' module.
         name: which of its norms.
-        angles: of the text tokens, then of the image tokens.
+        angles: angles of the text tokens, then of the image tokens.
         x: [B, S, H·D].
         text: [B, T, H·D], which the norm for text normalises.
 

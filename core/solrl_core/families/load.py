@@ -248,7 +248,7 @@ def _snapshot(where: str, revision: str | None, external: Collection[str]) -> Pa
 
 
 def dtype_argument(version: str) -> str:
-    """Name of the argument of `from_pretrained` for the weights' dtype; a version ignores one that it does not know."""
+    """Name of `from_pretrained`'s argument for the weights' dtype: a version ignores unknown names."""
     return "dtype" if Version(version) >= Version("0.40") else "torch_dtype"
 
 
@@ -276,7 +276,7 @@ def load_backbone(
         waiting: leave transformer and text encoders in host memory, for a caller that decides what the device holds.
         transformer: used as it is, on whichever device it is, instead of loading the model's own.
         layers: file of layers that stay in BF16, see `layer_list`.
-        size: of images.
+        size: size of images.
 
     Raises:
         ValueError: unknown model or family, a layer list of another model, or a size that the model does not make.

@@ -26,11 +26,11 @@ class FileLayer:
     """A layer of a file.
 
     Attributes:
-        name: as in the file, without its prefix.
+        name: name in the file, without its prefix.
         key: the name of `b` in the file.
         a: float32 [rank, in].
         b: float32 [out, rank].
-        alpha: of a tensor beside them; None without one.
+        alpha: value of the tensor `alpha` beside them; None without it.
     """
 
     name: str
@@ -96,8 +96,8 @@ def by_module(layers: Collection[FileLayer], family: str, modules: Collection[st
     """The change of each module that the layers of a file adapt, without regard to alpha.
 
     Args:
-        layers: by the names of diffusers' modules, or of the authors' layers; an author's layer may be several modules.
-        family: of the model.
+        layers: layers by the names of diffusers' modules, or of the authors' layers, which may be several modules.
+        family: the model's family.
         modules: modules that may be adapted.
 
     Raises:

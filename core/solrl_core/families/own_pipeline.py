@@ -25,7 +25,7 @@ def by_own_pipeline(
         backbone: the model.
         prompts, seeds: one for each sample.
         steps: solver steps.
-        guidance: as the family takes it.
+        guidance: guidance scale in the family's form.
         output_type: "pt" or "latent".
         pipeline: another pipeline of the same model; None for the one that the backbone was loaded with.
     """

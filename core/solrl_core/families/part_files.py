@@ -34,7 +34,7 @@ class Weights(NamedTuple):
 
     Attributes:
         files: files to read. Files that an index lists may be missing. Empty for pickled files of the usual names.
-        variant: as diffusers calls it, such as fp16; None for the usual names.
+        variant: diffusers' name of the variant, such as fp16; None for the usual names.
         named: whether diffusers and transformers find them by their names.
     """
 
@@ -144,7 +144,7 @@ def missing_files(folder: Path, external: Collection[str] = ()) -> list[str]:
     """Files without which the model in a folder cannot be loaded, relative to it.
 
     Args:
-        folder: in diffusers format, with a model_index.json.
+        folder: folder in diffusers format, with a model_index.json.
         external: parts whose weights come from elsewhere.
     """
     parts = components(read_index(folder))

@@ -32,9 +32,9 @@ class PipelineBackbone(Backbone):
     """A backbone with the parts of a diffusers pipeline.
 
     Attributes:
-        quantize: of the family's `LayerPolicy` at nvfp4; the model's options override it.
-        keep: of the same policy.
-        keep_max_dim: of the same policy.
+        quantize: patterns of the family's `LayerPolicy` at nvfp4; the model's options override it.
+        keep: patterns of the same policy.
+        keep_max_dim: limit of the same policy.
         max_sequence_length: the family's number of text tokens; the model's options override it.
         size: the family's default size; None in it for what the transformer's configuration says.
         patch: latent pixels along the side of one image token; 0 for what the transformer's configuration says.
@@ -106,7 +106,7 @@ class PipelineBackbone(Backbone):
         Args:
             options: the model's own settings.
             config: the transformer's configuration.
-            guidance: as this family takes it.
+            guidance: guidance scale in this family's form.
         """
         default_size = cls.own_size(config)
         sizes = {"height": options.height or default_size.height, "width": options.width or default_size.width}

@@ -192,7 +192,7 @@ class Positions(nn.Module):
         Args:
             sizes: one list for each image, which are all of one size: (1, rows, columns) of its patches.
             max_txt_seq_len: T.
-            device: of the result.
+            device: device of the result.
         """
         _, rows, columns = sizes[0][0]
         image = torch.cartesian_prod(

@@ -21,7 +21,7 @@ def load_skeleton(model: str, *, revision: str | None = None, size: ImageSize = 
     Args:
         model: registered name, local folder (weights may be missing), or hub id.
         revision: hub commit or tag.
-        size: of images.
+        size: size of images.
 
     Raises:
         ValueError: unknown model or family, or a size that the model does not make.

@@ -50,7 +50,7 @@ class ZImageFusedBlock(FusedBlock):
         Args:
             x: [B, S, C].
             attn_mask: bool [B, S], False for padding; None for rows of equal length.
-            freqs_cis: of `RealAngles`, float32 [B, S, D/2, 2].
+            freqs_cis: angles from `RealAngles`, float32 [B, S, D/2, 2].
             adaln_input: [B, E], for blocks with modulation.
         """
         scale, gate, ff_scale, ff_gate = self._modulations(adaln_input)

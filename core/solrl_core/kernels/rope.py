@@ -124,7 +124,7 @@ def rms_norm_rope_backward(
     """Gradient of `rms_norm_rope` for one of its parts: [B, S, H, D] in its dtype, computed in float32.
 
     Args:
-        gradient: of the output, [B, S, H, D].
+        gradient: gradient of the output, [B, S, H, D].
         x, weight, cos, sin, eps: what the operation was given.
         first: position of the first of the S tokens.
     """

@@ -84,7 +84,7 @@ def apply_policy(
 
     precision: "nvfp4" (native if the model's device supports it) or "fp8"; for tests and benchmarks also "nvfp4
     emulated" and "fp8 emulated". ValueError if the device or a layer's size does not support it.
-    device: of the quantised layers; by default the model's.
+    device: device of the quantised layers; by default the model's.
     """
     names = policy.select(model)
     device = device or next(model.parameters()).device

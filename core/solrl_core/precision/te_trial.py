@@ -49,7 +49,7 @@ def fault_of(product: Callable[[Tensor, Tensor], Tensor], device: torch.device) 
 
     Args:
         product: x [rows, depth] × weight [outs, depth]ᵀ, both BF16, in NVFP4 with a scale for each row of x.
-        device: of the tensors.
+        device: device of the tensors.
     """
     noise = torch.Generator(device).manual_seed(0)
     for name, case in CASES.items():

@@ -24,11 +24,11 @@ class ClipScore(ClipReward):
 
     Args:
         model: folder or hub id; by default the published one.
-        processor: folder or hub id of tokenizer and image processor; by default that of the model.
+        processor: folder or hub id of tokenizer and image processor; by default the model's.
         device, dtype, batch_size: device, dtype of the weights, and images per batch.
 
     Attributes:
-        divisor: of the model's logits.
+        divisor: divisor of the model's logits.
 
     Raises:
         OSError: files are missing.

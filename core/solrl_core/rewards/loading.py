@@ -131,7 +131,7 @@ def processing_at(kind: Any, where: str, what: str, **options: Any) -> Any:
         kind: class of transformers. Image processors use PIL, whether or not torchvision is installed.
         where: folder or hub id.
         what: what it is, for the error.
-        options: of `from_pretrained`.
+        options: options of `from_pretrained`.
 
     Raises:
         OSError: there is none.

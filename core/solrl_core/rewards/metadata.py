@@ -1,6 +1,6 @@
 """Checks of a prompt's metadata, which a stranger may have written: GenEval's form, within bounds.
 
-`where` is the field in the prompt, such as `metadata.include.0.count`; all raise `PromptError` with it.
+`where` is the field in the prompt, such as `metadata.include.0.count`. All checks raise `PromptError` with `where`.
 """
 
 from collections.abc import Mapping, Sequence

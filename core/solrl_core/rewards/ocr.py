@@ -1,4 +1,4 @@
-"""Rendered text: how near what an OCR engine reads comes to the text that a prompt asks for.
+"""Rendered text: closeness of the text that an OCR engine reads to the text that a prompt asks for.
 
 Source: Liu et al. 2025 (Flow-GRPO, arXiv 2505.05470) and its reward, with RapidOCR instead of PaddleOCR.
 """
@@ -151,7 +151,7 @@ def closeness(read: str, target: str) -> float:
 
 
 def _folded(text: str) -> str:
-    """The visible characters of a text, equal for texts that differ only in what `closeness` does not count."""
+    """The visible characters of a text, in a form that is equal for texts that `closeness` takes for equal."""
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text.translate(_ALIKE)).casefold())
     return "".join(one for one in folded if not (one.isspace() or unicodedata.category(one) == "Cf"))
 

@@ -64,7 +64,7 @@ def try_rewards(
     Args:
         rewards: loaded rewards.
         model: the model whose device and size of images apply.
-        side: of images, where the model's options give no size; None if it is not known. Then a reward may fail, but
+        side: side of the images, if the model's options have no size; None if unknown. Then a reward may fail, but
             not by an error of its code, and what it returns must be usable.
         prompts_of: reward → texts and metadata that it will judge by; the first two are used. None if they are not
             known yet: then a reward that reads metadata, or refuses a prompt without, may fail.

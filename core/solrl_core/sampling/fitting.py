@@ -82,7 +82,7 @@ def fit(generator: Generator, examples: Examples, sigmas: Sequence[float], round
             least-squares fit blurs the images: the mean error is smaller, but the ranking is worse.)
         examples: trajectories to match. Refining on few prompts, such as four, fits other prompts worse.
         sigmas: 1.0 first, descending, above 0. Refining changes all but the first.
-        rounds: of refining, at most.
+        rounds: most rounds of refining.
     """
     path = _Path.follow(generator, examples, sigmas)
     for _ in range(rounds):

@@ -25,8 +25,8 @@ class StochasticSolver(Solver):
     """Steps with noise. Each step is drawn from a Gaussian.
 
     Attributes:
-        window: index of the first step with noise, and the number of them, None for all until the last. Without a
-            window, all steps have noise.
+        window: (index of the first step with noise, number of steps with noise), such as (2, 4). Number None: all
+            steps from the first. Window None: all steps.
     """
 
     window: tuple[int, int | None] | None = None

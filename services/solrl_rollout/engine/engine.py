@@ -84,7 +84,7 @@ class WorkerHandle(ChunkQueue):
 
     def next_chunk(self) -> Chunk | None:
         """Take the worker's next chunk from the queue, if there is one now."""
-        chunk = self._scheduler.take(self._turn, self.chunks, self._servers)
+        chunk = self._scheduler.next_chunk(self._turn, self.chunks, self._servers)
         if chunk is not None:
             self.chunks.append(chunk)
         return chunk

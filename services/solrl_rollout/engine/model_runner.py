@@ -48,7 +48,7 @@ class ModelRunner:
             default_precision: precision that `auto` stands for.
             reward_dtype: number format of the weights of rewards whose options give none; None for each reward's own.
             metrics: metrics to update.
-            fidelity: of the default precision, if it was measured.
+            fidelity: rank fidelity of the default precision, if it was measured.
         """
         self.backend = backend
         self.scorer = scorer
@@ -98,7 +98,7 @@ class ModelRunner:
         )
 
     def warm_up(self) -> None:
-        """Generate and score a chunk, or as many candidates as fit, so that a device that is too small fails here.
+        """Generate and score a chunk, or the most candidates that fit: a device that is too small fails here.
 
         Runs every batch size of the backend once, so that no request at the default precision without guidance waits
         for compilation. Raises RewardError, torch.OutOfMemoryError, or an error of the backend.

@@ -35,10 +35,10 @@ def choose_precision(
 
     Args:
         model: its name.
-        backend: of the model.
+        backend: the model's backend.
         rewards: rewards of the service. Rewards of other packages and of servers are left out.
         requested: the precision that the settings name; None for the fastest native one that ranks.
-        folder: of stored results; None checks nothing.
+        folder: folder of stored results; None checks nothing.
 
     Returns:
         The precision, and its rank fidelity: None for BF16, and where nothing could be checked.

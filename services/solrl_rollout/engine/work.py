@@ -93,7 +93,7 @@ class Chunk:
         start: latents to continue from; None for the seeds' noise.
         until: number of steps that the candidates have completed at the end; None for all.
         result: resolved with the scored chunk, or with the error that ended it.
-        queued_at: by `time.monotonic`.
+        queued_at: time of queueing, by `time.monotonic`.
         losses: number of workers that died while they made it.
     """
 

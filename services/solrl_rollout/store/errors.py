@@ -14,8 +14,8 @@ class StoreUnavailableError(ProblemError):
     """The store at `address` does not answer, refuses a command, or, if it is `full`, has no memory left for a write.
 
     Attributes:
-        address: of the store.
-        fault: what it answered.
+        address: the store's address.
+        fault: the store's answer.
     """
 
     def __init__(self, address: str, fault: str, *, full: bool = False) -> None:
@@ -74,7 +74,7 @@ def not_found(run: str, version: int, head: int | None, versions: Sequence[int])
 
 
 def version_conflict(run: str, version: int, fault: str, got: Any, expected: Any) -> ProblemError:
-    """A version was put whose number is taken by other content, or was that of a deleted version."""
+    """The error for a put under the number of a version with other content, or of a deleted version."""
     return ProblemError(
         ProblemKind.VERSION_CONFLICT,
         f"version {version} of run {run!r}: {fault}",

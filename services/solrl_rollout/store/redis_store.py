@@ -312,7 +312,7 @@ class RedisRunStore(RunStore):
     async def _each(self, commands: Sequence[tuple[str, ...]], *, consistent: bool = False) -> Sequence[Any]:
         """Replies of commands that read; the reply for a key of another type is its error.
 
-        `consistent`: from one view; a Redis without free memory refuses that.
+        `consistent`: all replies are of one moment; a Redis without free memory refuses that.
         """
         with self._reported():
             async with self._redis.pipeline(transaction=consistent) as pipeline:

@@ -64,7 +64,7 @@ class Scheduler:
         closing: no more chunks are given out.
         dead: no worker will serve again.
         finished: number of chunks that all workers have finished.
-        throughput: of the last minute.
+        throughput: throughput in the last minute.
     """
 
     def __init__(self, settings: RolloutSettings, metrics: RolloutMetrics) -> None:
@@ -118,7 +118,9 @@ class Scheduler:
             with self._refuse_when_full(None):
                 self._queue.require_capacity({tenant: 1})
 
-    def take(self, turn: Quantum, begun: Sequence[Chunk], servers: Callable[[Chunk], Collection[str]]) -> Chunk | None:
+    def next_chunk(
+        self, turn: Quantum, begun: Sequence[Chunk], servers: Callable[[Chunk], Collection[str]]
+    ) -> Chunk | None:
         """The next chunk of a worker, or None. The caller holds `changed`.
 
         A run waits while one of its reward servers has the worker's maximum of chunks. So a slow server delays only the

@@ -92,7 +92,7 @@ class LocalWorker:
             on_end=queue.wake,
         )
         try:
-            while (chunk := queue.take(self._on_wake)) is not None:
+            while (chunk := queue.wait_for_chunk(self._on_wake)) is not None:
                 self._serve(self._runners[chunk.job.model], chunk)
         finally:
             self._scoring.close()

@@ -89,7 +89,7 @@ class SharedAdapters(Generic[Source]):
 
 
 class RemoteWorker:
-    """Starts a process for each `load`, and sends it a chunk each time that it has taken the one before."""
+    """Starts a process for each `load`, and sends it the next chunk once it has taken the last one."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class RemoteWorker:
         try:
             while True:
                 queue.wait(self._has_room, self._on_wake)
-                chunk = queue.take(self._on_wake)
+                chunk = queue.wait_for_chunk(self._on_wake)
                 if chunk is None:
                     break
                 if chunk.losses:
@@ -226,7 +226,7 @@ class RemoteWorker:
         self._gone = False
 
     def _watch(self, ended: threading.Event) -> None:
-        """Main function of the thread that ends a process that is silent, e.g. stopped or stuck in a driver."""
+        """Main function of the thread that ends a silent process, such as one that is stuck in a driver."""
         silent = _SILENT * self._settings.live_timeout
         while not ended.wait(silent / _LOOKS):
             ping = self.ping()
@@ -262,7 +262,7 @@ class RemoteWorker:
             self._queue.wake()
 
     def _send(self, queue: ChunkQueue, chunk: Chunk) -> None:
-        """Send a chunk. One that cannot be sent was not begun; one whose adapter has no room fails alone."""
+        """Send a chunk. A chunk that cannot be sent counts as not begun. A chunk whose adapter has no room fails."""
         adapter, id = chunk.job.adapter, next(self._ids)
         try:
             source = self._connection.share(adapter.adapter) if adapter else None

@@ -29,7 +29,7 @@ class WorkerDiedError(Exception):
 
 
 class ChunkQueue(ABC):
-    """The engine, as one worker sees it. Only the worker's own thread calls `take` and `wait`.
+    """The engine, as one worker sees it. Only the worker's own thread calls `wait_for_chunk` and `wait`.
 
     That thread sleeps on a condition until there is a chunk for it.
     """
@@ -56,7 +56,7 @@ class ChunkQueue(ABC):
     def fail(self, chunk: Chunk, error: ProblemError) -> None:
         """Resolve a taken chunk with an error of its request; any thread may call this."""
 
-    def take(self, on_wake: Callable[[], None]) -> Chunk | None:
+    def wait_for_chunk(self, on_wake: Callable[[], None]) -> Chunk | None:
         """Wait for the worker's next chunk; None once the engine closes.
 
         Calls `on_wake` before each sleep and after each `wake`; errors of `on_wake` are raised.
@@ -71,7 +71,7 @@ class ChunkQueue(ABC):
                 self._sleep()
 
     def wait(self, until: Callable[[], bool], on_wake: Callable[[], None]) -> None:
-        """Wait until `until()`, evaluated after each `wake`. Calls `on_wake` as `take` does."""
+        """Wait until `until()`, evaluated after each `wake`. Calls `on_wake` as `wait_for_chunk` does."""
         while True:
             on_wake()
             with self._changed:
@@ -80,13 +80,13 @@ class ChunkQueue(ABC):
                 self._sleep()
 
     def wake(self) -> None:
-        """Wake the worker's thread from `take` or `wait`; any thread may call this."""
+        """Wake the worker's thread from `wait_for_chunk` or `wait`; any thread may call this."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
 
     def _sleep(self) -> None:
-        """Sleep until something changes, unless something has since the last time. The caller holds `changed`."""
+        """Sleep until a change, unless there was one since the last sleep. The caller holds `changed`."""
         if not self._woken:
             self._changed.wait()
         self._woken = False

@@ -36,8 +36,8 @@ async def _read(request: Request, service: ServiceDep, caller: CallerDep, run: s
     """The body of a report about one of the caller's runs.
 
     Raises:
-        RunNotFoundError.
-        RequestValidationError: another body.
+        RunNotFoundError: the caller has no such run.
+        RequestValidationError: the body is no such report.
     """
     if await service.store.head(caller.tenant, run) is None:
         raise RunNotFoundError(run)

@@ -27,7 +27,7 @@ class Order:
         sigmas: the whole schedule.
         until: number of steps that the candidates have completed at the end.
         start: trajectory to continue, one row per seed; None for the seeds' noise.
-        shape: of one candidate's latents, (channels, height / f, width / f).
+        shape: shape of one candidate's latents, (channels, height / f, width / f).
     """
 
     conditioning: Mapping[str, torch.Tensor]
