@@ -98,18 +98,18 @@ def fail(program: str, message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _faults(error: ValidationError, form: str, spelled: Callable[[str], str]) -> str:
+def _faults(error: ValidationError, form: str, spelling: Callable[[str], str]) -> str:
     """The faults of settings in one line: each value as it was given, and what was expected.
 
     Args:
         error: pydantic's error about the settings.
         form: form of a setting, such as `--{} {}`.
-        spelled: name of a setting → its spelling in that form.
+        spelling: name of a setting → its spelling in that form.
     """
     faults = []
     for fault in error.errors(include_url=False):
         message = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected", 1)
         message = re.sub("^expected (?=greater|less)", "expected a number ", message)
-        got = f"got {form.format(spelled(str(fault['loc'][0])), fault['input'])}; " if fault["loc"] else ""
+        got = f"got {form.format(spelling(str(fault['loc'][0])), fault['input'])}; " if fault["loc"] else ""
         faults.append(message if message.startswith("got ") else got + message)
     return "; ".join(faults)

@@ -214,7 +214,7 @@ def _read_regular(path: Path) -> bytes:
 
 
 def _change(path: Path, edit: Callable[[tuple[Token, ...]], tuple[Token, ...]], *, new: bool = False) -> None:
-    """Replace the file atomically by one with edited tokens, while its folder is locked; a `new` file need not exist."""
+    """Replace the file atomically by one with new tokens, while its folder is locked; a `new` file need not exist."""
     path = path.resolve()  # a link stays one
     try:
         if new:
