@@ -189,7 +189,7 @@ class Batcher:
             await self._arrived.wait()
             self._arrived.clear()
             while self._waiting:
-                self._batch = batch = self._take()
+                self._batch = batch = self._next_batch()
                 self._cancelled = Cancellation()
                 try:
                     results = await self._results(batch)
@@ -237,7 +237,7 @@ class Batcher:
         if stalled := [reward for reward in self.stalled if reward in rewards]:
             raise reward_stalled(stalled)
 
-    def _take(self) -> list[_Waiting]:
+    def _next_batch(self) -> list[_Waiting]:
         """The oldest request of the next tenant, and the requests after it that fit into its batch, up to the limit."""
         tenant = self._next_tenant()
         first = next(request for request in self._waiting if request.tenant == tenant)

@@ -86,19 +86,19 @@ def check(options: Check, prompts: Sequence[PromptItem]) -> int:
     )
     print(f"generating {len(prompts)} × {candidates} candidates in BF16", file=sys.stderr)
     plan = Plan(steps=options.steps, solver=options.solver)
-    bench = PrecisionCheck(backbone, judges, prompts, candidates, plan, options.true_steps)
-    exact = bench.measure("bf16")
+    benchmark = PrecisionCheck(backbone, judges, prompts, candidates, plan, options.true_steps)
+    exact = benchmark.measure("bf16")
     checked = {}
     for precision in options.precision or [one for one in supported_precisions(backbone.device) if one != "bf16"]:
         print(f"checking {precision}", file=sys.stderr)
-        checked[precision] = checked_precision(bench, precision, exact)
+        checked[precision] = checked_precision(benchmark, precision, exact)
     console.print(*_tables(model, exact, checked, candidates), sep="\n")
     for precision, result in checked.items():
         for line in _advice(model, precision, result, exact, out):
             console.print(line, highlight=False)
     if out is not None:
         digest = module_digest(backbone.transformer, backbone.device)
-        _write(out, digest, parity, exact, checked, bench)
+        _write(out, digest, parity, exact, checked, benchmark)
     return int(not all(result.ranks for result in checked.values()))
 
 
@@ -125,19 +125,19 @@ def read_prompts(name: str | None, count: int) -> Sequence[PromptItem]:
     return [PromptItem(id=str(at), text=text) for at, text in enumerate(texts, 1)]
 
 
-def checked_precision(bench: PrecisionCheck, precision: Precision, exact: Measured) -> Checked:
+def checked_precision(benchmark: PrecisionCheck, precision: Precision, exact: Measured) -> Checked:
     """Measure a precision; where it falls short of BF16 by the same plan, search layers, and measure with them."""
-    measured = bench.measure(precision)
+    measured = benchmark.measure(precision)
     if measured.lowest.mean >= exact.lowest.mean - SHORTFALL:
         return Checked(measured)
     print(f"{precision} ranks worse than BF16; searching the layers that it needs in BF16", file=sys.stderr)
-    backbone, before = bench.backbone, bench.backbone.kept
-    layers = search_layers(backbone, precision, lambda: bench.latent_error(precision))
+    backbone, before = benchmark.backbone, benchmark.backbone.kept
+    layers = search_layers(backbone, precision, lambda: benchmark.latent_error(precision))
     if layers is None:
         return Checked(measured)
     backbone.kept = {**before, precision: tuple(map(pattern_of, layers.names))}
     try:
-        return Checked(measured, layers, bench.measure(precision))
+        return Checked(measured, layers, benchmark.measure(precision))
     finally:
         backbone.kept = before
 
@@ -200,16 +200,16 @@ def _write(
     parity: float,
     exact: Measured,
     checked: Mapping[Precision, Checked],
-    bench: PrecisionCheck,
+    benchmark: PrecisionCheck,
 ) -> None:
     out.mkdir(parents=True, exist_ok=True)
     content = {
         "transformer": digest,
         "pipeline_difference": parity,
-        "prompts": len(bench.prompts),
-        "candidates": bench.candidates,
-        "plan": bench.plan.model_dump(mode="json"),
-        "true_steps": bench.true_steps,
+        "prompts": len(benchmark.prompts),
+        "candidates": benchmark.candidates,
+        "plan": benchmark.plan.model_dump(mode="json"),
+        "true_steps": benchmark.true_steps,
         "bf16": asdict(exact),
         "precisions": {precision: asdict(one) | {"ranks": one.ranks} for precision, one in checked.items()},
     }
@@ -217,7 +217,7 @@ def _write(
     layers: Kept = {precision: one.layers.names for precision, one in checked.items() if one.layers is not None}
     if layers:
         write_layer_list(out / "layers.json", digest, layers)
-    for precision, images in bench.images.items():
+    for precision, images in benchmark.images.items():
         folder = out / precision
         folder.mkdir(exist_ok=True)
         for seed, image in enumerate(as_pil(tiled(images[: 2 * _SHOWN].nan_to_num(0.0), columns=4))):

@@ -21,7 +21,7 @@ MB. A version that was superseded stays until newer ones fill the cache."""
 
 Content = tuple[str, str]
 """A model's name and an adapter's digest."""
-_Held = tuple[str, Content]
+_Key = tuple[str, Content]
 
 
 class AdapterMemory:
@@ -30,8 +30,8 @@ class AdapterMemory:
     def __init__(self, limit: int, tenant_limit: int) -> None:
         self.limit = limit
         self.tenant_limit = tenant_limit
-        self._requests: Counter[_Held] = Counter()
-        self._sizes: dict[_Held, int] = {}
+        self._requests: Counter[_Key] = Counter()
+        self._sizes: dict[_Key, int] = {}
 
     @property
     def bytes(self) -> int:
@@ -55,7 +55,7 @@ class AdapterMemory:
         counted.callback(self._end, key)
         return counted.close
 
-    def _end(self, key: _Held) -> None:
+    def _end(self, key: _Key) -> None:
         self._requests[key] -= 1
         if not self._requests[key]:
             del self._requests[key], self._sizes[key]
