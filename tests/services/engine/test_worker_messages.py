@@ -82,7 +82,7 @@ def test_a_result_arrives_with_compressed_images(shared: bool) -> None:
     assert arrived.images is not None
     assert [bytes(image)[:4] for image in arrived.images] == [b"\x89PNG"] * 4
     assert same(arrived.trajectory, sent.trajectory)
-    for field in ("truncated_tokens", "switched", "switch", "generate", "reward", "asked", "times"):
+    for field in ("truncated_tokens", "switched", "switch", "generate", "reward", "server_seconds", "times"):
         assert getattr(arrived, field) == getattr(sent, field)
 
 
