@@ -1,20 +1,29 @@
 """Requests of rewards that another program computes: reward servers and judges."""
 
 import asyncio
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
+from functools import partial
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, TypeVar
 
 import httpx
 import torch
-from solrl_client.background import result_of
+from solrl_client.background import result_of, start
+from solrl_client.connections import async_http_client
 from solrl_client.retries import OnWait, Retries, ignore
-from solrl_client.timed_client import TimedClient
+from solrl_client.tokens import bearer_token
+from solrl_client.transport import HEADERS
 from solrl_core.errors import RewardUnavailableError
 from solrl_proto.printable import printable
 
 Value = TypeVar("Value")
+
+_KEPT_S = 3.0
+"""Seconds of an idle connection until it is closed: less than the five of uvicorn, so that no request is sent
+while the server closes its end, which would look like a fault."""
 
 
 class TemporaryError(RewardUnavailableError):
@@ -26,17 +35,20 @@ class TemporaryError(RewardUnavailableError):
 
 
 class HttpReward(ABC):
-    """A reward whose scores another program gives.
+    """A reward whose scores another program gives, over connections that are kept.
 
     Args:
         name: the reward's name, for errors.
-        at: address of the program.
+        at: address of the program, such as http://127.0.0.1:8000/v1; paths are appended to it.
         token: variable of the environment with the bearer token; None to send none.
         timeout: seconds within which an answer must be complete.
         patience: seconds for which a request is repeated after temporary faults, with growing pauses.
         pause: seconds before the first retry.
         connections: most open connections; None for no limit.
         on_wait: told of each pause before a retry.
+
+    Raises:
+        ValueError: the environment's proxy cannot be used.
     """
 
     def __init__(
@@ -52,12 +64,19 @@ class HttpReward(ABC):
         on_wait: OnWait = ignore,
     ) -> None:
         self.at = at
+        self.timeout = timeout
         self._name = name
-        self._patience = patience
-        self._pause = pause
-        self._on_wait = on_wait
         self._sends_token = token is not None
-        self._http = TimedClient(at, token, timeout, connections)
+        self._retries = partial(Retries, patience, pause, server=at, on_wait=on_wait)
+        bearer = bearer_token(token) if token else None
+        self._http = async_http_client(
+            at,
+            httpx.Limits(max_connections=connections, keepalive_expiry=_KEPT_S),
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none are kept: callers share this client
+            headers=HEADERS | ({"Authorization": f"Bearer {bearer}"} if bearer else {}),
+            timeout=httpx.Timeout(None, connect=5.0),
+        )
+        weakref.finalize(self, _close, self._http).atexit = False
 
     def __call__(
         self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
@@ -82,7 +101,7 @@ class HttpReward(ABC):
 
     async def _patiently(self, attempt: Callable[[], Awaitable[Value]]) -> Value:
         """The result of `attempt`, retried with growing pauses after temporary faults."""
-        with Retries(self._patience, self._pause, server=self.at, on_wait=self._on_wait) as retries:
+        with self._retries() as retries:
             while True:
                 try:
                     return await attempt()
@@ -93,20 +112,35 @@ class HttpReward(ABC):
                 await asyncio.sleep(pause)
 
     async def _answer(self, method: str, path: str, limit: int, **arguments: Any) -> httpx.Response:
-        """The answer to one request, of any status, with at most a little more than `limit` bytes of its body."""
+        """The answer to one request, of any status. No more of its body is read once that exceeds `limit` bytes."""
+        body = bytearray()
         try:
-            return await self._http.ask(method, path, limit, **arguments)
+            # httpx itself limits only the time between two parts of an answer.
+            async with asyncio.timeout(self.timeout), self._http.stream(method, path, **arguments) as answer:
+                async for part in answer.aiter_raw():
+                    body += part
+                    if len(body) > limit:
+                        break
+        except TimeoutError:
+            why = f"ReadTimeout: no complete answer in {self.timeout:g} s"
+            if self._sends_token:  # nobody can set it for a run's server
+                why += "; raise the reward's option timeout if its server needs longer"
+            raise self._temporary(f"gave no answer ({why})") from None
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             # Its text may contain the token.
             raise self._unavailable(f"cannot be asked ({type(error).__name__})") from None
         except httpx.TransportError as error:
             why = printable(str(error), 400) or "no answer in time"
-            if isinstance(error, httpx.ReadTimeout) and self._sends_token:  # nobody can set it for a run's server
-                why += "; raise the reward's option timeout if its server needs longer"
             raise self._temporary(f"gave no answer ({type(error).__name__}: {why})") from None
+        stream = httpx.ByteStream(bytes(body))
+        return httpx.Response(answer.status_code, headers=answer.headers, stream=stream, request=answer.request)
 
     def _temporary(self, fault: str, after: float | None = None) -> TemporaryError:
         return TemporaryError(self._name, f"at {self.at} {fault}", after)
 
     def _unavailable(self, fault: str) -> RewardUnavailableError:
         return RewardUnavailableError(self._name, f"at {self.at} {fault}")
+
+
+def _close(http: httpx.AsyncClient) -> None:
+    start(http.aclose())

@@ -135,7 +135,6 @@ class RemoteReward(HttpReward):
         self._source = "as the request says" if digest else "as when this program connected"
         self._given_timeout = timeout
         self.digest = digest
-        self.timeout = timeout or TIMEOUT
         self.advice = ""
         self.takes_clips = False
         if connect:
@@ -158,7 +157,7 @@ class RemoteReward(HttpReward):
         if self.digest is not None:
             return
         self.digest, waits = announced.digest, announced.max_latency_s or 0.0
-        self.timeout = self._http.timeout = self._given_timeout or TIMEOUT + waits
+        self.timeout = self._given_timeout or TIMEOUT + waits
         if self.timeout < waits:
             self.advice = (
                 f"timeout is {self.timeout:g} s, and the server at {self.at} may wait {waits:g} s for another service: "
@@ -241,12 +240,8 @@ class RemoteReward(HttpReward):
     def _read(self, answer: httpx.Response, model: type[Document], *, connected: bool = False) -> Document:
         """The document of an answer.
 
-        Args:
-            answer: the answer, with its body.
-            model: type of the document.
-            connected: whether the server announced its rewards before. If so, every answer that cannot be used is a
-                temporary fault: the server was started again with other settings, or another program answers in its
-                place.
+        Once a reward is `connected`, an answer that cannot be used is a temporary fault: the server restarted with
+        other settings, or another program answers at its address.
         """
         try:
             return read_document(answer, model, _MAX_DOCUMENT)

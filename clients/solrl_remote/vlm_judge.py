@@ -141,6 +141,7 @@ class VlmJudge(HttpReward):
         self.costs = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
         self._largest = answer_bytes(max_tokens, logprobs=logprobs)
         self._pace = AsyncLimiter(1, 1 / per_second) if per_second else None
+        self._patience = patience
         self._held_until = 0.0
         """Time of the loop before which the endpoint takes no requests."""
         self._places = asyncio.Semaphore(in_flight)

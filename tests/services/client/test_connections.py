@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from reward_servers import serving
 from solrl_client import connections
-from solrl_client.background import result_of
 from solrl_client.connections import http_client, proxy_for
 from solrl_client.rollouts import RolloutClient
-from solrl_client.timed_client import TimedClient
+from solrl_core.errors import RewardUnavailableError
+from solrl_remote.remote_reward import RemoteReward
 
 GNOME = "localhost,127.0.0.0/8,::1"
 SPELLINGS = (GNOME, "", "[::1]", "*.internal, 10.0.0.0/8")
@@ -58,12 +58,14 @@ def test_a_request_to_this_machine_and_its_token_do_not_leave_by_a_proxy(
     proxy: Seen, spelling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", spelling)
-    monkeypatch.setenv("SOLRL_TOKEN", "secret")
+    for token in ("SOLRL_TOKEN", "SOLRL_REWARD_TOKEN"):
+        monkeypatch.setenv(token, "secret")
     there = Seen()
     with serving(there) as address:
         with RolloutClient(address) as client:
             assert client._http.get("/v1/models").status_code == 404
-        result_of(TimedClient(address, "SOLRL_TOKEN", 600).ask("GET", "/v1/rewards", 10))
+        with pytest.raises(RewardUnavailableError):
+            RemoteReward("mine", address)
         host = address.removeprefix("http://")
     assert there.requests == [(host, "Bearer secret")] * 2
     assert proxy.requests == []

@@ -1,5 +1,6 @@
 """Rewards of a server: equal to local ones, and every way in which a server can fail is told clearly."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -104,7 +105,7 @@ def test_floats_are_sent_rounded_to_bytes() -> None:
 
 
 def test_many_images_are_sent_in_batches_over_one_connection(app: Misbehaving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solrl_client.timed_client._KEPT_S", 600.0)
+    monkeypatch.setattr("solrl_remote.http_reward._KEPT_S", 600.0)
     images = as_floats(pictures(5))
     reward = RemoteReward(NAME, app.address, batch_size=2)
     for _ in range(2):
@@ -172,7 +173,7 @@ def test_a_trainer_asks_again(app: Misbehaving, mode: str, monkeypatch: pytest.M
             app.leave.set()
             app.mode = "well"
 
-    here = SimpleNamespace(sleep=heal)
+    here = SimpleNamespace(sleep=heal, timeout=asyncio.timeout)
     monkeypatch.setattr("solrl_remote.http_reward.asyncio", here)
     app.mode = mode
     assert len(score(reward)) == 2
