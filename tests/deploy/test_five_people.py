@@ -73,3 +73,16 @@ def test_the_quotas_reach_the_service_and_fit_redis(node: Path, monkeypatch: pyt
     assert int(env["SOLRL_REDIS_LIMIT"].removesuffix("g")) == 1.5 * redis
     assert 2 * 48 * 96 < settings.most_queued < settings.queue_limit / len(PEOPLE)
     assert env["COMPOSE_PROFILES"] in services["proxy"]["profiles"]
+
+
+def test_the_page_s_hours_and_share_are_those_of_the_layout(node: Path) -> None:
+    (command,) = re.findall(r"`(solrl-train layout [^`]+)`", PAGE)
+    printed = subprocess.run(command.split(), capture_output=True, text=True, check=True).stdout
+    for hours in re.findall(r"(?:with|without) a service, ([\d.]+) h per run", printed):
+        assert f"{hours} hours" in PAGE
+    gpus = re.search(r"CUDA_VISIBLE_DEVICES=(\S+) solrl-rollout serve", printed)
+    assert gpus is not None
+    assert f"SOLRL_ROLLOUT_GPU={gpus[1]}\n" in (node / ".env").read_text()
+    (share,) = set(re.findall(r"explore\.share=([\d.]+)", printed))
+    assert f"--set explore.share={share}" in PAGE
+    assert f"SOLRL_EXPLORE_SHARE={share}\n" in (node / ".env").read_text()
