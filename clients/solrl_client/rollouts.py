@@ -371,7 +371,7 @@ def _json(message: Message) -> bytes:
 
 
 def _with_token_advice(error: RefusedError) -> RefusedError:
-    """The refusal, with the places of the token if it is about that; a proxy's has no kind of ours."""
+    """The refusal, with advice on where to give a token if a token is at fault, also for a proxy's 401 or 403."""
     problem = error.problem
     foreign = problem.kind == ProblemKind.UNEXPECTED_ANSWER and problem.status in (401, 403)
     if problem.kind not in _TOKEN_PROBLEMS and not foreign:

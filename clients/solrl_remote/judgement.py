@@ -100,7 +100,7 @@ def _after_thoughts(text: str) -> str:
 
 
 def _token_at(text: str, span: tuple[int, int], tokens: Sequence[TokenLogprobs]) -> TokenLogprobs | None:
-    """The token that is exactly this part of the text, beside white space; None if there is none."""
+    """The token that is exactly this part of the text, apart from white space; None if there is none."""
     joined = "".join(token.text for token in tokens)
     # In front of the text there may be reasoning, and after it the token that ends it.
     began = joined.rfind(text)

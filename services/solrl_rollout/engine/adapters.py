@@ -81,7 +81,8 @@ class Adapters:
         """Validate and store a version for a hosted model; returns it, and whether it is new.
 
         Raises:
-            ProblemError: the body has another digest, or is no adapter for the model; or as `RunStore.put`.
+            ProblemError: the body has another digest, or is no adapter for the model; `version-conflict`,
+                `parent-conflict` or `adapter-quota`.
         """
         received = await asyncio.to_thread(adapter_digest, body)
         if received != digest:

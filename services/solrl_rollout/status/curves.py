@@ -134,7 +134,7 @@ def _curve(points: Sequence[Point], more: dict[str, list[float | None]]) -> Curv
 
 
 def _own_seconds(point: Point) -> float:
-    """Seconds of an iteration; exploration beside other phases counts only as the trainer's wait for it."""
+    """Seconds of an iteration; exploration during other phases counts only as the trainer's wait for it."""
     return sum(seconds for phase, seconds in point.seconds.items() if phase != "explore" or "wait" not in point.seconds)
 
 
