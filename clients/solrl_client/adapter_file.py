@@ -21,8 +21,8 @@ def adapter_file(
     """An adapter as the service takes it, see docs/api.md.
 
     Args:
-        weights: LoRA weights by their names in PEFT: `get_peft_model_state_dict`, or all parameters of PEFT's model, of
-            which the frozen ones are passed over. Arrays, or tensors of torch in any dtype and on any device.
+        weights: LoRA weights by their names in PEFT: `get_peft_model_state_dict`, or all parameters of PEFT's model;
+            frozen parameters are ignored. Arrays, or tensors of torch in any dtype and on any device.
         targets: `lora_targets` of the model at the service.
         rank: rank of all weights.
         alpha: LoRA's α; the service adds alpha / rank · B · A to a weight. With rsLoRA, give √rank times it.

@@ -41,8 +41,8 @@ class HttpReward(ABC):
         name: the reward's name, for errors.
         at: address of the program, such as http://127.0.0.1:8000/v1; paths are appended to it.
         token: variable of the environment with the bearer token; None to send none.
-        timeout: seconds within which an answer must be complete.
-        patience: seconds for which a request is repeated after temporary faults, with growing pauses.
+        timeout: most seconds until an answer is complete.
+        patience: seconds to repeat a request after temporary faults, with growing pauses.
         pause: seconds before the first retry.
         connections: most open connections; None for no limit.
         on_wait: told of each pause before a retry.

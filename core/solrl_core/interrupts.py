@@ -20,7 +20,7 @@ INTERRUPTED = 128 + signal.SIGINT
 _CLEAN_LINE = b"\r\x1b[K\x1b[?25h"
 """Removes a progress line from a terminal, and shows the cursor again."""
 _LATER = 0.05
-"""Seconds after which a signal within an import is sent again."""
+"""Seconds until a signal within an import is sent again."""
 
 _messages: list[str] = []
 

@@ -29,7 +29,7 @@ DEFAULT_CLIP = "openai/clip-vit-large-patch14"
 _SIGMOID_COUNTING_THRESHOLD = 0.5
 """Threshold for detectors with a score for each class by itself; not measured with published weights."""
 _COUNTED = 24
-"""Images of counting prompts after which their scores are judged: a chunk of candidates."""
+"""Least number of images of counting prompts for judging their scores: a chunk of candidates."""
 
 logger = logging.getLogger(__name__)
 

@@ -142,7 +142,7 @@ class Generator:
             solver: see `solrl_core.sampling.solver_specs`; `start` has its own.
             guidance: 1.0 is none.
             start: trajectory to continue, one row per seed; None for the seeds' initial noise.
-            until: number of steps after which to stop; None for all.
+            until: number of steps to take; None for all.
             between: called before each step, by one thread at a time; raise from it to stop.
             batch_limit: largest number of candidates in a batch.
             decode: whether to decode images.

@@ -26,10 +26,10 @@ from solrl_rollout.status.rollout_metrics import RolloutMetrics
 logger = logging.getLogger(__name__)
 
 _MOST_DEATHS = 5
-"""Deaths of a worker after which it is given up, if no worker has finished a chunk between them, nor has it served for
-a long time."""
+"""Deaths of a worker until it is given up. Deaths count as long as no worker finishes a chunk between them, and the
+worker serves for only a short time."""
 _STEADY_SECONDS = 300.0
-"""Seconds of serving after which a worker's earlier deaths no longer count."""
+"""Seconds of serving until a worker's earlier deaths no longer count."""
 _LONGEST_PAUSE = 30.0
 """Seconds before a worker is loaded again, at most. There is no pause after its first death."""
 _KILLED_S = 5.0

@@ -18,7 +18,7 @@ from solrl_http.request_metrics import RequestMetrics
 SHOWN_RUNS = 10
 """Number of runs in `solrl_run_share` and `solrl_adapter_lag_versions`: the runs with the most recent engine time."""
 _TRACKED_RUNS = 256
-_HALF_LIFE = 300.0  # seconds after which engine time counts for half
+_HALF_LIFE = 300.0  # seconds until engine time counts for half
 
 
 @dataclass(frozen=True)

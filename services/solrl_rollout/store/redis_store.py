@@ -68,7 +68,7 @@ CONNECTIONS = 64
 WAIT_S = 30.0
 """Seconds that a command waits for a connection."""
 UPLOAD_S = 600
-"""Seconds after which the bytes of a push that was cut off are deleted."""
+"""Seconds until the bytes of a push that was cut off are deleted."""
 _MOST_DIGITS = 16
 """Most digits of versions and revisions, which are below 2**53."""
 _PARSED_AT_ONCE = 256  # points; some milliseconds

@@ -24,7 +24,7 @@ MAX_POINT_BYTES = 16384
 """Largest iteration, as JSON without samples. One with four rewards has 1.5 kB, and a run's first, with its settings,
 6 kB."""
 KEPT_ACTIVITY_S = 60
-"""Seconds after which progress within an iteration is forgotten."""
+"""Seconds until progress within an iteration is forgotten."""
 
 
 @dataclass(frozen=True)

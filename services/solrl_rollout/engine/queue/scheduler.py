@@ -217,7 +217,7 @@ class Scheduler:
 
     @contextmanager
     def _refuse_when_full(self, requested: int | None) -> Iterator[None]:
-        """Raise QueueFullError as a problem, with an estimate of the time after which there is capacity."""
+        """Raise QueueFullError as a problem, with an estimate of the time until there is capacity."""
         try:
             yield
         except QueueFullError as full:
