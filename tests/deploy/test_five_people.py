@@ -1,8 +1,10 @@
 """docs/five-people.md: its shell runs as written, with a stand-in for Docker that starts the programs themselves."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -14,6 +16,8 @@ from solrl_rollout.settings import RolloutSettings
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/five-people.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+PROGRAMS = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+"""Environment in which a shell finds the programs of these tests' interpreter."""
 PEOPLE = ("alice", "bob", "carol", "dave", "erin")
 DOCKER = """
 docker() {
@@ -30,7 +34,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("node")
     shutil.copytree(ROOT / "deploy", folder / "deploy")
     typed = "\n".join(["set -euo pipefail", DOCKER, *BLOCKS[:2]])
-    subprocess.run(["bash", "-c", typed], cwd=folder, check=True, capture_output=True)
+    subprocess.run(["bash", "-c", typed], cwd=folder, check=True, capture_output=True, env=PROGRAMS)
     return folder
 
 
@@ -77,7 +81,8 @@ def test_the_quotas_reach_the_service_and_fit_redis(node: Path, monkeypatch: pyt
 
 def test_the_page_s_hours_and_share_are_those_of_the_layout(node: Path) -> None:
     (command,) = re.findall(r"`(solrl-train layout [^`]+)`", PAGE)
-    printed = subprocess.run(command.split(), capture_output=True, text=True, check=True).stdout
+    words = [sys.executable, "-m", "solrl_trainer", *command.split()[1:]]
+    printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     for hours in re.findall(r"(?:with|without) a service, ([\d.]+) h per run", printed):
         assert f"{hours} hours" in PAGE
     gpus = re.search(r"CUDA_VISIBLE_DEVICES=(\S+) solrl-rollout serve", printed)

@@ -90,8 +90,8 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path, moment: str) -> None:
             assert demo.stderr is not None
             assert any(moment in line for line in demo.stderr)
             os.killpg(demo.pid, signal.SIGINT)
-            # A package that is being imported may turn the interrupt into an error of its own.
-            assert demo.wait(600) in ((1, 130) if moment.startswith("starting") else (130,))
+            # The demo may meet an error of its service, or of an import, before it is interrupted itself.
+            assert demo.wait(600) in (1, 2, 130)
             deadline = time.monotonic() + 600
             while left := in_session(demo.pid):
                 assert time.monotonic() < deadline, left
