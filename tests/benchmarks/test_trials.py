@@ -57,7 +57,7 @@ TRIALS = (
         "--device cpu --models flux wan --parts fp8-decoder pruned share --rounds 1",
         {
             **TINY_CLIP,
-            **{"rollout_phase.SIZES": TINY_PHASES, "rollout_phase.FEWER_FRAMES": 5, "rollout_phase.FEWER_STEPS": 1},
+            **{"rollout_phase.SIZES": TINY_PHASES, "rollout_phase.FEWER_STEPS": 1},
         },
     ),
     Trial(
