@@ -6,8 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from paper.intervals import Estimate, over_seeds
+from paper.intervals import Estimate
 from paper.pace import first_reached
+from scipy.stats import t as student
 from support.results import table
 
 from fast.arms import BASELINE, FAST, STAGES
@@ -30,7 +31,7 @@ four for FLUX.1. A run that never gets there counts as {:g} × its length. *Best
 baseline's, *end* the last gain as a share of the run's own best, *kept* that of the version that the run exports if it
 ends without a new best in {:.0%} of its iterations, *judge* the gain of the detector that no run trains on when the run
 reaches 90 %, less the baseline's then; gains are in standard deviations of the base's images of a prompt. Brackets are
-95 % intervals over seeds.
+95 % intervals over seeds; of all worlds, for the mean of these four worlds.
 """
 LOOP = """## An iteration at true size
 
@@ -124,21 +125,27 @@ def _figures(rows: Sequence[Row], worlds: Sequence[str]) -> dict[str, Any]:
 def _mean(
     by_world: Sequence[Sequence[tuple[Row, Row]]], value: Callable[[Row, Row], float | None], logs: bool = False
 ) -> dict[str, float] | None:
-    """Mean over seeds of a seed's mean over worlds, with its interval; geometric with `logs`.
+    """Mean over worlds of a world's mean over seeds, with its interval; geometric with `logs`.
 
-    Only seeds and worlds that have the value, and seeds that all of these worlds have.
+    Runs of different worlds are independent, so the variance is that of the worlds' means (Satterthwaite's formula).
+    Only worlds and runs that have the value.
     """
-    values = [{run["seed"]: value(run, base) for run, base in pairs} for pairs in by_world]
-    known = [{seed: number for seed, number in world.items() if number is not None} for world in values]
-    known = [world for world in known if world]
-    seeds = sorted(set.intersection(*map(set, known))) if known else []
-    if not seeds:
+    worlds = [[value(run, base) for run, base in pairs] for pairs in by_world]
+    known = [np.array([number for number in world if number is not None], float) for world in worlds]
+    known = [np.log(world) if logs else world for world in known if len(world)]
+    if not known:
         return None
-    each = np.array([[world[seed] for world in known] for seed in seeds])
-    mean = over_seeds((np.log(each) if logs else each).mean(1))
-    if logs:
-        mean = Estimate(*(math.exp(min(x, 50.0)) for x in (mean.mean, mean.low, mean.high)), mean.seeds)
-    return asdict(mean)
+    mean, fewest = float(np.mean([world.mean() for world in known])), min(map(len, known))
+    half = math.inf
+    if fewest > 1:
+        parts = np.array([world.var(ddof=1) / len(world) for world in known])
+        total = parts.sum()
+        freedom = (
+            total**2 / sum(part**2 / (len(world) - 1) for part, world in zip(parts, known, strict=True)) if total else 1
+        )
+        half = float(student.ppf(0.975, freedom) * math.sqrt(total) / len(known))
+    limits = mean, mean - half, mean + half
+    return asdict(Estimate(*((math.exp(min(x, 50.0)) for x in limits) if logs else limits), fewest))
 
 
 def _table(arms: Mapping[str, Mapping[str, Any]]) -> str:
