@@ -1,8 +1,8 @@
 """Seconds of an iteration of `fast` at true size by the trainer's own loop: `python benchmarks/fast/loop.py flux`.
 
 Writes the model and a reward of HPSv2's size with random weights (FLUX.1: 38 GB) to --weights, trains on one GPU that
-explores in FP8, regenerates and trains, and adds the last iteration to benchmarks/results/fast.json. The first two
-iterations compile. `python benchmarks/fast confirm --render` puts it on the page.
+explores in FP8, regenerates and trains, and adds the last iteration to benchmarks/results/fast.json. The first
+iteration compiles. `python benchmarks/fast confirm --render` puts it on the page.
 """
 
 import argparse

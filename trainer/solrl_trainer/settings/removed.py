@@ -35,12 +35,13 @@ def without_removed(settings: Any) -> Any:
     """
     if not isinstance(settings, Mapping):
         return settings
-    found = dict(settings)
+    kept = dict(settings)
     for key in (*REMOVED, *(key for key, _ in _VALUES)):
         section, _, name = key.partition(".")
-        own = found.get(section)
-        if isinstance(own, Mapping) and name in own:
-            if advice := removal(key, own[name]):
-                raise ValueError(f"{key} is {own[name]}, which is gone: {advice}")
-            found[section] = {one: value for one, value in own.items() if one != name or key not in REMOVED}
-    return found
+        values = kept.get(section)
+        if isinstance(values, Mapping) and name in values:
+            if advice := removal(key, values[name]):
+                raise ValueError(f"{key} is {values[name]}, which is gone: {advice}")
+            if key in REMOVED:
+                kept[section] = {other: value for other, value in values.items() if other != name}
+    return kept
