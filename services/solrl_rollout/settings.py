@@ -82,8 +82,7 @@ class Hosting(BaseSettings):
     """Fields of vLLM-Omni's OmniDiffusionConfig, such as '{"parallel_config": {"tensor_parallel_size": 2}}'."""
 
     precision: RequestedPrecision = "auto"
-    """Precision of requests with precision auto; auto is the fastest one that is native on the device.
-    Every answer states the precision used."""
+    """Precision of requests with precision auto; auto is the fastest that is native on the device."""
 
     emulate: bool = False
     """Also serve NVFP4 on a GPU without NVFP4 units, emulated and slower than BF16. A CPU emulates it anyway."""
@@ -104,12 +103,12 @@ class Hosting(BaseSettings):
     """Frames of clips, for a model that makes clips."""
 
     layers: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: the family's)")] = None
-    """Layers that stay in BF16 at a precision, as `solrl-rollout check --out FOLDER` found them: FOLDER/layers.json.
-    The file must name every hosted model's weights."""
+    """Layers that stay in BF16 at a precision: FOLDER/layers.json of `solrl-rollout check --out FOLDER`. The file must
+    name every hosted model's weights."""
 
     checks: str = "~/.cache/solrl/checks"
     """Folder for the results of checks, or off. The first load of a model at a precision compares ranks with BF16's.
-    auto leaves out a precision that does not rank. One that is asked for by name is served with a warning."""
+    auto leaves out a precision that does not rank; by name, it is served with a warning."""
 
     rewards: Annotated[tuple[str, ...], NoDecode, Field(min_length=1)] = ("clipscore",)
     """Rewards to load, by name or package.module:attribute, each with @http://… if a reward server computes it.
@@ -127,8 +126,8 @@ class Hosting(BaseSettings):
     auto is bfloat16 on a GPU, and on a CPU each reward's own."""
 
     reward_hosts: Annotated[tuple[str, ...], NoDecode, tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
-    """Addresses of reward servers that requests may name for rewards of their own, each http(s)://HOST:PORT.
-    They get no token. Other addresses are refused. In the environment they are separated by commas."""
+    """Addresses of reward servers that requests may name for rewards of their own, each http(s)://HOST:PORT. They get
+    no token. In the environment they are separated by commas."""
 
     redis_url: Annotated[str | None, tyro.conf.arg(metavar="URL", help_behavior_hint="(default: in this process)")] = (
         None
@@ -156,15 +155,15 @@ class RolloutSettings(HttpSettings, Hosting):
     """Maximum number of waiting candidates; further requests are answered 429."""
 
     scoring_in_flight: Annotated[int, Field(ge=1)] = 4
-    """Chunks per worker that may wait for reward servers, and for each of reward_hosts. At the limit, the worker
-    generates one more chunk, and then skips runs that need a server. 8-bit images wait in the host's memory."""
+    """Chunks per worker that may wait for reward servers, and for each of reward_hosts. At the limit, the worker skips
+    runs that need a server."""
 
     max_adapter_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
     """Largest adapter file, in bytes."""
 
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1024 * MIB
-    """Maximum bytes in memory of request bodies, requested images; further requests are answered 503.
-    With a token file, one tenant may use half of it, or one body of the largest size."""
+    """Maximum bytes in memory of request bodies and requested images; further requests are answered 503. With a token
+    file, one tenant may use half of it, or one body of the largest size."""
 
     max_queued_adapter_bytes: Annotated[int, Field(ge=1)] = 4096 * MIB
     """Maximum bytes of the adapters of accepted requests in memory, each counted once; further ones are answered 503.
@@ -174,8 +173,8 @@ class RolloutSettings(HttpSettings, Hosting):
     """Number of adapter versions kept per run."""
 
     live_timeout: Annotated[float, Field(gt=0)] = 30.0
-    """Most seconds of a worker's response to /health/live; it responds between two steps.
-    Of several workers, a worker that takes twice as long is replaced."""
+    """Most seconds of a worker's response to /health/live; it responds between two steps. After twice as long, one of
+    several workers is replaced."""
 
     drain_timeout: Annotated[int, Field(ge=0)] = 50
     """Seconds after a SIGTERM to finish accepted work; groups streamed by then are not lost."""

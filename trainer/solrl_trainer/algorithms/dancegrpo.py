@@ -25,7 +25,7 @@ class DanceGrpoSettings(GrpoSettings):
     """Stochastic steps. flow: FlowGRPO's. dance: DanceGRPO's. cps: coefficients-preserving sampling, which leaves
     no noise in the images that rewards judge."""
     eta: Eta = 0.3
-    """Level of the sampler's noise. That of cps is at most 1."""
+    """Level of the sampler's noise; with cps at most 1."""
 
 
 class DanceGrpo(Grpo[DanceGrpoSettings]):

@@ -21,9 +21,8 @@ class DiffusionNftSettings(AlgorithmSettings):
     """Settings of DiffusionNFT."""
 
     beta: Annotated[float, Field(gt=0)] = 1.0
-    """Distance of the implicit positive and negative policies from the behaviour policy. A sample of advantage A pulls
-    its velocity by at most A / (adv_clip · beta) of the distance to the sample: a smaller beta learns faster, and holds
-    the policy less."""
+    """Distance of the implicit positive and negative policies from the behaviour policy. A smaller beta learns faster,
+    and is less stable."""
     beta_end: Annotated[float, Field(gt=0)] | None = None
     """beta from iteration beta_iterations on; before, it moves there from beta by a constant factor. null: beta is
     constant."""
@@ -32,9 +31,8 @@ class DiffusionNftSettings(AlgorithmSettings):
     adv_clip: Annotated[float, Field(gt=0)] = 5.0
     """Advantages are clipped to ± this."""
     advantage_mode: AdvantageMode = "all"
-    """all: advantages as they are. positive_only, negative_only: those of the other sign become 0. one_only: 1 if
-    positive, otherwise 0. binary: their sign. A sample of advantage 0 remains in the loss, with equal weights for both
-    policies."""
+    """all: advantages as they are. positive_only, negative_only: advantages of the other sign become 0. one_only: 1 if
+    positive, otherwise 0. binary: their sign. A sample of advantage 0 remains in the loss."""
     kl_weight: Annotated[float, Field(ge=0)] = 1e-4
     """Weight of the squared distance to the reference's velocity."""
 

@@ -47,8 +47,8 @@ class Lora(Section):
     alpha: Annotated[float, Field(gt=0)] = 64.0
     """Each layer's update is scaled by alpha / rank."""
     targets: str | None = None
-    """Regular expression of the whole dotted names of layers to adapt, as PEFT's target_modules, among those that the
-    family adapts; null: all of these. Adapters at a service have the others, too, as zeros."""
+    """Regular expression of the whole dotted names of layers to adapt, as PEFT's target_modules, among the layers that
+    the family adapts; null: all of these."""
 
     @field_validator("targets")
     @classmethod
@@ -66,11 +66,10 @@ class Optimizer(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
     """Learning rate, after warm-up and before decay."""
     warmup_iterations: Annotated[int, Field(ge=0)] = 0
-    """Iterations over which the learning rate rises linearly: that of iteration i, from 0, is multiplied by
-    (i + 1) / warmup_iterations."""
+    """Iterations over which the learning rate rises linearly, by (i + 1) / warmup_iterations in iteration i."""
     cosine_iterations: Positive | Literal["all"] | None = None
-    """Iterations until the learning rate has fallen to 0, along half a cosine from the end of warm-up. all: those of
-    the run; null: it is constant."""
+    """Iterations until the learning rate has fallen to 0, along half a cosine from the end of warm-up. all: the run's;
+    null: it is constant."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of AdamW's two moments."""
     weight_decay: Annotated[float, Field(ge=0)] = 1e-4
@@ -86,16 +85,14 @@ class Optimizer(Section):
     batch: Positive = 16
     """Samples per backward pass."""
     activation_checkpointing: bool | Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """Transformer blocks with activation checkpointing, or gradient checkpointing: the backward pass recomputes
-    their activations instead of storing them, which is slower. true for all, false for none, or a number. auto plans
-    the fewest with which training fits in the GPU; none on a CPU."""
+    """Transformer blocks with activation checkpointing: the backward pass recomputes their activations instead of
+    storing them, which is slower. true for all, false for none, or a number. auto: the fewest with which training fits
+    in the GPU; none on a CPU."""
     shard_base: bool | Literal["auto"] = "auto"
-    """Spread the frozen base over the ranks, which is slower; LoRA weights stay whole. auto does so if it does not fit
-    in each rank's GPU beside its training state."""
+    """Spread the frozen base over the ranks, which is slower. auto: if it does not fit in each rank's GPU."""
     encoders: Literal["auto", "gpu", "cpu"] = "auto"
     """Where text encoders wait while no prompt is encoded. cpu: in host memory; they are moved to the GPU once per
-    iteration, and encode there. auto does so if with them on the GPU the run would not fit, or would need
-    activation checkpointing in more blocks."""
+    iteration. auto: there if the run would else not fit, or need activation checkpointing in more blocks."""
 
     @property
     def steps(self) -> int:
@@ -117,8 +114,8 @@ class PolicySettings(Section):
     """Settings of the behaviour policy and the evaluation weights, which both follow the trained policy."""
 
     decay_rate: Annotated[float, Field(ge=0)] = 0.001
-    """Behaviour policy after each iteration: old ← d·old + (1 − d)·current with
-    d = min(decay_rate · max(s − decay_flat, 0), decay_max), where s counts iterations from 1; see counter."""
+    """Behaviour policy after each iteration: old ← d·old + (1 − d)·current with d = min(decay_rate · max(s −
+    decay_flat, 0), decay_max), where s counts from 1; see counter."""
     decay_max: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Largest d of the behaviour policy; 0: the behaviour policy becomes the current one after each iteration."""
     decay_flat: Annotated[int, Field(ge=0)] = 0
@@ -126,20 +123,20 @@ class PolicySettings(Section):
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the averaged evaluation weights, ramped up as (1 + i) / (10 + i) over iterations i, from 0."""
     counter: Literal["iterations", "updates"] = "iterations"
-    """updates: as Sol-RL's released code counts. s counts the run's optimiser steps, and the evaluation weights are
-    averaged after each of them, with i = s. iterations: both happen once per iteration."""
+    """What s counts, and after what the evaluation weights are averaged. updates: optimiser steps, as in Sol-RL's
+    released code."""
 
 
 class GenerateSettings(Section):
     """Size of every image or clip of a run."""
 
     height: Positive | None = None
-    """Height of every image in pixels; null: the model's own. The service is started with the same, `serve --height`.
-    A plan of `calibrate` names the size that it was chosen for."""
+    """Height of every image in pixels; null: the model's own. The service is started with the same, `serve
+    --height`."""
     width: Positive | None = None
     """Width of every image in pixels; null: the model's own."""
     frames: Positive | None = None
-    """Frames of every clip, for a model that makes clips, `serve --frames`; null: the model's own."""
+    """Frames of every clip, for a model that makes clips; null: the model's own."""
 
     @property
     def size(self) -> ImageSize:
@@ -159,27 +156,26 @@ class EvaluateSettings(Section):
     every: Annotated[int, Field(ge=0)] = 10
     """Iterations between evaluations along the run, for the held-out curve; 0: only before and after the run."""
     curve_seeds: Positive = 1
-    """Images per prompt of the held-out curve, the first of `seeds`. Evaluations along the run generate no others."""
+    """Images per prompt of the held-out curve, the first of `seeds`."""
     curve_prompts: Positive | None = None
-    """Prompts of the held-out curve, the first of `prompts`; null: all. Evaluations along the run use no others."""
+    """Prompts of the held-out curve, the first of `prompts`; null: all."""
     rewards: Names = ()
     """Rewards that are only evaluated."""
     stop_after: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of `iterations` after which a run without a new best held-out reward ends; so does one whose 95 % interval
-    lies below its best version's mean. The run says why, and exports its best checkpoint, also if it trains to its last
-    iteration. Judged at evaluations along the run, see every. null: never; the last checkpoint is exported."""
+    lies below its best version's mean. The run exports its best checkpoint, also if it trains to its last iteration.
+    Judged at evaluations along the run. null: never; the last checkpoint is exported."""
     guards: Names = ()
-    """Rewards that end the run when one falls: when the 95 % interval of its change from the base lies below 0 at an
-    evaluation along the run. Of `rewards` here, or the run's. The run exports the best checkpoint before."""
+    """Rewards, of `rewards` here or the run's, that end the run when the 95 % interval of a change from the base lies
+    below 0 at an evaluation along the run. The run exports the best checkpoint before."""
     fidelity_prompts: Annotated[int, Field(ge=0)] = 4
     """Held-out prompts, sampled likewise, for which scores of exploration and of regeneration are compared over all
     candidates."""
     fidelity_every: Annotated[int, Field(ge=0)] = 10
-    """Iterations between these measurements of rank fidelity; 0: only before the run. The last version, under which
-    nothing is explored, is not measured."""
+    """Iterations between these measurements of rank fidelity; 0: only before the run."""
     fidelity_wanted: Annotated[float, Field(ge=-1, le=1)] = 0.75
-    """Spearman of rank fidelity below which a note says what to do. The default is just below the miniatures' lowest
-    with Euler, 0.78; the paper has 0.90 to 0.94 for its large models."""
+    """Spearman of rank fidelity below which a note names what to do. The miniatures' lowest is 0.78 with Euler; the
+    paper has 0.90 to 0.94 for its large models."""
     fidelity_floor: Annotated[float, Field(ge=0, le=1)] = 0.3
     """Spearman of rank fidelity below which the run stops, unless chance or a saturated reward explains it; 0: it
     never does."""
@@ -221,16 +217,16 @@ class RunConfig(Section):
     revision: str | None = None
     """Hub commit or tag of the model."""
     layers: Path | None = None
-    """Layers that stay in BF16 at a precision on this device, as `solrl-rollout check --out FOLDER` found them:
-    FOLDER/layers.json. A service has its own, `serve --layers`. null: the family's."""
+    """Layers that stay in BF16 at a precision on this device: FOLDER/layers.json of `solrl-rollout check --out FOLDER`.
+    A service has its own, `serve --layers`. null: the family's."""
     start_lora: Path | None = None
     """LoRA from which the run starts, a file or folder in the layout of diffusers, PEFT, ComfyUI or kohya, of at
     most rank lora.rank. Gains and the pull to the reference stay relative to the model without it. null: none."""
     served_as: ModelName | None = None
     """The model's name at the service, if it was started with --model name=…."""
     rewards: Annotated[dict[str, float], Field(min_length=1)]
-    """Reward → weight in the score. A reward of weight 0 is logged but not trained. A prompt's metadata may name others
-    of these weights in the field rewards, which then has all rewards of the prompt."""
+    """Reward → weight in the score. A reward of weight 0 is logged but not trained. The field rewards of a prompt's
+    metadata may have all weights of that prompt instead."""
     reward_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Reward → options of its loader: model, checkpoint, processor, dtype, batch_size, device; or at, a server. If the
     rollout service has not loaded a reward with at, requests bring it."""
@@ -243,8 +239,8 @@ class RunConfig(Section):
     output: Path
     """Folder of the run; by default `runs/RUN`."""
     prompts: str | dict[str, PromptSource]
-    """Registered prompt set, or a folder with train/test files. Several: set → its share of every iteration's prompts
-    and of the held-out ones, in proportion to the others. With rewards of its own: set → {share: …, rewards: …}."""
+    """Registered prompt set, or a folder with train/test files. Several: set → its relative share of every iteration's
+    prompts and of the held-out prompts. With rewards of its own: set → {share: …, rewards: …}."""
     iterations: Positive = 100
     """Iterations of the run."""
     seed: Seed = 42
@@ -252,8 +248,7 @@ class RunConfig(Section):
     device: DeviceName = "auto"
     """cpu, cuda, cuda:1, …; auto is CUDA if available, otherwise the CPU. Several ranks need auto, cuda or cpu."""
     batch: Positive = 24
-    """Largest number of images that this device generates or scores at once. Small models on a GPU run faster with
-    more. It changes results by rounding only."""
+    """Largest number of images that this device generates or scores at once. It changes results by rounding only."""
     guidance: Annotated[float, Field(ge=1, le=30)] = 1.0
     """Guidance scale of every phase: classifier-free, or an input of a guidance-distilled model; 1 is none."""
     solver: Solver = "euler"
@@ -271,8 +266,8 @@ class RunConfig(Section):
     keep_checkpoints: Positive = 2
     """Number of newest checkpoints to keep. The one with the best held-out reward is kept as well (evaluate.every)."""
     track: Names = ()
-    """Trackers that get a copy of the log: tensorboard, wandb, trackio, swanlab, or package.module:attribute. Each of
-    these needs the extra of its name. Sample images come with each held-out evaluation; see evaluate.every."""
+    """Trackers that get a copy of the log: tensorboard, wandb, trackio, swanlab, or package.module:attribute. Each
+    needs the extra of its name."""
 
     @property
     def model_name(self) -> str:

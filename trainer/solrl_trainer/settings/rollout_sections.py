@@ -16,9 +16,8 @@ class Explore(Section):
 
     source: Literal["model", "images", "pairs"] = "model"
     """model: candidates that the model generates. images, pairs: one stored image, or a better and a worse one, that
-    each training prompt's metadata names, in the place of candidates; `candidates` and `keep` then have no meaning.
-    Needs regenerate.at=none. Fields are file_name or image; chosen and rejected, or jpg_0, jpg_1 and label_0. Images
-    are scaled and cropped to the run's size. images needs an algorithm that compares no samples, such as sft."""
+    each training prompt's metadata names: file_name or image; chosen and rejected, or jpg_0, jpg_1 and label_0. Needs
+    regenerate.at=none; images also needs an algorithm that compares no samples, such as sft."""
     prompts: Positive = 48
     """Prompts per iteration."""
     candidates: Annotated[int, Field(ge=2)] = 96
@@ -30,32 +29,29 @@ class Explore(Section):
     steps: Steps = 6
     """Solver steps of a candidate."""
     precision: RequestedPrecision = "auto"
-    """auto: the fastest precision that the exploring device supports natively, and BF16 with regenerate.at=none.
-    Emulation must be requested by name."""
+    """auto: the fastest precision that the exploring device supports natively, and BF16 with regenerate.at=none."""
     adapter: AdapterUse = "merged"
     """merged: the adapter is merged into the weights, which are then quantised. unmerged: the base's weights are
-    quantised, and the adapter's product, in BF16, is added to their outputs, so that rounding loses no small change.
-    Needs precision=nvfp4."""
+    quantised, and the adapter's product, in BF16, is added to their outputs. Needs precision=nvfp4."""
     prune: Prune | None = None
     """After step `after`, only the `keep` most extreme candidates of a group continue."""
     fitted: FittedSolver | None = None
     """Steps fitted to the model by `solrl-train calibrate`; null selects the run's solver."""
     decoder_precision: DecoderPrecision | None = None
     """Precision of the decoder's 3×3 convolutions, except the first and the last, for images that are only scored;
-    null: the autoencoder's own. fp8 takes less time on GPUs from Hopper on, and is emulated elsewhere, which is slower.
-    Images of a report and regenerated samples are decoded in the autoencoder's own precision."""
+    null: the autoencoder's own. fp8 takes less time on GPUs from Hopper on, and more elsewhere."""
     sampler: ExplorationSampler = "ode"
     """ode: the run's solver, or the fitted steps. training: the stochastic steps of the algorithm's own trajectories,
-    with the same noise in each, so that candidates rank as the regenerated samples; steps must be regenerate.steps."""
+    with the same noise; steps must be regenerate.steps."""
     calibrated_for: ModelBinding | None = None
     """Model and settings that `solrl-train calibrate` chose this plan for; a run with others is refused."""
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of each rank's prompts that the service explores, the last ones; the trainer's device explores the others
-    under the same version, and needs memory for the weights at that precision. `solrl-train layout` computes the share
-    with which neither side waits. With precision=auto, both take the fastest that both support natively."""
+    """Share of each rank's prompts that the service explores. The trainer's device explores the rest under the same
+    version, and needs memory for the weights at that precision. `solrl-train layout` computes the best share. With
+    precision=auto, both take the fastest that both support natively."""
     lag: Annotated[int, Field(ge=0)] | None = None
-    """Iteration i is explored under version i − lag, while earlier iterations are trained; 0 explores strictly under
-    the current version. The service must retain lag + 1 versions. null: 1 where a service explores, 0 otherwise."""
+    """Iteration i is explored under version i − lag, while earlier iterations are trained. The service must retain lag
+    + 1 versions. null: 1 where a service explores, 0 otherwise."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
