@@ -2,7 +2,7 @@
 
 Does the missing runs of a stage, adds the finished ones to benchmarks/results/fast.json, and writes fast.md. The time
 of a run is computed from the seconds of a prompt that equal_gpus.json has for large models on one H200. A run that does
-not reach a share of the baseline's best gain counts as 1.5 × its own length. `--render` runs nothing.
+not reach a share of the baseline's best gain counts as 1.5 × the baseline's iterations. `--render` runs nothing.
 Runs share a GPU better under MPS: `nvidia-cuda-mps-control -d`.
 """
 

@@ -8,6 +8,7 @@ from typing import Any
 from paper.experiments import RESULTS, Changes, Experiment, Programme
 
 BASELINE = "24-in-24, β 1"
+STEEP = "24-in-24, β 1, rate 0.001"
 FAST, PLAIN, PAPER, UNEXPLORED = "fast", "best plain", "Sol-RL as published", "fast without exploring"
 
 
@@ -72,9 +73,10 @@ CONFIRM = Stage(
         World("mini-flux", "pickscore"),
         World("mini-text", "ocr", guidance=2.0, iterations=50),
     ),
-    seeds=(201, 202, 203, 204),
+    seeds=(201, 202, 203, 204, 205, 206, 207, 208),
     arms={
         BASELINE: BASE,
+        STEEP: ("diffusionnft", {"optimizer.learning_rate": 1e-3}),
         FAST: ("fast", {}),
         PLAIN: plain(12, **FAST_UPDATE),
         UNEXPLORED: plain(4, **FAST_UPDATE),

@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 SHARES = (0.5, 0.7, 0.9)
 POOLED = "all worlds"
 CENSORED = 1.5
-"""A run that does not get there counts as so many times its own length."""
+"""A run that does not get there counts as so many times the iterations of the baseline."""
 PATIENCE = 0.4
 """`evaluate.stop_after` of the recipe: the share of the iterations without a new best, after which a run ends."""
 INTRODUCTION = """# GPU time to a reward
@@ -27,7 +27,7 @@ By `python benchmarks/fast STAGE`. *Time* is the GPU time in which drawing 24 sa
 β = 1 reaches a share of its own best held-out gain, over that of the arm with the same seed: above 1, the arm is
 faster. Seconds are those of {} on one H200, computed from [equal_gpus.md](equal_gpus.md) for the samples, steps and
 pairs of the arm; a run with the six noise levels of the miniatures' presets is charged for those of the large model's,
-four for FLUX.1. A run that never gets there counts as {:g} × its length. *Best* is the highest gain less the
+four for FLUX.1. A run that never gets there counts as {:g} × the iterations of the baseline. *Best* is the highest gain less the
 baseline's, *end* the last gain as a share of the run's own best, *kept* that of the version that the run exports if it
 ends without a new best in {:.0%} of its iterations, *judge* the gain of the detector that no run trains on when the run
 reaches 90 %, less the baseline's then; gains are in standard deviations of the base's images of a prompt. Brackets are
@@ -215,7 +215,7 @@ def last(run: Row) -> float:
 def ratio(run: Row, base: Row, share: float, shape: str = "flux") -> float:
     """GPU time of the baseline over that of a run, to a share of the baseline's best gain."""
     base_time, time = (
-        min(first_reached(gains(each), share * height(base)), CENSORED * each["iterations"]) * each["seconds"][shape]
+        min(first_reached(gains(each), share * height(base)), CENSORED * base["iterations"]) * each["seconds"][shape]
         for each in (base, run)
     )
     return base_time / time
