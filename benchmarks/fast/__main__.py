@@ -23,6 +23,7 @@ from paper.runner import run_all
 
 from fast.arms import STAGES, Stage, World, experiment
 from fast.cost import SHAPES, seconds_of_iteration
+from fast.law import section
 from fast.page import page
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -59,7 +60,7 @@ def main() -> int:
             kept[key] = row_of(key, world, json.loads(file.read_text()), run.config, stage)
     stored["rows"] = list(kept.values())
     path.write_text(json.dumps(stored) + "\n")
-    path.with_suffix(".md").write_text(page(stored))
+    path.with_suffix(".md").write_text("\n".join(filter(None, (page(stored), section(stored["rows"])))))
     missing = sum(key not in kept for key in wanted)
     print(f"{missing} of {len(wanted)} runs are missing", file=sys.stderr)
     return int(bool(missing))

@@ -27,11 +27,11 @@ By `python benchmarks/fast STAGE`. *Time* is the GPU time in which drawing 24 sa
 β = 1 reaches a share of its own best held-out gain, over that of the arm with the same seed: above 1, the arm is
 faster. Seconds are those of {} on one H200, computed from [equal_gpus.md](equal_gpus.md) for the samples, steps and
 pairs of the arm; a run with the six noise levels of the miniatures' presets is charged for those of the large model's,
-four for FLUX.1. A run that never gets there counts as {:g} × the iterations of the baseline. *Best* is the highest gain less the
-baseline's, *end* the last gain as a share of the run's own best, *kept* that of the version that the run exports if it
-ends without a new best in {:.0%} of its iterations, *judge* the gain of the detector that no run trains on when the run
-reaches 90 %, less the baseline's then; gains are in standard deviations of the base's images of a prompt. Brackets are
-95 % intervals over seeds; of all worlds, for the mean of these four worlds.
+four for FLUX.1. A run that never gets there counts as {:g} × the iterations of the baseline. *Best* is the highest gain
+less the baseline's, *end* the last gain as a share of the run's own best, *kept* that of the version that the run
+exports if it ends without a new best in {:.0%} of its iterations, *judge* the gain of the detector that no run trains on
+when the run reaches 90 %, less the baseline's then; gains are in standard deviations of the base's images of a prompt.
+Brackets are 95 % intervals over seeds; of all worlds, for the mean of these four worlds.
 """
 LOOP = """## An iteration at true size
 

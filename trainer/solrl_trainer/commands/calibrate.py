@@ -1,6 +1,7 @@
 """`solrl-train calibrate`: cost and selection quality of exploration plans, measured on the user's model."""
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import ModelBinding, Plan
 from solrl_remote.remote_reward import connect_reward
 
-from solrl_trainer.calibration.deciding import Requirement, assess, cheapest, verdict
+from solrl_trainer.calibration.deciding import MeasuredPlan, Requirement, assess, cheapest, verdict
 from solrl_trainer.calibration.files import content, write
 from solrl_trainer.calibration.measuring import Bench, Maker
 from solrl_trainer.calibration.plans import (
@@ -34,8 +35,10 @@ from solrl_trainer.calibration.plans import (
     plans,
     reference_plan,
 )
+from solrl_trainer.calibration.proposing import proposals, text
 from solrl_trainer.commands.preflight import require_judges
 from solrl_trainer.policy.progress import OnProgress, ProgressCounter
+from solrl_trainer.policy.update import trained_steps
 from solrl_trainer.prompts.prompt_rewards import scored_prompts
 from solrl_trainer.ranks.communicator import pick_device
 from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
@@ -125,6 +128,9 @@ def calibrate(
     chosen = cheapest(measured, requirement)
     said = verdict(measured, chosen, reference, requirement)
     summary = content(config, measured, requirement, chosen, reference, said)
+    if chosen is not None and chosen.plan.prune is None:
+        scores = next(plan.scores for plan in observed if plan.plan == chosen.plan)
+        summary["numbers"] = _numbers(config, measured, chosen, scores, true)
     if processes.is_rank_zero:
         digest = model_digest(part_digests(backbone.parts))
         binding = ModelBinding(model=digest, solver=config.solver, guidance=config.guidance)
@@ -132,6 +138,26 @@ def calibrate(
         size = ImageSize(backbone.height, backbone.width, backbone.frames if backbone.frames > 1 else None)
         write(folder, summary, chosen, binding, size, config.layers, about)
     return summary
+
+
+def _numbers(
+    config: RunConfig, measured: Sequence[MeasuredPlan], chosen: MeasuredPlan, proxy: torch.Tensor, true: torch.Tensor
+) -> dict[str, Any]:
+    """Proposed numbers of candidates and kept samples for the chosen plan: a line, and all of them."""
+    candidates, keep = config.explore.candidates, config.explore.keep
+    whole = [each for each in measured if each.plan.precision == "bf16" and each.plan.prune is None]
+    longest = max(whole, key=lambda each: each.plan.steps)
+    ordered = proposals(
+        proxy,
+        true,
+        keep,
+        explored=chosen.seconds / candidates,
+        step=longest.seconds / candidates / longest.plan.steps,
+        steps=config.regenerate.steps,
+        levels=trained_steps(config.regenerate.steps, config.algorithm.timestep_fraction),
+    )
+    present = next(each for each in ordered if (each.candidates, each.keep) == (candidates, keep))
+    return {"verdict": text(ordered, present), "proposals": [vars(each) for each in ordered]}
 
 
 def _maker(config: RunConfig, backbone: PipelineBackbone, generators: dict[str, Generator]) -> Maker:
