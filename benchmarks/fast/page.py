@@ -29,9 +29,9 @@ faster. Seconds are those of {} on one H200, computed from [equal_gpus.md](equal
 pairs of the arm; a run with the six noise levels of the miniatures' presets is charged for those of the large model's,
 four for FLUX.1. A run that never gets there counts as {:g} × the iterations of the baseline. *Best* is the highest gain
 less the baseline's, *end* the last gain as a share of the run's own best, *kept* that of the version that the run
-exports if it ends without a new best in {:.0%} of its iterations, *judge* the gain of the detector that no run trains on
-when the run reaches 90 %, less the baseline's then; gains are in standard deviations of the base's images of a prompt.
-Brackets are 95 % intervals over seeds; of all worlds, for the mean of these four worlds.
+exports if it ends without a new best in {:.0%} of its iterations, *judge* the gain of the detector that no run trains
+on when the run reaches 90 %, less the baseline's then; gains are in standard deviations of the base's images of a
+prompt. Brackets are 95 % intervals over seeds; of all worlds, for the mean of these four worlds.
 """
 LOOP = """## An iteration at true size
 
