@@ -91,7 +91,7 @@ def section(rows: Sequence[Mapping[str, Any]]) -> str:
         "## Numbers of samples",
         "",
         "By `python benchmarks/fast/law.py`: in runs that differ only in candidates and kept samples, iterations to a",
-        "share of the baseline's best gain go as the *signal* to this power. The signal is the sum of the kept samples'",
+        "share of the baseline's best gain go as the *signal* to this power. The signal is the kept samples' sum of",
         "squared advantages, for normal rewards and a rank correlation of 0.9. *Residual*: standard deviation of log",
         "iterations. `calibrate` proposes numbers by the power −0.6.",
         "",
