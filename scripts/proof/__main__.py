@@ -9,6 +9,7 @@ from pathlib import Path
 
 from proof import images
 from proof.compose import load
+from proof.demo import demo
 
 ROOT = Path(__file__).parents[2]
 BASE, WITH_TORCH = "localhost/proof/debian", "localhost/proof/debian-torch"
@@ -34,7 +35,8 @@ def main() -> None:
 
 
 def _prove(buildah: images.Buildah, quick: bool) -> None:
-    given: dict[str, str] = load(ROOT / "docker-compose.yml", {})["services"]["rollout"]["build"]["args"]
+    services = load(ROOT / "docker-compose.yml", {})["services"]
+    given: dict[str, str] = services["rollout"]["build"]["args"]
     if not images.answers(f"{given['TORCH_INDEX']}/torch/"):
         print("the PyTorch index cannot be reached from here: using pip's configuration instead")
         given["TORCH_INDEX"] = ""
@@ -43,6 +45,7 @@ def _prove(buildah: images.Buildah, quick: bool) -> None:
         _build(buildah, name, ROOT / f"Dockerfile.{name}", given | {"BASE": BASE})
     if quick:
         return
+    demo(buildah, services)
     images.with_torch(buildah, WITH_TORCH, BASE, given["TORCH"])
     output = _build(buildah, "kept", ROOT / "Dockerfile.trainer", {"BASE": WITH_TORCH})
     line = next((line for line in output.splitlines() if line.startswith("PyTorch ")), "")

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.error import URLError
 
@@ -43,11 +43,24 @@ class Buildah:
         Raises:
             RuntimeError: it failed; includes the end of its output.
         """
+        return _run(self.program(image, *words, entrypoint=entrypoint))
+
+    def program(
+        self,
+        image: str,
+        *words: str,
+        entrypoint: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        volumes: Mapping[Path, str] | None = None,
+    ) -> list[str]:
+        """Command line of the image's program in a new container; `volumes` are folders here → there."""
         container = _run(self.command("from", "--pull-never", image)).strip()
         config = json.loads(_run(self.command("inspect", container)))["OCIv1"]["config"]
         # torchrun looks up the host name. Container engines add it to /etc/hosts, but buildah's chroot does not.
-        options = ["--isolation", "chroot", "--hostname", "localhost"]
-        return _run(self.command("run", *options, container, "--", *(entrypoint or config["Entrypoint"]), *words))
+        options = ["--isolation", "chroot", "--network", "host", "--hostname", "localhost"]
+        options += [word for name, value in (environment or {}).items() for word in ("--env", f"{name}={value}")]
+        options += [word for here, there in (volumes or {}).items() for word in ("--volume", f"{here}:{there}")]
+        return self.command("run", *options, container, "--", *(entrypoint or config["Entrypoint"]), *words)
 
     def build(self, image: str, dockerfile: Path, context: Path, arguments: dict[str, str], log: Path) -> None:
         """Build an image, writing the output to `log`.
