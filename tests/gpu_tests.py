@@ -47,6 +47,9 @@ class Record:
         if report.failed:
             print(f"\n{report.nodeid}\n{report.longreprtext}", flush=True)
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self.counts["failed"] += report.failed
+
     def pytest_sessionfinish(self) -> None:
         import torch
 
