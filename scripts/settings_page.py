@@ -104,7 +104,7 @@ def _of_algorithms() -> dict[str, list[Setting]]:
 def _rules() -> str:
     """The table of the rules for changes."""
     rows = [(", ".join(f"`{pattern}`" for pattern in patterns), MEANINGS[rule]) for rule, patterns in RULES]
-    rows.append(("all others", MEANINGS["named"]))
+    rows.append(("all other settings", MEANINGS["named"]))
     return "\n".join(["| settings | |", "|---|---|", *(f"| {names} | {meaning} |" for names, meaning in rows)]) + "\n"
 
 
@@ -124,6 +124,8 @@ def settings_of(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
         default = None if name in required else field.get_default(call_default_factory=True)
         shown = None if name in required else _value(default)
         kind = _type(schema["properties"][name], schema.get("$defs", {}))
+        # A default of null shows that null is allowed.
+        kind = kind.removesuffix(" or `null`") if shown == "null" else kind
         yield Setting(prefix + name, kind, shown, meanings.get(name, ""))
 
 

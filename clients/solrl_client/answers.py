@@ -69,7 +69,7 @@ class AnswerCheck:
         if self.served is not None and served != self.served:
             raise ProblemError(
                 ProblemKind.SERVED_DIFFERENTLY,
-                f"the service at {self._url} serves some groups of an answer differently than the others",
+                f"the service at {self._url} serves the groups of one answer differently",
                 where="served",
                 got=served.model_dump(mode="json"),
                 expected=self.served.model_dump(mode="json"),

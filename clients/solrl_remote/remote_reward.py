@@ -161,7 +161,7 @@ class RemoteReward(HttpReward):
         if self.timeout < waits:
             self.advice = (
                 f"timeout is {self.timeout:g} s, and the server at {self.at} may wait {waits:g} s for another service: "
-                "raise or omit the option timeout, or lower those of the server's reward"
+                "raise or omit the option timeout, or lower the timeouts of the server's reward"
             )
 
     async def ask(

@@ -27,4 +27,4 @@ def arithmetic(device: torch.device) -> dict[str, str]:
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
     """Each difference, as text."""
     names = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
-    return [f"{name} {theirs.get(name, 'not said')} (here {ours.get(name, 'none')})" for name in names]
+    return [f"{name} {theirs.get(name, 'unknown')} (here {ours.get(name, 'none')})" for name in names]

@@ -251,7 +251,7 @@ class RewardSpec(Message):
     @model_validator(mode="after")
     def _digest_is_of_a_server(self) -> Self:
         if self.digest is not None and self.at is None:
-            raise ValueError("got a digest without at; expected both, since GET /v1/models has those of loaded rewards")
+            raise ValueError("got a digest without at; expected both; GET /v1/models has the digests of loaded rewards")
         return self
 
 

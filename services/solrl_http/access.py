@@ -174,7 +174,7 @@ class AccessControl:
                 ProblemKind.TOKENS_UNREADABLE,
                 "the service's token file cannot be used",
                 headers={"Retry-After": "10"},
-                action="ask the operator to repair it; the service's log says what is wrong",
+                action="ask the operator to repair it; the service's log has the fault",
             ) from None
         if token is None:
             raise _unauthenticated("the token is unknown", ', error="invalid_token"')

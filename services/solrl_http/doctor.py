@@ -36,7 +36,7 @@ def access_rows(settings: HttpSettings) -> Iterator[Row]:
     summary = f"{len(valid)} valid tokens of {len({token.tenant for token in valid})} tenants in {path}"
     yield ("access", "ok" if valid else "warn", summary, "" if valid else "make one: solrl-rollout token create")
     if path.stat().st_mode & 0o022:
-        yield ("token file", "warn", f"others may write {path}, and so let themselves in", f"chmod 600 {path}")
+        yield ("token file", "warn", f"other users may write {path}, and so let themselves in", f"chmod 600 {path}")
 
 
 def port_row(settings: HttpSettings) -> Row:

@@ -160,7 +160,7 @@ async def _serve(
         Console(markup=False).print(table)
         await run_server(uvicorn.Server(_config(app, settings)), listener, app.state.service, settings.drain_timeout)
         if app.state.service.dead:
-            raise ServiceDiedError("the working thread died; the log above says why. Start the service again.")
+            raise ServiceDiedError("the working thread died; the log above has the reason. Start the service again.")
 
 
 async def run_server(server: uvicorn.Server, listener: socket.socket, service: ServiceState, grace: float) -> None:

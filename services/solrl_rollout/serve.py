@@ -36,7 +36,7 @@ def serve(settings: RolloutSettings) -> None:
 def _warn_of_password(settings: RolloutSettings, arguments: Sequence[str]) -> None:
     by_option = any(one.partition("=")[0] == "--redis-url" for one in arguments)
     if by_option and settings.redis_url and urlsplit(settings.redis_url).password:
-        logger.warning("others can read the password in --redis-url; use --redis-url-file or SOLRL_REDIS_URL instead")
+        logger.warning("other users can read the password in --redis-url; use --redis-url-file or SOLRL_REDIS_URL")
 
 
 def _rows(settings: RolloutSettings, service: "Service", address: str) -> Iterator[tuple[str, str]]:

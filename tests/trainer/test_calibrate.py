@@ -203,7 +203,9 @@ def test_it_measures_on_unfitted_prompts_of_which_few_are_enough_if_none_are_fit
     assert set(scored) == {prompts_of_run(config.prompt_sources, "train").by_digest[2].text}
     assert "the intervals are over 1 prompt and may be too narrow; use at least 8" in notes
     limits = PlanSet(steps=(), schedules=SCHEDULES[:1])
-    with pytest.raises(ValueError, match="has 3 training prompts; expected at least 4: 2 to fit on and 2 others"):
+    with pytest.raises(
+        ValueError, match="has 3 training prompts; expected at least 4: 2 to fit on and 2 other prompts"
+    ):
         calibrate(config, tmp_path, prompts=2, requirement=Requirement(0), limits=limits)
     summary = calibrate(config, tmp_path, prompts=3, requirement=Requirement(-1), limits=ONE_PLAN)
     assert summary["prompts"] == 3

@@ -161,7 +161,7 @@ def test_rates_of_this_machine_are_measured_kept_and_read(tmp_path: Path) -> Non
     assert "rates of mini-sana measured on CPU" in measured
     assert MeasuredRates.read(file).rates.point > 0
     said = refused(main, "layout", "--preset", "flux1/sol_rl/hpsv2", "--rates", str(file))
-    assert "got --rates of mini-sana; expected those of black-forest-labs/FLUX.1-dev" in said
+    assert "got --rates of mini-sana; expected rates of black-forest-labs/FLUX.1-dev" in said
 
 
 @pytest.mark.parametrize(("content", "wrong"), [("[]", "the file"), ('{"gpu": "L40S", "model": "sana"}', "rates")])

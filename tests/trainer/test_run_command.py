@@ -278,7 +278,7 @@ def test_a_token_that_goes_where_a_file_says_is_named(tmp_path: Path) -> None:
         patch.setenv("SOLRL_REWARD_TOKEN", "secret")
         warn_of_tokens(config)
     (line,) = said
-    assert line.startswith("the token in SOLRL_TOKEN goes to https://theirs.invalid, as theirs.yaml says (rollout_url)")
+    assert line.startswith("the token in SOLRL_TOKEN goes to https://theirs.invalid, by rollout_url in theirs.yaml")
 
 
 def test_rewards_without_their_metadata_are_refused_or_omitted_with_a_note(tmp_path: Path, notes: list[str]) -> None:

@@ -30,7 +30,7 @@ SERVED = {"explore": 100.0, "wait": 2.0, "regenerate": 4.0, "train": 4.0}
             "32% .* 'b' takes 2.2 s",
         ),
         (SERVED, [scored("a", 90.0, by="service", of="candidates"), scored("b", 3.0)], None),
-        (SERVED, [scored("a", 4.0)], "40% of an iteration, 4 of 10 s, of which reward 'a'"),
+        (SERVED, [scored("a", 4.0)], "40% of an iteration, 4 of 10 s; reward 'a'"),
         ({"explore": 0.5, "train": 0.5}, [scored("a", 0.9)], None),
     ],
 )

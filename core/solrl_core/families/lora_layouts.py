@@ -124,7 +124,7 @@ def by_module(layers: Collection[FileLayer], family: str, modules: Collection[st
         for module, b in parts.items():
             nonzero = b.any(0)
             if module in changes:
-                raise ValueError(f"has two layers of {module}, of which {layer.key} is the second; expected one")
+                raise ValueError(f"has a second layer of {module}, {layer.key}; expected one")
             if module in modules:
                 changes[module] = ModuleChange(layer.a[nonzero], b[:, nonzero])
             elif nonzero.any() or module == layer.name:

@@ -24,7 +24,7 @@ def check_prompt(text: str, metadata: Mapping[str, Any]) -> None:
     """Refuse a prompt with a token that HPSv3's question reserves, by a ValueError."""
     for token in (REWARD_TOKEN, IMAGE_TOKEN):
         if token in text:
-            raise ValueError(f"it has {token}, by which HPSv3 is asked; expected a prompt without it")
+            raise ValueError(f"it has {token}, a token of HPSv3's own question; expected a prompt without it")
 
 
 @checks_prompts(check_prompt)
@@ -80,7 +80,7 @@ class HpsV3(BatchedReward):
         config, image_token = network.config, self._tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
         if len(self._tokenizer) > config.text_config.vocab_size or image_token != config.image_token_id:
             raise ValueError(
-                f"got a tokenizer of {len(self._tokenizer)} tokens in which {IMAGE_TOKEN} is {image_token}; the model "
+                f"got a tokenizer of {len(self._tokenizer)} tokens, where {IMAGE_TOKEN} is {image_token}; the model "
                 f"expects at most {config.text_config.vocab_size}, and {config.image_token_id}: pass the model's "
                 "tokenizer as option `processor`"
             )

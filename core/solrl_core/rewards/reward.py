@@ -257,7 +257,7 @@ def check_named(options: Iterable[str], names: Iterable[str]) -> None:
     choices = list(names)
     if unknown := sorted(set(options) - set(choices)):
         hint = did_you_mean(unknown[0], choices)
-        raise ValueError(f"got options for reward {unknown[0]!r}{hint}; expected some of those loaded: {choices}")
+        raise ValueError(f"got options for reward {unknown[0]!r}{hint}; expected some of the loaded rewards: {choices}")
 
 
 def _require_no_address(name: str, options: Mapping[str, Any]) -> None:

@@ -211,7 +211,7 @@ class Engine:
             rewards = sorted({name for chunk in handle.chunks for name in chunk.job.rewards})
             logger.error(
                 "worker %s does not end within live_timeout, %g s, and is left behind; its chunks have the rewards %s, "
-                "of which perhaps one does not return",
+                "and perhaps one of these does not return",
                 *(handle.worker.name, self._live_timeout, ", ".join(rewards) or "none"),
             )
             handle.worker.kill()

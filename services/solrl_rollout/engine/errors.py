@@ -16,7 +16,7 @@ class EngineDeadError(ProblemError):
         super().__init__(
             ProblemKind.ENGINE_DEAD,
             "the last engine thread ended; this process generates no more candidates",
-            action="restart the service; its log says why the thread ended",
+            action="restart the service; its log has the reason",
         )
 
 
@@ -24,7 +24,7 @@ class ChunkFailedError(ProblemError):
     """A chunk could not be generated, for a reason that only the service's log has."""
 
     def __init__(self, detail: str = "candidates could not be generated") -> None:
-        action = "the service's log says why; other requests are still served"
+        action = "the service's log has the reason; other requests are still served"
         super().__init__(ProblemKind.GENERATION_FAILED, detail, action=action)
 
 
@@ -55,7 +55,7 @@ def chunk_error(chunk: Chunk, error: Exception) -> ProblemError:
                 ProblemKind.ADAPTER_NONFINITE,
                 f"with this adapter, images for prompt {prompt!r} are not finite: its weights are finite, but too "
                 "large",
-                "an adapter with which the model produces finite images",
+                "an adapter that gives finite images",
             )
         case NonFiniteImagesError():
             return ProblemError(

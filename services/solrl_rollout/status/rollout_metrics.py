@@ -58,7 +58,7 @@ class RolloutMetrics(RequestMetrics):
         self._switch = self._histogram("switch_seconds", "Seconds to switch the served adapter.", *labels)
         self._pushes = self._counter("adapter_pushes", "Adapter versions stored.", "tenant")
         self._bytes = self._counter("adapter_bytes", "Bytes of the adapter versions stored.", "tenant")
-        self._faults = self._counter("reward_errors", "Chunks on which a reward failed.", "reward")
+        self._faults = self._counter("reward_errors", "Chunks that a reward failed to score.", "reward")
         self._memory = self._counter(
             "out_of_memory",
             "Batches that ran out of memory; each is tried again, alone or in halves, or fails.",

@@ -71,7 +71,7 @@ def test_hpsv3_computes_its_head_in_float32_and_refuses_prompts_that_spell_its_t
     torch.testing.assert_close(
         half(IMAGES[1][None], prompt, [{}]), hpsv3(IMAGES[1][None], prompt, [{}]), rtol=0, atol=0.1
     )
-    with pytest.raises(ValueError, match=r"it has <.Reward.>, by which HPSv3 is asked"):
+    with pytest.raises(ValueError, match=r"it has <.Reward.>, a token of HPSv3"):
         hpsv3(IMAGES[0][None], [f"a {REWARD_TOKEN} fox"], [{}])
     with pytest.raises(ValueError, match="got 1 images and 2 prompts"):
         hpsv3(IMAGES[0][None], PROMPTS[:2], [{}])

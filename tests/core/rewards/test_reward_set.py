@@ -183,7 +183,7 @@ def test_invalid_options_name_the_reward(
 def test_options_override_the_models_and_must_be_known(backbone: Backbone) -> None:
     with pytest.raises(OSError, match=r"'clipscore'.*/nowhere"):
         RewardSet.load(["clipscore"], backbone, {"clipscore": {"model": "/nowhere"}})
-    with pytest.raises(ValueError, match="expected some of those loaded: \\['verifier'\\]"):
+    with pytest.raises(ValueError, match="expected some of the loaded rewards: \\['verifier'\\]"):
         RewardSet.load(["verifier"], backbone, {"clipscore": {"batch_size": 2}})
     with pytest.raises(ValueError, match="only a class takes options"):
         RewardSet.load(["verifier"], backbone, {"verifier": {"batch_size": 2}})

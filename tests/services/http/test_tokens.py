@@ -243,7 +243,7 @@ def test_serve_does_not_start_with_an_unusable_token_file(
         (["--host", "0.0.0.0"], "missing", "there is no token file"),
         (["--host", "0.0.0.0", "--allow-anonymous"], "warn", "can do anything"),
         (["--token-file", "tokens.json"], "ok", "1 valid tokens of 1 tenants"),
-        (["--token-file", "open.json"], "warn", "others may write"),
+        (["--token-file", "open.json"], "warn", "other users may write"),
         (["--token-file", "none.json"], "missing", "No such file"),
     ],
 )

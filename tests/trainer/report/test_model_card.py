@@ -82,7 +82,7 @@ def test_the_card_s_prompt_and_seed_are_those_of_the_first_held_out_image(tmp_pa
     assert repr(HOSTILE) in model_card(config, 30, None, "here")
     card = model_card(config, 30, None, "here")
     assert "manual_seed(4700000001)" in card
-    assert "Prompt and seed are those of the first held-out image." in card
+    assert "Prompt and seed are the first held-out image's." in card
     assert page_of_images(tmp_path)[:2] == ["before, seed 4700000001", "after, seed 4700000001"]
     nowhere = config.model_copy(update={"output": tmp_path / "x", "prompts": "nowhere"})
     card = model_card(nowhere, 30, None, "here")

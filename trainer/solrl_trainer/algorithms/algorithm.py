@@ -38,7 +38,7 @@ class AlgorithmSettings(Section):
     """How several trained rewards make advantages. sum: by the weighted sum. gdpo: each reward is first normalised
     within its prompt, so that weights count and scales do not."""
     timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
-    """Share of the sampler's timesteps at which each sample is trained."""
+    """Share of the sampler's timesteps that each sample is trained at."""
 
 
 SettingsT = TypeVar("SettingsT", bound=AlgorithmSettings)

@@ -44,7 +44,7 @@ class AwmSettings(AlgorithmSettings):
     """Weight of both distances at noise level t. uniform: 1. elbo: 1 / (2·s²) with s² = 0.49·t / (1 − t), the
     variance of FlowGRPO's solver."""
     noise_range: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of the sampler's noise levels, from the highest, at which samples are trained; timestep_fraction is a share
+    """Share of the sampler's noise levels, from the highest, to train samples at; timestep_fraction is a share
     of these."""
     initial_noise: bool = True
     """Train at the highest noise level, too."""

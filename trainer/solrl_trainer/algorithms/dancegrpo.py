@@ -20,7 +20,7 @@ class DanceGrpoSettings(GrpoSettings):
     global_std: bool = False
     """Divide advantages by the standard deviation of all rewards of the iteration; false: of each prompt's rewards."""
     timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
-    """Share of the stochastic steps at which each sample is trained, drawn for each sample."""
+    """Share of the stochastic steps that each sample is trained at, drawn for each sample."""
     sde: SdeKind = "dance"
     """Stochastic steps. flow: FlowGRPO's. dance: DanceGRPO's. cps: coefficients-preserving sampling, which leaves
     no noise in the images that rewards judge."""

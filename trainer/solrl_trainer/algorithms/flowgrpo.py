@@ -18,7 +18,7 @@ class FlowGrpoSettings(GrpoSettings):
     """Settings of FlowGRPO; a window makes it FlowGRPO-Fast, and a progressive one MixGRPO (arXiv 2507.21802)."""
 
     timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the stochastic steps at which each sample is trained."""
+    """Share of the stochastic steps that each sample is trained at."""
     kl_weight: Annotated[float, Field(ge=0)] = 0.01
     """Weight of the KL divergence from the reference: 0.01 for human preference and 0.04 for rules in the paper."""
 

@@ -40,9 +40,9 @@ class GrpoSettings(AlgorithmSettings):
     """Compute the steps' log-probabilities under the behaviour policy again at every update, for one more pass without
     gradient; false: as recorded by a generator, which rounds otherwise."""
     window: Positive | None = None
-    """Number of stochastic, trained steps; the others follow the ODE. null: all but the last."""
+    """Number of stochastic, trained steps; all other steps follow the ODE. null: all but the last."""
     window_within: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the steps, from the noisiest, in which the window lies."""
+    """Share of the steps, from the noisiest, that the window lies in."""
     window_order: WindowOrder = "random"
     """random: the window's place is drawn for each iteration. progressive: it moves by one step, from the noisiest, and
     begins again."""

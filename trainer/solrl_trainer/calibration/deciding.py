@@ -208,7 +208,7 @@ def _undecided(plans: Sequence[MeasuredPlan], requirement: Requirement, what: st
     first = min(plans, key=requirement.prompts_to_decide)
     needed = requirement.prompts_to_decide(first)
     count = f"about {round(needed)}" if needed <= _MANY_PROMPTS else f"more than {_MANY_PROMPTS:,}"
-    others = f", and {len(plans) - 1} others" if len(plans) > 1 else ""
+    others = f", and {len(plans) - 1} other plans" if len(plans) > 1 else ""
     return (
         f"{what}: {name(first.plan)} with a separation of {first.separation.text('.3f')}{others}; "
         f"{count} prompts would decide about it"

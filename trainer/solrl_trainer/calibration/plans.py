@@ -164,7 +164,7 @@ def measured_prompts(config: RunConfig, count: int, *, fits: bool) -> list[Promp
     least = count + FITTED_PROMPTS * fits
     if len(train) < least:
         sources = " and ".join(config.prompt_sources)
-        apart = f": {FITTED_PROMPTS} to fit on and {count} others to measure on" if fits else " to measure on"
+        apart = f": {FITTED_PROMPTS} to fit on and {count} other prompts to measure on" if fits else " to measure on"
         raise ValueError(f"{sources} has {len(train)} training prompts; expected at least {least}{apart} (--prompts)")
     start = min(FITTED_PROMPTS, len(train) - count)
     return train[start : start + count]

@@ -97,7 +97,7 @@ def evaluate_run(
             if usable_judges([name], scored_prompts(name, held_out, settings.rewards), options)
         ]
         if not names:
-            raise ValueError("none of the run's rewards can score the prompts; choose others with --rewards")
+            raise ValueError("none of the run's rewards can score the prompts; choose other rewards with --rewards")
     if processes.is_rank_zero:
         kept = {name: one for name, one in saved.reward_options.items() if name in names and name not in chosen}
         warn_of_reward_tokens(kept, str(folder / SETTINGS))

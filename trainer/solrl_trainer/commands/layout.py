@@ -64,7 +64,7 @@ def _rates(config: RunConfig, measure: bool, file: Path | None) -> Rates:
     elif file is not None:
         measured = MeasuredRates.read(file)
         if measured.model != config.model:
-            raise ValueError(f"got --rates of {measured.model}; expected those of {config.model}, or --measure")
+            raise ValueError(f"got --rates of {measured.model}; expected rates of {config.model}, or --measure")
     else:
         name = config.preset.split("/")[0]
         shipped = shipped_rates(name)

@@ -51,7 +51,7 @@ class Run:
     """With --resume: version of the checkpoint to continue from instead of the newest. Later ones are deleted."""
     allow_change: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME")] = ()
     """With --resume: a setting, or prompts, model, rewards or libraries, that may differ from the run's.
-    May be given more than once. The settings page says which settings need it."""
+    May be given more than once. docs/settings.md lists the settings that need it."""
     dry_run: bool = False
     """Print all settings with their sources as YAML for --config, check what needs no model, and stop."""
 
@@ -190,7 +190,7 @@ class Prompts:
     test: Annotated[int | None, _shown("N", "a tenth, at most 128")] = None
     """Number of held-out prompts."""
     test_file: Annotated[Path | None, _shown("FILE", "none")] = None
-    """File, or folder with a split test, of the held-out prompts, which are then not taken from the others."""
+    """File, or folder with a split test, of the held-out prompts; without it, some of the prompts."""
 
 
 @dataclass

@@ -65,7 +65,7 @@ class MeasuredRates(BaseModel):
         except ValidationError as error:
             where = ".".join(map(str, error.errors()[0]["loc"])) or "the file"
             raise ValueError(
-                f"got {path}, in which {where} is wrong: {error.errors()[0]['msg']}; expected a file that "
+                f"got {path}, where {where} is wrong: {error.errors()[0]['msg']}; expected a file that "
                 "`solrl-train layout --measure --rates FILE` wrote"
             ) from None
 

@@ -65,7 +65,7 @@ def _fault(image: Image.Image) -> str:
     if image.format != "MPO" and (frames := getattr(image, "n_frames", 1)) > 1:
         return f"got {frames} frames or pages: save one of them as a file"
     if image.mode == "CMYK" and "icc_profile" not in image.info:
-        return "got CMYK without a colour profile, which says no colours: save it as RGB"
+        return "got CMYK without a colour profile, so its colours are unknown: save it as RGB"
     if image.mode.startswith(_DEEP):
         return "got 16 bits with a transparent colour: save it with 8 bits" if "transparency" in image.info else ""
     if image.mode not in (*_PLAIN, "CMYK"):

@@ -70,8 +70,8 @@ class Split:
         merged = self.rows - len(self.prompts)
         if not merged:
             return None
-        remain = f"{merged:,} repeat others and are left out: {len(self.prompts):,} remain"
-        return f"{self.rows:,} prompts read from {self.path}, of which {remain}"
+        left = f"{merged:,} repeated prompts are left out, and {len(self.prompts):,} remain"
+        return f"{self.rows:,} prompts read from {self.path}: {left}"
 
 
 def read_split(folder: Path, split: str) -> Split:

@@ -178,7 +178,7 @@ def _rendezvous(rank_info: RankInfo) -> Any:
     except RuntimeError as error:
         address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
         first = str(error).splitlines()[0]
-        raise RuntimeError(f"rank {rank_info.rank} cannot meet the others at {address}: {first}") from error
+        raise RuntimeError(f"rank {rank_info.rank} cannot meet the other ranks at {address}: {first}") from error
     choose_interface(os.environ["MASTER_ADDR"])
     return PrefixStore(f"solrl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 

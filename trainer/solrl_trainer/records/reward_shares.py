@@ -64,7 +64,7 @@ def log_outlier(iteration: int, prompts: Sequence[str], values: torch.Tensor) ->
     if share > LARGE:
         logger.warning(
             f"iteration {iteration}: one sample of prompt {prompts[group]!r}, with the score {exact[place]:g}, makes "
-            f"{100 * share:.4g} % of the variance of all scores, so the others have small advantages: bound the "
+            f"{100 * share:.4g} % of the variance of all scores, so all other samples have small advantages: bound the "
             "reward, or set algorithm.global_std=false"
         )
 

@@ -43,7 +43,7 @@ def slow_reward(record: IterationRecord) -> str | None:
         return None
     slowest, seconds = max(by_reward.items(), key=lambda item: item[1])
     return (
-        f"scoring takes {scoring / total:.0%} of an iteration, {scoring:.3g} of {total:.3g} s, of which reward "
-        f"{slowest!r} takes {seconds:.3g} s. Score whole batches, not single images; if it has a model, on the GPU; "
-        "or let a reward server compute it"
+        f"scoring takes {scoring / total:.0%} of an iteration, {scoring:.3g} of {total:.3g} s; reward "
+        f"{slowest!r} takes {seconds:.3g} s of it. Score whole batches, not single images; if it has a model, on the "
+        "GPU; or let a reward server compute it"
     )

@@ -167,7 +167,7 @@ def check_hosted(hosted: ModelInfo, rewards: Sequence[RewardSpec], digests: Mapp
 def note_arithmetic(model: ModelInfo, ours: Mapping[str, str]) -> None:
     """Say in what the service's arithmetic differs from this process's: equal seeds then differ by rounding."""
     if model.arithmetic is None:
-        logger.info("the service does not say what changes its rounding: equal seeds may differ by it")
+        logger.info("the service does not report what changes its rounding: equal seeds may differ by it")
     elif differing := differences(model.arithmetic, ours):
         text = f"the service's images differ from this process's by rounding: {', '.join(differing)}"
         logger.info("%s", printable(text, 400))

@@ -86,7 +86,7 @@ class Optimizer(Section):
     """Samples per backward pass."""
     activation_checkpointing: bool | Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Transformer blocks with activation checkpointing: the backward pass recomputes their activations instead of
-    storing them, which is slower. true for all, false for none, or a number. auto: the fewest with which training fits
+    storing them, which is slower. true for all, false for none, or a number. auto: the fewest that let training fit
     in the GPU; none on a CPU."""
     shard_base: bool | Literal["auto"] = "auto"
     """Spread the frozen base over the ranks, which is slower. auto: if it does not fit in each rank's GPU."""
@@ -119,7 +119,7 @@ class PolicySettings(Section):
     decay_max: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Largest d of the behaviour policy; 0: the behaviour policy becomes the current one after each iteration."""
     decay_flat: Annotated[int, Field(ge=0)] = 0
-    """Number s up to which d remains 0."""
+    """d remains 0 up to this s."""
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the averaged evaluation weights, ramped up as (1 + i) / (10 + i) over iterations i, from 0."""
     counter: Literal["iterations", "updates"] = "iterations"
@@ -169,7 +169,7 @@ class EvaluateSettings(Section):
     """Rewards, of `rewards` here or the run's, that end the run when the 95 % interval of a change from the base lies
     below 0 at an evaluation along the run. The run exports the best checkpoint before."""
     fidelity_prompts: Annotated[int, Field(ge=0)] = 4
-    """Held-out prompts, sampled likewise, for which scores of exploration and of regeneration are compared over all
+    """Held-out prompts, sampled likewise, to compare scores of exploration and of regeneration over all
     candidates."""
     fidelity_every: Annotated[int, Field(ge=0)] = 10
     """Iterations between these measurements of rank fidelity; 0: only before the run."""
@@ -220,7 +220,7 @@ class RunConfig(Section):
     """Layers that stay in BF16 at a precision on this device: FOLDER/layers.json of `solrl-rollout check --out FOLDER`.
     A service has its own, `serve --layers`. null: the family's."""
     start_lora: Path | None = None
-    """LoRA from which the run starts, a file or folder in the layout of diffusers, PEFT, ComfyUI or kohya, of at
+    """LoRA that the run starts from, a file or folder in the layout of diffusers, PEFT, ComfyUI or kohya, of at
     most rank lora.rank. Gains and the pull to the reference stay relative to the model without it. null: none."""
     served_as: ModelName | None = None
     """The model's name at the service, if it was started with --model name=…."""
@@ -508,7 +508,7 @@ class RunConfig(Section):
             if (bound.solver, bound.guidance) != (self.solver, self.guidance):
                 raise ValueError(
                     f"the exploration plan was calibrated for solver {bound.solver} at guidance {bound.guidance:g}; "
-                    f"got {self.solver} at guidance {self.guidance:g}; use those, calibrate again, or set "
+                    f"got {self.solver} at guidance {self.guidance:g}; use the plan's, calibrate again, or set "
                     "explore.fitted=null and explore.calibrated_for=null"
                 )
         return self

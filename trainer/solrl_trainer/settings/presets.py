@@ -90,7 +90,7 @@ REWARD_WORDS = {
     "pickscore": "human preference: PickScore",
     "hpsv2": "human preference: HPS v2.1",
     "imagereward": "human preference: ImageReward",
-    "motion_verifier_graded": "miniature clips: share of what their prompts say of objects and motions",
+    "motion_verifier_graded": "miniature clips: share of a prompt's objects and motions that are right",
     "ocr": "rendered text that RapidOCR reads; needs solrl[ocr]",
 }
 REWARDS: dict[str, dict[str, Any]] = {name: {"rewards": {name: 1.0}} for name in REWARD_WORDS}

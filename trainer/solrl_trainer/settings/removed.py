@@ -14,7 +14,10 @@ REMOVED: dict[str, tuple[tuple[Any, ...], str]] = {
 """Setting → the values without an effect, which settings of earlier runs have, and what to do instead of others."""
 _VALUES = {
     ("regenerate.at", "service"): f"{_HERE}; expected regenerate.at=trainer, and the service explores",
-    ("explore.share", "auto"): "expected a number; `solrl-train layout` computes the one with which neither side waits",
+    (
+        "explore.share",
+        "auto",
+    ): "expected a number; `solrl-train layout` computes one that leaves neither side waiting",
 }
 """Settings that remain, with a value that is gone."""
 

@@ -44,7 +44,7 @@ class Explore(Section):
     """ode: the run's solver, or the fitted steps. training: the stochastic steps of the algorithm's own trajectories,
     with the same noise; steps must be regenerate.steps."""
     calibrated_for: ModelBinding | None = None
-    """Model and settings that `solrl-train calibrate` chose this plan for; a run with others is refused."""
+    """Model and settings that `solrl-train calibrate` chose this plan for; a run with other settings is refused."""
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of each rank's prompts that the service explores. The trainer's device explores the rest under the same
     version, and needs memory for the weights at that precision. `solrl-train layout` computes the best share. With

@@ -35,7 +35,7 @@ def _warn(variable: str, address: str, key: str, source: str) -> None:
     held = os.environ.get(variable) or os.environ.get(f"{variable}_PATH")
     if held and source not in _OF_THE_USER and not _stays_here(address):
         logger.warning(
-            f"the token in {variable} goes to {address}, as {source} says ({key}); if that file is somebody else's, "
+            f"the token in {variable} goes to {address}, by {key} in {source}; if that file is somebody else's, "
             f"stop, and unset {variable} or give an address of your own with --set"
         )
 

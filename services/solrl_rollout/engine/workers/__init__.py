@@ -70,8 +70,8 @@ def worker_devices(settings: RolloutSettings) -> list[str]:
             raise ValueError(
                 f"got --gpus {settings.gpus}, and PyTorch finds {present} GPUs; expected numbers below {present}"
                 if present
-                else f"got --gpus {settings.gpus}, and PyTorch finds no GPU; `solrl-rollout doctor` says why, and "
-                "--workers starts several workers on a CPU"
+                else f"got --gpus {settings.gpus}, and PyTorch finds no GPU; `solrl-rollout doctor` finds the "
+                "reason, and --workers starts several workers on a CPU"
             )
         return [f"cuda:{number}" for number in numbers]
     number, _ = settings.worker_number or 1, require_device(settings.device)

@@ -219,6 +219,6 @@ def _join(settings: RolloutSettings) -> None:
         ray.init(address="auto", log_to_driver=False, configure_logging=False)
     except (ConnectionError, RayError, RuntimeError, ValueError) as error:
         raise RuntimeError(
-            f"got --workers {settings.workers}, and there is no Ray cluster to join: {error}; expected one of which "
-            "this machine is a node: `ray start --head` here, or `ray start --address HEAD:6379`"
+            f"got --workers {settings.workers}, and there is no Ray cluster to join: {error}; expected one with "
+            "this machine as a node: `ray start --head` here, or `ray start --address HEAD:6379`"
         ) from error

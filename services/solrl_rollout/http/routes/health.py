@@ -45,7 +45,7 @@ async def ready(service: ServiceDep) -> dict[str, str | int]:
             ProblemKind.ENGINE_STALLED,
             f"none of the {len(workers)} workers is serving; all are being restarted",
             retry_after=10,
-            action="wait; the service's log says how the workers ended",
+            action="wait; the service's log has the reason",
         )
     return {"status": "ready", "workers": len(workers), "serving": serving}
 
