@@ -164,7 +164,7 @@ def _type(schema: dict[str, Any], defined: dict[str, Any]) -> str:
         case "string":
             return "path" if schema.get("format") == "path" else "text"
         case "boolean":
-            return "`true` or `false`"
+            return "boolean"
         case "null":
             return "`null`"
         case ("integer" | "number") as kind:
@@ -179,10 +179,10 @@ def _value(value: Any) -> str:
 
 
 def _table(rows: Iterator[Setting] | list[Setting]) -> str:
-    lines = ["| setting | type | default | |", "|---|---|---|---|"]
+    lines = ["| setting | type (default) | |", "|---|---|---|"]
     for row in rows:
-        default = "" if row.default is None else f"`{row.default}`"
-        cells = (f"`{row.name}`", row.type, default, " ".join(row.meaning.split()))
+        kind = row.type if row.default is None else f"{row.type} (`{row.default}`)"
+        cells = (f"`{row.name}`", kind, " ".join(row.meaning.split()))
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
