@@ -167,7 +167,7 @@ def test_rates_of_this_machine_are_measured_kept_and_read(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("content", "wrong"), [("[]", "the file"), ('{"gpu": "L40S", "model": "sana"}', "rates")])
 def test_a_file_of_other_content_is_refused(tmp_path: Path, content: str, wrong: str) -> None:
     (tmp_path / "rates.json").write_text(content)
-    with pytest.raises(ValueError, match=f"in which {wrong} is wrong.*expected a file that"):
+    with pytest.raises(ValueError, match=f"where {wrong} is wrong.*expected a file that"):
         MeasuredRates.read(tmp_path / "rates.json")
 
 

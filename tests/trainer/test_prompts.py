@@ -57,7 +57,7 @@ def test_metadata_is_kept_unchanged_also_of_rows_with_one_text(tmp_path: Path) -
     assert [{"prompt": item.text, **item.metadata} for item in found.prompts] == rows
     assert found.rows == 5
     assert str(found.repeated).startswith("5 prompts read from ")
-    assert str(found.repeated).endswith(": 3 remain")
+    assert str(found.repeated).endswith("and 3 remain")
     backwards = read_split(written(tmp_path, "test_metadata.jsonl", "\n".join(reversed(lines))), "test")
     assert {item.id for item in backwards.prompts} == {item.id for item in found.prompts}
     assert len({item.id for item in found.prompts}) == 3

@@ -20,7 +20,7 @@ OURS = {"device": "CPU with AVX512", "threads": "2", "torch": "2.11.0"}
         (OURS | {"threads": "16"}, "threads 16 (here 2)"),
         ({"device": "NVIDIA H200", "cuda": "13.0"}, "device NVIDIA H200 (here CPU with AVX512), cuda 13.0 (here none)"),
         (OURS | {"device": "\x1b[2J" + "x" * 1000}, r"device \x1b[2Jxxx"),
-        (None, "does not say"),
+        (None, "does not report"),
         (OURS, None),
     ],
 )
