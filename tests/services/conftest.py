@@ -34,10 +34,12 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
-@pytest.fixture(params=["memory", "redis"])
+@pytest.fixture(params=["memory://", "protocol=2", "protocol=3"])
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[RunStore]:
-    """An empty store of each kind, which retains three versions."""
-    url = "memory://" if request.param == "memory" else request.getfixturevalue("empty_redis_url")
+    """An empty store of each kind, which retains three versions; Redis by either protocol, as in `redis_store`."""
+    url = request.param
+    if url != "memory://":
+        url = f"{request.getfixturevalue('empty_redis_url')}?{url}"
     opened = open_store(url, retain=3)
     yield opened
     await opened.close()

@@ -11,7 +11,7 @@ import redis
 from iteration_helpers import report
 from redis.asyncio import Redis
 from solrl_proto.adapters import AdapterInfo
-from solrl_rollout.store.redis_store import RedisRunStore
+from solrl_rollout.store.redis_store import RedisRunStore, log_damage
 from store_helpers import TENANT, adapter, fill, kept, refusal
 
 pytestmark = pytest.mark.anyio
@@ -19,9 +19,11 @@ pytestmark = pytest.mark.anyio
 RECORDS = "solrl:{tenant-a}:run:run-a:versions"
 
 
-@pytest.fixture
-async def redis_store(empty_redis_url: str) -> AsyncIterator[RedisRunStore]:
-    opened = RedisRunStore(empty_redis_url, retain=3)
+@pytest.fixture(params=["protocol=2", "protocol=3"])
+async def redis_store(request: pytest.FixtureRequest, empty_redis_url: str) -> AsyncIterator[RedisRunStore]:
+    """An empty store by either protocol of Redis: redis-py speaks 2 by default before its version 8, then 3."""
+    log_damage.cache_clear()
+    opened = RedisRunStore(f"{empty_redis_url}?{request.param}", retain=3)
     yield opened
     await opened.close()
 
@@ -178,7 +180,7 @@ async def test_a_damaged_iteration_is_named_once_and_hides_no_other(
     await fill(redis_store, 1)
     for i in range(2):
         await redis_store.add_iteration(TENANT, "run-a", report(i))
-    client.zadd(RECORDS.replace("versions", "iterations"), {"garbage of this test": 1})
+    client.zadd(RECORDS.replace("versions", "iterations"), {"garbage": 1})
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert [point.iteration for point in await redis_store.iterations(TENANT, "run-a")] == [0, 1]
