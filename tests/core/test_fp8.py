@@ -53,6 +53,22 @@ def test_a_product_without_scales_per_row_is_not_right(monkeypatch: pytest.Monke
         assert not product_is_right(CPU)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("public", sorted({False, fp8._TRACES_PUBLIC_PRODUCT}))
+def test_the_product_is_that_of_codes_and_scales_and_is_traced_whole(
+    public: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fp8, "_TRACES_PUBLIC_PRODUCT", public)
+    torch.manual_seed(0)
+    (codes, scales), (weight, weight_scales) = (quantize_rows(torch.randn(rows, 64), "") for rows in (32, 48))
+    traced = torch.compile(fp8.product, backend="aot_eager", fullgraph=True)
+    for bias in (None, torch.randn(48, dtype=torch.bfloat16)):
+        exact = F.linear(codes.float() * scales, weight.float() * weight_scales, None if bias is None else bias.float())
+        for got in (multiply(codes, scales, weight, weight_scales, bias) for multiply in (fp8.product, traced)):
+            assert got.dtype == torch.bfloat16
+            assert torch.allclose(got.float(), exact, rtol=2**-7, atol=0.05)
+
+
 @FP8
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_quantised_input_gives_the_same_output(dtype: torch.dtype) -> None:

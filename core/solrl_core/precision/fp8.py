@@ -9,6 +9,7 @@ from functools import cache
 from typing import NamedTuple, TypeGuard
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from solrl_core.kernels import quantize_rows
@@ -16,6 +17,8 @@ from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
 
 MULTIPLE = 16
 """Both sides of a weight must be multiples of this."""
+_TRACES_PUBLIC_PRODUCT = torch.__version__ >= "2.13"
+"""Whether torch.compile can trace the public product: torch 2.11 has it, but Dynamo stops there."""
 
 
 class Quantized(NamedTuple):
@@ -68,7 +71,14 @@ def require_fp8(device: torch.device) -> None:
 
 
 def product(codes: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, bias: Tensor | None) -> Tensor:
-    """E4M3 [M, K] × [N, K]ᵀ → bfloat16 [M, N], of codes with their scales [M, 1] and [N, 1], and a bias [N]."""
+    """E4M3 [M, K] × [N, K]ᵀ → bfloat16 [M, N], of codes with their scales [M, 1] and [N, 1], and a bias [N].
+
+    Call it on the default stream: on compute capability 8.9, torch before 2.12 launches it there whatever the current
+    stream is (pytorch#177651).
+    """
+    if _TRACES_PUBLIC_PRODUCT:
+        row = F.ScalingType.RowWise
+        return F.scaled_mm(codes, weight.t(), scales, row, weight_scales.t(), row, bias=bias, use_fast_accum=True)
     return torch._scaled_mm(
         codes,
         weight.t(),
