@@ -1,0 +1,48 @@
+"""DiffusionNFT's trainer, NVlabs/DiffusionNFT: scripts/train_nft_sd3.py with its settings for PickScore."""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from peer_drives.stubs import Nothing, Stage, install, load_source, module, on_cpu, package
+from peer_drives.turns import Turns, Work, timed_as
+
+NAME = "DiffusionNFT"
+MARK = "scripts/train_nft_sd3.py"
+RECIPE = "diffusionnft"
+MODELS = ("sd3-medium",)
+STUBS = ()
+
+
+def run(clone: Path, work: Work, turns: Turns) -> None:
+    """Run the script's `main` until there are no more turns."""
+    flags, stage = install(), Stage(work, turns)
+    sys.path.insert(0, str(clone))
+    flow_grpo = package("flow_grpo", clone / "flow_grpo")
+    flow_grpo.rewards = module("flow_grpo.rewards", multi_score=stage.multi_score)
+    config = load_source("config", clone / "config/nft.py").get_config("sd3_pickscore")
+    script: Any = load_source("script", clone / MARK)
+    if work.device == "cpu":
+        on_cpu(script)
+        config.mixed_precision = "no"
+
+    sample, train = config.sample, config.train
+    batch = sample.train_batch_size = train.batch_size = min(sample.train_batch_size, work.samples)
+    batches = [[prompt] * batch for prompt in work.prompts for _ in range(-(-work.samples // batch))]
+    sample.num_batches_per_epoch = train.gradient_accumulation_steps = len(batches)
+    config.debug, config.resolution, config.seed = True, stage.size, work.seed
+    train.learning_rate = work.learning_rate or train.learning_rate
+    script.StableDiffusion3Pipeline = stage
+    script.compute_text_embeddings = stage.embeddings
+    script.TextPromptDataset = script.DistributedKRepeatSampler = Nothing
+    script.DataLoader = lambda *_, **__: stage.batches(lambda: batches)
+    script.PerPromptStatTracker = stage.tracker(script.PerPromptStatTracker, batch * len(batches))
+    sampler = timed_as("sample", turns, batch, script.pipeline_with_logprob)
+    script.pipeline_with_logprob = stage.described(sampler, lambda pipeline: pipeline)
+    levels = int(sample.num_steps * train.timestep_fraction)
+    turns.facts |= {"levels": levels, "sampled at once": batch, "trained at once": batch}
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_dir = config.logdir = folder
+        flags.config = config
+        script.main(None)

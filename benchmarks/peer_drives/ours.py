@@ -1,0 +1,61 @@
+"""Our trainer: the run's own loop, with the settings of the recipe that the peers train."""
+
+import tempfile
+from itertools import count
+from pathlib import Path
+
+from solrl_core.adapter import encode_adapter
+from solrl_core.rewards import RewardSet
+from solrl_proto.rollouts import PromptItem
+from solrl_trainer.loop import collect_samples, train_step
+from solrl_trainer.policy.update import trained_steps
+from solrl_trainer.prompts.prompt_sets import PromptSet
+from solrl_trainer.records.run_log import RunLog
+from solrl_trainer.rollouts.device_source import DeviceSource
+from solrl_trainer.rollouts.loading import Loaded
+from solrl_trainer.rollouts.models import Models
+from solrl_trainer.session import connect
+from solrl_trainer.settings.presets import resolve
+from training_phase import PRESETS
+
+from peer_drives.models import loaded, named, reward_of
+from peer_drives.turns import Turns, Work
+
+
+def run(work: Work, turns: Turns) -> None:
+    """Train until there are no more turns."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = [f"explore.{name}={work.samples}" for name in ("candidates", "keep")]
+        own += [f"explore.prompts={len(work.prompts)}", f"seed={work.seed}", f"output={Path(folder) / 'run'}"]
+        own += ["iterations=1000", "checkpoint_every=1000", "evaluate.every=0"]
+        # As planned on a GPU of its own; here, the others' weights are on it, too.
+        own += ["optimizer.activation_checkpointing=false", "optimizer.encoders=gpu"]
+        if work.learning_rate is not None:
+            own.append(f"optimizer.learning_rate={work.learning_rate}")
+        config = resolve(f"{PRESETS[work.model]}/{work.recipe}/hpsv2", overrides=own).config
+        backbone = loaded(work, config.guidance)
+        models = Models.build(backbone, config)
+        rewards = RewardSet({"hpsv2": reward_of(work, backbone)})
+        prompts = PromptSet(([PromptItem(id=str(number), text=text) for number, text in enumerate(work.prompts)],))
+        source = DeviceSource(config, Loaded(backbone, rewards), models, prompts)
+        session = connect(config, source, prompts, prompts)
+        session.start({0: encode_adapter(models.policy.behaviour())}, ())
+        levels = trained_steps(config.sample_steps, config.algorithm.timestep_fraction)
+        checkpointed = sum(block.checkpointed for block in models.policy.blocks)
+        turns.facts |= {
+            "levels": levels,
+            "compiled": "no" if work.device == "cpu" else "blocks",
+            "weights": named(backbone.dtype),
+            "autocast": "none",
+            "recomputed": f"{checkpointed} of {len(models.policy.blocks)} blocks" if checkpointed else "no block",
+            "decoder": named(backbone.pipeline.vae.dtype),
+            "sampled at once": min(config.batch, work.samples),
+            "trained at once": config.optimizer.batch,
+        }
+        for iteration in count():
+            turns.wait()
+            with turns.part("sample", work.samples * len(work.prompts)):
+                samples = collect_samples(session, RunLog(), iteration)
+            turns.scores += samples.scores.flatten().tolist()
+            with turns.part("train", work.samples * len(work.prompts)):
+                train_step(session, RunLog(), iteration, samples)

@@ -1,0 +1,193 @@
+"""What peers' scripts need beside their own code: stand-ins for packages, models, prompts and rewards."""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import torch
+import torch.distributed
+from diffusers import DiffusionPipeline
+from support.ports import free_port
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from peer_drives.models import loaded, named, reward_of
+from peer_drives.turns import Turns, Work
+
+COMMON = (
+    "wandb: logs nothing",
+    "absl, ml_collections, imp: flags and configurations in a few lines",
+    "from_pretrained: random weights, in float32 as diffusers loads them by default",
+    "text encoders: states of the true shape",
+    "prompts and rewards: the comparison's",
+)
+"""Replaced in every peer, and by what."""
+WANDB = ("init", "define_metric", "log", "Image", "finish")
+Batch = tuple[list[str], list[dict[str, Any]]]
+"""Prompts, and metadata of each."""
+
+
+class ConfigDict(dict[str, Any]):
+    """A dictionary whose items are attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError as error:
+            raise AttributeError(name) from error
+
+    __setattr__ = dict.__setitem__  # type: ignore[assignment]
+    to_dict = dict.copy
+
+
+def install() -> SimpleNamespace:
+    """Put stand-ins in the place of packages, whether installed or not; returns the flags, which `main` reads."""
+    flags = SimpleNamespace()
+    settings = module("ml_collections", ConfigDict=ConfigDict)
+    settings.config_flags = module("ml_collections.config_flags", DEFINE_config_file=lambda *_: None)
+    module("absl", app=MagicMock(), flags=SimpleNamespace(FLAGS=flags))
+    module("imp", load_source=load_source)
+    module("wandb", **{name: MagicMock() for name in WANDB})
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "TQDM_DISABLE": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return flags
+
+
+def module(name: str, **attributes: Any) -> Any:
+    """Make a module that can be imported by its name."""
+    made = sys.modules[name] = ModuleType(name)
+    made.__spec__ = ModuleSpec(name, None)
+    vars(made).update(attributes)
+    return made
+
+
+def package(name: str, folder: Path) -> Any:
+    """The package in a folder, without running its `__init__.py`."""
+    return module(name, __path__=[str(folder)])
+
+
+def load_source(name: str, path: str | Path) -> ModuleType:
+    """Import a file of a clone."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+class Stage:
+    """The comparison's model, prompts and reward, in the forms in which peers' scripts load them.
+
+    It also stands in for a pipeline's class.
+    """
+
+    def __init__(self, work: Work, turns: Turns) -> None:
+        backbone = loaded(work)
+        self.work, self.turns = work, turns
+        self.size = backbone.height
+        self.latents = {"latent_shape": backbone.latent_shape}
+        self._encode = backbone.encode
+        self._reward = reward_of(work, backbone)
+        self.pipeline: DiffusionPipeline = backbone.pipeline
+        self.pipeline.vae.to(memory_format=torch.contiguous_format).float()
+        self.pipeline.transformer.float()
+
+    def from_pretrained(self, *_: Any, **__: Any) -> DiffusionPipeline:
+        return self.pipeline
+
+    def embeddings(self, prompts: Sequence[str], *_: Any, **__: Any) -> tuple[Tensor, ...]:
+        """States and pooled embedding of the prompts; with FLUX.1, the position ids of the states, too."""
+        states, pooled = (self._encode(prompts)[name] for name in ("states", "pooled"))
+        ids = [states.new_zeros(states.shape[1], 3)] if type(self.pipeline).__name__ == "FluxPipeline" else []
+        return states, pooled, *ids
+
+    def batches(self, each_turn: Callable[[], Sequence[Sequence[str]]]) -> Iterator[Batch]:
+        """In the place of a data loader: waits for each turn, and has the batches of its prompts."""
+        while True:
+            self.turns.wait()
+            for prompts in each_turn():
+                yield list(prompts), [{} for _ in prompts]
+
+    def multi_score(self, *_: Any) -> Callable[..., Any]:
+        """In the place of a peer's rewards."""
+
+        def score(images: Tensor, prompts: Sequence[str], metadata: Any, *_: Any, **__: Any) -> Any:
+            scores = self._reward(images.float(), prompts, metadata)
+            self.turns.scores += scores.tolist()
+            return {"avg": scores}, {}
+
+        return score
+
+    def tracker(self, original: type[Any], samples: int) -> type[Any]:
+        """A peer's class of advantages. Training begins once they are cleared, and lasts until the turn ends."""
+        turns = self.turns
+
+        class Tracker(original):  # type: ignore[misc]
+            def clear(self) -> None:
+                super().clear()
+                turns.begin("train", samples)
+
+        return Tracker
+
+    def described(self, function: Callable[..., Any], pipeline: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that a peer calls while it samples; facts are read from the pipeline of its arguments."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            self.turns.facts |= facts(pipeline(*args))
+            return function(*args, **kwargs)
+
+        return called
+
+
+class Nothing:
+    """In the place of a peer's data set and its sampler."""
+
+    collate_fn = None
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def set_epoch(self, epoch: int) -> None: ...
+
+
+def facts(pipeline: Any) -> dict[str, Any]:
+    """How a peer's pipeline samples, and its transformer trains."""
+    transformer = pipeline.transformer
+    base = next(weight for name, weight in transformer.named_parameters() if "lora" not in name)
+    kind = base.device.type
+    return {
+        "compiled": "whole" if hasattr(transformer, "_orig_mod") else "no",
+        "weights": named(base.dtype),
+        "autocast": named(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "none",
+        "recomputed": "every block" if transformer.is_gradient_checkpointing else "no block",
+        "decoder": named(pipeline.vae.dtype),
+    }
+
+
+def on_cpu(script: Any) -> None:
+    """Let a script that needs CUDA and NCCL run on a CPU."""
+    script.torch = Without(torch, device=lambda _: torch.device("cpu"), cuda=MagicMock())
+    script.DDP = lambda model, **_: DistributedDataParallel(model)
+    script.torch_autocast = partial(torch.autocast, "cpu")
+    script.GradScaler = partial(torch.amp.GradScaler, "cpu")
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+    script.setup_distributed = lambda *_: None
+    torch.distributed.ReduceOp.AVG = torch.distributed.ReduceOp.SUM  # gloo has no AVG; of one rank they are equal
+
+
+class Without:
+    """A module, with other attributes of these names."""
+
+    def __init__(self, original: ModuleType, **attributes: Any) -> None:
+        vars(self).update(attributes)
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)

@@ -1,0 +1,291 @@
+"""Our trainer beside peers' own: `python benchmarks/peers.py CLONE...` on a GPU, with clones of their repositories.
+
+Their code runs unedited from the clones; benchmarks/peer_drives says what is replaced around it. Clones: NVlabs/Sana
+(Sol-RL), X-GenGroup/Flow-Factory, NVlabs/DiffusionNFT, yifan123/flow_grpo. All trainers of a model do the same work, in
+processes of their own and in turns: a prompt's samples are generated with all steps, and trained on. Models have random
+weights at true size. Writes benchmarks/results/peers.{json,md}, the JSON after each part.
+
+`--tiny` tries all out on a CPU, with the miniatures. `--learn` compares rewards instead of times: there, two trainers
+start from mini-sd3 and train on the same prompts with the same settings.
+"""
+
+import argparse
+import importlib
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from itertools import product
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from paper.intervals import over_seeds
+from peer_drives import ours
+from peer_drives.stubs import COMMON
+from peer_drives.turns import WARM_UP, Turns, TurnsOverError, Work
+from support.results import Results, Row, device_name, options, table
+from training_phase import NAMES
+
+DRIVES = ("sol_rl", "flow_factory", "diffusion_nft", "flow_grpo")
+OURS = "ours"
+MODELS = ("flux", "sd3", "sd3-medium")
+RECIPES = ("diffusionnft", "flowgrpo")
+TURNS_SHOWN = 5
+TINY = 4
+"""Samples of a prompt on a CPU."""
+LEARNING = "sd3-medium", 18, 1e-3, "clipscore"
+"""Model, samples of a prompt, learning rate and reward of trainings on a CPU."""
+PROMPTS = ("2 red circles", "3 blue squares", "1 green triangle", "4 yellow circles")
+"""Prompts of every turn of these trainings."""
+PARTS = ("sample", "train")
+COLUMNS = ("levels", "compiled", "weights", "autocast", "recomputed", "decoder", "sampled at once", "trained at once")
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("clones", nargs="*", type=Path, metavar="CLONE", help="clone of a peer's repository")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--samples", type=int, default=24, help="samples of a prompt")
+    parser.add_argument("--turns", type=int, default=2, help="measured turns of each trainer")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no turn after so many seconds")
+    parser.add_argument(
+        "--learn", type=int, default=0, metavar="TURNS", help="turns of trainings on a CPU, with rewards"
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4], help="of these trainings")
+    parser.add_argument("--tiny", action="store_true", help="on a CPU, with the miniatures and few samples")
+    args = parser.parse_args()
+    if not args.clones and not args.render:
+        parser.error("got no CLONE; expected the folders of clones of peers' repositories")
+    results = Results("peers", args.out, page)
+    ended = args.render or (learn if args.learn else compare)(args, results)
+    results.show()
+    if not ended:
+        sys.exit("a trainer failed, or the time was over; the rows so far are written")
+
+
+def compare(args: argparse.Namespace, results: Results) -> bool:
+    """Add the rows of all models and recipes; False if some are missing."""
+    drives = {clone.resolve(): drive_of(clone) for clone in args.clones}
+    deadline = time.monotonic() + args.seconds
+    complete = True
+    for model, recipe in product(args.models, RECIPES):
+        peers = {clone: drive for clone, drive in drives.items() if model in drive.MODELS and recipe == drive.RECIPE}
+        if peers:
+            work = Work(model, recipe, "cpu" if args.tiny else "cuda", TINY if args.tiny else args.samples)
+            complete &= compare_trainers(work, peers, args.turns, deadline, results)
+    return complete
+
+
+def learn(args: argparse.Namespace, results: Results) -> bool:
+    """Add the rewards of our trainer and of peers along trainings with the same settings; False if some are missing."""
+    complete = True
+    for clone, seed in product(args.clones, args.seeds):
+        drive, (model, samples, rate, reward) = drive_of(clone), LEARNING
+        work = Work(model, drive.RECIPE, "cpu", samples, tuple(PROMPTS), reward, rate, seed)
+        with Trainer(None, work) as own, Trainer(clone, work) as peer:
+            curves: dict[str, list[float]] = {OURS: [], drive.NAME: []}
+            for turn in range(args.learn):
+                for trainer in (own, peer):
+                    trainer.begin(turn)
+                for trainer, curve in zip((own, peer), curves.values(), strict=True):
+                    list(trainer.parts())
+                    curve.append(trainer.score)
+            failed = own.failed or peer.failed
+        complete &= not failed
+        row = {"model": model, "recipe": drive.RECIPE, "part": "learning", "beside": drive.NAME, "seed": seed}
+        for name, curve in () if failed else curves.items():
+            results.add(row | {"trainer": name, "rewards": curve}, *row, "trainer")
+    return complete
+
+
+def drive_of(clone: Path) -> Any:
+    """The drive of a clone, which its files tell."""
+    for drive in map(imported, DRIVES):
+        if (clone / drive.MARK).is_file():
+            return drive
+    known = ", ".join(f"{drive.NAME} ({drive.MARK})" for drive in map(imported, DRIVES))
+    raise SystemExit(f"got {clone}; expected the folder of a clone, which is known by a file: {known}")
+
+
+def imported(name: str) -> Any:
+    return importlib.import_module(f"peer_drives.{name}")
+
+
+def compare_trainers(work: Work, peers: Mapping[Path, Any], turns: int, deadline: float, results: Results) -> bool:
+    """Add the rows of our trainer and of peers, in turns; False if a trainer failed, or the time was over."""
+    common = {"model": work.model, "recipe": work.recipe}
+    common |= {"device": device_name(work.device), "torch": torch.__version__}
+    with ExitStack() as stack:
+        trainers = {OURS: stack.enter_context(Trainer(None, work))}
+        trainers |= {drive.NAME: stack.enter_context(Trainer(clone, work)) for clone, drive in peers.items()}
+        for turn in range(WARM_UP, turns):
+            for name in list(trainers)[:: 1 if turn % 2 else -1]:
+                if time.monotonic() > deadline:
+                    return False
+                trainers[name].begin(turn)
+                for part in trainers[name].parts():
+                    for row in rows_of_part(trainers, part):
+                        results.add(common | row, "model", "recipe", "trainer", "part")
+        return not any(trainer.failed for trainer in trainers.values())
+
+
+def rows_of_part(trainers: Mapping[str, "Trainer"], part: str) -> Iterator[Row]:
+    """Rows of a part, of the trainers that have been timed; "ours" has our seconds of the same call."""
+    timed = {name: trainer for name, trainer in trainers.items() if trainer.seconds[part]}
+    medians = {name: statistics.median(trainer.seconds[part]) for name, trainer in timed.items()}
+    for name, trainer in timed.items():
+        figures = {"s": medians[name], "ours": medians.get(OURS), "turns": trainer.seconds[part], **trainer.last[part]}
+        yield {"trainer": name, "part": part, **figures, "facts": trainer.facts}
+
+
+class Trainer:
+    """A trainer in a process of its own.
+
+    Attributes:
+        facts: how it works, by column; known after its warm-up.
+        seconds: of a sample, by part and turn.
+        last: number of samples and peak memory of the newest turn, by part.
+        score: mean reward of the last turn's samples.
+        failed: whether its process ended early.
+    """
+
+    def __init__(self, clone: Path | None, work: Work) -> None:
+        self.facts: dict[str, Any] = {}
+        self.seconds: dict[str, list[float]] = {part: [] for part in PARTS}
+        self.last: dict[str, Row] = {}
+        self.score = 0.0
+        self.failed = False
+        context = multiprocessing.get_context("spawn")
+        self._pipe, pipe = context.Pipe()
+        self._process = context.Process(target=train, args=(clone, work, pipe))
+        self._process.start()
+        pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def begin(self, turn: int) -> None:
+        """Let it take a turn."""
+        with suppress(OSError):
+            self._pipe.send(turn)
+
+    def parts(self) -> Iterator[str]:
+        """Yield each part of the turn once it is timed; none if its process has failed, with a traceback on stderr."""
+        try:
+            while "part" in (found := self._pipe.recv()):
+                self.seconds[found["part"]].append(found["s"])
+                self.last[found["part"]] = {name: found[name] for name in ("samples", "peak")}
+                yield found["part"]
+            self.facts, self.score = found["facts"], found["score"]
+        except (EOFError, OSError):
+            self.failed = True
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self._pipe.send(None)
+        self._process.join(10)
+        self._process.kill()
+
+
+def train(clone: Path | None, work: Work, pipe: Connection) -> None:
+    """Take turns until there are no more."""
+    turns = Turns(pipe, work.device)
+    with suppress(TurnsOverError):
+        if clone is None:
+            ours.run(work, turns)
+        else:
+            drive_of(clone).run(clone, work, turns)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+HEAD = ("model, samples", "trainer", "sample, s", "× ours", "train, s", "× ours", "24 of 24, s", "24 of 96, s", "GiB")
+
+
+def page(found: Mapping[str, Any]) -> str:
+    lines = ["# Beside peers' own trainers", ""]
+    timed = [row for row in found.get("rows", ()) if row["part"] in PARTS]
+    learned = [row for row in found.get("rows", ()) if row["part"] == "learning"]
+    sections = [*([_times(timed)] if timed else ()), *([_learning(learned)] if learned else ())]
+    for section in sections:
+        lines += section
+        lines += [""]
+    lines += ["Around peers' code is replaced:", "", *(f"- {stub}" for stub in COMMON)]
+    lines += [f"- of {drive.NAME}, {stub}" for drive in map(imported, DRIVES) for stub in drive.STUBS]
+    return "\n".join(lines) + "\n"
+
+
+def _times(rows: list[Row]) -> Iterator[str]:
+    """Section of seconds and memory."""
+    rows.sort(key=lambda row: (MODELS.index(row["model"]), RECIPES.index(row["recipe"]), row["trainer"] != OURS))
+    measured = {tuple(row[name] for name in ("model", "recipe", "trainer", "part")): row for row in rows}
+    whole = [(row, measured.get((*key[:3], "train"))) for key, row in measured.items() if key[3] == "sample"]
+    devices = ", ".join(dict.fromkeys(f"{row['device']}, torch {row['torch']}" for row in rows))
+    yield f"By `python benchmarks/peers.py CLONE...` on one {devices}: peers' unedited code and ours,"
+    yield "with random weights of the true shapes. In its turn, a trainer generates one prompt's samples with all steps"
+    yield "and trains on them; trainers take turns after a warm-up. Seconds per sample are medians of the turns; those"
+    yield "of a prompt are computed from them: 24 samples generated and trained, or 96 generated in BF16, of which 24"
+    yield "are trained. GiB: the largest peak of allocated tensors. Rewards cost nothing, and text encoders are absent."
+    yield ""
+    yield from table(HEAD, (_cells(sample, train) for sample, train in whole))
+    yield ""
+    yield "What differs:"
+    yield ""
+    yield from table(("model", "trainer", *COLUMNS), (_facts(sample) for sample, _ in whole))
+    yield ""
+    yield "Weights: of the frozen transformer; autocast: what it converts them to. Recomputed: activations in the"
+    yield "backward pass. Decoder: weights of the autoencoder."
+
+
+def _cells(sample: Row, train: Row | None) -> Iterator[str]:
+    yield f"{_title(sample)}, {sample['samples']}"
+    yield sample["trainer"]
+    for row in (sample, train):
+        yield f"{row['s']:.3f}" if row else ""
+        yield f"{row['s'] / row['ours']:.2f}" if row and row["ours"] else ""
+    for candidates in (24, 96):
+        yield f"{candidates * sample['s'] + 24 * train['s']:.1f}" if train else ""
+    peaks = [row["peak"] for row in (sample, train) if row and row["peak"]]
+    yield f"{max(peaks) / 2**30:.1f}" if peaks else ""
+
+
+def _facts(row: Row) -> Sequence[str]:
+    return _title(row), row["trainer"], *(str(row["facts"][name]) for name in COLUMNS)
+
+
+def _learning(rows: Sequence[Row]) -> Iterator[str]:
+    """Section of trainings with the same settings."""
+    _, samples, rate, reward = LEARNING
+    yield "## Rewards along trainings with the same settings"
+    yield ""
+    yield f"By `python benchmarks/peers.py CLONE --learn TURNS` on a CPU: mini-sd3, {len(PROMPTS)} prompts,"
+    yield f"{samples} samples of each in a turn, DiffusionNFT at learning rate {rate:g}, and {reward} of the turn's"
+    yield "samples. The difference is theirs minus ours, with its 95 % interval over seeds."
+    yield ""
+    yield from table(("turns", "peer", "seeds", "reward, ours", "reward, theirs", "difference"), _curves(rows))
+
+
+def _curves(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
+    for peer in dict.fromkeys(row["beside"] for row in rows):
+        ours, theirs = (
+            np.array([row["rewards"] for row in rows if row["beside"] == peer and row["trainer"] == name])
+            for name in (OURS, peer)
+        )
+        for first in range(0, ours.shape[1], TURNS_SHOWN):
+            own, other = (curves[:, first : first + TURNS_SHOWN].mean(1) for curves in (ours, theirs))
+            turns = f"{first + 1} to {min(first + TURNS_SHOWN, ours.shape[1])}"
+            means = (f"{one.mean():.4f}" for one in (own, other))
+            yield turns, peer, str(len(own)), *means, f"{over_seeds(other - own):+.4f}"
+
+
+def _title(row: Row) -> str:
+    return NAMES[row["model"]] + (", FlowGRPO" if row["recipe"] == "flowgrpo" else "")
+
+
+if __name__ == "__main__":
+    main()

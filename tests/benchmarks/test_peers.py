@@ -1,0 +1,98 @@
+"""Our trainer beside a stand-in for a peer's clone, which has the names that DiffusionNFT's drive relies on."""
+
+import json
+import sys
+from pathlib import Path
+
+import peers
+import pytest
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+import imp, os
+import ml_collections
+
+def get_config(name):
+    assert name == "sd3_pickscore"
+    config = ml_collections.ConfigDict()
+    config.sample, config.train = ml_collections.ConfigDict(), ml_collections.ConfigDict()
+    config.sample.train_batch_size, config.sample.num_steps = 9, 2
+    config.train.timestep_fraction, config.train.learning_rate = 0.99, 1e-4
+    return config
+"""
+PIPELINE = """
+import torch
+
+def pipeline_with_logprob(pipeline, prompt_embeds, steps):
+    with torch.no_grad():
+        latents = torch.randn(len(prompt_embeds), 4, 16, 16)
+        return pipeline.vae.decode(latents, return_dict=False)[0].clamp(0, 1)
+"""
+SCRIPT = """
+import os
+import torch
+import wandb
+from absl import flags
+from diffusers import StableDiffusion3Pipeline
+from flow_grpo.sampler import pipeline_with_logprob
+import flow_grpo.rewards
+from ml_collections import config_flags
+from torch.utils.data import DataLoader
+
+class TextPromptDataset: ...
+
+class DistributedKRepeatSampler: ...
+
+class PerPromptStatTracker:
+    def clear(self): ...
+
+def main(_):
+    config = flags.FLAGS.config
+    wandb.init(project="none", config=config.to_dict())
+    pipeline = StableDiffusion3Pipeline.from_pretrained("none")
+    score = flow_grpo.rewards.multi_score("cpu", {})
+    batches = iter(DataLoader(TextPromptDataset("none"), batch_sampler=DistributedKRepeatSampler(None)))
+    while True:
+        for _ in range(config.sample.num_batches_per_epoch):
+            prompts, metadata = next(batches)
+            states, pooled = compute_text_embeddings(prompts, [], [], max_sequence_length=128)
+            images = pipeline_with_logprob(pipeline, prompt_embeds=states, steps=config.sample.num_steps)
+            assert len(score(images, prompts, metadata)[0]["avg"]) == len(prompts)
+        PerPromptStatTracker().clear()
+        if FAILS:
+            raise RuntimeError("this trainer fails")
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_trainers_take_turns(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clone, out = tmp_path / "clone", tmp_path / "out"
+    files = {
+        "config/nft.py": CONFIG,
+        "flow_grpo/sampler.py": PIPELINE,
+        "scripts/train_nft_sd3.py": f"FAILS = {fails}\n{SCRIPT}",
+    }
+    for name, text in files.items():
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        (clone / name).write_text(text)
+    monkeypatch.setattr(sys, "argv", ["peers.py", str(clone), "--tiny", "--turns", "1", "--out", str(out)])
+    if fails:
+        with pytest.raises(SystemExit, match="a trainer failed"):
+            peers.main()
+    else:
+        peers.main()
+    rows = json.loads((out / "peers.json").read_text())["rows"]
+    expected = {("ours", part, 4) for part in peers.PARTS}
+    if not fails:
+        expected |= {("DiffusionNFT", part, 4) for part in peers.PARTS}
+    assert {(row["trainer"], row["part"], row["samples"]) for row in rows} == expected
+    assert all(row["s"] > 0 and row["facts"]["weights"] == "float32" for row in rows if row["trainer"] != "ours")
+    shown = (out / "peers.md").read_text()
+    assert ("| SD3.5-M 512², 4 | DiffusionNFT | " in shown) is not fails
+
+
+def test_a_folder_that_is_no_clone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["peers.py", str(tmp_path), "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"expected the folder of a clone.*scripts/train_nft_sd3\.py"):
+        peers.main()
