@@ -1,19 +1,16 @@
 """The command line of a service: its settings from options and environment, with one line for each fault."""
 
-import os
 import re
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import make_dataclass
-from importlib.metadata import version
-from typing import Annotated, Any, NoReturn, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, make_dataclass
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, TypeVar, cast
 
 import tyro
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsError
-from solrl_proto.printable import error_text, print_error
-from solrl_proto.problems import ProblemError
-from solrl_proto.text_files import start_in_utf8
+from solrl_proto.home import with_home
 
 from solrl_http.settings import HttpSettings
 
@@ -22,41 +19,52 @@ HttpT = TypeVar("HttpT", bound=HttpSettings)
 CommandT = TypeVar("CommandT")
 
 
-def run_program(program: str, parse: Callable[[list[str]], CommandT], run: Callable[[CommandT], int]) -> None:
-    """Run the command that the command line gives. Exits with its code, or with 2 and the reason why it failed.
+def parse_command(
+    program: str,
+    description: str,
+    commands: Mapping[str, type[CommandT]],
+    settings: type[HttpSettings],
+    words: list[str],
+) -> CommandT:
+    """The command that the words give; exits with 2 where they are not understood.
 
     Args:
         program: the program's name.
-        parse: words → command; raises ValidationError for the options of `words[0]`.
-        run: runs the command; returns the exit code.
+        description: of the program, for its help.
+        commands: by name. A command with the field `settings` has their options; the environment may set these, too.
+        settings: the service's settings.
+        words: of the command line.
+
+    Raises:
+        ValueError: a setting is not valid.
     """
-    # Set before torch is imported. Otherwise OpenMP's threads spin after each operation, and on a small machine
-    # service and trainer compete for cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    start_in_utf8()
-    words = sys.argv[1:]
-    if words == ["--version"]:
-        print(f"{program} {version('solrl')}")
-        return
-    try:
-        command = parse(words)
-    except ValidationError as error:
-        flag = _faults(error, "--{} {}", lambda name: name.replace("_", "-"))
-        fail(program, f"{flag}; `{program} {words[0]} --help` describes every setting")
-    try:
-        sys.exit(run(command))
-    except (ProblemError, ValueError, OSError, RuntimeError, MemoryError) as error:
-        fail(program, error_text(error))
+    defaults = from_environment(settings)
+    if words and (kind := commands.get(words[0])):
+        # By the parser of this command alone: it suggests no options of other commands.
+        name = f"{program} {words[0]}"
+        if any(field.name == "settings" for field in fields(kind)):  # type: ignore[arg-type]
+            return kind(parse_settings(defaults, name, str(kind.__doc__), words[1:]))  # type: ignore[call-arg]
+        return cast(CommandT, with_home(tyro.cli(kind, prog=name, args=words[1:])))
+    return tyro.cli(
+        reduce(or_, (Annotated[kind, tyro.conf.subcommand(name)] for name, kind in commands.items())),
+        prog=program,
+        description=f"{description} `--version` prints the version.",
+        args=words if not words or words[0].startswith("-") else words[:1],  # --help would hide that it is none
+    )
 
 
-def from_environment(program: str, settings: type[SettingsT]) -> SettingsT:
-    """The settings of the environment; exits with 2 and the reason if they are not valid."""
+def from_environment(settings: type[SettingsT]) -> SettingsT:
+    """The settings of the environment.
+
+    Raises:
+        ValueError: one is not valid.
+    """
     try:
         return settings()
     except ValidationError as error:
-        fail(program, f"in the environment, {_faults(error, 'SOLRL_{}={}', str.upper)}")
+        raise ValueError(f"in the environment, {_faults(error, 'SOLRL_{}={}', str.upper)}") from None
     except SettingsError as error:
-        fail(program, f"in the environment, {error}: {error.__cause__}")
+        raise ValueError(f"in the environment, {error}: {error.__cause__}") from None
 
 
 def parse_settings(defaults: HttpT, program: str, description: str, words: list[str]) -> HttpT:
@@ -65,10 +73,10 @@ def parse_settings(defaults: HttpT, program: str, description: str, words: list[
     Exits with 2 where the words are not understood.
 
     Raises:
-        ValidationError: a value cannot be.
+        ValueError: a value is not valid.
     """
-    fields, listed = type(defaults).model_fields, [name for names in defaults.groups.values() for name in names]
-    groups = {**defaults.groups, "limits": tuple(name for name in fields if name not in listed)}
+    described, listed = type(defaults).model_fields, [name for names in defaults.groups.values() for name in names]
+    groups = {**defaults.groups, "limits": tuple(name for name in described if name not in listed)}
     parts = {title: _part(title, names, defaults) for title, names in groups.items()}
     options = make_dataclass("Options", [(title, type(part)) for title, part in parts.items()])
     parsed = tyro.cli(
@@ -79,23 +87,22 @@ def parse_settings(defaults: HttpT, program: str, description: str, words: list[
         args=words,
         config=(tyro.conf.OmitArgPrefixes,),
     )
-    return type(defaults)(**{name: getattr(getattr(parsed, title), name) for title in groups for name in groups[title]})
+    values = {name: getattr(getattr(parsed, title), name) for title in groups for name in groups[title]}
+    try:
+        return type(defaults)(**values)
+    except ValidationError as error:
+        flag = _faults(error, "--{} {}", lambda name: name.replace("_", "-"))
+        raise ValueError(f"{flag}; `{program} --help` describes every setting") from None
 
 
 def _part(title: str, names: Sequence[str], defaults: BaseSettings) -> Any:
     """These of the settings, as an object whose fields are options."""
-    fields = {name: type(defaults).model_fields[name] for name in names}
+    described = {name: type(defaults).model_fields[name] for name in names}
     annotated = [
         (name, Annotated[(field.annotation, *field.metadata, tyro.conf.arg(help=field.description))])
-        for name, field in fields.items()
+        for name, field in described.items()
     ]
     return make_dataclass(title.capitalize(), annotated)(**{name: getattr(defaults, name) for name in names})
-
-
-def fail(program: str, message: str) -> NoReturn:
-    """Exit with 2 and the message on stderr."""
-    print_error(program, message)
-    sys.exit(2)
 
 
 def _faults(error: ValidationError, form: str, spelling: Callable[[str], str]) -> str:

@@ -1,10 +1,12 @@
 """Command line of the reward service: `solrl-reward serve | doctor`."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import tyro
-from solrl_http.command_line import from_environment, parse_settings, run_program
+from solrl_core.program import run_program
+from solrl_http.command_line import parse_command
 
 from solrl_reward.settings import RewardSettings
 
@@ -31,28 +33,17 @@ _COMMANDS: dict[str, type[Command]] = {"serve": ServeRewards, "doctor": RewardDo
 
 def main() -> None:
     """Entry point of `solrl-reward`. Exits with 2 if it cannot start, with the reason on stderr."""
-    run_program(PROGRAM, _parse, _run)
-
-
-def _parse(words: list[str]) -> Command:
-    """The command that the words give; exits with 2 where they are not understood."""
-    defaults = from_environment(PROGRAM, RewardSettings)
-    if words and (kind := _COMMANDS.get(words[0])):
-        return kind(parse_settings(defaults, f"{PROGRAM} {words[0]}", str(kind.__doc__), words[1:]))
-    return tyro.cli(
-        Annotated[ServeRewards, tyro.conf.subcommand("serve")]
-        | Annotated[RewardDoctor, tyro.conf.subcommand("doctor")],
-        prog=PROGRAM,
-        description="The reward service of solrl. `--version` prints the version.",
-        args=words if not words or words[0].startswith("-") else words[:1],  # --help would hide that it is none
-    )
+    parse = partial(parse_command, PROGRAM, "The reward service of solrl.", _COMMANDS, RewardSettings)
+    run_program(PROGRAM, parse, _run)
 
 
 def _run(command: Command) -> int:
     if isinstance(command, RewardDoctor):
-        from solrl_reward.doctor import doctor
+        from solrl_core.diagnosis import show
 
-        return doctor(command.settings)
+        from solrl_reward import doctor
+
+        return show(f"{PROGRAM} doctor", doctor.check(command.settings))
     from solrl_reward.serve import serve
 
     serve(command.settings)

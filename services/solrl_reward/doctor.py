@@ -11,11 +11,6 @@ from solrl_reward.settings import RewardSettings
 _PACKAGES = ("torch", "safetensors", "numpy", "pillow")
 
 
-def doctor(settings: RewardSettings) -> int:
-    """Print the findings; returns 1 if something is missing, else 0."""
-    return diagnosis.show("solrl-reward doctor", check(settings))
-
-
 def check(settings: RewardSettings) -> Iterator[Finding]:
     """Findings about everything that a service with these settings needs."""
     yield from diagnosis.machine(settings.device, None, _PACKAGES)

@@ -1,14 +1,13 @@
 """Command line of the service: `solrl-rollout serve | check | doctor | memory | token`."""
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated, cast
 
-import tyro
 from pydantic import ValidationError
-from solrl_http.command_line import from_environment, parse_settings, run_program
+from solrl_core.program import run_program
+from solrl_http.command_line import from_environment, parse_command
 from solrl_http.tokens import create_token, parse_lifetime, read_tokens, revoke_token
-from solrl_proto.home import with_home
 from solrl_proto.identifiers import NAME_RULE
 
 from solrl_rollout.options import (
@@ -30,28 +29,8 @@ PROGRAM = "solrl-rollout"
 
 def main() -> None:
     """Entry point of `solrl-rollout`. Exits with 2 if it cannot start, with the reason on stderr."""
-    run_program(PROGRAM, _parse, _run)
-
-
-def _parse(words: list[str]) -> Command:
-    """The command that the words give; exits with 2 where they are not understood."""
-    defaults = from_environment(PROGRAM, RolloutSettings)
-    if words and (kind := COMMANDS.get(words[0])):
-        # By the parser of this command alone: it suggests no options of other commands.
-        program = f"{PROGRAM} {words[0]}"
-        if kind in (ServeRollouts, RolloutDoctor):
-            return cast(Command, kind(parse_settings(defaults, program, str(kind.__doc__), words[1:])))
-        return cast(Command, with_home(tyro.cli(kind, prog=program, args=words[1:])))
-    return tyro.cli(
-        Annotated[ServeRollouts, tyro.conf.subcommand("serve")]
-        | Annotated[Check, tyro.conf.subcommand("check")]
-        | Annotated[RolloutDoctor, tyro.conf.subcommand("doctor")]
-        | Annotated[ServingMemory, tyro.conf.subcommand("memory")]
-        | Annotated[Tokens, tyro.conf.subcommand("token")],
-        prog=PROGRAM,
-        description="The rollout service of solrl. `--version` prints the version.",
-        args=words if not words or words[0].startswith("-") else words[:1],  # --help would hide that it is none
-    )
+    parse = partial(parse_command, PROGRAM, "The rollout service of solrl.", COMMANDS, RolloutSettings)
+    run_program(PROGRAM, parse, _run)
 
 
 def _run(command: Command) -> int:
@@ -62,9 +41,11 @@ def _run(command: Command) -> int:
 
             serve(command.settings)
         case RolloutDoctor():
-            from solrl_rollout.doctor import doctor
+            from solrl_core.diagnosis import show
 
-            return doctor(command.settings)
+            from solrl_rollout import doctor
+
+            return show(f"{PROGRAM} doctor", doctor.check(command.settings))
         case Check():
             from solrl_rollout.check import check, read_prompts
 
@@ -74,7 +55,7 @@ def _run(command: Command) -> int:
 
             plan(command)
         case Tokens():
-            _manage_tokens(command.action, from_environment(PROGRAM, RolloutSettings).token_file)
+            _manage_tokens(command.action, from_environment(RolloutSettings).token_file)
     return 0
 
 

@@ -16,11 +16,6 @@ from solrl_rollout.settings import RolloutSettings
 _REDIS_SETTINGS = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync")
 
 
-def doctor(settings: RolloutSettings) -> int:
-    """Print the findings; returns 1 if something is missing, else 0."""
-    return diagnosis.show("solrl-rollout doctor", check(settings))
-
-
 def check(settings: RolloutSettings) -> Iterator[Finding]:
     """Findings about everything that a service with these settings needs."""
     # On Ray, the device is another machine's.

@@ -48,7 +48,7 @@ def test_serve_does_not_start_without_its_redis(tmp_path: Path) -> None:
 
 def test_too_little_memory_for_a_thread_gets_advice() -> None:
     script = (
-        "import resource, threading; from solrl_http.command_line import run_program\n"
+        "import resource, threading; from solrl_core.program import run_program\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2**28, 2**28)); threading.stack_size(2**30)\n"
         "run_program('solrl-rollout', str, lambda _: threading.Thread(target=print).start())"
     )

@@ -1,16 +1,15 @@
 """The trainer's command line, `solrl-train`. Imports are deferred, so that `--help` and errors appear immediately."""
 
-import logging
 import os
 import shlex
 import signal
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from solrl_core.interrupts import INTERRUPTED, interrupt_message, unwinding
+from solrl_core.interrupts import interrupt_message, unwinding
+from solrl_core.program import run_program
 
 from solrl_trainer.commands.options import (
     Calibrate,
@@ -38,40 +37,20 @@ if TYPE_CHECKING:
     from solrl_trainer.settings.config import RunConfig
     from solrl_trainer.settings.presets import Resolved
 
-# Trainer and service take turns on a small machine; threads that spin while waiting would starve the other.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+PROGRAM = "solrl-train"
 
 
 def main() -> None:
     """Entry point of `solrl-train`."""
-    words = sys.argv[1:]
-    if words == ["--version"]:
-        print(f"solrl-train {version('solrl')}")
-        return
-    from solrl_proto.printable import PrintableFormatter, error_text, print_error
-    from solrl_proto.text_files import start_in_utf8
-
-    start_in_utf8()
-    if logging.lastResort is not None:  # prints warnings and the tracebacks of rewards
-        logging.lastResort.setFormatter(PrintableFormatter())
-    try:
-        rank_info = read_rank_info()
-        sys.exit(_dispatch(_parse(words, rank_info), rank_info))
-    except KeyboardInterrupt:
-        print("solrl-train: stopped", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    except Exception as error:
-        if os.environ.get("SOLRL_TRACEBACK"):
-            raise
-        print_error("solrl-train", "\n".join([error_text(error), *getattr(error, "__notes__", ())]))
-        sys.exit(2)
+    run_program(PROGRAM, _parse, _dispatch)
 
 
-def _parse(words: list[str], rank_info: RankInfo) -> Command:
+def _parse(words: list[str]) -> Command:
     """The command that the words give; exits with 2 if they are invalid.
 
     With several ranks, only the first prints the error; the others end without one.
     """
+    rank_info = read_rank_info()
     with ExitStack() as stack:
         if not rank_info.is_rank_zero:
             nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
@@ -85,7 +64,8 @@ def _parse(words: list[str], rank_info: RankInfo) -> Command:
             sys.exit(0)
 
 
-def _dispatch(command: Command, rank_info: RankInfo) -> int:
+def _dispatch(command: Command) -> int:
+    rank_info = read_rank_info()
     alone = not isinstance(command, Run | Evaluate | Calibrate) or (isinstance(command, Run) and command.dry_run)
     if alone and not rank_info.is_rank_zero:
         return 0
@@ -148,9 +128,12 @@ def _dispatch(command: Command, rank_info: RankInfo) -> int:
             else:
                 list_runs(command.action.rollout_url)
         case Doctor():
-            from solrl_trainer.commands.doctor import doctor
+            from solrl_core.diagnosis import show
 
-            return doctor(command.model, command.rollout_url, command.prompts, command.rewards)
+            from solrl_trainer.commands import doctor
+
+            findings = doctor.check(command.model, command.rollout_url, command.prompts, command.rewards)
+            return show(f"{PROGRAM} doctor", findings)
     return 0
 
 

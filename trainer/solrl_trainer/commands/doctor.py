@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from solrl_proto.models import ModelList
 
 
-def doctor(model: str, rollout_url: str | None, prompts: str, rewards: Sequence[str]) -> int:
-    """Print the findings; returns 1 if something is missing, else 0."""
-    return diagnosis.show("solrl-train doctor", check(model, rollout_url, prompts, rewards))
-
-
 def check(
     model: str, rollout_url: str | None, prompts: str, rewards: Sequence[str] = ("clipscore",)
 ) -> Iterator[Finding]:
