@@ -86,7 +86,22 @@ class Child(ChunkQueue):
 
     def handle(self, header: Header, body: bytes = b"", source: Any = None) -> None:
         """Handle a message; `source` is what its adapter is read from. Returns at once."""
-        getattr(self, f"_{header.pop('do')}")(body, source, **header)
+        match header["do"]:
+            case "load":
+                self._load(header)
+            case "chunk":
+                chunk = decode_chunk(header["chunk"], body)
+                self._ids[chunk] = header["id"]
+                # In a thread of its own, so that finding an adapter delays no other message.
+                self._finder.submit(self._put, chunk, header["chunk"]["adapter"], source)
+            case "cancel":
+                for chunk, id in list(self._ids.items()):
+                    if id in header["ids"]:
+                        self._stop(chunk)
+            case "ping":
+                self._worker.ping().add_done_callback(lambda _: self._send({"is": "pong"}))
+            case kind:
+                raise ValueError(f"got the message {kind!r}; expected one of the front")
 
     def close(self) -> None:
         """Stop the work."""
@@ -119,13 +134,13 @@ class Child(ChunkQueue):
         """Send the front a chunk's error."""
         self._sender.submit(self._send_result, self._ids.pop(chunk), error)
 
-    def _load(self, body: bytes, source: Any, settings: dict[str, Any], loader: str, name: str, lock: str) -> None:
-        chosen = RolloutSettings(**settings)
-        logs.install(chosen.log_format, worker=name)
-        metrics = ForwardedMetrics(self._send)
-        module, _, attribute = loader.partition(":")
+    def _load(self, header: Header) -> None:
+        settings, name = RolloutSettings(**header["settings"]), header["name"]
+        logs.install(settings.log_format, worker=name)
+        module, _, attribute = header["loader"].partition(":")
         load_backend = getattr(importlib.import_module(module), attribute)
-        self._worker = LocalWorker(chosen, metrics, load_backend, name=name, lock=lock)
+        metrics = ForwardedMetrics(self._send)
+        self._worker = LocalWorker(settings, metrics, load_backend, name=name, lock=header["lock"])
         self._running = threading.Thread(target=self._run, name=f"solrl-engine-{name}", daemon=True)
         self._running.start()
 
@@ -143,12 +158,6 @@ class Child(ChunkQueue):
             logger.exception("the worker's thread died")
             os._exit(1)
         self._worker.close()
-
-    def _chunk(self, body: bytes, source: Any, id: int, chunk: dict[str, Any]) -> None:
-        made = decode_chunk(chunk, body)
-        self._ids[made] = id
-        # In a thread of its own, so that finding an adapter delays no other message.
-        self._finder.submit(self._put, made, chunk["adapter"], source)
 
     def _put(self, chunk: Chunk, digest: str | None, source: Any) -> None:
         try:
@@ -169,17 +178,9 @@ class Child(ChunkQueue):
             del self._adapters[next(iter(self._adapters))]
         return adapter
 
-    def _cancel(self, body: bytes, source: Any, ids: list[int]) -> None:
-        for chunk, id in list(self._ids.items()):
-            if id in ids:
-                self._stop(chunk)
-
     def _stop(self, chunk: Chunk) -> None:
         chunk.job.cancelled.set()
         self._worker.cancel(chunk.job)
-
-    def _ping(self, body: bytes, source: Any) -> None:
-        self._worker.ping().add_done_callback(lambda _: self._send({"is": "pong"}))
 
     def _send_result(self, id: int, result: ScoredChunk | ProblemError) -> None:
         try:

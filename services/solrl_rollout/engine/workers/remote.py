@@ -288,8 +288,7 @@ class RemoteWorker:
         error: BaseException = ConnectionError("the process has ended")
         try:
             while True:
-                header, body = self._connection.receive()
-                getattr(self, f"_on_{header.pop('is')}")(body, **header)
+                self._handle(*self._connection.receive())
         except OSError:
             pass
         except BaseException as fault:
@@ -304,56 +303,53 @@ class RemoteWorker:
         if self._queue is not None:
             self._queue.wake()
 
-    def _on_loaded(self, body: bytes, hosted: list[dict[str, Any]], **state: Any) -> None:
-        self._note(**state)
-        self._loaded.set_result([decode_hosted(one, self._limits) for one in hosted])
+    def _handle(self, header: Header, body: bytes) -> None:
+        """Handle a message of the process, see `Child`."""
+        match header["is"]:
+            case "loaded":
+                self._note(header)
+                self._loaded.set_result([decode_hosted(one, self._limits) for one in header["hosted"]])
+            case "unloadable":
+                kinds: dict[str, type[Exception]] = {"ValueError": ValueError, "OSError": OSError}
+                self._loaded.set_exception(kinds.get(header["error"], RuntimeError)(header["text"]))
+            case "taken":
+                with self._lock:
+                    self._ahead = False
+                if self._queue is not None:
+                    self._queue.wake()
+            case "finished" | "failed":
+                self._resolve(header, body)
+            case "pong":
+                self._answer_ping()
+            case "out_of_memory":
+                self._metrics.out_of_memory(header["model"], header["part"])
+            case "reward_failed":
+                self._metrics.reward_failed(header["reward"])
+            case kind:
+                raise ValueError(f"got the message {kind!r}; expected one of a worker's process")
 
-    def _on_unloadable(self, body: bytes, error: str, text: str) -> None:
-        kinds: dict[str, type[Exception]] = {"ValueError": ValueError, "OSError": OSError}
-        self._loaded.set_exception(kinds.get(error, RuntimeError)(text))
-
-    def _on_finished(self, body: bytes, id: int, scored: dict[str, Any], **state: Any) -> None:
-        self._note(**state)
-        queue, chunk = self._queue, self._sent[id]
+    def _resolve(self, header: Header, body: bytes) -> None:
+        """Resolve a sent chunk with its result or its error."""
+        self._note(header)
+        queue, chunk = self._queue, self._sent[header["id"]]
         assert queue is not None
-        queue.finish(chunk, decode_scored(scored, body, chunk.job.plan))
-        self._forget(queue, id)
-
-    def _on_failed(self, body: bytes, id: int, problem: Header, retry_after: float | None, **state: Any) -> None:
-        self._note(**state)
-        queue = self._queue
-        assert queue is not None
-        queue.fail(self._sent[id], decode_error(problem, retry_after))
-        self._forget(queue, id)
-
-    def _on_taken(self, body: bytes) -> None:
+        if header["is"] == "finished":
+            queue.finish(chunk, decode_scored(header["scored"], body, chunk.job.plan))
+        else:
+            queue.fail(chunk, decode_error(header["problem"], header["retry_after"]))
         with self._lock:
-            self._ahead = False
-        if self._queue is not None:
-            self._queue.wake()
-
-    def _on_pong(self, body: bytes) -> None:
-        self._answer_ping()
+            del self._sent[header["id"]]
+        queue.wake()
 
     def _answer_ping(self) -> None:
         ping = self._pings.popleft()
         if ping.set_running_or_notify_cancel():
             ping.set_result(None)
 
-    def _on_out_of_memory(self, body: bytes, model: str, part: str) -> None:
-        self._metrics.out_of_memory(model, part)
-
-    def _on_reward_failed(self, body: bytes, reward: str) -> None:
-        self._metrics.reward_failed(reward)
-
-    def _note(self, limits: dict[str, dict[str, int]], memory: dict[str, int]) -> None:
-        self._limits.update(limits)
-        self._metrics.worker_memory(self.name, memory)
-
-    def _forget(self, queue: ChunkQueue, id: int) -> None:
-        with self._lock:
-            del self._sent[id]
-        queue.wake()
+    def _note(self, header: Header) -> None:
+        """Note the process's lowered batch limits and its GPU's memory."""
+        self._limits.update(header["limits"])
+        self._metrics.worker_memory(self.name, header["memory"])
 
     def _stop(self) -> str:
         """End the process, if it runs; returns how it ended."""
