@@ -142,12 +142,16 @@ class RolloutClient:
         return self._document(ModelList, "GET", "/v1/models")
 
     def model(self, name: str) -> ModelInfo:
-        """One hosted model.
+        """One hosted model. Raises as `find_model`."""
+        return self.find_model(self.models(), name)
+
+    def find_model(self, listed: ModelList, name: str) -> ModelInfo:
+        """A model in this service's answer to `models`.
 
         Raises:
             ProblemError: it is not hosted; names the hosted models.
         """
-        hosted = {model.name: model for model in self.models().models}
+        hosted = {model.name: model for model in listed.models}
         if name not in hosted:
             raise ProblemError(
                 ProblemKind.MODEL_NOT_FOUND,

@@ -179,7 +179,8 @@ def _check_counts(config: RunConfig, folders: Sequence[Path]) -> None:
 def _check_service(client: RolloutClient, config: RunConfig, *, resume: bool) -> None:
     from solrl_core.sampling.noise import check_noise_contract
 
-    hosted, service = client.model(config.model_name), client.models()
+    service = client.models()
+    hosted = client.find_model(service, config.model_name)
     check_noise_contract(service.noise)
     require_scopes(client.url, service)
     train = prompts_of_run(config.prompt_sources, "train").all

@@ -34,6 +34,8 @@ _SHORT = 40
 LONGEST = 4096
 """Characters of a prompt on the wire."""
 Value = TypeVar("Value")
+RewardItems = tuple[tuple[str, float], ...]
+"""Rewards of a source's prompts, with their weights."""
 
 
 def find_prompts(name: str) -> Path:
@@ -45,7 +47,7 @@ def find_prompts(name: str) -> Path:
     return Path(PROMPTS.locate(name))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Split:
     """The prompts of one file.
 
@@ -183,11 +185,11 @@ def _require_equal(texts: set[str], path: Path, others: set[str], other: Path) -
         )
 
 
-def _with_rewards(item: PromptItem, source: PromptSource) -> PromptItem:
+def _with_rewards(item: PromptItem, rewards: RewardItems | None) -> PromptItem:
     """The item with its source's rewards, unless it names others or the source has none."""
-    if source.rewards is None or own_rewards(item) is not None:
+    if rewards is None or own_rewards(item) is not None:
         return item
-    return item.model_copy(update={"metadata": {**item.metadata, FIELD: source.rewards}})
+    return item.model_copy(update={"metadata": {**item.metadata, FIELD: dict(rewards)}})
 
 
 def _identified(items: Iterable[PromptItem], texts: Mapping[str, int]) -> list[PromptItem]:
@@ -327,12 +329,19 @@ def prompts_of_run(sources: Mapping[str, PromptSource], split: str) -> PromptSet
     Raises:
         ValueError, OSError: as `find_prompts` and `read_split`.
     """
+    splits = tuple(read_split(find_prompts(name), split) for name in sources)
+    rewards = tuple(None if one.rewards is None else tuple(one.rewards.items()) for one in sources.values())
+    return _joined(splits, rewards, tuple(source.share for source in sources.values()))
+
+
+@lru_cache(maxsize=8)  # see `_read`
+def _joined(splits: tuple[Split, ...], rewards: tuple[RewardItems | None, ...], shares: tuple[float, ...]) -> PromptSet:
+    """The prompts of these splits, each with its source's rewards and share."""
     parts: list[list[PromptItem]] = []
     seen: set[str] = set()
-    for name, source in sources.items():
-        rewarded = [_with_rewards(item, source) for item in read_prompts(find_prompts(name), split)]
-        own = {_content(item): item for item in rewarded}
-        parts.append([item for content, item in own.items() if content not in seen])
-        seen |= own.keys()
+    for split, of_source in zip(splits, rewards, strict=True):
+        by_content = {_content(item): item for item in (_with_rewards(item, of_source) for item in split.prompts)}
+        parts.append([item for content, item in by_content.items() if content not in seen])
+        seen |= by_content.keys()
     texts = Counter(item.text for part in parts for item in part)
-    return PromptSet(tuple(_identified(part, texts) for part in parts), tuple(one.share for one in sources.values()))
+    return PromptSet(tuple(_identified(part, texts) for part in parts), shares)

@@ -57,8 +57,9 @@ def open_service_source(
     # The other ranks ask again until rank 0 has pushed the versions that the service lost.
     awaited = LOST if world.rank else ()
     with RolloutClient(config.service_url, patience=config.patience, awaited=awaited, on_wait=on_wait) as client:
-        check_noise_contract(client.models().noise)  # of each rank, whose machine may have other libraries
-        served = client.model(config.model_name)
+        listed = client.models()
+        check_noise_contract(listed.noise)  # of each rank, whose machine may have other libraries
+        served = client.find_model(listed, config.model_name)
         loaded = load(config, world, on_wait)
         digests = loaded.digests
         check_size(served, loaded.backbone)
