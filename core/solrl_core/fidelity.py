@@ -1,15 +1,18 @@
 """Rank fidelity: agreement of proxy rewards with true rewards, the measure of an exploration plan."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.stats import kendalltau, rankdata, spearmanr
+from scipy.stats import t as student
 from solrl_proto.selection import levelled
 
 Group = npt.NDArray[np.float64]
+_INTERVAL = 0.95
 SATURATED = 0.5
 """Share of a group's candidates with its best reward above which the reward has little left to rank."""
 
@@ -53,6 +56,35 @@ class Fidelity:
     def saturated(self) -> bool:
         """Whether most candidates of a group have its best reward."""
         return self.best_share > SATURATED
+
+
+@dataclass(frozen=True)
+class RankCorrelation:
+    """Spearman correlation within a group of candidates: its mean over prompts, and a 95 % interval.
+
+    Attributes:
+        mean: a group whose scores are equal at the precision alone counts as 0, and with equal scores in the reference
+            not at all; 0 if that is so in every group.
+        low, high: limits of the interval by Student's t over the prompts; −1 and 1 with one prompt.
+        groups: number of groups that count.
+    """
+
+    mean: float
+    low: float
+    high: float
+    groups: int
+
+    @classmethod
+    def over(cls, groups: Sequence[float]) -> "RankCorrelation":
+        """The mean over groups, each with its correlation, NaN if its reference ranks nothing."""
+        ranked = [one for one in groups if not math.isnan(one)]
+        count = len(ranked)
+        mean = float(np.mean(ranked)) if ranked else 0.0
+        if count < 2:
+            return cls(mean, -1.0, 1.0, count)
+        spread = np.std(ranked, ddof=1) / count**0.5
+        half = float(student.ppf((1 + _INTERVAL) / 2, count - 1) * spread)
+        return cls(mean, max(-1.0, mean - half), min(1.0, mean + half), count)
 
 
 def rank_fidelity(proxy: torch.Tensor, true: torch.Tensor, keep: int = 24) -> Fidelity:

@@ -4,7 +4,6 @@ Errors of single layers miss outliers, and random inputs have none. So candidate
 decoded and scored, and the ranks of their scores are compared.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +11,9 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.stats import t as student
 from solrl_core.families.backbone import Backbone
 from solrl_core.families.pipeline import PipelineBackbone
-from solrl_core.fidelity import correlations, end_ranks
+from solrl_core.fidelity import RankCorrelation, correlations, rank_fidelity
 from solrl_core.precision import apply_policy, probe
 from solrl_core.precision.layers import QuantLinear, QuantPointwiseConv
 from solrl_core.rewards import RewardSet
@@ -29,7 +27,6 @@ from solrl_engine.scorer import Scorer
 
 _ONE_COLOUR = 2 / 255
 """Range of the pixels, in [0, 1], of an image that shows nothing."""
-_INTERVAL = 0.95
 _COLOURS = ("red", "blue", "green", "yellow", "purple", "cyan")
 _SHAPES = ("circle", "square", "triangle", "circle")
 
@@ -43,35 +40,6 @@ FLOOR = 0.6
 """Spearman correlation below which a precision is not trusted."""
 SHORTFALL = 0.1
 """A precision is worse if its Spearman correlation is this far below BF16's by the same plan."""
-
-
-@dataclass(frozen=True)
-class RankCorrelation:
-    """Spearman correlation within a group of candidates: its mean over prompts, and a 95 % interval.
-
-    Attributes:
-        mean: a group whose scores are equal at the precision alone counts as 0, and with equal scores in the reference
-            not at all; 0 if that is so in every group.
-        low, high: limits of the interval by Student's t over the prompts; −1 and 1 with one prompt.
-        groups: number of groups that count.
-    """
-
-    mean: float
-    low: float
-    high: float
-    groups: int
-
-    @classmethod
-    def over(cls, groups: Sequence[float]) -> "RankCorrelation":
-        """The mean over groups, each with its correlation, NaN if its reference ranks nothing."""
-        ranked = [one for one in groups if not math.isnan(one)]
-        count = len(ranked)
-        mean = float(np.mean(ranked)) if ranked else 0.0
-        if count < 2:
-            return cls(mean, -1.0, 1.0, count)
-        spread = np.std(ranked, ddof=1) / count**0.5
-        half = float(student.ppf((1 + _INTERVAL) / 2, count - 1) * spread)
-        return cls(mean, max(-1.0, mean - half), min(1.0, mean + half), count)
 
 
 def worst_reward(correlations: Mapping[str, RankCorrelation]) -> str:
@@ -175,14 +143,15 @@ class PrecisionCheck:
         self.images[precision] = made[0].images
         scores = self._scores(made)
         latents, images = (_pairs(made, self._planned, name) for name in ("latents", "images"))
-        groups = {name: list(zip(scores[name], self.true[name], strict=True)) for name in self.rewards.names}
-        ends = {name: np.mean([end_ranks(*group, 1) for group in groups[name]], axis=0) for name in groups}
+        ranked = {
+            name: rank_fidelity(torch.stack(scores[name]), torch.stack(self.true[name]), keep=2) for name in scores
+        }
         return Measured(
             precision=precision,
             numerics=generator.numerics,
             spearman={name: RankCorrelation.over(found) for name, found in self._correlations(scores).items()},
-            best={name: float(ends[name][0]) for name in groups},
-            worst={name: float(ends[name][1]) for name in groups},
+            best={name: fidelity.top_rank for name, fidelity in ranked.items()},
+            worst={name: fidelity.bottom_rank for name, fidelity in ranked.items()},
             latent_error=float(np.mean([_relative(own, exact) for own, exact in latents])),
             image_error=float(np.mean([float((own - exact).abs().mean()) for own, exact in images])),
             unusable=float(torch.cat([_unusable(group.images) for group in made]).double().mean()),
