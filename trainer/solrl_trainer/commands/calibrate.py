@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import model_digest, part_digests
 from solrl_core.model_options import ImageSize
-from solrl_core.rewards import RewardSet
 from solrl_core.sampling.fitting import identity_solver
 from solrl_core.sampling.generator import Generator
 from solrl_engine.batch_size import AdaptiveBatchSize
@@ -20,7 +18,6 @@ from solrl_engine.scorer import Scorer
 from solrl_engine.side_stream import SideStream
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import ModelBinding, Plan
-from solrl_remote.remote_reward import connect_reward
 
 from solrl_trainer.calibration.deciding import MeasuredPlan, Requirement, assess, cheapest, verdict
 from solrl_trainer.calibration.files import content, write
@@ -45,7 +42,7 @@ from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
 from solrl_trainer.records.waits import Waits
 from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.exploration import training_plan
-from solrl_trainer.rollouts.loading import check_decoder_precision, warn_of_decoder_emulation
+from solrl_trainer.rollouts.loading import check_decoder_precision, load_rewards, warn_of_decoder_emulation
 from solrl_trainer.rollouts.long_prompts import warn_of_long_prompts
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
 from solrl_trainer.run_folder.figures import few_prompts_text, sum_text
@@ -163,8 +160,7 @@ def _numbers(
 def _maker(config: RunConfig, backbone: PipelineBackbone, generators: dict[str, Generator]) -> Maker:
     """Generation and scoring of the candidates of any plan, with the generator of the plan's precision."""
     options = {name: value for name, value in config.reward_options.items() if name in config.rewards}
-    connect = partial(connect_reward, patience=config.patience, on_wait=Waits())
-    rewards = RewardSet.load(list(config.rewards), backbone, options, connect=connect)
+    rewards = load_rewards(config, list(config.rewards), backbone, Waits(), options)
     names = [spec.name for spec in config.trained]
     images = Scorer(rewards, AdaptiveBatchSize(config.batch, doing="scoring", on_exhausted=logger.warning))
     scorer = SampleScorer(images, names, config.trained, SideStream(backbone.device))

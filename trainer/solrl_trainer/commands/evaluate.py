@@ -3,19 +3,16 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from solrl_core.families import load_backbone
-from solrl_core.rewards import RewardSet
 from solrl_core.sampling.generator import Generator
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.sampler import Sampler
 from solrl_engine.scorer import Scorer
 from solrl_proto.rollouts import Plan
-from solrl_remote.remote_reward import connect_reward
 
 from solrl_trainer.commands.preflight import require_judges, usable_judges
 from solrl_trainer.evaluation.ended import EVALUATION, GRID, best_version
@@ -29,6 +26,7 @@ from solrl_trainer.ranks.rank_runtime import SINGLE_PROCESS, RankRuntime
 from solrl_trainer.records.evaluations import Evaluation, compare, verdicts
 from solrl_trainer.records.waits import Waits
 from solrl_trainer.report.grid import write_grid
+from solrl_trainer.rollouts.loading import load_rewards
 from solrl_trainer.rollouts.long_prompts import warn_of_long_prompts, warn_of_unread_prompts
 from solrl_trainer.run_folder import checkpoints
 from solrl_trainer.run_folder.figures import trained_text
@@ -112,8 +110,7 @@ def evaluate_run(
     warn_of_long_prompts(backbone, {"held-out": held_out})
     # Drop the run's options for other rewards; options given here must belong to a requested reward.
     options = {name: value for name, value in options.items() if name in names or name in chosen}
-    connect = partial(connect_reward, patience=config.patience, on_wait=Waits())
-    judges = RewardSet.load(names, backbone, options, connect=connect)
+    judges = load_rewards(config, names, backbone, Waits(), options)
     warn_of_unread_prompts(judges, {"held-out": held_out})
     generator = Generator(backbone, "bf16")
     plan = Plan(steps=settings.steps, solver=config.solver, guidance=config.guidance)

@@ -17,7 +17,7 @@ from solrl_core.fingerprint import SCHEDULE, model_digest, part_digests, schedul
 from solrl_core.precision import numerics, supported_precisions
 from solrl_core.precision.fp8 import require_fp8
 from solrl_core.rewards import Reward, RewardSet
-from solrl_core.rewards.reward import PlainDefaults
+from solrl_core.rewards.reward import PlainDefaults, RewardDefaults
 from solrl_core.rewards.trial import try_rewards
 from solrl_proto.identifiers import Precision
 from solrl_proto.rollouts import DecoderPrecision, ModelBinding, RequestedPrecision
@@ -91,16 +91,23 @@ def load(config: RunConfig, world: Communicator, on_wait: OnWait) -> Loaded:
     return Loaded(backbone, rewards, digests, parts_when_loaded(config, parts, backbone.options, rewards.digests()))
 
 
+def load_rewards(
+    config: RunConfig,
+    names: Sequence[str],
+    model: RewardDefaults,
+    on_wait: OnWait,
+    options: Mapping[str, Mapping[str, Any]],
+    loaded: dict[str, Reward] | None = None,
+) -> RewardSet:
+    """Rewards for a run, with its patience with reward servers; the rest as of `RewardSet.load`."""
+    connect = partial(connect_reward, patience=config.patience, on_wait=on_wait)
+    return RewardSet.load(names, model, options, loaded=loaded, connect=connect)
+
+
 def _tried_rewards(config: RunConfig, defaults: PlainDefaults, on_wait: OnWait, loaded: dict[str, Reward]) -> RewardSet:
     """The rewards of a run; those in `loaded` have been tried on two grey images, with prompts of the run."""
-    before = len(loaded)
-    rewards = RewardSet.load(
-        [*config.rewards, *config.evaluate.rewards],
-        defaults,
-        config.reward_options,
-        loaded=loaded,
-        connect=partial(connect_reward, patience=config.patience, on_wait=on_wait),
-    )
+    before, names = len(loaded), [*config.rewards, *config.evaluate.rewards]
+    rewards = load_rewards(config, names, defaults, on_wait, config.reward_options, loaded)
 
     def prompts_of(reward: str) -> list[tuple[str, Mapping[str, Any]]]:
         split = "train" if reward in config.rewards else "test"
