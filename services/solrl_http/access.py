@@ -6,7 +6,7 @@ Only a request's head is checked, before any of the body is read.
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from solrl_proto.problems import ProblemError, ProblemKind
 from starlette.routing import BaseRoute, compile_path
@@ -107,13 +107,6 @@ def _media_types(route: BaseRoute) -> tuple[str, ...]:
     return tuple(content) if _JSON in content or not content else (*content, _BYTES)
 
 
-class Queue(Protocol):
-    """A service with a bounded queue."""
-
-    def require_capacity(self, tenant: str) -> None:
-        """Raise the ProblemError of work that the tenant cannot queue now."""
-
-
 class AccessControl:
     """Middleware that passes on only requests whose heads the rules allow, before any of the body is read.
 
@@ -155,8 +148,7 @@ class AccessControl:
         if rule.need != "open":
             scope["state"]["caller"] = caller
         if rule.queues_work:
-            queue: Queue = scope["app"].state.service
-            queue.require_capacity(caller.tenant)
+            scope["app"].state.service.require_capacity(caller.tenant)
 
     def _caller(self, scope: Connection, need: Need) -> Caller:
         if self._tokens is None or need == "open":

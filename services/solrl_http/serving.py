@@ -42,6 +42,9 @@ class ServiceState(Protocol):
 
     draining: bool
 
+    def require_capacity(self, tenant: str) -> None:
+        """Raise the ProblemError of work that the tenant cannot queue now."""
+
     @property
     def dead(self) -> bool:
         """Whether only a new process can replace this one."""

@@ -17,12 +17,18 @@ RATE = 16 * 1024
 RETRY_AFTER_S = 5
 
 
-class InflightBytes:
-    """A budget for bytes of request bodies, and of images in answers, in memory: in total and by tenant."""
+Refuse = Callable[[str, int, int, int], Exception]
+"""(whose bytes, bytes so far, further bytes, limit) → the error of bytes that have no room."""
 
-    def __init__(self, limit: int, tenant_limit: int) -> None:
-        self.limit = limit
-        self.tenant_limit = tenant_limit
+
+class InflightBytes:
+    """A budget for bytes of requests in memory: in total and by tenant."""
+
+    def __init__(self, limit: int, tenant_limit: int, refuse: Refuse | None = None) -> None:
+        """`refuse`: the error of `reserve`; by default the error for request bodies and images in answers."""
+        self._limit = limit
+        self._tenant_limit = tenant_limit
+        self._refuse = refuse or _too_many_bytes
         self._by_tenant: Counter[str | None] = Counter()
 
     @property
@@ -34,12 +40,12 @@ class InflightBytes:
         """Count `size` more bytes.
 
         Raises:
-            Refusal: 503 `too-many-bytes`; nothing is counted.
+            Refusal, ProblemError: 503 `too-many-bytes`; nothing is counted.
         """
-        if self.reserved + size > self.limit:
-            raise _too_many_bytes("all requests", self.reserved, size, self.limit)
-        if self._by_tenant[tenant] + size > self.tenant_limit:
-            raise _too_many_bytes("the tenant's requests", self._by_tenant[tenant], size, self.tenant_limit)
+        if self.reserved + size > self._limit:
+            raise self._refuse("all requests", self.reserved, size, self._limit)
+        if self._by_tenant[tenant] + size > self._tenant_limit:
+            raise self._refuse("the tenant's requests", self._by_tenant[tenant], size, self._tenant_limit)
         self._by_tenant[tenant] += size
 
     def release(self, tenant: str | None, size: int) -> None:

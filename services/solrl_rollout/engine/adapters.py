@@ -8,6 +8,7 @@ from weakref import WeakValueDictionary
 
 from solrl_core.adapter import Adapter, decode_adapter
 from solrl_core.errors import AdapterError
+from solrl_http.limits.bodies import InflightBytes
 from solrl_proto.adapters import AdapterInfo, adapter_digest
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.rollouts import AdapterRef
@@ -28,15 +29,13 @@ class AdapterMemory:
     """Bytes of adapters of accepted requests. Content that several requests of a tenant share counts once."""
 
     def __init__(self, limit: int, tenant_limit: int) -> None:
-        self.limit = limit
-        self.tenant_limit = tenant_limit
+        self._budget = InflightBytes(limit, tenant_limit, _too_many_bytes)
         self._requests: Counter[_Key] = Counter()
-        self._sizes: dict[_Key, int] = {}
 
     @property
     def bytes(self) -> int:
         """Bytes of all tenants."""
-        return sum(self._sizes.values())
+        return self._budget.reserved
 
     def reserve(self, tenant: str, content: Content, size: int) -> Callable[[], None]:
         """Count `content` for one more request of a tenant; returns what ends that, however often it is called.
@@ -45,20 +44,18 @@ class AdapterMemory:
             ProblemError: 503 `too-many-bytes`: there is no room for it.
         """
         key = tenant, content
-        if key not in self._sizes:
-            of_tenant = sum(size for (owner, _), size in self._sizes.items() if owner == tenant)
-            _require("all requests", self.bytes, size, self.limit)
-            _require("the tenant's requests", of_tenant, size, self.tenant_limit)
-            self._sizes[key] = size
+        if not self._requests[key]:
+            self._budget.reserve(tenant, size)
         self._requests[key] += 1
         counted = ExitStack()
-        counted.callback(self._end, key)
+        counted.callback(self._end, key, size)
         return counted.close
 
-    def _end(self, key: _Key) -> None:
+    def _end(self, key: _Key, size: int) -> None:
         self._requests[key] -= 1
         if not self._requests[key]:
-            del self._requests[key], self._sizes[key]
+            del self._requests[key]
+            self._budget.release(key[0], size)
 
 
 class Adapters:
@@ -189,15 +186,13 @@ def _bytes_of(adapter: Adapter) -> int:
     return sum(tensor.nbytes for tensor in adapter.tensors.values())
 
 
-def _require(whose: str, reserved: int, size: int, limit: int) -> None:
-    if reserved + size > limit:
-        raise ProblemError(
-            ProblemKind.TOO_MANY_BYTES,
-            f"the adapters of {whose} have {reserved} bytes until they are served, and {size} more would exceed the "
-            "limit",
-            retry_after=5,
-            where="body.adapter",
-            got=size,
-            expected=f"at most {max(0, limit - reserved)} bytes now",
-            action="send the same request again later, or raise max_queued_adapter_bytes of the service",
-        )
+def _too_many_bytes(whose: str, reserved: int, size: int, limit: int) -> ProblemError:
+    return ProblemError(
+        ProblemKind.TOO_MANY_BYTES,
+        f"the adapters of {whose} have {reserved} bytes until they are served, and {size} more would exceed the limit",
+        retry_after=5,
+        where="body.adapter",
+        got=size,
+        expected=f"at most {max(0, limit - reserved)} bytes now",
+        action="send the same request again later, or raise max_queued_adapter_bytes of the service",
+    )
