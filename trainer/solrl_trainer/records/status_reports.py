@@ -163,7 +163,7 @@ class StatusReporter:
 
     def _fetch(self, iteration: int, samples: IterationSamples) -> None:
         try:
-            shown = candidate_pairs(samples, self._source(), prompts=_PROMPTS, each=1)
+            shown = candidate_pairs(samples, self._source().images_of, prompts=_PROMPTS, each=1)
         except BaseException:
             self._images_due = self._clock() + _PAUSE_AFTER_FAILURE
             raise

@@ -1,8 +1,8 @@
 """Pairs of explored and regenerated images of the same seeds, for the report and the service's page."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from solrl_proto.rollouts import PromptItem
@@ -53,24 +53,13 @@ class CandidatePairs:
         return i == 0 or self.pairs[i - 1].place == "worst"
 
 
-class ImageSource(Protocol):
-    """A source of images of explored candidates."""
-
-    def images_of(
-        self, prompts: Sequence[PromptItem], seeds: Sequence[Sequence[int]], version: int, iteration: int
-    ) -> tuple[torch.Tensor, float]:
-        """Images of candidates explored for an iteration under `version`, in the order of the prompts.
-
-        Returns:
-            Images `for_showing`, float32 in [0, 1], and the seconds that the exploring device spent on them.
-
-        Raises:
-            ProblemError: a service refuses, has lost the version, or cannot be reached.
-        """
+ImagesOf = Callable[[Sequence[PromptItem], Sequence[Sequence[int]], int, int], tuple[torch.Tensor, float]]
+"""(prompts, seeds of each, explored version, iteration) → images `for_showing` of these candidates, float32 in [0, 1],
+in the order of the prompts, and the seconds that the exploring device spent on them."""
 
 
-def candidate_pairs(samples: IterationSamples, source: ImageSource, *, prompts: int, each: int) -> CandidatePairs:
-    """Pair the `each` best and worst samples of the first `prompts` groups with explored images from `source`.
+def candidate_pairs(samples: IterationSamples, images_of: ImagesOf, *, prompts: int, each: int) -> CandidatePairs:
+    """Pair the `each` best and worst samples of the first `prompts` groups with their explored images.
 
     Raises:
         ProblemError: a service refuses, has lost the adapter version, or cannot be reached.
@@ -78,7 +67,7 @@ def candidate_pairs(samples: IterationSamples, source: ImageSource, *, prompts: 
     groups = samples.groups[:prompts]
     each = min(each, samples.scores.shape[1] // 2)
     places = [*range(each), *range(-each, 0)]  # also of images of the outermost samples alone
-    explored, seconds = source.images_of(
+    explored, seconds = images_of(
         [group.prompt for group in groups],
         [[group.seeds[i] for i in places] for group in groups],
         samples.exploration.version,
