@@ -7,7 +7,7 @@ adapters); nothing is pickled. Queueing, scoring and recovery from exhausted mem
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 from solrl_core.adapter import Adapter
 from solrl_core.sampling.device_events import DeviceEvent
@@ -17,8 +17,6 @@ from solrl_core.sampling.solver_specs import SolverSpec
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import PrecisionInfo
 from solrl_proto.rollouts import AdapterUse, Plan
-
-Decode = Literal["planned", "exact"]
 
 
 class AdapterMergeError(ValueError):
@@ -100,7 +98,6 @@ class GenerationRequest:
         start: latents to continue from, one row per seed; None for the seeds' noise.
         until: number of steps that the candidates have completed at the end; None for all.
         solver: replaces the plan's, for steps that no plan can name.
-        decode: "planned" in the plan's decoder precision, "exact" in the autoencoder's own; None decodes no images.
         record: whether every step is recorded.
     """
 
@@ -111,7 +108,6 @@ class GenerationRequest:
     start: Trajectory | None = None
     until: int | None = None
     solver: SolverSpec | None = None
-    decode: Decode | None = "planned"
     record: bool = False
 
     @property

@@ -40,8 +40,7 @@ def generate(
         until=request.until,
         between=between,
         batch_limit=batch_size,
-        decode=request.decode is not None,
-        decoder_precision=plan.decoder_precision if request.decode == "planned" else None,
+        decoder_precision=plan.decoder_precision,
         record=request.record,
     )
 

@@ -10,7 +10,7 @@ from solrl_core.sampling.solver_specs import SolverSpec
 from solrl_proto.rollouts import Plan, PromptItem
 from solrl_proto.selection import best_worst
 
-from solrl_engine.backend import Decode, GenerationRequest
+from solrl_engine.backend import GenerationRequest
 from solrl_engine.batch_size import AdaptiveBatchSize
 from solrl_engine.local_backend import generate
 
@@ -40,7 +40,6 @@ class Sampler:
         *,
         start: Trajectory | None = None,
         until: int | None = None,
-        decode: Decode | None = "planned",
     ) -> GeneratorOutput:
         """Generate the samples of these seeds, over all steps or some.
 
@@ -49,7 +48,6 @@ class Sampler:
             seeds: one for each sample.
             start: latents to continue from, one row per seed; None for the seeds' noise.
             until: number of steps completed at the end; None for all.
-            decode: see `GenerationRequest`.
 
         Raises:
             torch.OutOfMemoryError: not even one sample fits.
@@ -62,7 +60,6 @@ class Sampler:
             start=start,
             until=until,
             solver=self.solver(),
-            decode=decode,
             record=self.record,
         )
         parts = self.batch.run(len(seeds), lambda rows: generate(self.generator, request.rows(rows), self.batch.size))

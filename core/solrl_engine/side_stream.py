@@ -13,18 +13,21 @@ Pending = Callable[[], Result]
 """Waits for the result of work that has begun, and raises its error."""
 
 
-def in_background(work: Callable[[], Result], name: str) -> Pending[Result]:
-    """Begin `work` in a thread of this name; a run that fails does not wait for it."""
+def in_thread(work: Callable[[], Result], name: str) -> Future[Result]:
+    """Begin `work` in a thread of this name. The program may end before it returns."""
     future = Future[Result]()
+    works = [work]
 
     def run() -> None:
         try:
-            future.set_result(work())
+            result = works.pop()()  # the work, with the tensors it refers to, is gone once it has returned
         except BaseException as error:
             future.set_exception(error)
+        else:
+            future.set_result(result)
 
     threading.Thread(target=run, name=name, daemon=True).start()
-    return future.result
+    return future
 
 
 class SideStream:

@@ -23,13 +23,13 @@ from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_floats, scored_pixels
 from solrl_engine.batch_size import AdaptiveBatchSize
+from solrl_engine.side_stream import in_thread
 from solrl_http.fair_share import FairShare
 from solrl_http.problem_responses import internal_error
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_proto.scores import ScoreTimings
 
 from solrl_reward.reward_metrics import RewardMetrics
-from solrl_reward.scoring_thread import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ _MOST_PIXELS = 24 * 1024**2
 """Pixels that are scored at once, as `Images.cost` counts them; in float32, they take 288 MiB."""
 _END_S = 5.0
 """Seconds for the last batch to end."""
+THREAD = "solrl-scoring"
+"""Name of the threads that score."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,7 @@ class Batcher:
         rewards = batch[0].images.rewards
         self._require_none_stalled(rewards)
         progress = _Progress(rewards[0])
-        call = self._call = in_thread(partial(self._cancelled.run, self._score_each, batch, progress))
+        call = self._call = in_thread(partial(self._cancelled.run, self._score_each, batch, progress), THREAD)
         waiter = asyncio.wrap_future(call)
         while not waiter.done():
             reward, since = progress.at

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from solrl_http import logs
 from solrl_http.serving import end_without, serve_app
 
-from solrl_reward.scoring_thread import NAME
 from solrl_reward.settings import RewardSettings
 
 if TYPE_CHECKING:
@@ -23,7 +22,9 @@ def serve(settings: RewardSettings) -> None:
     """
     logs.install(settings.log_format)
     serve_app(settings, "solrl_reward.app", partial(_rows, settings))
-    end_without(NAME)
+    from solrl_reward.batcher import THREAD  # imports torch
+
+    end_without(THREAD)
 
 
 def _rows(settings: RewardSettings, service: "RewardService", address: str) -> Iterator[tuple[str, str]]:

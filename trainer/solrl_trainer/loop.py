@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from solrl_core.adapter import encode_adapter
 from solrl_core.families.backbone import Conditioning, stack
-from solrl_engine.side_stream import Pending, in_background
+from solrl_engine.side_stream import Pending, in_thread
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.rollouts import PromptItem
 
@@ -264,7 +264,7 @@ def begin_pairs(
         pairs = None
         if session.world.rank == 0 and session.config.two_stage:
             try:
-                pairs = candidate_pairs(samples, session.source, prompts=SHOWN_PROMPTS, each=SHOWN_EACH)
+                pairs = candidate_pairs(samples, session.source.images_of, prompts=SHOWN_PROMPTS, each=SHOWN_EACH)
             except Exception as error:  # a training must not fail because of images for its report
                 logger.warning(f"the report does not show explored and regenerated images: {error}")
         log.pairs_ready(iteration, samples, pairs)
@@ -279,7 +279,7 @@ def begin_pairs(
 
     if not session.config.uses_service:
         return return_and_collect
-    return in_background(collect, "solrl-pairs") if iteration + 1 == session.config.iterations else collect
+    return in_thread(collect, "solrl-pairs").result if iteration + 1 == session.config.iterations else collect
 
 
 def training_samples(session: Session, samples: IterationSamples, advantages: torch.Tensor) -> TrainingSamples:

@@ -156,10 +156,10 @@ def running_text(config: RunConfig, ranks: int, device: str) -> str:
 
 
 def check_ranks(config: RunConfig, world: Communicator) -> None:
-    """Refuse fewer prompts than ranks, and further prompts for ranks that share the base's weights.
+    """Refuse fewer prompts than ranks.
 
     Raises:
-        ValueError: the prompts are too few, or ranks would explore further prompts out of step.
+        ValueError: the prompts are too few.
     """
     prompts = config.explore.prompts
     if prompts < world.size:

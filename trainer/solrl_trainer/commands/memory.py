@@ -31,7 +31,6 @@ _NAMES = {
     "generator": "BF16 generator, merged",
     "explorer": "local explorer's generator",
     "unmerged": "local explorer's unmerged adapter",
-    "reference": "FP8 reference",
 }
 _TRAINING = {
     "kept": "train: activations of {kept} blocks",

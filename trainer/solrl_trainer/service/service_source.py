@@ -16,7 +16,7 @@ from solrl_core.arithmetic import arithmetic
 from solrl_core.fingerprint import fingerprint
 from solrl_core.precision import PRECISIONS, probe
 from solrl_core.sampling.noise import check_noise_contract
-from solrl_engine.side_stream import Pending, in_background
+from solrl_engine.side_stream import Pending, in_thread
 from solrl_proto.identifiers import Precision
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import Problem
@@ -179,7 +179,7 @@ class ServiceSource:
         else:  # another rank pushes
             patience = self._config.patience + _LONGEST_PUSH
             push = partial(self.client.client.wait_for_version, self._config.run, version, patience)
-        self.wait_for_push = in_background(push, "solrl-push")
+        self.wait_for_push = in_thread(push, "solrl-push").result
         self._prefetch(version)
 
     def _prefetch(self, version: int) -> None:
