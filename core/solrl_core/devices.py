@@ -1,9 +1,12 @@
-"""Names of devices, checked before anything is loaded."""
+"""Names of devices, checked before anything is loaded, and copies to devices."""
 
 import re
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator
+
+if TYPE_CHECKING:
+    import torch
 
 _NAME = re.compile("auto|cpu|cuda(:[0-9]{1,3})?")
 
@@ -48,3 +51,10 @@ def require_device(name: str) -> str:
                 f"got device {name}, and PyTorch finds {count} GPUs; expected a number below {count}, auto or cpu"
             )
     return device
+
+
+def upload(values: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
+    """The values on `device`. Copies from a CPU to a GPU use pinned memory, so that nothing waits for them."""
+    if device.type == "cuda" and values.device.type == "cpu":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from solrl_core.sampling.device_events import RunAheadLimit, record_event, upload
+from solrl_core.devices import upload
+from solrl_core.sampling.device_events import RunAheadLimit, record_event
 
 
 def test_a_thread_is_at_most_one_step_ahead() -> None:

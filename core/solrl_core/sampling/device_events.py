@@ -70,10 +70,3 @@ class RunAheadLimit:
         self._before.append(self._record())
         if len(self._before) > 1:
             self._before.popleft().wait()
-
-
-def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`tensor` on `device`, without waiting for the device's earlier work."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)

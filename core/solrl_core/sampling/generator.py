@@ -15,13 +15,13 @@ from solrl_proto.rollouts import AdapterUse, DecoderPrecision
 from torch import nn
 
 from solrl_core.adapter import Adapter
+from solrl_core.devices import upload
 from solrl_core.families.backbone import Backbone
 from solrl_core.lora import Merger, target_modules
 from solrl_core.precision import PRECISIONS, apply_policy, numerics
 from solrl_core.rewards.images import as_pil
 from solrl_core.sampling.batches import CHUNK_SIZE, PaddedBatch, padded_batches
 from solrl_core.sampling.cpu_threads import map_in_threads
-from solrl_core.sampling.device_events import upload
 from solrl_core.sampling.min_rows import pad_to_min_rows
 from solrl_core.sampling.noise import initial_noise, step_noise
 from solrl_core.sampling.sampler import Recorder, Recording, Trajectory, advance

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from solrl_core.sampling.device_events import upload
+from solrl_core.devices import upload
 from solrl_core.sampling.solver_specs import SolverSpec, make_solver
 from solrl_core.sampling.solvers import Solver
 

@@ -14,7 +14,7 @@ import torch
 from solrl_proto.rollouts import FittedSolver
 from torch import Tensor
 
-from solrl_core.sampling.device_events import upload
+from solrl_core.devices import upload
 
 
 class Solver(ABC):

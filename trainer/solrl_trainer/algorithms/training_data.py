@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Self, TypeVar
 
+from solrl_core.devices import upload
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import StochasticSteps
 
@@ -53,13 +54,6 @@ class TrainingSamples:
         """Conditioning of the samples with these indices, one row each."""
         prompts = self.prompts[rows]
         return {name: value[upload(prompts, value.device)] for name, value in self.conditioning.items()}
-
-
-def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The values on `device`. Copies from a CPU to a GPU use pinned memory, so that nothing waits for them."""
-    if device.type == "cuda" and values.device.type == "cpu":
-        return values.pin_memory().to(device, non_blocking=True)
-    return values.to(device)
 
 
 def take(values: torch.Tensor, rows: torch.Tensor, device: torch.device) -> torch.Tensor:

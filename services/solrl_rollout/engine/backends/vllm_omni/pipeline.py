@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from solrl_core.devices import upload
 from solrl_core.families.backbone import Backbone, Conditioning
 from solrl_core.families.skeleton import load_skeleton
-from solrl_core.sampling.device_events import upload
 from solrl_core.sampling.noise import initial_noise, step_noise
 from solrl_core.sampling.sampler import Trajectory, advance
 from solrl_core.sampling.solver_specs import make_solver
