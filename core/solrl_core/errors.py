@@ -15,6 +15,8 @@ import traceback
 from pathlib import Path
 from typing import Any, Literal
 
+from solrl_proto.printable import fault_text
+
 AdapterFault = Literal["malformed", "metadata", "keys", "dtype", "shape", "nonfinite"]
 Mismatch = Literal["noise", "digests", "size"]
 
@@ -57,12 +59,7 @@ class SolrlError(Exception):
         return {"where": self.where, "got": self.got, "expected": self.expected, "action": self.action}
 
     def __str__(self) -> str:
-        parts = [f"{self.title}: {self.detail}" if self.title else self.detail]
-        parts += [f"at {self.where}"] if self.where else []
-        parts += [f"got {self.got!r}"] if self.got is not None else []
-        parts += [f"expected {self.expected!r}"] if self.expected is not None else []
-        parts += [self.action] if self.action else []
-        return "; ".join(parts)
+        return fault_text(f"{self.title}: {self.detail}" if self.title else self.detail, **self.fields)
 
 
 class AdapterError(SolrlError, ValueError):

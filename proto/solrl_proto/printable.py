@@ -1,4 +1,4 @@
-"""Text from other programs and of their exceptions, made safe to print."""
+"""Texts of faults, and text from other programs and of their exceptions, made safe to print."""
 
 import logging
 import sys
@@ -23,6 +23,16 @@ def printable(text: str, limit: int = LONGEST_TEXT) -> str:
 def print_error(program: str, message: str) -> None:
     """Print a program's last message on stderr, each of its lines `printable`."""
     print(f"{program}: " + "\n".join(map(printable, message.splitlines())), file=sys.stderr)
+
+
+def fault_text(fault: str, where: str | None, got: Any, expected: Any, action: str | None) -> str:
+    """A fault in one line: "Adapter refused: …; at lora_A; got 'float16'; expected 'float32'; convert it"."""
+    parts = [fault]
+    parts += [f"at {where}"] if where else []
+    parts += [f"got {got!r}"] if got is not None else []
+    parts += [f"expected {expected!r}"] if expected is not None else []
+    parts += [action] if action else []
+    return "; ".join(parts)
 
 
 def error_text(error: Exception) -> str:

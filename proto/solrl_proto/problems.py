@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from solrl_proto.printable import printable, printable_texts
+from solrl_proto.printable import fault_text, printable, printable_texts
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 _TYPE_PREFIX = "urn:solrl:problem:"
@@ -38,12 +38,7 @@ class Problem(BaseModel):
         return self.type.rsplit(":", 1)[-1]
 
     def __str__(self) -> str:
-        parts = [f"{self.title}: {self.detail}"]
-        parts += [f"at {self.where}"] if self.where else []
-        parts += [f"got {self.got!r}"] if self.got is not None else []
-        parts += [f"expected {self.expected!r}"] if self.expected is not None else []
-        parts += [self.action] if self.action else []
-        return "; ".join(parts)
+        return fault_text(f"{self.title}: {self.detail}", self.where, self.got, self.expected, self.action)
 
 
 class ProblemKind(StrEnum):

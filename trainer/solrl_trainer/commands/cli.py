@@ -181,15 +181,19 @@ def _checked(command: Run, held: ExitStack) -> "RunConfig":
     from solrl_trainer.run_folder.folder import locked
 
     resolved = _resolve(command)
-    config = resolved.config
-    held.enter_context(locked(config.output))
+    held.enter_context(locked(resolved.config.output))
+    return _check_run(command, resolved)
+
+
+def _check_run(command: Run, resolved: "Resolved", *, dry: bool = False) -> "RunConfig":
+    """The settings of a run that can start, as of `check_run`, whose warnings are printed."""
     from solrl_trainer.commands.preflight import check_run
     from solrl_trainer.records.shown_log import shown_log
     from solrl_trainer.settings.token_places import warn_of_tokens
 
     with shown_log(_print):
         warn_of_tokens(resolved)
-        return check_run(config, resume=command.resume is not None)
+        return check_run(resolved.config, resume=command.resume is not None, dry=dry)
 
 
 def _resume_hint(config: "RunConfig", rank_info: RankInfo) -> str:
@@ -226,19 +230,14 @@ def _resolve(command: Run) -> "Resolved":
 
 
 def _dry_run(command: Run) -> int:
-    from solrl_trainer.commands.preflight import check_run
-    from solrl_trainer.records.shown_log import shown_log
     from solrl_trainer.run_folder.folder import check_free
     from solrl_trainer.settings.settings_yaml import sourced_yaml
-    from solrl_trainer.settings.token_places import warn_of_tokens
 
-    resolved, resume = _resolve(command), command.resume is not None
+    resolved = _resolve(command)
     print("\n".join(sourced_yaml(resolved)))
     check_free(resolved.config.output)
-    with shown_log(_print):
-        warn_of_tokens(resolved)
-        check_run(resolved.config, resume=resume, dry=True)
-    if resume:
+    _check_run(command, resolved, dry=True)
+    if command.resume is not None:
         from solrl_trainer.run_folder.resuming import check_before_loading
 
         check_before_loading(resolved.config, command.checkpoint, command.allow_change)
@@ -386,7 +385,3 @@ def _evaluate(command: Evaluate, rank_info: RankInfo) -> None:
         console = Console(markup=False)
         console.print(evaluation_table(summary))
         console.print(f"grid: {command.folder / 'evaluation' / 'grid.png'}", soft_wrap=True)
-
-
-if __name__ == "__main__":
-    main()
