@@ -197,7 +197,7 @@ def collect_samples(session: Session, log: RunLog, iteration: int) -> IterationS
         log.counted(iteration, "explored", done * explore.candidates, explore.prompts * explore.candidates)
         selections = [select(group, explore, root) for group in part]
         with log.phase(iteration, "regenerate"):
-            begun.append((selections, session.device.regenerate(selections, iteration)))
+            begun.append((selections, session.device.regenerate(selections)))
         if config.two_stage:
             log.counted(iteration, "regenerated", done * explore.keep, explore.prompts * explore.keep)
     groups = []

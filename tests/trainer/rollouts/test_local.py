@@ -70,7 +70,7 @@ def test_training_uses_the_candidates(recipe: str, precision: str, backbone: Pip
     (group,) = exploration
     root = seed_root(config.seed, 3)
     selection = select(group, config.explore, root)
-    kept = source.regenerate([selection], 3)()
+    kept = source.regenerate([selection])()
     assert kept is selection.samples
     summary = exploration.summary
     assert (summary.version, summary.precision, summary.score_count) == (3, precision, 12)

@@ -240,7 +240,7 @@ def _fidelity(session: Session, prompts: Sequence[PromptItem], version: int) -> 
         explored = max(0, version - config.lag)
         groups = session.source.unpruned_groups(own, explored, seed_root(config.seed, -1), version)
         proxy = torch.tensor([group.scores for group in groups])
-        per_batch = session.device.sampler.batch.groups(config.explore.candidates, session.models.backbone.device)
+        per_batch = session.device.groups_per_batch(config.explore.candidates)
         true = torch.cat([_true_scores(session, part) for part in parts_of(groups, per_batch)])
     return rank_fidelity(gather_rows(proxy, world), gather_rows(true, world), config.explore.keep)
 

@@ -162,10 +162,10 @@ class DeviceSource:
         return self._groups(prompts, iteration, seed_root(self._config.seed, iteration))
 
     def groups_per_batch(self, kept: int) -> int:
-        """Number of selections that fill a batch."""
+        """Number of groups of `kept` samples that fill a batch."""
         return self.sampler.batch.groups(kept, self.models.backbone.device)
 
-    def regenerate(self, selections: Sequence[CandidateGroup], iteration: int) -> Pending[ScoredSamples]:
+    def regenerate(self, selections: Sequence[CandidateGroup]) -> Pending[ScoredSamples]:
         """Samples of the selected seeds; candidates that were kept for training are returned unchanged."""
         made = [selection.samples for selection in selections if selection.samples is not None]
         if made:
