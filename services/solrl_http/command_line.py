@@ -45,12 +45,14 @@ def parse_command(
         if any(field.name == "settings" for field in fields(kind)):  # type: ignore[arg-type]
             return kind(parse_settings(defaults, name, str(kind.__doc__), words[1:]))  # type: ignore[call-arg]
         return cast(CommandT, with_home(tyro.cli(kind, prog=name, args=words[1:])))
-    return tyro.cli(
-        reduce(or_, (Annotated[kind, tyro.conf.subcommand(name)] for name, kind in commands.items())),
+    every: Any = reduce(or_, (Annotated[kind, tyro.conf.subcommand(name)] for name, kind in commands.items()))
+    command: CommandT = tyro.cli(
+        every,
         prog=program,
         description=f"{description} `--version` prints the version.",
         args=words if not words or words[0].startswith("-") else words[:1],  # --help would hide that it is none
     )
+    return command
 
 
 def from_environment(settings: type[SettingsT]) -> SettingsT:
