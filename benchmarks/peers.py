@@ -27,7 +27,7 @@ import torch
 from paper.intervals import over_seeds
 from peer_drives import ours
 from peer_drives.stubs import COMMON
-from peer_drives.turns import WARM_UP, Turns, TurnsOverError, Work
+from peer_drives.turns import WARM_UP, Learning, Turns, TurnsOverError, Work
 from support.results import Results, Row, device_name, options, table
 from training_phase import NAMES
 
@@ -38,10 +38,8 @@ RECIPES = ("diffusionnft", "flowgrpo")
 TURNS_SHOWN = 5
 TINY = 4
 """Samples of a prompt on a CPU."""
-LEARNING = "sd3-medium", 18, 1e-3, "clipscore"
-"""Model, samples of a prompt, learning rate and reward of trainings on a CPU."""
-PROMPTS = ("2 red circles", "3 blue squares", "1 green triangle", "4 yellow circles")
-"""Prompts of every turn of these trainings."""
+PROMPTS, SAMPLES = ("2 red circles", "3 blue squares"), 18
+"""Prompts of every turn of trainings whose rewards are compared, and samples of each."""
 PARTS = ("sample", "train")
 COLUMNS = ("levels", "compiled", "weights", "autocast", "recomputed", "decoder", "sampled at once", "trained at once")
 
@@ -85,8 +83,9 @@ def learn(args: argparse.Namespace, results: Results) -> bool:
     """Add the rewards of our trainer and of peers along trainings with the same settings; False if some are missing."""
     complete = True
     for clone, seed in product(args.clones, args.seeds):
-        drive, (model, samples, rate, reward) = drive_of(clone), LEARNING
-        work = Work(model, drive.RECIPE, "cpu", samples, tuple(PROMPTS), reward, rate, seed)
+        drive = drive_of(clone)
+        work = Work("sd3-medium", drive.RECIPE, "cpu", SAMPLES, PROMPTS, seed, Learning())
+        common = {"model": work.model, "recipe": work.recipe, "part": "learning", "beside": drive.NAME, "seed": seed}
         with Trainer(None, work) as own, Trainer(clone, work) as peer:
             curves: dict[str, list[float]] = {OURS: [], drive.NAME: []}
             for turn in range(args.learn):
@@ -95,11 +94,11 @@ def learn(args: argparse.Namespace, results: Results) -> bool:
                 for trainer, curve in zip((own, peer), curves.values(), strict=True):
                     list(trainer.parts())
                     curve.append(trainer.score)
-            failed = own.failed or peer.failed
-        complete &= not failed
-        row = {"model": model, "recipe": drive.RECIPE, "part": "learning", "beside": drive.NAME, "seed": seed}
-        for name, curve in () if failed else curves.items():
-            results.add(row | {"trainer": name, "rewards": curve}, *row, "trainer")
+                if own.failed or peer.failed:
+                    complete = False
+                    break
+                for name, curve in curves.items():
+                    results.add(common | {"trainer": name, "rewards": curve}, *common, "trainer")
     return complete
 
 
@@ -260,12 +259,14 @@ def _facts(row: Row) -> Sequence[str]:
 
 def _learning(rows: Sequence[Row]) -> Iterator[str]:
     """Section of trainings with the same settings."""
-    _, samples, rate, reward = LEARNING
+    same = Learning()
     yield "## Rewards along trainings with the same settings"
     yield ""
-    yield f"By `python benchmarks/peers.py CLONE --learn TURNS` on a CPU: mini-sd3, {len(PROMPTS)} prompts,"
-    yield f"{samples} samples of each in a turn, DiffusionNFT at learning rate {rate:g}, and {reward} of the turn's"
-    yield "samples. The difference is theirs minus ours, with its 95 % interval over seeds."
+    yield "By `python benchmarks/peers.py CLONE --learn TURNS` on a CPU: DiffusionNFT on mini-sd3 at learning rate"
+    share = f"{same.timestep_fraction:.0%} of the noise levels"
+    yield f"{same.learning_rate:g}. A turn has {len(PROMPTS)} prompts, {SAMPLES} samples of each, {share} and one optimiser"
+    yield f"step. Rewards are {same.reward} of the turn's samples. The difference is theirs minus ours, with its 95 %"
+    yield "interval over seeds."
     yield ""
     yield from table(("turns", "peer", "seeds", "reward, ours", "reward, theirs", "difference"), _curves(rows))
 

@@ -28,11 +28,14 @@ def run(clone: Path, work: Work, turns: Turns) -> None:
         config.mixed_precision = "no"
 
     sample, train = config.sample, config.train
-    batch = sample.train_batch_size = train.batch_size = min(sample.train_batch_size, work.samples)
+    batch = min(sample.train_batch_size, work.samples)
+    if work.learning is not None:
+        batch, train.learning_rate = work.samples, work.learning.learning_rate
+        train.timestep_fraction = work.learning.timestep_fraction
+    sample.train_batch_size = train.batch_size = batch
     batches = [[prompt] * batch for prompt in work.prompts for _ in range(-(-work.samples // batch))]
     sample.num_batches_per_epoch = train.gradient_accumulation_steps = len(batches)
     config.debug, config.resolution, config.seed = True, stage.size, work.seed
-    train.learning_rate = work.learning_rate or train.learning_rate
     script.StableDiffusion3Pipeline = stage
     script.compute_text_embeddings = stage.embeddings
     script.TextPromptDataset = script.DistributedKRepeatSampler = Nothing

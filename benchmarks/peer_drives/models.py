@@ -9,7 +9,7 @@ from solrl_core.rewards import Reward, load_reward
 from support.true_size import random_backbone
 from torch import nn
 
-from peer_drives.turns import BRIGHTNESS, Work
+from peer_drives.turns import Work
 
 
 class NoEncoder(nn.Module):
@@ -35,7 +35,7 @@ def loaded(work: Work, guidance: float = 1.0) -> PipelineBackbone:
 
 
 def reward_of(work: Work, backbone: PipelineBackbone) -> Reward:
-    return brightness if work.reward == BRIGHTNESS else load_reward(work.reward, backbone)
+    return brightness if work.learning is None else load_reward(work.learning.reward, backbone)
 
 
 def brightness(images: torch.Tensor, *_: Any) -> torch.Tensor:

@@ -30,8 +30,9 @@ def run(work: Work, turns: Turns) -> None:
         own += ["iterations=1000", "checkpoint_every=1000", "evaluate.every=0"]
         # As planned on a GPU of its own; here, the others' weights are on it, too.
         own += ["optimizer.activation_checkpointing=false", "optimizer.encoders=gpu"]
-        if work.learning_rate is not None:
-            own.append(f"optimizer.learning_rate={work.learning_rate}")
+        if work.learning is not None:
+            own += [f"optimizer.learning_rate={work.learning.learning_rate}", f"optimizer.batch={work.samples}"]
+            own.append(f"algorithm.timestep_fraction={work.learning.timestep_fraction}")
         config = resolve(f"{PRESETS[work.model]}/{work.recipe}/hpsv2", overrides=own).config
         backbone = loaded(work, config.guidance)
         models = Models.build(backbone, config)
@@ -50,7 +51,7 @@ def run(work: Work, turns: Turns) -> None:
             "recomputed": f"{checkpointed} of {len(models.policy.blocks)} blocks" if checkpointed else "no block",
             "decoder": named(backbone.pipeline.vae.dtype),
             "sampled at once": min(config.batch, work.samples),
-            "trained at once": config.optimizer.batch,
+            "trained at once": min(config.optimizer.batch, work.samples * len(work.prompts)),
         }
         for iteration in count():
             turns.wait()

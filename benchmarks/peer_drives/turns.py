@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-BRIGHTNESS = "brightness"
 WARM_UP = -1
 """Number of the turn in which code is compiled, and libraries choose their kernels."""
 
@@ -26,9 +25,8 @@ class Work:
         device: cuda, or cpu for the miniatures.
         samples: number of samples of a prompt; a trainer whose batches do not divide it rounds it up.
         prompts: prompts of every turn.
-        reward: name of a reward, or BRIGHTNESS, which costs nothing.
-        learning_rate: of all trainers; None for each one's own.
-        seed: of weights, prompts and noise.
+        seed: of weights and noise.
+        learning: settings of all trainers; None for each one's own, and a reward that costs nothing.
     """
 
     model: str
@@ -36,9 +34,17 @@ class Work:
     device: str
     samples: int
     prompts: tuple[str, ...] = ("2 red circles",)
-    reward: str = BRIGHTNESS
-    learning_rate: float | None = None
     seed: int = 42
+    learning: "Learning | None" = None
+
+
+@dataclass(frozen=True)
+class Learning:
+    """Settings of trainings whose rewards are compared. The samples of a prompt are a batch."""
+
+    reward: str = "clipscore"
+    learning_rate: float = 3e-3
+    timestep_fraction: float = 0.3
 
 
 class TurnsOverError(Exception):
