@@ -17,14 +17,17 @@ demo: $(VENV)/.installed-ocr
 demo-shapes: $(VENV)/.installed
 	$(VENV)/bin/solrl-train demo --world shapes --output runs/demo-shapes
 
+# The product's tests. `TESTS=benchmarks/tests` are those of the figures, `TESTS=` all.
+TESTS ?= tests
+
 # No Redis, no browser, no service: two minutes.
 unit: $(VENV)/.installed-dev
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --unit
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --unit $(TESTS)
 
 # Three processes on two cores, because tests often wait for processes to start or end.
 test: $(VENV)/.installed-dev
 	scripts/install-test-tools
-	$(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 # What needs a GPU, on a machine with one.
 test-gpu: $(VENV)/.installed-dev

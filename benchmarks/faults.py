@@ -104,7 +104,7 @@ def page(found: Mapping[str, Any]) -> str:
         "# Fault injection",
         "",
         "By `make faults` (one row: `python benchmarks/faults.py --only ROW`), with real processes on loopback,",
-        "killed by SIGKILL. A row with fewer trials than its full count says so. The tests in tests/benchmarks",
+        "killed by SIGKILL. A row with fewer trials than its full count says so. The tests in benchmarks/tests",
         "use short counts.",
         "",
         *table(_HEAD, cells),

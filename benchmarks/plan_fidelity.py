@@ -14,7 +14,6 @@ import argparse
 import itertools
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-sys.path.append(str(Path(__file__).parents[1]))  # for minis_recipe, which is in no wheel
 
 import torch
+from minis_recipe.world import sample_prompts
 from rich.console import Console
 from rich.progress import track
 from safetensors.torch import load_file, save_file
@@ -51,8 +50,6 @@ from solrl_trainer.settings.presets import resolve
 from support.plan_page import ALLOWED, CHECKED, FITTED, FP8, STEPS, TRUE_STEPS, WHOLE, page
 from support.precisions import LISTS, MODELS, OF_PRESET, PRECISIONS, REWARDS, solver_of, use_layers
 from support.results import Results, command, options
-
-from minis_recipe.world import sample_prompts
 
 NAME = "plan_fidelity"
 AFTER = {STEPS: (2, 3, 4), FITTED: (3,)}

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from command_checks import PROGRAMS
-from typed import typed
+
+from tests.docs.command_checks import PROGRAMS
+from tests.support.typed import typed
 
 HINT = re.compile(r"\((default: .*|required|repeatable)\)$")
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fault_trials.child import command
-from fault_trials.processes import Program
 from solrl_trainer.__main__ import main
-from training_helpers import TINY
+
+from tests.support.programs import Program, command
+from tests.trainer.training_helpers import TINY
 
 PROGRAMS = Path(sys.executable).parent
 Moment = Callable[[int, Path], bool]

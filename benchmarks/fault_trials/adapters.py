@@ -10,7 +10,7 @@ from solrl_core.lora import adapter_layout
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
-from support.adapters import content_digest, random_adapter
+from tests.support.adapters import content_digest, random_adapter
 
 MODEL = "mini-sana"
 SMALL = (

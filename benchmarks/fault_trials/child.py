@@ -1,9 +1,7 @@
 """Entry points of the child processes: the real commands, instrumented to record what they do."""
 
 import hashlib
-import multiprocessing
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,50 +11,6 @@ import torch
 
 from fault_trials.event_log import EventLog
 from fault_trials.kill_points import KillPoint, after, before, replace
-
-
-def started(target: Callable[..., None], arguments: Sequence[Any], log: str) -> None:
-    """Run `target` with its output redirected to `log`."""
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    target(*arguments)
-
-
-def command(main: Callable[[], object], argv: Sequence[str], folder: str, environment: Mapping[str, str]) -> None:
-    """Run a command's entry point in this folder and environment; modules on PYTHONPATH can be imported."""
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-    torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", torch.get_num_threads())))
-    sys.argv = list(argv)
-    main()
-
-
-def as_ranks(size: int, port: int, target: Callable[..., None], *arguments: Any) -> None:
-    """Run `target` as torchrun does on this machine, except that the ranks are forked."""
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have children
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=size,
-        run_id="ranks",
-        max_restarts=0,
-        start_method="fork",
-        rdzv_backend="static",
-        rdzv_endpoint=f"127.0.0.1:{port}",
-        rdzv_configs={"rank": 0},
-    )
-    elastic_launch(config, _as_rank)(target, *arguments)
-
-
-def _as_rank(target: Callable[..., None], *arguments: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # forked with torchrun's handler, which a started rank does not have
-    torch.set_num_threads(1)
-    target(*arguments)
 
 
 def serve(argv: Sequence[str], event_log: str, environment: Mapping[str, str]) -> None:

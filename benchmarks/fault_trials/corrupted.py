@@ -15,12 +15,12 @@ from solrl_core.adapter import Adapter, decode_adapter, encode_adapter
 from solrl_core.errors import AdapterError
 from solrl_rollout.store.errors import CorruptError
 from solrl_rollout.store.redis_store import RedisRunStore
-from support.adapters import content_digest, random_adapter, stored_version
-from support.redis_server import running_redis
+from tests.support.adapters import content_digest, random_adapter, stored_version
+from tests.support.redis_server import running_redis
 
 from fault_trials.adapters import kind, layout, put, rollout_body
 from fault_trials.findings import Findings, Row
-from fault_trials.processes import RolloutService, rollout_service
+from fault_trials.services import RolloutService, rollout_service
 
 RUN = "whole"
 FULL = 10_000

@@ -29,12 +29,12 @@ from solrl_proto.problems import Problem
 from solrl_proto.rollouts import PromptItem, RolloutAnswer, RolloutGroup
 from solrl_trainer.service.adapter_supply import AdapterSupply
 from solrl_trainer.service.run_client import RunClient
-from support.ray_nodes import ray_nodes
-from support.redis_server import running_redis
+from tests.support.ray_nodes import ray_nodes
+from tests.support.redis_server import running_redis
 
 from fault_trials.adapters import adapter_file, rollout_body, small_config
 from fault_trials.findings import Findings, Row
-from fault_trials.processes import RolloutService, rollout_service
+from fault_trials.services import RolloutService, rollout_service
 
 _ROOT = 11
 _CHUNK = 24

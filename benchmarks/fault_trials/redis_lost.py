@@ -25,12 +25,12 @@ from solrl_rollout.store.redis_store import RedisRunStore
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.service.adapter_supply import AdapterSupply
 from solrl_trainer.service.run_client import RunClient
-from support.adapters import stored_version
-from support.redis_server import Keys, RedisServer, dump, running_redis
+from tests.support.adapters import stored_version
+from tests.support.redis_server import Keys, RedisServer, dump, running_redis
 
 from fault_trials.adapters import adapter_file, small_config
 from fault_trials.findings import Findings, Row
-from fault_trials.processes import RolloutService, rollout_service
+from fault_trials.services import RolloutService, rollout_service
 
 TENANT, RUN = "tenant", "run"
 PLACES = ("before", "half", "sent", "executed", "answered")

@@ -17,13 +17,14 @@ import torch
 from safetensors.torch import load_file
 from solrl_trainer.run_folder.metrics_file import read_metrics
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
+from tests.support.programs import Program, RankPrograms
 
 from fault_trials import child
 from fault_trials.adapters import SMALL
 from fault_trials.event_log import EventLog
 from fault_trials.findings import Findings, Row
 from fault_trials.kill_points import ENDS, PHASES, POINTS, KillPoint
-from fault_trials.processes import Program, RankPrograms, RolloutService, rollout_service
+from fault_trials.services import RolloutService, rollout_service
 
 _KILLED = -9
 

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import httpx
-from support.redis_server import dump, running_redis
+from tests.support.redis_server import dump, running_redis
 
 from fault_trials.adapters import adapter_file, kind, put, rollout_body
 from fault_trials.findings import Findings, Row
-from fault_trials.processes import rollout_service
+from fault_trials.services import rollout_service
 
 RACERS = 4
 RUN = "race"

@@ -14,7 +14,7 @@ from solrl_client.rollouts import RolloutClient
 from solrl_core.adapter import encode_adapter
 from solrl_proto.rollouts import AdapterRef, Candidates, Plan, PromptItem, RewardSpec, RolloutRequest
 from solrl_trainer.commands.local_service import rollout_service
-from support.adapters import random_adapter
+from tests.support.adapters import random_adapter
 
 GROUP = 24
 """Candidates of a group that is a chunk."""

@@ -11,10 +11,10 @@ from fault_trials.adapters import MODEL
 from solrl_core.families.load import locate
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.lora import adapter_layout
-from support.ports import free_port
-from support.redis_server import running_redis
 from support.targets import Row
-from support.true_shapes import write_skeleton
+from tests.support.ports import free_port
+from tests.support.redis_server import running_redis
+from tests.support.true_shapes import write_skeleton
 
 PUSHES = 5
 

@@ -12,8 +12,8 @@ from common import adapter_file, client_of, counters, request, service
 from fault_trials.adapters import MODEL, layout
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.rollouts import AdapterRef
-from support.redis_server import running_redis
 from support.targets import Row
+from tests.support.redis_server import running_redis
 
 CLIENTS = 4
 RETAIN = 3

@@ -5,21 +5,18 @@ scores them. Scores are stored beside the finished runs; `python benchmarks/pape
 """
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from minis_recipe.autoencoder import from_latents, to_latents
+from minis_recipe.scenes import render, sample_scenes
+from minis_recipe.world import Combination
 from solrl_core.families import load_backbone
 from solrl_core.rewards import RewardSet
 from solrl_trainer.prompts.prompt_sets import find_prompts, read_prompts
 
-sys.path.append(str(Path(__file__).parents[2]))  # for minis_recipe, which is in no wheel
-
-from minis_recipe.autoencoder import from_latents, to_latents
-from minis_recipe.scenes import render, sample_scenes
-from minis_recipe.world import Combination
 from paper.experiments import RESULTS
 from paper.intervals import Values
 

@@ -10,14 +10,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from minis_recipe.reading import by_rapidocr, exact
 from PIL import Image, ImageDraw, ImageFont
 from solrl_core.rewards.images import as_bytes
 from solrl_core.rewards.ocr import wanted_text
 from solrl_core.tesseract import read_by_tesseract
 
-sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]  # for minis_recipe, which is in no wheel
-
-from minis_recipe.reading import by_rapidocr, exact
 from paper.finished import Finished, file_of, write_record
 from paper.intervals import Values
 

@@ -1,7 +1,7 @@
 """Our algorithms against their public code, on fixed tensors: `python benchmarks/parity NAME CLONE`.
 
 CLONE is a clone of the repository that NAME.py names. Its functions are read and executed from the
-clone; none of its code is in this repository. Writes the public code's values to tests/trainer/algorithms/data, for the
+clone; none of its code is in this repository. Writes the public code's values to benchmarks/parity/data, for the
 tests, and the comparison to algorithm_parity.json in benchmarks/results; exits with 1 if a value differs by more
 than 1e-5.
 """
@@ -21,9 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from parity.published import Published, of_cases
 
 LIMIT = 1e-5
-ROOT = Path(__file__).parents[2]
-RESULT = ROOT / "benchmarks/results/algorithm_parity.json"
-DATA = ROOT / "tests/trainer/algorithms/data"
+RESULT = Path(__file__).parents[1] / "results/algorithm_parity.json"
+DATA = Path(__file__).parent / "data"
 
 
 def main() -> int:

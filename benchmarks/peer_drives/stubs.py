@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 import torch
 import torch.distributed
 from diffusers import DiffusionPipeline
-from support.ports import free_port
+from tests.support.ports import free_port
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 

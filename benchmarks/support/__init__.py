@@ -1,1 +1,6 @@
-"""Programs that benchmarks and tests start: Redis and a browser, on free ports."""
+"""What several benchmarks share; with tests it is in `tests.support`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).parents[2]))  # for tests.support

@@ -17,8 +17,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.core.failures import FailureGroup
 from solrl_core.adapter import encode_adapter
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
-
-from support.adapters import content_digest, random_adapter
+from tests.support.adapters import content_digest, random_adapter
 
 CHECKED = [
     "not_a_server_error",

@@ -21,14 +21,14 @@ from solrl_core.model_options import MODELS_OWN, ImageSize, size_text
 from solrl_core.rewards.hpsv2 import HpsV2
 from solrl_core.rewards.loading import dtype_named
 from solrl_minis.catalog import WEIGHTS
+from tests.support.tiny_skeletons import TINY as TINY_MODELS
+from tests.support.tiny_skeletons import write_tiny
+from tests.support.true_shapes import write_skeleton
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel
 
 from support.own_process import Row, rows_of
 from support.random_weights import materialize, randomize
-from support.tiny_skeletons import TINY as TINY_MODELS
-from support.tiny_skeletons import write_tiny
-from support.true_shapes import write_skeleton
 
 Sizes = dict[str, Any]
 

@@ -1,7 +1,8 @@
 """Judge of the shapes world: a learned detector that reads the objects of an image, and a comparison with the prompt.
 
-No reward has seen it. It learned from rendered scenes and their ground truth alone (`minis_recipe/detection.py`), it
-labelled and graded nothing that a reward was trained on, and it shares no code with the verifier.
+No reward has seen it. It learned from rendered scenes and their ground truth alone, by
+`benchmarks/minis_recipe/detection.py`. It labelled and graded nothing that a reward was trained on, and it shares no
+code with the verifier.
 """
 
 from collections import Counter

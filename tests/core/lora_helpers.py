@@ -7,7 +7,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.families import Backbone
 from solrl_core.lora import adapter_layout
-from support import adapters
+from tests.support import adapters
 
 
 def own_copy(backbone: Backbone) -> Backbone:

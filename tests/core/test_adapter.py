@@ -9,7 +9,7 @@ import torch
 from solrl_core.adapter import MAX_HEADER_BYTES, Adapter, decode_adapter, encode_adapter
 from solrl_core.errors import AdapterError
 from solrl_proto.adapters import adapter_digest
-from support.adapters import random_adapter
+from tests.support.adapters import random_adapter
 
 LAYOUT = {"blocks.0.attn.to_q": (6, 4), "blocks.0.ff.proj": (8, 6)}
 RANK = 2

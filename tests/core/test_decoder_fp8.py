@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderDC
 from diffusers.models.normalization import RMSNorm
-from gpu_marks import HOPPER, relative
 from solrl_core.errors import DecoderError
 from solrl_core.families import load_backbone, pipeline
 from solrl_core.families.decoder_fp8 import MARGIN, fp8_decoder, input_scales
@@ -20,7 +19,8 @@ from solrl_core.kernels.rows import scaled_codes
 from solrl_core.sampling.generator import decode_in_batches
 from solrl_core.sampling.noise import initial_noise
 from solrl_proto.rollouts import DecoderPrecision
-from test_decoder_fused import dc, given, kl, reference
+from tests.core.gpu_marks import HOPPER, relative
+from tests.core.test_decoder_fused import dc, given, kl, reference
 from torch import Tensor, nn
 
 E4M3 = torch.float8_e4m3fn

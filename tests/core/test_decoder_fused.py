@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from diffusers import AutoencoderDC, AutoencoderKL
 from diffusers.models.autoencoders.autoencoder_dc import EfficientViTBlock, ResBlock
 from diffusers.models.resnet import ResnetBlock2D
-from gpu_marks import HOPPER, relative
 from solrl_core.families import decoder_fp8, load_backbone
 from solrl_core.families.dc_ae_fused import FusedAttentionBlock, fused_block
 from solrl_core.families.decoder_fused import (
@@ -28,6 +27,7 @@ from solrl_core.kernels import convolve, group_norm_silu, wide_attention
 from solrl_core.kernels.convolve import packed_weight, plain_convolve
 from solrl_core.kernels.depthwise_taps import depthwise, packed_taps, plain_depthwise
 from solrl_core.kernels.multiscale_attention import multiscale_attention, plain_multiscale_attention
+from tests.core.gpu_marks import HOPPER, relative
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("inference")

@@ -6,7 +6,7 @@ from solrl_core.devices import require_device
 from solrl_reward.cli import main as reward_main
 from solrl_rollout.cli import main as rollout_main
 from solrl_trainer.commands.cli import main as trainer_main
-from typed import refused
+from tests.support.typed import refused
 
 ABSENT = "got device cuda:99, and PyTorch finds "
 NONE = "got device 'tpu'; expected auto, cpu, cuda, or cuda:1 with the number of a GPU"

@@ -11,7 +11,7 @@ from solrl_core.kernels import fp8_attention
 from solrl_core.kernels.fp8_attention import QUERIES
 from solrl_core.precision import apply_policy
 from solrl_core.sampling.noise import initial_noise
-from tiny_pipelines import PROMPTS, write_wan
+from tests.core.families.tiny_pipelines import PROMPTS, write_wan
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("inference")

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from lora_helpers import random_adapter, with_value
 from solrl_core.families import Backbone
 from solrl_core.families.pipeline import listed_blocks
 from solrl_core.families.skeleton import load_skeleton
@@ -14,6 +13,7 @@ from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_core.sampling.generator import Generator, GeneratorOutput
 from solrl_core.sampling.sampler import Trajectory
 from solrl_proto.rollouts import DecoderPrecision
+from tests.core.lora_helpers import random_adapter, with_value
 
 PROMPTS = ["a red circle", "two blue squares", "a green cross to the left of a yellow triangle"]
 SEEDS = [3, 14, 159]

@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_marks import GPU, relative
 from solrl_core.kernels import attend, rms_norm_rope
 from solrl_core.kernels.attention import _KERNELS, kernel_name
+from tests.core.gpu_marks import GPU, relative
 from torch import Tensor
 
 

@@ -6,8 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from diffusers.models.attention_processor import Attention, SanaLinearAttnProcessor2_0
-from gpu_marks import FP8, GPU, HOPPER, relative
-from lora_helpers import random_adapter
 from solrl_core.families import load_backbone
 from solrl_core.kernels import (
     add_norm_modulate_quantize,
@@ -21,6 +19,8 @@ from solrl_core.kernels import (
 from solrl_core.kernels.bounded_attention import bounded_attention, plain_bounded_attention
 from solrl_core.kernels.fp8_attention import fp8_attention, plain_fp8_attention
 from solrl_core.sampling.generator import Generator
+from tests.core.gpu_marks import FP8, GPU, HOPPER, relative
+from tests.core.lora_helpers import random_adapter
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("inference")

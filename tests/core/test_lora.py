@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from lora_helpers import random_adapter, with_peft
 from solrl_core.adapter import Adapter
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.lora import Merger, adapter_layout, target_modules
@@ -12,6 +11,7 @@ from solrl_core.precision import LowRank, QuantLinear, apply_policy, quantize_de
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import initial_noise
 from solrl_proto.rollouts import AdapterUse
+from tests.core.lora_helpers import random_adapter, with_peft
 from torch import Tensor, nn
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from lora_helpers import random_adapter
-from small_model import small_model
 from solrl_core.families import load_backbone
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.memory_plan import PeakBytes, plan_memory, weight_bytes
 from solrl_core.sampling.generator import Generator
+from tests.core.lora_helpers import random_adapter
+from tests.support.small_model import small_model
 
 MIB = 2**20
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from diffusers.models.transformers.sana_transformer import SanaTransformer2DModel
-from gpu_marks import relative
 from solrl_core.precision import (
     LayerPolicy,
     QuantLinear,
@@ -14,6 +13,7 @@ from solrl_core.precision import (
     refresh_weight_,
     share_of_flops,
 )
+from tests.core.gpu_marks import relative
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("inference")

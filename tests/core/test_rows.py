@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_marks import FP8, GPU, relative
 from solrl_core.kernels import E4M3_MAX, quantize_rows, rms_norm_rope
+from tests.core.gpu_marks import FP8, GPU, relative
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("inference")

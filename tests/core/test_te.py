@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_marks import check_on_a_gpu, relative
 from solrl_core.precision import (
     LayerPolicy,
     QuantLinear,
@@ -25,6 +24,7 @@ from solrl_core.precision import (
     te_trial,
 )
 from solrl_core.precision.te import TeLinear, TePointwiseConv, nvfp4_obstacle
+from tests.core.gpu_marks import check_on_a_gpu, relative
 from torch import Tensor, nn
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_checks import parsed
 from proof.compose import load
 from pydantic_settings import BaseSettings
 from solrl_http.serving import check_exposure
@@ -20,6 +19,7 @@ from solrl_reward.settings import RewardSettings
 from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.commands.demo import WORDS
 from solrl_trainer.settings.presets import resolve
+from tests.docs.command_checks import parsed
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"

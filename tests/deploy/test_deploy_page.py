@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from command_checks import parsed
 from proof.compose import load
 from solrl_rollout.settings import RolloutSettings
+from tests.docs.command_checks import parsed
 from torch.distributed.run import get_args_parser
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 from proof.compose import load
-from service_helpers import running_service
 from solrl_rollout.settings import RolloutSettings
+from tests.support.service_helpers import running_service
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/five-people.md").read_text()

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from security_helpers import Guarded, guarded_service
-from service_helpers import QUEUE_LIMIT, read_response, rollout_request
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
-from support.ports import free_port
+from tests.services.security_helpers import Guarded, guarded_service
+from tests.support.ports import free_port
+from tests.support.service_helpers import QUEUE_LIMIT, read_response, rollout_request
 
 CONFIGURATION = Path(__file__).parents[2] / "deploy/nginx.conf"
 PER_ADDRESS = 4

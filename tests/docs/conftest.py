@@ -8,9 +8,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fences import blocks, commands, example
 from PIL import Image
-from service_helpers import running_service
+from tests.docs.fences import blocks, commands, example
+from tests.support.service_helpers import running_service
 
 PAGES = ("docs/extending/reward.md", "docs/extending/algorithm.md", "docs/extending/family.md")
 

@@ -16,8 +16,6 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from fences import ROOT, blocks
-from lora_helpers import random_adapter
 from solrl_core.adapter import encode_for_diffusers
 from solrl_core.families import load_backbone
 from solrl_core.rewards import RewardSet
@@ -25,6 +23,8 @@ from solrl_core.sampling.generator import Generator
 from solrl_minis import catalog
 from solrl_proto.noise import expand_seeds
 from solrl_proto.problems import ProblemKind
+from tests.core.lora_helpers import random_adapter
+from tests.docs.fences import ROOT, blocks
 
 PAGE = "docs/api.md"
 ELSEWHERE = "http://127.0.0.1:8100"

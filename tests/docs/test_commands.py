@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from command_checks import check, parsed
-from fences import ROOT, blocks, commands
+from tests.docs.command_checks import check, parsed
+from tests.docs.fences import ROOT, blocks, commands
 
 EXTENDING = [f"docs/extending/{name}.md" for name in ("reward", "algorithm", "family")]
 TASKS = [f"docs/{name}.md" for name in ("train", "flow-grpo", "images-and-pairs", "troubleshooting", "memory")]

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from fences import ROOT
+from tests.docs.fences import ROOT
 
 PAGE = (ROOT / "docs/design.md").read_text(encoding="utf-8")
 FOLDERS = ("proto", "core", "clients", "services", "trainer")

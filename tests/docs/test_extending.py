@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from fences import ROOT, blocks, commands
 from safetensors.torch import save_file
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.families.own_pipeline import by_own_pipeline
@@ -23,8 +22,9 @@ from solrl_trainer.algorithms.training_data import ForwardBatch
 from solrl_trainer.commands.run import run
 from solrl_trainer.run_folder.metrics_file import read_metrics
 from solrl_trainer.settings.presets import resolve
-from tiny_auraflow import SIDE, write_auraflow
-from training_helpers import QUICK
+from tests.docs.fences import ROOT, blocks, commands
+from tests.docs.tiny_auraflow import SIDE, write_auraflow
+from tests.trainer.training_helpers import QUICK
 
 REWARD, ALGORITHM, FAMILY = (f"docs/extending/{name}.md" for name in ("reward", "algorithm", "family"))
 IPO = "my_algorithms:DiffusionIpo"

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from fences import blocks, example
-from service_helpers import is_ready
-from support.ports import free_port
+from tests.docs.fences import blocks, example
+from tests.support.ports import free_port
+from tests.support.service_helpers import is_ready
 
 SMALLER = "--iterations 1 --set explore.candidates=24 --set explore.keep=4 --set evaluate.prompts=4"
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fences import ROOT, blocks
 from numpy.typing import NDArray
 from PIL import Image
-from service_helpers import RunningService, running_service
 from solrl_client.noise import initial_noise
 from solrl_client.rollouts import RolloutClient
 from solrl_core.families import load_backbone
 from solrl_core.sampling.generator import Generator
 from solrl_minis import catalog
 from solrl_minis.verifier import verify
+from tests.docs.fences import ROOT, blocks
+from tests.support.service_helpers import RunningService, running_service
 
 PAGE = "docs/python.md"
 ELSEWHERE = "http://127.0.0.1:8100"

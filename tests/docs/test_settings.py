@@ -2,12 +2,12 @@
 
 import re
 
-from fences import ROOT
 from settings_page import page, settings_of
 from solrl_reward.settings import RewardSettings
 from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
+from tests.docs.fences import ROOT
 
 
 def test_the_page_is_generated() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from docs_site import BESIDE, ENTRY, on_page_markdown, site_path, with_links
-from fences import ROOT
+from tests.docs.fences import ROOT
 
 REPOSITORY = "https://example.org/owner/name"
 PAGES = [*BESIDE, *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from diffusers import AuraFlowPipeline, AuraFlowTransformer2DModel, FlowMatchEulerDiscreteScheduler
-from tiny_pipelines import save, t5_tokenizer, tiny_vae
+from tests.core.families.tiny_pipelines import save, t5_tokenizer, tiny_vae
 from transformers import UMT5Config, UMT5EncoderModel
 
 TOKENS = 16

@@ -1,6 +1,6 @@
 """Two small training runs and everything about them that must not change, read from files and from the wire alone.
 
-`PYTHONPATH=benchmarks:tests python tests/golden/golden_runs.py` records them for this processor type. Record anew only
+`python -m tests.golden.golden_runs` records them for this processor type. Record anew only
 in a commit that means to change results, and name in it what changed and why.
 """
 
@@ -15,12 +15,11 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from fault_trials.child import command
-from fault_trials.processes import Program
 from safetensors.torch import load_file
-from service_helpers import MODEL, running_service
 from solrl_proto.noise import expand_seeds
 from solrl_trainer.commands.cli import main as solrl_train
+from tests.support.programs import Program, command
+from tests.support.service_helpers import MODEL, running_service
 
 RECORDED = Path(__file__).parent / "recorded.json"
 ITERATIONS = 2

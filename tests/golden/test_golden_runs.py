@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from golden_runs import RECORDED, RUNS, processor, run_all
+from tests.golden.golden_runs import RECORDED, RUNS, processor, run_all
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,12 @@
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from browser import Browser, running_browser
-from security_helpers import Guarded, guarded_service
-from service_helpers import BODY_LIMIT, MODEL, QUEUE_LIMIT, Layout, RunningService, running_service
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_rollout.store import RunStore, open_store
+from tests.services.security_helpers import Guarded, guarded_service
+from tests.support.browser import Browser, running_browser
+from tests.support.service_helpers import BODY_LIMIT, MODEL, QUEUE_LIMIT, Layout, RunningService, running_service
 
 
 @pytest.fixture(scope="session")

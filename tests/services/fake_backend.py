@@ -25,7 +25,7 @@ from solrl_rollout.settings import ModelSpec, RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
 
 SHAPE = (3, 4, 4)
-REWARD = "fake_backend:brightness"
+REWARD = "tests.services.fake_backend:brightness"
 
 
 def brightness(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Any]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Third-party rewards with faults, loaded by the real service as `faulty_rewards:<name>`."""
+"""Third-party rewards with faults, loaded by the real service as `tests.services.faulty_rewards:<name>`."""
 
 import os
 import signal

@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 from PIL import Image
-from service_helpers import RunningService
 from solrl_proto.status import IterationReport, Samples
+from tests.support.service_helpers import RunningService
 
 SCORING = [
     {"of": "candidates", "by": "service", "reward": "clipscore", "seconds": 0.41},

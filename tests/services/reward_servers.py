@@ -15,16 +15,15 @@ from typing import Any
 import httpx
 import torch
 import uvicorn
-from fault_trials.child import command
-from fault_trials.processes import Program
-from service_helpers import is_ready
 from solrl_core.fingerprint import combined_digest
 from solrl_core.rewards.wire import decode_scoring, encode_scoring
 from solrl_http.serving import bind
 from solrl_proto.problems import PROBLEM_MEDIA_TYPE, ProblemKind
 from solrl_proto.scores import SCORES_MEDIA_TYPE, ScoreAnswer, ScorePrompt, ScoreRequest
 from solrl_reward.cli import main
-from support.ports import free_port
+from tests.support.ports import free_port
+from tests.support.programs import Program, command
+from tests.support.service_helpers import is_ready
 
 DIGEST = combined_digest("as announced")
 NAME = "brightness"
@@ -98,7 +97,7 @@ class RewardProcess:
 
     def start(self) -> None:
         """Start the process and wait until it is ready."""
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
         sys.audit("solrl.fork", None, self._words)  # for `--unit`, like an event of subprocess
         arguments = (main, self._words, str(self._folder), environment)
         self.program = Program(command, arguments, self._folder / "reward-server.log")

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
-from service_helpers import MODEL, RunningService, adapter_headers, read_response, running_service
 from solrl_http.tokens import Scope, create_token
+from tests.support.service_helpers import MODEL, RunningService, adapter_headers, read_response, running_service
 
 SCOPES: tuple[Scope, ...] = ("rollout", "push", "admin")
 

@@ -1,4 +1,4 @@
-"""Rewards that a test's reward service computes, as `served_rewards:<name>`; they record their batches."""
+"""Rewards that a test's reward service computes by their names in this module; they record their batches."""
 
 import threading
 import time
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from faulty_rewards import once_tried
 from solrl_client.cancellation import current
 from solrl_core.errors import RewardUnavailableError
 from solrl_core.rewards.reward import checks_prompts
+from tests.services.faulty_rewards import once_tried
 
 batches: list[int] = []
 """Sizes of the batches of `gated`, `greedy` and `away`, in order."""

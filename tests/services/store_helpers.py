@@ -6,7 +6,7 @@ import pytest
 from solrl_proto.adapters import AdapterInfo
 from solrl_proto.problems import Problem, ProblemError
 from solrl_rollout.store import RunStore
-from support.adapters import stored_version
+from tests.support.adapters import stored_version
 
 TENANT = "tenant-a"
 

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from outlier_models import save_with_outliers
 from solrl_core.families import load_backbone
 from solrl_core.layer_list import kept_layers, write_layer_list
 from solrl_engine.precision_check import FLOOR
 from solrl_rollout.check import read_prompts
 from solrl_rollout.cli import main
-from typed import accepted, refused
+from tests.support.outlier_models import save_with_outliers
+from tests.support.typed import accepted, refused
 
 ATTENTION = "transformer_blocks.1.attn"
 LAYER = f"{ATTENTION}.to_out.0"

@@ -14,7 +14,7 @@ from solrl_proto.identifiers import Precision
 from solrl_rollout.cli import main
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.settings import RolloutSettings, parse_model
-from typed import accepted, refused
+from tests.support.typed import accepted, refused
 
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 EXPLORED_AND_REGENERATED: tuple[Precision, ...] = ("nvfp4", "bf16")

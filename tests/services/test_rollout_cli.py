@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from reward_servers import DIGEST, NAME, Misbehaving, serving
 from solrl_core.families.load import locate
 from solrl_reward.cli import main as reward_main
 from solrl_reward.settings import RewardSettings
@@ -19,9 +18,10 @@ from solrl_rollout.cli import main
 from solrl_rollout.doctor import check, memory_findings, redis_findings
 from solrl_rollout.serve import _warn_of_password
 from solrl_rollout.settings import RolloutSettings
-from support.ports import free_port
-from support.redis_server import RedisServer
-from typed import accepted, refused, typed
+from tests.services.reward_servers import DIGEST, NAME, Misbehaving, serving
+from tests.support.ports import free_port
+from tests.support.redis_server import RedisServer
+from tests.support.typed import accepted, refused, typed
 
 
 def here(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -12,12 +12,21 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service
 from solrl_http.serving import bind, run_server
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from solrl_rollout.store.redis_store import RedisRunStore
-from store_helpers import adapter
-from support.redis_server import RedisServer, running_redis
+from tests.services.store_helpers import adapter
+from tests.support.redis_server import RedisServer, running_redis
+from tests.support.service_helpers import (
+    Layout,
+    RunningService,
+    adapter_file,
+    problem,
+    rollout_request,
+    running_service,
+)
+
+FATAL, PICKY, STUCK = (f"tests.services.faulty_rewards:{name}" for name in ("fatal", "picky", "stuck"))
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +38,7 @@ def redis_server() -> Iterator[RedisServer]:
 @pytest.fixture(scope="module")
 def frail(redis_server: RedisServer) -> Iterator[RunningService]:
     """A service with Redis and faulty rewards. The tests of this file break more and more of it, in order."""
-    rewards = ["clipscore", "faulty_rewards:picky"]
+    rewards = ["clipscore", PICKY]
     with running_service("--redis-url", redis_server.url, "--rewards", *rewards) as running:
         yield running
 
@@ -60,7 +69,7 @@ def test_the_lag_counts_versions_pushed_to_other_replicas(
 
 
 def test_a_failing_group_ends_the_stream_after_the_groups_before_it(frail: RunningService) -> None:
-    request = rollout_request(prompts=["one", "two", "three"], count=2, rewards=("faulty_rewards:picky",))
+    request = rollout_request(prompts=["one", "two", "three"], count=2, rewards=(PICKY,))
     for prompt, want in zip(request["prompts"], ("1", "nan", "1"), strict=True):
         prompt["metadata"] = {"want": want}
     response = frail.client.post("/v1/rollouts", json=request, headers={"Accept": STREAM_MEDIA_TYPE})
@@ -129,7 +138,7 @@ def test_work_beyond_the_drain_timeout_is_cancelled() -> None:
 
 
 def test_it_ends_when_told_although_a_reward_does_not_return() -> None:
-    rewards, limits = ("--rewards", "faulty_rewards:stuck"), ("--live-timeout", "1", "--drain-timeout", "0")
+    rewards, limits = ("--rewards", STUCK), ("--live-timeout", "1", "--drain-timeout", "0")
     with running_service(*rewards, *limits) as service:
         asked = service.send(rollout_request(count=1, steps=1, rewards=rewards[1:], metadata={"stop": True}))
         asked.socket.sendall(asked.rest)
@@ -139,7 +148,7 @@ def test_it_ends_when_told_although_a_reward_does_not_return() -> None:
         assert service.process.wait(600) == 0
         log = service.log.read_text()
         assert "Traceback" not in log
-        assert "is left behind; its chunks have the rewards faulty_rewards:stuck" in log
+        assert f"is left behind; its chunks have the rewards {STUCK}" in log
 
 
 @pytest.mark.anyio
@@ -167,8 +176,8 @@ async def test_a_second_signal_stops_it_immediately() -> None:
 
 
 def test_a_dead_engine_ends_the_process_so_that_it_can_be_restarted() -> None:
-    with running_service("--rewards", "clipscore", "faulty_rewards:fatal", ends_with=2) as service:
-        response = ask(service, "faulty_rewards:fatal")
+    with running_service("--rewards", "clipscore", FATAL, ends_with=2) as service:
+        response = ask(service, FATAL)
         assert (response.status_code, problem(response)["kind"]) == (503, "engine-dead")
         assert service.process.wait(600) == 2
         assert "the engine thread died" in service.log.read_text()

@@ -11,11 +11,11 @@ from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.rollouts import loading
-from support.ports import free_port
-from training_helpers import tiny_config
-from typed import typed
+from tests.support.ports import free_port
+from tests.support.typed import typed
+from tests.trainer.training_helpers import tiny_config
 
-TYPO = "faulty_rewards:typo"
+TYPO = "tests.services.faulty_rewards:typo"
 SAID = f"reward '{TYPO}' cannot be used: tried on two grey images, it failed on image 0 of prompt"
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fake_backend import FakeBackend
 from solrl_engine.backend import GenerationRequest
+from tests.services.fake_backend import FakeBackend
 
 
 def uneven(*_: Any) -> FakeBackend:

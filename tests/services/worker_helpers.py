@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_backend import REWARD, chunk, job, pinged
 from prometheus_client.parser import text_string_to_metric_families
-from service_helpers import Layout, RunningService, adapter_file
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
+from tests.services.fake_backend import REWARD, chunk, job, pinged
+from tests.support.service_helpers import Layout, RunningService, adapter_file
 
-LETHAL = "faulty_rewards:lethal"
+LETHAL = "tests.services.faulty_rewards:lethal"
 
 
 @contextlib.contextmanager

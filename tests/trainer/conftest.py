@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from lora_helpers import own_copy
-from read_once import once
-from service_helpers import RunningService, running_service
-from small_model import small_model
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.rewards import clipscore
 from solrl_core.rewards.loading import pretrained
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.rollouts import loading
+from tests.core.lora_helpers import own_copy
+from tests.support.service_helpers import RunningService, running_service
+from tests.support.small_model import small_model
+from tests.trainer.read_once import once
 
 
 @once

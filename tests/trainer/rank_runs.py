@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from fault_trials.processes import RankPrograms
-from rank_programs import solrl_train
-from small_model import small_model
-from support.ports import free_port
-from training_helpers import same, sets, state
+from tests.support.ports import free_port
+from tests.support.programs import RankPrograms
+from tests.support.small_model import small_model
+from tests.trainer.rank_programs import solrl_train
+from tests.trainer.training_helpers import same, sets, state
 
 SETTINGS = (
     f"model={small_model()}",

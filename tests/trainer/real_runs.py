@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from service_helpers import RunningService, running_service
-from small_model import small_model
 from solrl_client.retries import Wait
 from solrl_proto.adapters import AdapterList, adapter_digest
 from solrl_trainer.loop import Result, train
@@ -17,8 +15,10 @@ from solrl_trainer.records.records import IterationRecord
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.run_folder.metrics_file import read_metrics
 from solrl_trainer.settings.config import RunConfig
-from support.ports import free_port
-from training_helpers import state, tiny_config
+from tests.support.ports import free_port
+from tests.support.service_helpers import RunningService, running_service
+from tests.support.small_model import small_model
+from tests.trainer.training_helpers import state, tiny_config
 
 SMALL = (
     *("explore.prompts=2", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "explore.precision=nvfp4"),

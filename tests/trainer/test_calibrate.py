@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 from PIL import Image
-from small_model import small_model
 from solrl_core.errors import MismatchError
 from solrl_core.families import load_backbone
 from solrl_core.fingerprint import model_digest, module_digest, part_digests
@@ -35,7 +34,8 @@ from solrl_trainer.rollouts.candidates import GroupSampler
 from solrl_trainer.rollouts.exploration import exploration_plan
 from solrl_trainer.rollouts.loading import check_bindings
 from solrl_trainer.settings.presets import ConfigError, resolve
-from training_helpers import prompts_in
+from tests.support.small_model import small_model
+from tests.trainer.training_helpers import prompts_in
 
 ROOT = Path(__file__).parents[2]
 PRESET = "mini-sana/sol_rl/clipscore"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from lora_helpers import own_copy
 from solrl_core.families import Backbone
 from solrl_trainer.policy.policy import CURRENT, OLD, Policy
 from solrl_trainer.run_folder import checkpoints
 from solrl_trainer.run_folder.checkpoints import DamagedCheckpointError
 from solrl_trainer.settings.config import RunConfig
-from training_helpers import make_policy, make_samples, same, tiny_config, train_on
+from tests.core.lora_helpers import own_copy
+from tests.trainer.training_helpers import make_policy, make_samples, same, tiny_config, train_on
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from service_helpers import RunningService, running_service
 from solrl_core.families import load_backbone
 from solrl_core.image_files import from_file
 from solrl_core.sampling.generator import Generator
@@ -22,10 +21,11 @@ from solrl_trainer.commands.calibrate import calibrate
 from solrl_trainer.evaluation.gallery import load_gallery
 from solrl_trainer.run_folder import checkpoints
 from solrl_trainer.settings.config import RunConfig
-from tiny_pipelines import FRAMES, write_wan
-from training_helpers import QUICK, events, run_config
+from tests.core.families.tiny_pipelines import FRAMES, write_wan
+from tests.support.service_helpers import RunningService, running_service
+from tests.trainer.training_helpers import QUICK, events, run_config
 
-REWARDS = {"training_helpers:redness": 1.0, "motion": 0.1}
+REWARDS = {"tests.trainer.training_helpers:redness": 1.0, "motion": 0.1}
 SMALL = (
     *(*QUICK, "explore.keep=4", "optimizer.updates=1", "optimizer.learning_rate=3e-2", "prompts=shapes"),
     *("guidance=2.5", "evaluate.prompts=2", "evaluate.seeds=2", f"rewards={REWARDS}"),

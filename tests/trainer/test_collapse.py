@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_folders import iteration_record
 from solrl_proto.status import Spread
 from solrl_trainer.records.collapse import CollapseAlarm, collapse
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.run_folder.metrics_file import MetricsFile
 from solrl_trainer.run_folder.resuming import Change
+from tests.trainer.run_folders import iteration_record
 
 
 def lines(count: int, **figures: Any) -> list[dict[str, Any]]:

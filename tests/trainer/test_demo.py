@@ -10,12 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from fault_trials.child import command
-from fault_trials.processes import Program
 from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.demo import SHAPES, WORDS, demo_config
 from solrl_trainer.settings.presets import ConfigError
-from typed import refused
+from tests.support.programs import Program, command
+from tests.support.typed import refused
 
 
 def children_of(demo: Program, *programs: bytes) -> list[int]:

@@ -7,8 +7,8 @@ import solrl_trainer.commands.cli
 from solrl_rollout.doctor import check as check_service
 from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.commands.doctor import check
-from support.ports import free_port
-from typed import typed
+from tests.support.ports import free_port
+from tests.support.typed import typed
 
 
 @pytest.fixture(autouse=True)

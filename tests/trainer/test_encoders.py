@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from real_runs import Watcher
 from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.fingerprint import part_digests
@@ -14,8 +13,9 @@ from solrl_core.sampling.prompt_cache import PromptCache
 from solrl_trainer.loop import train
 from solrl_trainer.policy.encoders import Encoders
 from solrl_trainer.rollouts.models import Models
+from tests.trainer.real_runs import Watcher
+from tests.trainer.training_helpers import PROMPTS, QUICK, tiny_config
 from torch import nn
-from training_helpers import PROMPTS, QUICK, tiny_config
 
 Move = tuple[str, str]
 """Class of a moved encoder, and the device."""

@@ -14,7 +14,6 @@ import huggingface_hub.constants
 import pytest
 import torch
 from diffusers import SanaTransformer2DModel
-from fake_hub import FakeHub
 from PIL import Image
 from safetensors.torch import load_file
 from solrl_core.families import load_backbone
@@ -22,8 +21,9 @@ from solrl_minis import catalog
 from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.evaluate import evaluate_run
 from solrl_trainer.commands.run import run
-from training_helpers import QUICK, prompts_in, run_config
-from typed import accepted, refused, typed
+from tests.support.typed import accepted, refused, typed
+from tests.trainer.fake_hub import FakeHub
+from tests.trainer.training_helpers import QUICK, prompts_in, run_config
 
 SMALL = (
     *QUICK,

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from service_helpers import RunningService, running_service
 from solrl_trainer.algorithms.training_data import TrainingSamples
 from solrl_trainer.commands import run
 from solrl_trainer.evaluation.gallery import load_gallery
 from solrl_trainer.loop import Result
 from solrl_trainer.policy.update import UpdateFigures, Updater
 from solrl_trainer.settings.config import RunConfig
-from training_helpers import QUICK, events, run_config
+from tests.support.service_helpers import RunningService, running_service
+from tests.trainer.training_helpers import QUICK, events, run_config
 
 REWARDS = ("clipscore", "pickscore", "hpsv2", "imagereward")
 TRAINED = {"mini-sana": "imagereward", "mini-sd3": "hpsv2", "mini-flux": "pickscore"}

@@ -14,13 +14,13 @@ from solrl_core.sampling.sampler import solve
 from solrl_trainer.commands import run
 from solrl_trainer.policy.policy import CURRENT, Policy
 from solrl_trainer.run_folder import checkpoints
-from tiny_pipelines import write_flux2_klein, write_qwen_image
-from training_helpers import QUICK, run_config
+from tests.core.families.tiny_pipelines import write_flux2_klein, write_qwen_image
+from tests.trainer.training_helpers import QUICK, run_config
 
 QWEN = {"qwen-image": write_qwen_image, "flux2-klein": write_flux2_klein}
 SMALL = (
     *(*QUICK, "rollout_url=null", "explore.prompts=1", "optimizer.updates=1", "optimizer.learning_rate=3e-2"),
-    *("prompts=shapes", "guidance=2.5", "rewards={'training_helpers:redness': 1}"),
+    *("prompts=shapes", "guidance=2.5", "rewards={'tests.trainer.training_helpers:redness': 1}"),
 )
 PROMPT = "a red circle"
 

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-from real_runs import SMALL, Watcher
-from service_helpers import running_service
 from solrl_core.errors import MismatchError
 from solrl_core.families import load_backbone
 from solrl_core.families.skeleton import load_skeleton
@@ -15,7 +13,9 @@ from solrl_trainer.commands.run import run
 from solrl_trainer.evaluation.gallery import load_gallery
 from solrl_trainer.loop import train
 from solrl_trainer.settings.config import RunConfig
-from training_helpers import tiny_config
+from tests.support.service_helpers import running_service
+from tests.trainer.real_runs import SMALL, Watcher
+from tests.trainer.training_helpers import tiny_config
 
 
 def test_a_run_explores_trains_and_evaluates_at_its_size_and_another_evaluation_at_its_own(tmp_path: Path) -> None:

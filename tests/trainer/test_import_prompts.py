@@ -15,7 +15,7 @@ from solrl_trainer.commands.cli import main
 from solrl_trainer.commands.import_prompts import HELD_OUT, import_prompts
 from solrl_trainer.prompts import prompt_tables
 from solrl_trainer.prompts.prompt_sets import folded, read_prompts
-from typed import refused, typed
+from tests.support.typed import refused, typed
 
 
 def written(path: Path, text: str) -> Path:

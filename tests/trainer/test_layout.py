@@ -20,8 +20,8 @@ from solrl_trainer.layouts.layouts import (
 )
 from solrl_trainer.session import running_text
 from solrl_trainer.settings.presets import resolve
-from training_helpers import tiny_config
-from typed import accepted, refused
+from tests.support.typed import accepted, refused
+from tests.trainer.training_helpers import tiny_config
 
 ROOT = Path(__file__).parents[2]
 PARTS = Stages(explore=7.5, regenerate=7.0, train=12.5)

@@ -4,15 +4,15 @@ import warnings
 
 import pytest
 import torch
-from lora_helpers import own_copy
 from peft import LoraConfig, inject_adapter_in_model
 from solrl_core.families import Backbone, load_backbone
 from solrl_trainer.policy.lora import LoraLinear, LoraWeights
 from solrl_trainer.policy.lora_product import lora_product
 from solrl_trainer.policy.policy import CURRENT, Policy
 from solrl_trainer.settings.config import Lora
+from tests.core.lora_helpers import own_copy
+from tests.trainer.training_helpers import velocity
 from torch import nn
-from training_helpers import velocity
 
 LORA = Lora(rank=4, alpha=8)
 

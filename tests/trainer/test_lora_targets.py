@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from service_helpers import running_service
-from small_model import small_model
 from solrl_core.adapter import decode_adapter
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
@@ -18,8 +16,10 @@ from solrl_trainer.memory.training_memory import plan_training
 from solrl_trainer.policy.policy import Policy
 from solrl_trainer.settings.config import Lora
 from solrl_trainer.settings.presets import resolve
-from training_helpers import QUICK, run_config
-from typed import accepted, typed
+from tests.support.service_helpers import running_service
+from tests.support.small_model import small_model
+from tests.support.typed import accepted, typed
+from tests.trainer.training_helpers import QUICK, run_config
 
 VALUES = r".*attn1\.to_v"
 SMALL = (

@@ -28,10 +28,10 @@ from solrl_trainer.memory.training_memory import TrainingPlan, iteration_bytes, 
 from solrl_trainer.policy.lora import inject
 from solrl_trainer.settings.config import Lora
 from solrl_trainer.settings.presets import resolve
-from support.true_shapes import write_skeleton
-from tiny_pipelines import write_z_image
-from training_helpers import tiny_config
-from typed import accepted, refused, typed
+from tests.core.families.tiny_pipelines import write_z_image
+from tests.support.true_shapes import write_skeleton
+from tests.support.typed import accepted, refused, typed
+from tests.trainer.training_helpers import tiny_config
 
 MIB = 2**20
 STAYING = MemoryLayout(sharded=False, offloaded=False, checkpointed=0)

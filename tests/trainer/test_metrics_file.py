@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_folders import iteration_record
 from solrl_trainer.report.model_card import held_out
 from solrl_trainer.report.page import write_report
 from solrl_trainer.run_folder.metrics_file import MetricsFile, read_metrics
+from tests.trainer.run_folders import iteration_record
 
 
 def filled(path: Path) -> MetricsFile:

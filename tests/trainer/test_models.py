@@ -8,7 +8,7 @@ from solrl_core.sampling.generator import Generator
 from solrl_trainer.memory.run_memory import MemoryLayout, explored_precision
 from solrl_trainer.rollouts import models as models_module
 from solrl_trainer.rollouts.models import Models
-from training_helpers import same, tiny_config
+from tests.trainer.training_helpers import same, tiny_config
 
 
 def weights(generator: Generator) -> dict[str, torch.Tensor]:

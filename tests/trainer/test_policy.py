@@ -8,7 +8,7 @@ from solrl_core.lora import adapter_layout
 from solrl_core.sampling.generator import Generator
 from solrl_trainer.policy.policy import CURRENT, OLD, Policy
 from solrl_trainer.settings.config import Lora, PolicySettings
-from training_helpers import same, velocity
+from tests.trainer.training_helpers import same, velocity
 
 LORA = Lora(rank=2, alpha=4)
 

@@ -13,7 +13,7 @@ from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
 from solrl_trainer.settings.presets import RECIPES, ConfigError, names, resolve, resolve_again
 from solrl_trainer.settings.settings_yaml import settings_yaml, sourced_yaml
-from typed import accepted, typed
+from tests.support.typed import accepted, typed
 
 PRESET = "mini-sana/sol_rl/clipscore"
 

@@ -13,13 +13,13 @@ from typing import TextIO
 
 import pytest
 from rich.console import Console, ConsoleRenderable
-from run_folders import LONG_REWARD, RESULT, iteration_record, result_of_sum
 from solrl_client.retries import Wait
 from solrl_trainer.policy.progress import ProgressCounter
 from solrl_trainer.records import time_left
 from solrl_trainer.records.progress import RichReporter, evaluation_table, result_table, rewards_table
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.records.time_left import Countdown, TimeLeft
+from tests.trainer.run_folders import LONG_REWARD, RESULT, iteration_record, result_of_sum
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.rollouts.long_prompts import warn_of_long_prompts
 from solrl_trainer.session import open_session
 from solrl_trainer.settings.presets import resolve
-from training_helpers import prompts_in
+from tests.trainer.training_helpers import prompts_in
 
 
 def written(folder: Path, name: str, text: str) -> Path:

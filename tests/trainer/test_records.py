@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_folders import iteration_record
 from solrl_proto.rollouts import RewardTime
 from solrl_proto.status import ScoringTime
 from solrl_trainer.policy.update import UpdateFigures
@@ -15,6 +14,7 @@ from solrl_trainer.records.records import HeldOutRecord, spread_of
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.records.shown_log import TRAINER_LOG, shown_log
 from solrl_trainer.rollouts.device_source import RewardClock
+from tests.trainer.run_folders import iteration_record
 
 
 def test_the_line_of_an_iteration() -> None:

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from reward_servers import serving
-from service_helpers import MODEL, RunningService, running_service
 from solrl_client.rollouts import RolloutClient
 from solrl_core import diagnosis
 from solrl_proto.problems import ProblemError
@@ -19,7 +17,9 @@ from solrl_trainer.memory.run_memory import reward_sizes
 from solrl_trainer.service.requirements import require_rewards, reward_specs
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
-from training_helpers import QUICK, events, prompts_in, run_config
+from tests.services.reward_servers import serving
+from tests.support.service_helpers import MODEL, RunningService, running_service
+from tests.trainer.training_helpers import QUICK, events, prompts_in, run_config
 
 AWAY = "http://127.0.0.1:9"
 SMALL = (*QUICK, "explore.prompts=1", "explore.keep=4", "explore.candidates=8", "optimizer.updates=1")
@@ -38,7 +38,7 @@ def test_a_reward_of_a_server_needs_no_code_here(notes: list[str]) -> None:
         require_judges(["elsewhere:only"], prompts, "train")
 
 
-FUSSY = "served_rewards:fussy"
+FUSSY = "tests.services.served_rewards:fussy"
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_a_run_with_a_reward_server_equals_a_local_one_up_to_the_rounding_to_byt
     assert there["proxy_mean"] != here["proxy_mean"], "the server scored rounded images"
 
 
-BROUGHT = "served_rewards:brightness"
+BROUGHT = "tests.services.served_rewards:brightness"
 
 
 @pytest.fixture(scope="module")

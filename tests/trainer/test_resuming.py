@@ -13,8 +13,8 @@ from solrl_core.model_options import ModelOptions
 from solrl_trainer.commands.cli import main
 from solrl_trainer.run_folder.checkpoints import Checkpoint
 from solrl_trainer.run_folder.resuming import check, check_names, parts_before_loading, parts_when_loaded
-from training_helpers import QUICK, events, prompts_in, sets, tiny_config
-from typed import accepted, refused
+from tests.support.typed import accepted, refused
+from tests.trainer.training_helpers import QUICK, events, prompts_in, sets, tiny_config
 
 PARTS = {
     "prompts:train": "sha256:1",

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from real_runs import Watcher
-from small_model import small_model
 from solrl_trainer.loop import train
 from solrl_trainer.records.reward_shares import log_outlier, log_shares, reward_shares, shares_text
-from training_helpers import events, tiny_config
+from tests.support.small_model import small_model
+from tests.trainer.real_runs import Watcher
+from tests.trainer.training_helpers import events, tiny_config
 
 FLAT = torch.zeros(2, 4)
 ROUNDED = torch.full((2, 4), 27.3).index_fill(1, torch.tensor(0), 27.300001)

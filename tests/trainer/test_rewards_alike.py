@@ -6,13 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import faulty_rewards
 import httpx
 import pytest
 import torch
-from fake_backend import SHAPE, FakeBackend
-from reward_servers import serving
-from service_helpers import rollout_request
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.reward import PlainDefaults
@@ -30,9 +26,13 @@ from solrl_reward.settings import RewardSettings
 from solrl_rollout.http.app import create_app as create_rollout_app
 from solrl_rollout.settings import RolloutSettings
 from solrl_trainer.rollouts.sample_scorer import SampleScorer
+from tests.services import faulty_rewards
+from tests.services.fake_backend import SHAPE, FakeBackend
+from tests.services.reward_servers import serving
+from tests.support.service_helpers import rollout_request
 
 NAMES = ("picky", "twice", "few", "leave", "end", "listed", "complex_numbers", "evil")
-WANT, TWICE, FEW, LEAVE, END, LISTED, COMPLEX, EVIL = (f"faulty_rewards:{name}" for name in NAMES)
+WANT, TWICE, FEW, LEAVE, END, LISTED, COMPLEX, EVIL = (f"tests.services.faulty_rewards:{name}" for name in NAMES)
 PLACES = ("service", "service's server", "trainer", "trainer's server")
 TEXT, SEEDS = "a red circle", [1, 2, 3]
 CPU = torch.device("cpu")
@@ -149,7 +149,7 @@ def test_scores_are_equal(everywhere: dict[str, Score], place: str, weights: dic
 )
 def test_faults_agree(everywhere: dict[str, Score], place: str, name: str, want: Any, said: str, weight: float) -> None:
     fault, told = everywhere[place](
-        {"faulty_rewards:twice" if name != TWICE else WANT: 1, name: weight}, {"want": want}
+        {"tests.services.faulty_rewards:twice" if name != TWICE else WANT: 1, name: weight}, {"want": want}
     )
     assert fault == "fails"
     assert told.endswith(f"reward {name!r} {said}")

@@ -26,10 +26,10 @@ from solrl_trainer.run_folder.folder import FolderInUseError, check_free, check_
 from solrl_trainer.settings.defaults import DEFAULT_PRESET
 from solrl_trainer.settings.presets import read_settings_file, resolve
 from solrl_trainer.settings.token_places import warn_of_tokens
-from support.ports import free_port
+from tests.support.ports import free_port
+from tests.support.typed import accepted, refused, typed
+from tests.trainer.training_helpers import QUICK, prompts_in, same, sets, state
 from torch import rand
-from training_helpers import QUICK, prompts_in, same, sets, state
-from typed import accepted, refused, typed
 
 PRESET = "mini-sana/naive_scaling/clipscore"
 """Without a service."""

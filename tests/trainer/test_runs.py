@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from service_helpers import RunningService, adapter_file
 from solrl_core.families import Backbone
 from solrl_core.lora import adapter_layout
 from solrl_trainer.commands.cli import main
-from support.ports import free_port
-from typed import refused, typed
+from tests.support.ports import free_port
+from tests.support.service_helpers import RunningService, adapter_file
+from tests.support.typed import refused, typed
 
 
 @pytest.fixture

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from hostile_service import Answer, HostileService, hostile_service
-from run_folders import iteration_record
 from solrl_client.rollouts import RolloutClient
 from solrl_core.image_files import lossless_file
 from solrl_proto.problems import ProblemKind
@@ -26,7 +24,9 @@ from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.records.status_reports import StatusReporter, run_settings
 from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.settings.config import RunConfig
-from training_helpers import tiny_config
+from tests.trainer.hostile_service import Answer, HostileService, hostile_service
+from tests.trainer.run_folders import iteration_record
+from tests.trainer.training_helpers import tiny_config
 
 LOST, ARRIVED = Answer(503), Answer()
 REFUSAL = {"type": "urn:solrl:problem:invalid-request", "title": "Request is not valid", "status": 422}

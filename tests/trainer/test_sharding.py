@@ -10,10 +10,10 @@ from solrl_trainer.policy import sharding
 from solrl_trainer.policy.policy import Policy
 from solrl_trainer.policy.sharding import check_sharding, place, shard_base, sharded_bytes
 from solrl_trainer.ranks.communicator import Communicator
+from tests.trainer.training_helpers import Ranks, tiny_config
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from training_helpers import Ranks, tiny_config
 
 MIB = 2**20
 

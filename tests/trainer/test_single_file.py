@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import original_files as original
 import pytest
-from service_helpers import running_service
 from solrl_core.families import load_backbone
 from solrl_core.families.load import locate
 from solrl_core.fingerprint import module_digest
@@ -15,8 +13,10 @@ from solrl_trainer.commands.run import run
 from solrl_trainer.records.status_reports import run_settings
 from solrl_trainer.report.model_card import model_card
 from solrl_trainer.settings.presets import resolve
-from training_helpers import QUICK, run_config
-from typed import accepted
+from tests.core.families import original_files as original
+from tests.support.service_helpers import running_service
+from tests.support.typed import accepted
+from tests.trainer.training_helpers import QUICK, run_config
 
 PRESET = "mini-sd3/sol_rl/clipscore"
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_folders import iteration_record
 from solrl_proto.status import ScoringTime
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.records.slow_rewards import slow_reward
 from solrl_trainer.run_folder.metrics_file import MetricsFile
+from tests.trainer.run_folders import iteration_record
 
 
 def scored(reward: str, seconds: float, by: str = "trainer", of: str = "samples") -> ScoringTime:

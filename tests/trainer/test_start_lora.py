@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from lora_helpers import own_copy, random_adapter
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load, load_file, save_file
 from solrl_core.adapter import Adapter, encode_adapter, encode_for_diffusers, lora_a_key, lora_b_key
@@ -21,8 +20,9 @@ from solrl_trainer.policy.policy import CURRENT, OLD, Policy
 from solrl_trainer.policy.start_lora import read_start
 from solrl_trainer.settings.config import Lora
 from solrl_trainer.settings.presets import resolve
-from training_helpers import QUICK
-from typed import typed
+from tests.core.lora_helpers import own_copy, random_adapter
+from tests.support.typed import typed
+from tests.trainer.training_helpers import QUICK
 
 TARGET = "transformer_blocks.0.attn.to_out.0"
 KEY = f"transformer.{TARGET}"

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from real_runs import Watcher
-from service_helpers import RunningService
 from solrl_core.image_files import FRAME_MS
 from solrl_proto.status import THUMBNAIL_BYTES, THUMBNAIL_SIDE, RunDetail
 from solrl_trainer.loop import train
 from solrl_trainer.records import status_reports
 from solrl_trainer.records.status_reports import thumbnail
-from training_helpers import events, tiny_config
+from tests.support.service_helpers import RunningService
+from tests.trainer.real_runs import Watcher
+from tests.trainer.training_helpers import events, tiny_config
 
 SMALL = (
     *("explore.prompts=2", "explore.candidates=12", "explore.keep=4", "explore.steps=2", "regenerate.steps=2"),

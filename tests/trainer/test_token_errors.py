@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
-from hostile_service import Answer, hostile_service
-from security_helpers import Guarded, guarded_service
 from solrl_trainer.commands.cli import main
-from typed import refused, typed
+from tests.services.security_helpers import Guarded, guarded_service
+from tests.support.typed import refused, typed
+from tests.trainer.hostile_service import Answer, hostile_service
 
 PLACES = "the token is taken from SOLRL_TOKEN, or from the file that SOLRL_TOKEN_PATH names"
 

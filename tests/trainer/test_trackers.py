@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from recording_tracker import Recorder
-from run_folders import iteration_line
 from solrl_trainer.commands.cli import main
 from solrl_trainer.records.evaluations import Evaluation
 from solrl_trainer.records.records import HeldOutRecord
@@ -25,11 +23,13 @@ from solrl_trainer.records.trackers.tracker import Tracker
 from solrl_trainer.run_folder.metrics_file import MetricsFile, read_metrics
 from solrl_trainer.settings.config import RunConfig
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from training_helpers import tiny_config
-from typed import refused
+from tests.support.typed import refused
+from tests.trainer.recording_tracker import Recorder
+from tests.trainer.run_folders import iteration_line
+from tests.trainer.training_helpers import tiny_config
 
 PROMPTS = ["a red circle", "two blue squares"]
-RECORDER = "recording_tracker:Recorder"
+RECORDER = "tests.trainer.recording_tracker:Recorder"
 
 
 @pytest.fixture(autouse=True)
@@ -176,11 +176,11 @@ def test_a_missing_tracker_is_refused(tmp_path: Path, name: str, message: str, m
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from run_folders import iteration_line
+from tests.trainer.run_folders import iteration_line
 from solrl_trainer.run_folder.metrics_file import MetricsFile
 from solrl_trainer.records.run_log import RunLog
 from solrl_trainer.records.trackers.run_trackers import open_trackers
-from test_trackers import tracked
+from tests.trainer.test_trackers import tracked
 config = tracked(Path(sys.argv[1]), sys.argv[2])
 with open_trackers(config) as trackers:
     log = RunLog(MetricsFile(config.output / "metrics.jsonl"), trackers=trackers)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from lora_helpers import own_copy
 from solrl_core.adapter import lora_b_key
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.sampling.generator import Generator
@@ -18,7 +17,17 @@ from solrl_trainer.policy.policy import CURRENT, OLD
 from solrl_trainer.policy.update import UpdateFigures, training_pairs
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import resolve
-from training_helpers import PROMPTS, TINY, make_policy, make_samples, same, tiny_config, train_on, updater
+from tests.core.lora_helpers import own_copy
+from tests.trainer.training_helpers import (
+    PROMPTS,
+    TINY,
+    make_policy,
+    make_samples,
+    same,
+    tiny_config,
+    train_on,
+    updater,
+)
 
 MINIATURES = ("mini-sana", "mini-sd3", "mini-flux")
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from tiny_models import MODELS, Tiny, load_both
+from tests.core.families.tiny_models import MODELS, Tiny, load_both
 
 
 @pytest.fixture(scope="session")

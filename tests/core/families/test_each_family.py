@@ -12,8 +12,8 @@ from solrl_core.families.z_image import ZImage
 from solrl_core.families.z_image_fused import ZImageFusedBlock
 from solrl_core.precision import LayerPolicy, apply_policy
 from solrl_core.sampling.noise import initial_noise
-from tiny_models import ONE_EACH, Tiny, variants
-from tiny_pipelines import PROMPTS, QWEN_TOKENS, difference
+from tests.core.families.tiny_models import ONE_EACH, Tiny, variants
+from tests.core.families.tiny_pipelines import PROMPTS, QWEN_TOKENS, difference
 from torch._dynamo.testing import CompileCounterWithBackend
 
 

@@ -9,15 +9,15 @@ import pytest
 import safetensors.torch
 import torch
 from diffusers import DiffusionPipeline
-from lora_helpers import random_adapter, with_peft
 from peft import PeftModel
 from solrl_core.adapter import Adapter, decode_adapter, encode_adapter, encode_for_diffusers
 from solrl_core.families import Backbone
 from solrl_core.lora import adapter_layout
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import initial_noise
-from tiny_models import ONE_EACH, Tiny, by_diffusers
-from tiny_pipelines import PROMPTS, difference, on_a_grid
+from tests.core.families.tiny_models import ONE_EACH, Tiny, by_diffusers
+from tests.core.families.tiny_pipelines import PROMPTS, difference, on_a_grid
+from tests.core.lora_helpers import random_adapter, with_peft
 
 pytestmark = pytest.mark.parametrize("tiny", ONE_EACH, indirect=True)
 

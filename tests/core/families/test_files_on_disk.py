@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import original_files as original
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel
@@ -20,7 +19,8 @@ from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.fingerprint import part_digests
 from solrl_core.sampling.generator import Generator
-from tiny_pipelines import write_flux2_klein, write_qwen_image, write_sd3, write_z_image
+from tests.core.families import original_files as original
+from tests.core.families.tiny_pipelines import write_flux2_klein, write_qwen_image, write_sd3, write_z_image
 
 QKV = "joint_blocks.0.x_block.attn.qkv.weight"
 MINI_SD3, MINI_FLUX, MINI_SANA = (Path(locate(name)) for name in ("mini-sd3", "mini-flux", "mini-sana"))

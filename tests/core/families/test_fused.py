@@ -10,8 +10,8 @@ import pytest
 import torch
 from solrl_core.precision import apply_policy, fp8, fuse
 from solrl_core.sampling.noise import initial_noise
-from tiny_models import ONE_EACH, Tiny
-from tiny_pipelines import PROMPTS, difference
+from tests.core.families.tiny_models import ONE_EACH, Tiny
+from tests.core.families.tiny_pipelines import PROMPTS, difference
 from torch import Tensor, nn
 
 CODES = {

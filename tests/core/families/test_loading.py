@@ -14,7 +14,7 @@ from huggingface_hub import errors
 from solrl_core.families import load_backbone
 from solrl_core.families.load import FAMILIES
 from solrl_core.model_options import read_options
-from tiny_pipelines import T5_TOKENS, write_flux
+from tests.core.families.tiny_pipelines import T5_TOKENS, write_flux
 
 
 @pytest.fixture(scope="module")

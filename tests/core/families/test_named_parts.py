@@ -13,7 +13,7 @@ from solrl_core.families import load_backbone
 from solrl_core.families.load import describe_model
 from solrl_core.families.skeleton import load_skeleton
 from solrl_core.memory_plan import plan_memory
-from tiny_pipelines import write_flux
+from tests.core.families.tiny_pipelines import write_flux
 
 LOADERS: tuple[Callable[[str], Any], ...] = (load_skeleton, load_backbone, diagnosis.model)
 

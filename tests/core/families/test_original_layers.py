@@ -11,7 +11,7 @@ from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.families.lora_layouts import ModuleChange, by_module, read_layers
 from solrl_core.families.original_layers import ORIGINAL_LAYERS, Layout, encode_in_layout
 from solrl_core.lora import adapter_layout
-from tiny_models import ONE_EACH, Tiny
+from tests.core.families.tiny_models import ONE_EACH, Tiny
 
 LAYOUTS = pytest.mark.parametrize("layout", ["comfyui", "kohya"])
 RATIOS = pytest.mark.parametrize(("rank", "alpha"), [(2, 2.0), (3, 5.0), (4, 0.7)])

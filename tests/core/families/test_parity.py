@@ -2,8 +2,8 @@
 
 import pytest
 from solrl_core.families.backbone import stack
-from tiny_models import Tiny, by_diffusers, sized
-from tiny_pipelines import FRAMES, HEIGHT, PROMPTS, QWEN_TOKENS, T5_TOKENS, WIDTH, difference
+from tests.core.families.tiny_models import Tiny, by_diffusers, sized
+from tests.core.families.tiny_pipelines import FRAMES, HEIGHT, PROMPTS, QWEN_TOKENS, T5_TOKENS, WIDTH, difference
 
 SEEDS = [3, 14]
 ROWS: dict[str, dict[str, tuple[int, ...]]] = {

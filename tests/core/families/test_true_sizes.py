@@ -14,8 +14,8 @@ import pytest
 from solrl_core.families.load import pipeline_call
 from solrl_core.families.skeleton import Meta, load_skeleton
 from solrl_core.lora import adapter_layout
-from support.true_shapes import write_skeleton
-from tiny_models import MODELS, named_layers
+from tests.core.families.tiny_models import MODELS, named_layers
+from tests.support.true_shapes import write_skeleton
 
 PROJECTIONS = ("to_q", "to_k", "to_v")
 ATTENTION = (*PROJECTIONS, "to_out.0")

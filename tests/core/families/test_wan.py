@@ -16,9 +16,9 @@ from solrl_core.model_options import ImageSize
 from solrl_core.precision import apply_policy, fp8
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.noise import initial_noise
-from support.tiny_skeletons import write_tiny
-from tiny_models import Tiny, by_diffusers, variants
-from tiny_pipelines import PROMPTS, T5_TOKENS, difference, write_wan
+from tests.core.families.tiny_models import Tiny, by_diffusers, variants
+from tests.core.families.tiny_pipelines import PROMPTS, T5_TOKENS, difference, write_wan
+from tests.support.tiny_skeletons import write_tiny
 
 SEEDS = [3, 14]
 

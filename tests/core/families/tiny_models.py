@@ -15,7 +15,14 @@ from solrl_core.families.load import locate
 from solrl_core.families.own_pipeline import by_own_pipeline
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.sampling.generator import Generator
-from tiny_pipelines import write_flux, write_flux2_klein, write_qwen_image, write_sd3, write_wan, write_z_image
+from tests.core.families.tiny_pipelines import (
+    write_flux,
+    write_flux2_klein,
+    write_qwen_image,
+    write_sd3,
+    write_wan,
+    write_z_image,
+)
 
 MODELS: dict[str, Callable[[Path], Path]] = {
     "sana/mini": lambda folder: Path(locate("mini-sana")),

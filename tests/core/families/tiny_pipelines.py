@@ -18,12 +18,13 @@ from diffusers import (
     ZImagePipeline,
     ZImageTransformer2DModel,
 )
-from lora_helpers import own_copy
 from solrl_core.adapter import Adapter, lora_a_key, lora_b_key
 from solrl_core.families import Backbone
 from solrl_core.lora import target_modules
-from support.tiny_skeletons import TINY
-from support.true_shapes import qwen_tokenizer
+from solrl_minis.catalog import mini_sd3
+from tests.core.lora_helpers import own_copy
+from tests.support.tiny_skeletons import TINY
+from tests.support.true_shapes import qwen_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
     CLIPTextConfig,
@@ -37,8 +38,6 @@ from transformers import (
     T5EncoderModel,
     T5TokenizerFast,
 )
-
-from minis_recipe.tokenizers import clip_tokenizer
 
 HEIGHT, WIDTH = 64, 96
 """Default image size in pixels; latents are 8 times smaller."""
@@ -63,9 +62,7 @@ _CHAT = (
 
 @cache
 def _clip_tokenizer() -> CLIPTokenizer:
-    tokenizer = clip_tokenizer()
-    tokenizer.model_max_length = 77
-    return tokenizer
+    return CLIPTokenizer.from_pretrained(mini_sd3() / "tokenizer", model_max_length=77)
 
 
 def t5_tokenizer() -> T5TokenizerFast:

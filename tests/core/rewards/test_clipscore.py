@@ -10,11 +10,21 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from reward_helpers import AESTHETIC, CLIP, ODD_SIZES, PROMPTS, Tensors, as_pil, on_bytes, rewritten, rows_through
 from solrl_core.rewards import clip
 from solrl_core.rewards.aesthetic import CHECKPOINT, REPOSITORY, Aesthetic
 from solrl_core.rewards.clipscore import ClipScore
 from solrl_core.rewards.pickscore import PickScore
+from tests.core.rewards.reward_helpers import (
+    AESTHETIC,
+    CLIP,
+    ODD_SIZES,
+    PROMPTS,
+    Tensors,
+    as_pil,
+    on_bytes,
+    rewritten,
+    rows_through,
+)
 from transformers import CLIPModel, CLIPProcessor
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from reward_helpers import CLIP, DATA, on_bytes
 from solrl_core.rewards.detector import ColourNames, Detector
 from solrl_core.rewards.geneval import GenEval
 from solrl_core.rewards.geneval_rules import (
@@ -24,6 +23,7 @@ from solrl_core.rewards.geneval_rules import (
     relations,
 )
 from solrl_core.rewards.reward import REWARDS, RewardSet, prompt_fault
+from tests.core.rewards.reward_helpers import CLIP, DATA, on_bytes
 from transformers import YolosConfig, YolosForObjectDetection, YolosImageProcessorPil
 
 NAMES = ("person", "aeroplane", "tvmonitor", "dog")

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reward_helpers import AESTHETIC, HPSV2, HPSV3, IMAGEREWARD, reference_pairs, rows_through
 from safetensors.torch import load_file
 from solrl_core.rewards.aesthetic import Aesthetic
 from solrl_core.rewards.hpsv2 import HpsV2, clean_text
 from solrl_core.rewards.hpsv3 import REWARD_TOKEN, HpsV3
 from solrl_core.rewards.imagereward import ImageReward
+from tests.core.rewards.reward_helpers import AESTHETIC, HPSV2, HPSV3, IMAGEREWARD, reference_pairs, rows_through
 
 REFERENCE, IMAGES, PROMPTS = reference_pairs()
 COUNT = len(PROMPTS)

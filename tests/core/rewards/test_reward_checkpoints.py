@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from reward_helpers import AESTHETIC, CLIP, HPSV2, HPSV3, IMAGEREWARD, Tensors, rewritten
 from safetensors.torch import load_file, save_file
 from solrl_core.rewards.aesthetic import Aesthetic
 from solrl_core.rewards.clipscore import ClipScore
@@ -17,6 +16,7 @@ from solrl_core.rewards.hpsv2 import HpsV2
 from solrl_core.rewards.hpsv3 import HpsV3
 from solrl_core.rewards.imagereward import ImageReward
 from solrl_core.rewards.pickscore import PickScore
+from tests.core.rewards.reward_helpers import AESTHETIC, CLIP, HPSV2, HPSV3, IMAGEREWARD, Tensors, rewritten
 
 
 def cut(tensors: Tensors, name: str) -> None:

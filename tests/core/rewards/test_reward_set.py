@@ -9,7 +9,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from reward_helpers import CLIP, HPSV2, IMAGEREWARD
 from solrl_core.errors import RewardError
 from solrl_core.families import Backbone
 from solrl_core.rewards import Reward, RewardSet, load_reward
@@ -18,6 +17,7 @@ from solrl_core.rewards.hpsv3 import HpsV3
 from solrl_core.rewards.ocr import Ocr
 from solrl_core.rewards.reward import REWARDS, checks_prompts, first_fault, prompt_fault, weighted_sum
 from solrl_minis.verifier import verifier_graded_reward, verifier_reward
+from tests.core.rewards.reward_helpers import CLIP, HPSV2, IMAGEREWARD
 
 
 @pytest.fixture(scope="module")

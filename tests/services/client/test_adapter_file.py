@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lora_helpers import random_adapter
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from solrl_client.adapter_file import adapter_file
 from solrl_core.adapter import decode_adapter, encode_adapter
+from tests.core.lora_helpers import random_adapter
 from torch import nn
 
 LAYOUT = {"blocks.0.to_q": (6, 4), "blocks.1.to_q": (6, 4)}

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reward_servers import serving
 from solrl_client import connections
 from solrl_client.connections import http_client, proxy_for
 from solrl_client.rollouts import RolloutClient
 from solrl_core.errors import RewardUnavailableError
 from solrl_remote.remote_reward import RemoteReward
+from tests.services.reward_servers import serving
 
 GNOME = "localhost,127.0.0.0/8,::1"
 SPELLINGS = (GNOME, "", "[::1]", "*.internal, 10.0.0.0/8")

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hostile_service import DIGEST, Answer, HostileService, hostile_service
-from service_helpers import rollout_request
 from solrl_client.addresses import check_rollout_url
 from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
@@ -18,6 +16,8 @@ from solrl_proto.problems import Problem, ProblemError
 from solrl_proto.rollouts import RolloutGroup, RolloutRequest
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError, resolve
+from tests.support.service_helpers import rollout_request
+from tests.trainer.hostile_service import DIGEST, Answer, HostileService, hostile_service
 
 Line = dict[str, Any]
 

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cutting_proxy import CuttingProxy, cutting_proxy
-from service_helpers import RunningService, adapter_file, rollout_request
 from solrl_client.rollouts import RolloutClient
 from solrl_client.tokens import bearer_token
 from solrl_core.families import load_backbone
@@ -14,6 +12,8 @@ from solrl_core.lora import adapter_layout
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import Problem, ProblemError
 from solrl_proto.rollouts import RolloutGroup, RolloutRequest
+from tests.support.service_helpers import RunningService, adapter_file, rollout_request
+from tests.trainer.cutting_proxy import CuttingProxy, cutting_proxy
 
 PROMPTS = [f"{i} red circles" for i in range(6)]
 

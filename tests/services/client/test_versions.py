@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hostile_service import DIGEST, Answer, HostileService, hostile_service
-from iteration_helpers import held_out, report, run_settings
-from service_helpers import rollout_request
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.rollouts import RolloutRequest
 from solrl_proto.status import Activity, Point, Work
+from tests.services.iteration_helpers import held_out, report, run_settings
+from tests.support.service_helpers import rollout_request
+from tests.trainer.hostile_service import DIGEST, Answer, HostileService, hostile_service
 
 MODELS = {
     "noise": {"version": 1, "probe": [0.5]},

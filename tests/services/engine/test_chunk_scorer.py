@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from fake_backend import REWARD, FakeBackend, brightness, chunk, job
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_bytes, as_uint8
 from solrl_core.rewards.metadata import refuse
@@ -23,6 +22,7 @@ from solrl_rollout.engine.chunk_scorer import ChunkScorer
 from solrl_rollout.engine.model_runner import ModelRunner
 from solrl_rollout.engine.work import Chunk, GeneratedChunk
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
+from tests.services.fake_backend import REWARD, FakeBackend, brightness, chunk, job
 
 
 def generated(of: Chunk, images: torch.Tensor) -> GeneratedChunk:

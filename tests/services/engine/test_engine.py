@@ -9,8 +9,6 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, job, running_engine, scored
-from service_helpers import MODEL, adapter_file, adapter_headers, client_of, problem, rollout_request
 from solrl_core.sampling.noise import initial_noise
 from solrl_engine.backend import GenerationRequest
 from solrl_proto.problems import ProblemError
@@ -20,8 +18,10 @@ from solrl_rollout.engine.work import ScoredChunk
 from solrl_rollout.http.app import create_app
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
+from tests.services.fake_backend import REWARD, SHAPE, FakeBackend, Gate, chunk, job, running_engine, scored
+from tests.support.service_helpers import MODEL, adapter_file, adapter_headers, client_of, problem, rollout_request
 
-FATAL = "faulty_rewards:fatal"
+FATAL = "tests.services.faulty_rewards:fatal"
 
 
 @pytest.fixture

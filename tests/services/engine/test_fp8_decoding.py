@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fake_backend import FakeBackend, chunk, job, running_engine, scored
-from service_helpers import RunningService
 from solrl_core.errors import DecoderError
 from solrl_core.families import load_backbone
 from solrl_core.rewards import RewardSet
@@ -13,6 +11,8 @@ from solrl_core.sampling.generator import Generator
 from solrl_engine.backend import GenerationRequest
 from solrl_proto.problems import ProblemError
 from solrl_proto.rollouts import Plan, RolloutAnswer
+from tests.services.fake_backend import FakeBackend, chunk, job, running_engine, scored
+from tests.support.service_helpers import RunningService
 
 COUNT, STEPS = 30, 2
 TEXT = "a red circle and a blue square"

@@ -3,7 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from service_helpers import (
+from solrl_proto.rollouts import STREAM_MEDIA_TYPE
+from tests.support.service_helpers import (
     QUEUE_LIMIT,
     Layout,
     RawRequest,
@@ -13,7 +14,6 @@ from service_helpers import (
     rollout_request,
     scores,
 )
-from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 
 
 @pytest.fixture(scope="module")

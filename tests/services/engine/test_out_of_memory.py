@@ -5,14 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import small_memory
 import torch
-from fake_backend import REWARD, FakeBackend, chunk, engine_of, job, running_engine, scored
-from service_helpers import RunningService, running_service, scores
 from solrl_core.sampling.batches import CHUNK_SIZE
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.settings import RolloutSettings
+from tests.services import small_memory
+from tests.services.fake_backend import REWARD, FakeBackend, chunk, engine_of, job, running_engine, scored
+from tests.support.service_helpers import RunningService, running_service, scores
 
 TO_MAKE, TO_SCORE = 12, 9
 ONE_LANE = {"OMP_NUM_THREADS": "1"}  # see `small_memory.whole_chunks`

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from fake_backend import REWARD, Events, FakeBackend, Observed, pinged, running_engine
-from faulty_rewards import gate
 from solrl_engine.backend import GenerationRequest
 from solrl_proto import Plan, PromptItem
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.errors import EngineDeadError
 from solrl_rollout.engine.work import Chunk, Job
+from tests.services.fake_backend import REWARD, Events, FakeBackend, Observed, pinged, running_engine
+from tests.services.faulty_rewards import gate
 
-FATAL, GATED, PICKY = (f"faulty_rewards:{name}" for name in ("fatal", "gated", "picky"))
+FATAL, GATED, PICKY = (f"tests.services.faulty_rewards:{name}" for name in ("fatal", "gated", "picky"))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-from service_helpers import RunningService, problem, rollout_request
 from solrl_core.families import load_backbone
 from solrl_core.fingerprint import model_digest
 from solrl_core.rewards import RewardSet
@@ -12,6 +11,7 @@ from solrl_core.sampling.fitting import SCHEDULES, fit, make_examples
 from solrl_core.sampling.generator import Generator
 from solrl_proto.rollouts import FittedSolver, RolloutAnswer
 from solrl_proto.selection import best_worst
+from tests.support.service_helpers import RunningService, problem, rollout_request
 
 COUNT, STEPS, AFTER, KEEP = 26, 4, 2, 10
 TEXT = "a red circle and a blue square"

@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from outlier_models import save_with_outliers
-from service_helpers import running_service
 from solrl_core.families import load_backbone
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.reward import PlainDefaults
@@ -16,6 +14,8 @@ from solrl_rollout.engine import backends, rank_check
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.engine.rank_check import choose_precision
 from solrl_rollout.settings import ModelSpec, RolloutSettings
+from tests.support.outlier_models import save_with_outliers
+from tests.support.service_helpers import running_service
 
 
 @pytest.fixture

@@ -12,19 +12,16 @@ from unittest.mock import MagicMock
 
 import pytest
 import ray
-from fake_backend import REWARD, FakeBackend
 from ray.exceptions import ActorDiedError, GetTimeoutError, ObjectStoreFullError
-from service_helpers import Layout, RunningService, running_service
 from solrl_rollout.doctor import check
 from solrl_rollout.engine.workers import make_workers
 from solrl_rollout.engine.workers.ray_cluster import RayCluster, RayConnection
 from solrl_rollout.engine.workers.remote import SharedAdapters
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
-from support.adapters import random_adapter
-from support.ray_nodes import ray_nodes
-from unfit_backends import paced, stopped
-from worker_helpers import (
+from tests.services.fake_backend import REWARD, FakeBackend
+from tests.services.unfit_backends import paced, stopped
+from tests.services.worker_helpers import (
     assert_adapters_can_be_changed,
     assert_cancelled_within_a_step,
     assert_finished_with_the_same_bits,
@@ -35,6 +32,9 @@ from worker_helpers import (
     groups,
     one_thread,
 )
+from tests.support.adapters import random_adapter
+from tests.support.ray_nodes import ray_nodes
+from tests.support.service_helpers import Layout, RunningService, running_service
 
 pytestmark = [pytest.mark.slow, pytest.mark.release]
 
@@ -44,7 +44,7 @@ def joined() -> Iterator[None]:
     """Programs of these tests join two nodes of two CPUs each."""
     with (
         one_thread(),
-        ray_nodes(2, PYTHONPATH=os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])) as variables,
+        ray_nodes(2, PYTHONPATH=os.pathsep.join(sys.path)) as variables,
         pytest.MonkeyPatch.context() as patch,
     ):
         for name, value in variables.items():

@@ -11,7 +11,7 @@ from solrl_proto import Plan
 from solrl_rollout.engine.backends import load_backend
 from solrl_rollout.engine.work import VersionedAdapter
 from solrl_rollout.settings import RolloutSettings, parse_model
-from support.adapters import random_adapter
+from tests.support.adapters import random_adapter
 
 MODEL = "mini-flux"
 REQUEST = GenerationRequest(["a red circle"] * 3, [3, 1, 4], Plan(steps=4), "bf16")

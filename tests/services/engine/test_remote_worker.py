@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from fake_backend import REWARD, FakeBackend, chunk, job, pinged, scored
-from reward_servers import until
 from solrl_core.adapter import Adapter
 from solrl_proto.problems import ProblemError
 from solrl_rollout.engine.engine import Engine
@@ -30,7 +28,9 @@ from solrl_rollout.engine.workers.remote import RemoteWorker, SharedAdapters
 from solrl_rollout.serve import serve
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
-from support.adapters import random_adapter
+from tests.services.fake_backend import REWARD, FakeBackend, chunk, job, pinged, scored
+from tests.services.reward_servers import until
+from tests.support.adapters import random_adapter
 
 SETTINGS = RolloutSettings(rewards=(REWARD,), device="cpu")
 STATE: dict[str, Any] = {"limits": {}, "memory": {}}

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from fake_backend import REWARD, SHAPE, Events, FakeBackend, Observed, engine_of, running_engine, settle
-from reward_servers import NAME, Misbehaving, RewardProcess, serving, until
 from solrl_client import background
 from solrl_core.rewards.images import as_floats, as_uint8
 from solrl_core.sampling.noise import initial_noise
@@ -27,8 +25,10 @@ from solrl_rollout.engine.workers import process_workers
 from solrl_rollout.engine.workers.local import LocalWorker
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
+from tests.services.fake_backend import REWARD, SHAPE, Events, FakeBackend, Observed, engine_of, running_engine, settle
+from tests.services.reward_servers import NAME, Misbehaving, RewardProcess, serving, until
 
-HELD = "served_rewards:held"
+HELD = "tests.services.served_rewards:held"
 BOUND = 3
 COUNT = 4
 PATIENT = {"timeout": 600}

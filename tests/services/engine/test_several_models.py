@@ -6,10 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_backend import chunk, engine_of, job
-from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service
 from solrl_proto.models import ModelList
 from solrl_rollout.settings import ModelSpec, RolloutSettings, parse_model
+from tests.services.fake_backend import chunk, engine_of, job
+from tests.support.service_helpers import (
+    Layout,
+    RunningService,
+    adapter_file,
+    problem,
+    rollout_request,
+    running_service,
+)
 from transformers import CLIPModel
 
 

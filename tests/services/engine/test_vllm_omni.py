@@ -8,7 +8,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import fake_vllm_omni
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -24,7 +23,8 @@ from solrl_rollout.engine.backends.vllm_omni.backend import VllmOmniBackend, che
 from solrl_rollout.engine.backends.vllm_omni.peft_adapters import bound_modules, peft_folder
 from solrl_rollout.engine.work import VersionedAdapter
 from solrl_rollout.settings import ModelSpec, RolloutSettings, parse_model
-from support.adapters import random_adapter
+from tests.services import fake_vllm_omni
+from tests.support.adapters import random_adapter
 
 MODEL = "mini-flux"
 CLOSE = 2e-3

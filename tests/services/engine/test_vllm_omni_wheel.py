@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import fake_vllm_omni
 import pytest
 from solrl_rollout.engine.backends.vllm_omni import support
+from tests.services import fake_vllm_omni
 
 WHEELS = Path(os.environ.get("SOLRL_TEST_WHEELS", Path.home() / ".cache" / "solrl" / "wheels"))
 USED = [(module, one) for module, found in fake_vllm_omni.SURFACE.items() for one in found]

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from fake_backend import REWARD, FakeBackend, chunk, job
 from solrl_core.adapter import encode_adapter
 from solrl_core.errors import RewardUnavailableError
 from solrl_core.sampling.sampler import Trajectory
@@ -33,7 +32,8 @@ from solrl_rollout.engine.workers.process import Messages, ProcessConnection, me
 from solrl_rollout.engine.workers.remote import SharedAdapters, importable
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
-from support.adapters import random_adapter
+from tests.services.fake_backend import REWARD, FakeBackend, chunk, job
+from tests.support.adapters import random_adapter
 
 LAYOUT = {"linear": (4, 6), "other": (8, 4)}
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_backend import REWARD
-from service_helpers import Layout, RunningService, problem, rollout_request, running_service
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from solrl_rollout.engine.engine import Engine
 from solrl_rollout.engine.workers import make_workers
@@ -20,8 +18,9 @@ from solrl_rollout.engine.workers.process import ProcessConnection, memory_file
 from solrl_rollout.engine.workers.remote import SharedAdapters
 from solrl_rollout.settings import RolloutSettings
 from solrl_rollout.status.rollout_metrics import RolloutMetrics
-from unfit_backends import lethal, missing, noted, paced, sleepy, stopped, uneven
-from worker_helpers import (
+from tests.services.fake_backend import REWARD
+from tests.services.unfit_backends import lethal, missing, noted, paced, sleepy, stopped, uneven
+from tests.services.worker_helpers import (
     LETHAL,
     assert_adapters_can_be_changed,
     assert_cancelled_within_a_step,
@@ -34,6 +33,7 @@ from worker_helpers import (
     one_thread,
     wait_until_both_serve,
 )
+from tests.support.service_helpers import Layout, RunningService, problem, rollout_request, running_service
 
 SDE = {"kind": "flow", "eta": 0.8, "first": 1}
 

@@ -9,8 +9,6 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
-from security_helpers import SCOPES, Guarded, push, raw
-from service_helpers import MODEL, Layout, adapter_file, problem, rollout_request
 from solrl_http.access import AccessControl, access, access_rules
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_reward.app import create_app as create_reward_app
@@ -19,7 +17,9 @@ from solrl_rollout.cli import main
 from solrl_rollout.http.app import create_app
 from solrl_rollout.openapi import document
 from solrl_rollout.settings import RolloutSettings
-from typed import refused
+from tests.services.security_helpers import SCOPES, Guarded, push, raw
+from tests.support.service_helpers import MODEL, Layout, adapter_file, problem, rollout_request
+from tests.support.typed import refused
 
 PUBLISHED = (Path(__file__).parents[3] / "proto" / "openapi.json").read_text()
 CONTRACT = json.loads(PUBLISHED)

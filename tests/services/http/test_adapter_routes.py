@@ -7,9 +7,9 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, scores
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE, AdapterInfo, AdapterList, RunList, adapter_digest
-from support.adapters import content_digest
+from tests.support.adapters import content_digest
+from tests.support.service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, scores
 
 STEADY = ("steady", 1)
 TYPED = {"Content-Type": ADAPTER_MEDIA_TYPE}

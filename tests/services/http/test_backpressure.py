@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from security_helpers import Guarded, guarded_service, raw
-from service_helpers import problem, read_response, rollout_request
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
+from tests.services.security_helpers import Guarded, guarded_service, raw
+from tests.support.service_helpers import problem, read_response, rollout_request
 
 QUOTA, LIMIT = 24, 48
 

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 import pytest
-from service_helpers import RunningService, problem, rollout_request, scores
+from tests.support.service_helpers import RunningService, problem, rollout_request, scores
 
 
 def post(service: RunningService, change: dict[str, Any]) -> Any:

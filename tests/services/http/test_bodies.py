@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from reward_servers import until
-from security_helpers import raw
-from service_helpers import MODEL, RunningService, read_response, rollout_request, running_service
 from solrl_http.limits.bodies import RATE, Bodies, InflightBytes, Pace
 from solrl_http.problem_responses import Refusal
 from solrl_http.settings import HttpSettings
 from starlette.types import Message, Receive, Scope, Send
+from tests.services.reward_servers import until
+from tests.services.security_helpers import raw
+from tests.support.service_helpers import MODEL, RunningService, read_response, rollout_request, running_service
 
 MIB = 2**20
 DIGEST = "Content-Digest: sha-256=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:"

@@ -4,8 +4,8 @@ import gzip
 from importlib.resources import files
 
 import pytest
-from browser import Browser
-from service_helpers import RunningService
+from tests.support.browser import Browser
+from tests.support.service_helpers import RunningService
 
 
 def test_the_documentation_shows_the_operations_without_the_internet_or_other_scripts(

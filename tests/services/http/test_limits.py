@@ -7,9 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from security_helpers import Guarded, raw
-from service_helpers import MODEL, RunningService, problem, read_response, rollout_request, running_service
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
+from tests.services.security_helpers import Guarded, raw
+from tests.support.service_helpers import (
+    MODEL,
+    RunningService,
+    problem,
+    read_response,
+    rollout_request,
+    running_service,
+)
 
 MIB = 2**20
 LIMIT = 64 * MIB

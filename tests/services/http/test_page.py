@@ -7,15 +7,15 @@ from typing import Any
 
 import httpx
 import pytest
-from browser import Browser, Page
-from iteration_helpers import held_out, report, run_settings, samples, tell
-from reward_servers import serving
-from service_helpers import Layout, RunningService, adapter_file, running_service
 from solrl_http.tokens import create_token
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from tests.services.iteration_helpers import held_out, report, run_settings, samples, tell
+from tests.services.reward_servers import serving
+from tests.support.browser import Browser, Page
+from tests.support.service_helpers import Layout, RunningService, adapter_file, running_service
 
 LONG = "a" * 31 + "-" + "b" * 32
 WAITING = "w" * 64

@@ -3,7 +3,6 @@
 import numpy as np
 import torch
 from scipy.stats import spearmanr
-from service_helpers import Layout, RunningService, adapter_file, pixels, rollout_request, scores
 from solrl_core.families import Backbone
 from solrl_core.fingerprint import SCHEDULE, check_digests, part_digests, schedule_digest
 from solrl_core.rewards import RewardSet
@@ -12,7 +11,8 @@ from solrl_core.sampling.noise import check_noise_contract
 from solrl_proto.models import ModelList
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import RolloutAnswer
-from support.adapters import random_adapter
+from tests.support.adapters import random_adapter
+from tests.support.service_helpers import Layout, RunningService, adapter_file, pixels, rollout_request, scores
 
 PROMPTS = ["a red circle", "two blue squares"]
 

@@ -6,10 +6,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from iteration_helpers import report
-from security_helpers import Guarded, raw
-from service_helpers import MODEL, Layout, RunningService, adapter_file, adapter_headers, problem, running_service
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
+from tests.services.iteration_helpers import report
+from tests.services.security_helpers import Guarded, raw
+from tests.support.service_helpers import (
+    MODEL,
+    Layout,
+    RunningService,
+    adapter_file,
+    adapter_headers,
+    problem,
+    running_service,
+)
 
 JSON = "application/json"
 

@@ -5,8 +5,8 @@ from typing import Any, BinaryIO
 
 import pytest
 from pydantic import TypeAdapter
-from service_helpers import RunningService, problem, rollout_request
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE, EndLine, RolloutAnswer, RolloutGroup, StartLine, StreamLine
+from tests.support.service_helpers import RunningService, problem, rollout_request
 
 PROMPTS = ["a red circle", "two blue squares", "a green triangle"]
 LINE: TypeAdapter[StreamLine] = TypeAdapter(StreamLine)

@@ -11,11 +11,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from security_helpers import Guarded, guarded_service
-from service_helpers import problem
 from solrl_http.tokens import TokenFileError, TokenStore, create_token, parse_lifetime, read_tokens, revoke_token
 from solrl_rollout.cli import main
-from typed import refused, typed
+from tests.services.security_helpers import Guarded, guarded_service
+from tests.support.service_helpers import problem
+from tests.support.typed import refused, typed
 
 
 def token(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from service_helpers import RunningService, pixels, problem, rollout_request, running_service
 from solrl_core.families import Backbone
 from solrl_core.rewards import RewardSet
 from solrl_core.sampling.generator import Generator
 from solrl_proto.noise import expand_seeds
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE, StochasticSteps
 from solrl_proto.selection import best_worst
+from tests.support.service_helpers import RunningService, pixels, problem, rollout_request, running_service
 
 KINDS: dict[str, dict[str, Any]] = {
     "window": {"kind": "flow", "eta": 0.8, "first": 1, "count": 2},

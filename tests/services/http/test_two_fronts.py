@@ -6,9 +6,17 @@ from collections.abc import Iterator
 import httpx
 import pytest
 import redis
-from iteration_helpers import report, tell
-from service_helpers import Layout, RunningService, adapter_file, problem, rollout_request, running_service, scores
-from support.redis_server import RedisServer, running_redis
+from tests.services.iteration_helpers import report, tell
+from tests.support.redis_server import RedisServer, running_redis
+from tests.support.service_helpers import (
+    Layout,
+    RunningService,
+    adapter_file,
+    problem,
+    rollout_request,
+    running_service,
+    scores,
+)
 
 Fronts = tuple[RunningService, RunningService]
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from fake_backend import REWARD, FakeBackend, running_engine
-from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, client_at, pictures, serving, until
-from service_helpers import problem, rollout_request
 from solrl_client.background import result_of
 from solrl_client.cancellation import Cancellation
 from solrl_client.retries import Wait
@@ -30,11 +27,14 @@ from solrl_rollout.engine.external_rewards import ExternalRewards
 from solrl_rollout.engine.work import ExternalReward
 from solrl_rollout.http.app import create_app as create_rollout_app
 from solrl_rollout.settings import RolloutSettings
-from support.ports import free_port
+from tests.services.fake_backend import REWARD, FakeBackend, running_engine
+from tests.services.reward_servers import DIGEST, FAULTS, NAME, Misbehaving, client_at, pictures, serving, until
+from tests.support.ports import free_port
+from tests.support.service_helpers import problem, rollout_request
 
 PROMPTS = ["a red circle", "a blue square"]
 NOBODY = f"http://127.0.0.1:{free_port()}"
-BRIGHT = "served_rewards:brightness"
+BRIGHT = "tests.services.served_rewards:brightness"
 
 
 def served(*names: str, **settings: Any) -> AbstractContextManager[str]:
@@ -72,7 +72,7 @@ def test_scores_equal_local_ones_bit_for_bit(backbone: Backbone) -> None:
 
 
 def test_clips_are_sent_whole_to_rewards_that_take_them_and_as_frames_to_others(backbone: Backbone) -> None:
-    names = ["motion", "served_rewards:brightness"]
+    names = ["motion", "tests.services.served_rewards:brightness"]
     clips = as_floats(pictures(33)).view(3, 11, 3, 32, 32).clone()
     clips[0] = clips[0, :1]  # stands still
     clips[1, 1:] = clips[1, :1] + 0.25 * (clips[1, :1] < 0.5) * 0.04

@@ -9,18 +9,17 @@ from pathlib import Path
 
 import httpx
 import pytest
-import served_rewards
 import torch
 from packaging.requirements import Requirement
-from reward_servers import body, pictures, scores
-from service_helpers import is_ready
 from solrl_core.rewards.images import as_floats
 from solrl_reward.cli import main
-from support.ports import free_port
-from typed import refused, typed
+from tests.services.reward_servers import body, pictures, scores
+from tests.support.ports import free_port
+from tests.support.service_helpers import is_ready
+from tests.support.typed import refused, typed
 
 ROOT = Path(__file__).parents[3]
-BRIGHT = "served_rewards:brightness"
+BRIGHT = "tests.services.served_rewards:brightness"
 
 
 def not_required() -> set[str]:
@@ -39,7 +38,7 @@ def test_the_program_serves_until_a_signal(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({sorted(absent)}))\n")
     program, port = Path(sys.executable).parent / "solrl-reward", free_port()
     command = [str(program), "serve", "--rewards", BRIGHT, "--device", "cpu", "--port", str(port)]
-    folders = f"{tmp_path}{os.pathsep}{Path(served_rewards.__file__).parent}"
+    folders = f"{tmp_path}{os.pathsep}{ROOT}"
     environment = os.environ | {"PYTHONPATH": folders, "COLUMNS": "120"}
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
@@ -61,13 +60,13 @@ def test_the_program_serves_until_a_signal(tmp_path: Path) -> None:
 
 def test_the_doctor_tries_rewards_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "400")  # one line for each row, however long the paths
-    named = (BRIGHT, "mine=faulty_rewards:typo", "faulty_rewards:picky", "clipscore")
+    named = (BRIGHT, "mine=tests.services.faulty_rewards:typo", "tests.services.faulty_rewards:picky", "clipscore")
     done = typed(main, "doctor", "--rewards", *named, "--options-from", "mini-sana", "--device", "cpu", "--port", "0")
     rows = {line.split("  ")[0]: " ".join(line.split()) for line in done.stdout.splitlines() if "  " in line}
     assert done.returncode == 1
-    assert rows[f"reward {BRIGHT}"].endswith("ok in served_rewards, scores two grey images")
+    assert rows[f"reward {BRIGHT}"].endswith("ok in tests.services.served_rewards, scores two grey images")
     assert "missing reward 'mine' cannot be used: tried on two grey images, it failed" in rows["reward mine"]
-    assert rows["reward faulty_rewards:picky"].endswith("ok in faulty_rewards")
+    assert rows["reward tests.services.faulty_rewards:picky"].endswith("ok in tests.services.faulty_rewards")
     assert "mini-clip" in rows["reward clipscore"]
     assert {"python", "device", "access", "port"} < rows.keys()
     assert "Traceback" not in done.stdout + done.stderr

@@ -16,11 +16,8 @@ from unittest.mock import AsyncMock
 
 import httpx
 import pytest
-import served_rewards
 import torch
-from reward_servers import ask, body, client_at, pictures, scores, until
 from safetensors.torch import save
-from service_helpers import problem
 from solrl_core.families import Backbone
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.images import as_floats
@@ -30,9 +27,12 @@ from solrl_reward.app import create_app
 from solrl_reward.reward_metrics import RewardMetrics
 from solrl_reward.service import RewardService
 from solrl_reward.settings import RewardSettings
+from tests.services import served_rewards
+from tests.services.reward_servers import ask, body, client_at, pictures, scores, until
+from tests.support.service_helpers import problem
 
-BRIGHT, GATED, GREEDY = (f"served_rewards:{name}" for name in ("brightness", "gated", "greedy"))
-AWAY, PATIENT, FUSSY = (f"served_rewards:{name}" for name in ("away", "patient", "fussy"))
+BRIGHT, GATED, GREEDY = (f"tests.services.served_rewards:{name}" for name in ("brightness", "gated", "greedy"))
+AWAY, PATIENT, FUSSY = (f"tests.services.served_rewards:{name}" for name in ("away", "patient", "fussy"))
 A_CIRCLE = {"class": "circle", "color": "red"}
 REWARDS = ("clipscore", "verifier", BRIGHT, GATED, GREEDY, AWAY, PATIENT, FUSSY)
 RENAMED = "imagereward"
@@ -228,7 +228,7 @@ def test_many_pixels_are_scored_in_parts(client: httpx.Client, monkeypatch: pyte
 
 def test_a_reward_cannot_end_the_service() -> None:
     """test_rewards_alike.py has rewards that end in other ways."""
-    failing = ("faulty_rewards:interrupt", "faulty_rewards:evil")
+    failing = ("tests.services.faulty_rewards:interrupt", "tests.services.faulty_rewards:evil")
     there = create_app(RewardSettings(rewards=(BRIGHT, *failing), device="cpu"))
     with client_at(there) as client:
         for name in failing * 2:
@@ -329,9 +329,9 @@ def test_prompts_are_checked_without_images(client: httpx.Client) -> None:
     found = verdict(FUSSY, "a red circle", "a blue cross", "a cross").json()
     assert found == {"fault": "of prompt 'a blue cross', it has no 'red'"}
     assert verdict(BRIGHT, "anything").json() == {"fault": None}
-    refused = problem(verdict("served_rewards:fusy", "red"))
+    refused = problem(verdict("tests.services.served_rewards:fusy", "red"))
     assert (refused["status"], refused["kind"], refused["where"]) == (422, "reward-not-loaded", "body.reward")
-    assert "did you mean 'served_rewards:fussy'" in refused["detail"]
+    assert "did you mean 'tests.services.served_rewards:fussy'" in refused["detail"]
     wrong = body(pictures(2), "verifier", FUSSY, metadata=[{"include": [A_CIRCLE | {"count": n}]} for n in (1, 10**7)])
     said = problem(ask(client, wrong))
     where = "body.request.prompts.1.metadata.include.0.count"

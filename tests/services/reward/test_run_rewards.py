@@ -8,9 +8,6 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from fake_backend import REWARD, SHAPE, FakeBackend
-from reward_servers import DIGEST, FAULTS, NAME, Misbehaving, client_at, serving
-from service_helpers import problem, rollout_request
 from solrl_client.addresses import origin
 from solrl_client.background import result_of
 from solrl_core.fingerprint import fingerprint
@@ -25,7 +22,10 @@ from solrl_rollout.engine.external_rewards import ExternalRewards
 from solrl_rollout.engine.work import ExternalReward
 from solrl_rollout.http.app import create_app
 from solrl_rollout.settings import RolloutSettings
-from support.ports import free_port
+from tests.services.fake_backend import REWARD, SHAPE, FakeBackend
+from tests.services.reward_servers import DIGEST, FAULTS, NAME, Misbehaving, client_at, serving
+from tests.support.ports import free_port
+from tests.support.service_helpers import problem, rollout_request
 
 DEAD = f"http://127.0.0.1:{free_port()}"
 OTHER = "sha256:" + "0" * 64

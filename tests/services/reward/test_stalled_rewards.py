@@ -7,13 +7,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-import served_rewards
-from reward_servers import RewardProcess, ask, body, client_at, pictures, scores, until
-from service_helpers import problem
 from solrl_reward.app import create_app
 from solrl_reward.settings import RewardSettings
+from tests.services import served_rewards
+from tests.services.reward_servers import RewardProcess, ask, body, client_at, pictures, scores, until
+from tests.support.service_helpers import problem
 
-BRIGHT, STUCK = "served_rewards:brightness", "served_rewards:stuck"
+BRIGHT, STUCK = "tests.services.served_rewards:brightness", "tests.services.served_rewards:stuck"
 
 
 @pytest.fixture(params=[(BRIGHT, STUCK)])

@@ -14,11 +14,7 @@ import httpx
 import psutil
 import pytest
 import torch
-from fake_backend import REWARD, FakeBackend, chunk, job, running_engine, scored
-from fake_judge import KEY, MODEL, FakeJudge, question
 from PIL import Image
-from reward_servers import RewardProcess, ask, body, client_at, pictures, serving, until
-from service_helpers import problem
 from solrl_client.background import result_of, start
 from solrl_core.errors import RewardError, RewardUnavailableError
 from solrl_core.model_options import ModelOptions
@@ -31,7 +27,11 @@ from solrl_remote.remote_reward import RemoteReward, connect_reward
 from solrl_remote.vlm_judge import TOKEN, VlmJudge
 from solrl_reward.app import create_app
 from solrl_reward.settings import RewardSettings
-from support.ports import free_port
+from tests.services.fake_backend import REWARD, FakeBackend, chunk, job, running_engine, scored
+from tests.services.fake_judge import KEY, MODEL, FakeJudge, question
+from tests.services.reward_servers import RewardProcess, ask, body, client_at, pictures, serving, until
+from tests.support.ports import free_port
+from tests.support.service_helpers import problem
 
 JUDGE = "vlm_judge"
 UNAVAILABLE = {

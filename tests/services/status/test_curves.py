@@ -3,9 +3,9 @@
 import math
 
 import pytest
-from iteration_helpers import report
 from solrl_proto.status import Point
 from solrl_rollout.status.curves import MOST_POINTS, detail, overview, thinned
+from tests.services.iteration_helpers import report
 
 
 def points(count: int) -> list[Point]:

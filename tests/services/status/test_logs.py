@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reward_servers import until
-from security_helpers import Guarded, raw
-from service_helpers import RunningService, rollout_request, running_service
 from solrl_http import logs
+from tests.services.reward_servers import until
+from tests.services.security_helpers import Guarded, raw
+from tests.support.service_helpers import RunningService, rollout_request, running_service
 
 
 def lines(service: RunningService, request_id: str) -> list[dict[str, Any]]:

@@ -10,10 +10,10 @@ import pytest
 import torch
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from security_helpers import Guarded, push
-from service_helpers import MODEL, Layout, adapter_file, rollout_request
 from solrl_reward.reward_metrics import RewardMetrics
 from solrl_rollout.status.rollout_metrics import SHOWN_RUNS, QueueState, RolloutMetrics
+from tests.services.security_helpers import Guarded, push
+from tests.support.service_helpers import MODEL, Layout, adapter_file, rollout_request
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD = json.loads((ROOT / "docs" / "grafana" / "solrl.json").read_text())

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from iteration_helpers import held_out, huge_png, report, run_settings, samples, tell, thumbnail
-from service_helpers import MODEL, Layout, RunningService, adapter_file, problem
 from solrl_proto.status import Point, RunDetail, StatusAnswer
 from solrl_rollout.status.curves import MOST_POINTS
+from tests.services.iteration_helpers import held_out, huge_png, report, run_settings, samples, tell, thumbnail
+from tests.support.service_helpers import MODEL, Layout, RunningService, adapter_file, problem
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 import pytest
 import redis
-from iteration_helpers import report, samples
 from solrl_proto.status import Point
 from solrl_rollout.store import RunStore, open_store
 from solrl_rollout.store.run_store import encode_point
-from store_helpers import TENANT, fill, refusal
+from tests.services.iteration_helpers import report, samples
+from tests.services.store_helpers import TENANT, fill, refusal
 
 pytestmark = pytest.mark.anyio
 

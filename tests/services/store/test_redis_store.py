@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import redis
-from iteration_helpers import report
 from redis.asyncio import Redis
 from solrl_proto.adapters import AdapterInfo
 from solrl_rollout.store.redis_store import RedisRunStore, log_damage
-from store_helpers import TENANT, adapter, fill, kept, refusal
+from tests.services.iteration_helpers import report
+from tests.services.store_helpers import TENANT, adapter, fill, kept, refusal
 
 pytestmark = pytest.mark.anyio
 

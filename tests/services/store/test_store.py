@@ -6,7 +6,7 @@ import pytest
 from solrl_proto.problems import ProblemError
 from solrl_rollout.store import RunStore, open_store
 from solrl_rollout.store.errors import StoreUrlError
-from store_helpers import TENANT, adapter, fill, kept, refusal
+from tests.services.store_helpers import TENANT, adapter, fill, kept, refusal
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from solrl_trainer.algorithms.training_data import ForwardBatch, ForwardProcess
 from solrl_trainer.policy.policy import CURRENT
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError
-from training_helpers import PROMPTS, make_policy, make_samples, tiny_config, train_on
+from tests.trainer.training_helpers import PROMPTS, make_policy, make_samples, tiny_config, train_on
 
 HERE = __name__
 

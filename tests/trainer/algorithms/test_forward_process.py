@@ -12,7 +12,7 @@ from solrl_trainer.algorithms.diffusionnft import AdvantageMode, nft_loss, train
 from solrl_trainer.algorithms.dpo import best_with_worst
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.algorithms.training_data import ForwardBatch
-from training_helpers import PROMPTS, make_policy, make_samples, tiny_config, train_on
+from tests.trainer.training_helpers import PROMPTS, make_policy, make_samples, tiny_config, train_on
 
 ALL = ("v", "v_old", "v_ref", "x0", "noise", "t", "advantages")
 READ = {"awm": ALL, "diffusionnft": ALL, "dpo": ("v", "v_ref", "x0", "noise")}

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from real_runs import Watcher
-from small_model import small_model
 from solrl_trainer.algorithms.algorithm import advantages_of, aggregated, normalised
 from solrl_trainer.algorithms.diffusionnft import DiffusionNft, DiffusionNftSettings
 from solrl_trainer.algorithms.registry import ALGORITHMS
 from solrl_trainer.loop import train
 from solrl_trainer.settings.presets import resolve
-from training_helpers import QUICK, events, run_config
+from tests.support.small_model import small_model
+from tests.trainer.real_runs import Watcher
+from tests.trainer.training_helpers import QUICK, events, run_config
 
 SETTINGS = DiffusionNftSettings(aggregation="gdpo")
 WEIGHTS = {"small": 1.0, "large": 0.5}

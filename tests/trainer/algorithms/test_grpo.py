@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from run_folders import iteration_record
 from solrl_core.families import Backbone
 from solrl_core.sampling.generator import Generator
 from solrl_core.sampling.sde import FlowSde
@@ -18,7 +17,8 @@ from solrl_trainer.algorithms.training_data import RecordedTrajectory, TrainingS
 from solrl_trainer.policy.update import UpdateFigures, training_pairs
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError, resolve
-from training_helpers import TINY, make_policy, updater
+from tests.trainer.run_folders import iteration_record
+from tests.trainer.training_helpers import TINY, make_policy, updater
 
 STEPS = 4
 ADVANTAGES = [1.0, -1.0, 0.5, -2.0]

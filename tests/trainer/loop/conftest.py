@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from real_runs import Run, Service, go
-from run_folders import iteration_line, write_lines
+from tests.trainer.real_runs import Run, Service, go
+from tests.trainer.run_folders import iteration_line, write_lines
 
 
 @pytest.fixture(scope="module")

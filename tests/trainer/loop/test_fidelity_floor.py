@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-from outlier_models import save_with_outliers
-from real_runs import Watcher
 from solrl_core.errors import FidelityError
 from solrl_core.families import load_backbone
 from solrl_core.fingerprint import module_digest
@@ -12,7 +10,9 @@ from solrl_core.layer_list import write_layer_list
 from solrl_trainer.commands.preflight import check_run
 from solrl_trainer.loop import train
 from solrl_trainer.settings.config import RunConfig
-from training_helpers import TINY, events, run_config
+from tests.support.outlier_models import save_with_outliers
+from tests.trainer.real_runs import Watcher
+from tests.trainer.training_helpers import TINY, events, run_config
 
 pytestmark = pytest.mark.slow
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from real_runs import Watcher
-from service_helpers import RunningService
-from small_model import small_model
 from solrl_core.sampling.noise import initial_noise
 from solrl_trainer.loop import Result, train
-from training_helpers import TINY, events, iterations, run_config, same, state
+from tests.support.service_helpers import RunningService
+from tests.support.small_model import small_model
+from tests.trainer.real_runs import Watcher
+from tests.trainer.training_helpers import TINY, events, iterations, run_config, same, state
 
 RECIPES = ["flowgrpo", "flowgrpo_fast", "dancegrpo"]
 SMALL = (

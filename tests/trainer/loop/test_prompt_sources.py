@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from real_runs import Watcher
-from service_helpers import running_service
 from solrl_core.rewards.trial import GREY
 from solrl_minis import catalog
 from solrl_trainer.commands.evaluate import evaluate_run
@@ -23,7 +21,9 @@ from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.run_folder.figures import TRAINED_SUM
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError
-from training_helpers import QUICK, events, iterations, prompts_in, run_config
+from tests.support.service_helpers import running_service
+from tests.trainer.real_runs import Watcher
+from tests.trainer.training_helpers import QUICK, events, iterations, prompts_in, run_config
 
 SMALL = (*QUICK, "explore.prompts=4", "evaluate.prompts=4")
 
@@ -138,7 +138,7 @@ def test_prompts_of_one_run_have_different_rewards(aggregation: str, sources: di
 def test_a_service_scores_prompts_with_their_own_rewards(
     sources: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.pathsep.join(sys.path)}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     with running_service("--rewards", "clipscore", RED, model="mini-sana") as service:
         served = (*OWN, f"rollout_url={service.url}", "explore.lag=0", "evaluate.rewards=[]")
         config = config_of(tmp_path / "run", rewarded(sources), *served)

@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_trials.child import command
-from fault_trials.processes import Program
-from real_runs import SMALL, Service, Watcher
 from safetensors.torch import load_file, save_file
 from solrl_core.errors import MismatchError
 from solrl_minis import catalog
 from solrl_proto.problems import ProblemKind
 from solrl_trainer.commands.cli import main
 from solrl_trainer.loop import train
-from training_helpers import TINY, sets, tiny_config
+from tests.support.programs import Program, command
+from tests.trainer.real_runs import SMALL, Service, Watcher
+from tests.trainer.training_helpers import TINY, sets, tiny_config
 
 pytestmark = pytest.mark.slow
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from real_runs import SMALL, Watcher
 from solrl_trainer.loop import Result, train
-from training_helpers import iterations, same, state, tiny_config
+from tests.trainer.real_runs import SMALL, Watcher
+from tests.trainer.training_helpers import iterations, same, state, tiny_config
 
 SETTINGS = (
     *(*SMALL, "rollout_url=null", "explore.prompts=3", "explore.keep=4"),

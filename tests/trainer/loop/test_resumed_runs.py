@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from real_runs import SMALL, Run, Service, Watcher, go, selected
-from service_helpers import running_service
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.adapters import AdapterList
 from solrl_proto.problems import ProblemError
 from solrl_trainer.loop import train
 from solrl_trainer.service.adapter_supply import AdapterSupply
-from training_helpers import iterations, same, tiny_config
+from tests.support.service_helpers import running_service
+from tests.trainer.real_runs import SMALL, Run, Service, Watcher, go, selected
+from tests.trainer.training_helpers import iterations, same, tiny_config
 
 
 @pytest.fixture(scope="module")

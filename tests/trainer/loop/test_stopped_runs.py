@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from rank_runs import run as run_ranks
-from real_runs import Service, go
 from rich.console import Console
 from safetensors.torch import load_file
-from small_model import small_model
 from solrl_trainer.commands.compare import compare
 from solrl_trainer.commands.export import export
 from solrl_trainer.commands.preflight import check_run
@@ -22,7 +19,10 @@ from solrl_trainer.records.progress import result_table
 from solrl_trainer.report.page import write_report
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError, resolve
-from training_helpers import QUICK, events, iterations, prompts_in, run_config, sets
+from tests.support.small_model import small_model
+from tests.trainer.rank_runs import run as run_ranks
+from tests.trainer.real_runs import Service, go
+from tests.trainer.training_helpers import QUICK, events, iterations, prompts_in, run_config, sets
 
 PLANNED, GUARD, LEVEL = (f"{__name__}:{name}" for name in ("planned", "guard", "level"))
 GREEN, RED = "a green cross", "a red circle"

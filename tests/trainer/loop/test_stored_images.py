@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from real_runs import Watcher
-from small_model import small_model
 from solrl_core.families import load_backbone
 from solrl_trainer.calibration.deciding import Requirement
 from solrl_trainer.commands.calibrate import calibrate
@@ -22,7 +20,9 @@ from solrl_trainer.prompts.stored_files import stored_files
 from solrl_trainer.rollouts.stored_images import StoredImages
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError
-from training_helpers import TINY, iterations, run_config
+from tests.support.small_model import small_model
+from tests.trainer.real_runs import Watcher
+from tests.trainer.training_helpers import TINY, iterations, run_config
 
 SMALL = (
     *TINY,

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from real_runs import Run, Service, Watcher, go
 from solrl_trainer import loop
 from solrl_trainer.service.service_source import ServiceSource
+from tests.trainer.real_runs import Run, Service, Watcher, go
 
 WATCHED = ("explore.prompts=1", "evaluate.prompts=2", "checkpoint_every=1", "evaluate.fidelity_every=1")
 

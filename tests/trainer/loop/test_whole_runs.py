@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from real_runs import Run, Service, go, selected
 from solrl_client.rollouts import RolloutClient
 from solrl_minis import catalog
 from solrl_trainer.evaluation.held_out import log_better_checkpoint
@@ -16,6 +15,7 @@ from solrl_trainer.rollouts.selection import best_worst
 from solrl_trainer.run_folder.metrics_file import MetricsFile
 from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.settings.presets import resolve
+from tests.trainer.real_runs import Run, Service, go, selected
 
 
 def test_a_run_goes_through_its_phases_between_two_evaluations(whole: Run) -> None:

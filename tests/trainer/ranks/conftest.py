@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from rank_runs import arguments, run
+from tests.trainer.rank_runs import arguments, run
 
 
 @pytest.fixture(scope="session")

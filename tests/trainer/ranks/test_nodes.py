@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from rank_runs import LAST, LONGER, ONE_THREAD, arguments, messages, process_of, same_weights
-from support.ports import free_port
-from training_helpers import iterations
+from tests.support.ports import free_port
+from tests.trainer.rank_runs import LAST, LONGER, ONE_THREAD, arguments, messages, process_of, same_weights
+from tests.trainer.training_helpers import iterations
 
 pytestmark = [pytest.mark.slow, pytest.mark.release]
 

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from fault_trials.processes import RankPrograms
-from rank_programs import held_bytes, with_a_slow_rank, with_few_fitted_prompts
-from rank_runs import LAST, arguments, messages, run, same_weights
-from training_helpers import iterations, sets
+from tests.support.programs import RankPrograms
+from tests.trainer.rank_programs import held_bytes, with_a_slow_rank, with_few_fitted_prompts
+from tests.trainer.rank_runs import LAST, arguments, messages, run, same_weights
+from tests.trainer.training_helpers import iterations, sets
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from solrl_trainer.ranks.communicator import (
 )
 from solrl_trainer.ranks.rank_info import RankInfo, read_rank_info
 from solrl_trainer.ranks.rank_runtime import GLOO_INTERFACE, choose_interface
-from training_helpers import Ranks
+from tests.trainer.training_helpers import Ranks
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 

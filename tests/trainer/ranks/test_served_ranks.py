@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from fault_trials.processes import RankPrograms
-from rank_programs import with_a_forgetful_service
-from rank_runs import arguments, run, same_weights
-from service_helpers import RunningService
-from training_helpers import iterations
+from tests.support.programs import RankPrograms
+from tests.support.service_helpers import RunningService
+from tests.trainer.rank_programs import with_a_forgetful_service
+from tests.trainer.rank_runs import arguments, run, same_weights
+from tests.trainer.training_helpers import iterations
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fault_trials.processes import RankPrograms
-from rank_programs import (
+from tests.support.programs import RankPrograms
+from tests.trainer.rank_programs import (
     solrl_train,
     with_a_broken_reward,
     with_a_death_in_a_collective,
@@ -17,8 +17,8 @@ from rank_programs import (
     with_another_device,
     with_weights_apart,
 )
-from rank_runs import LAST, LONGER, arguments, messages, process_of, reported, run, same_weights, torchrun
-from training_helpers import events, iterations
+from tests.trainer.rank_runs import LAST, LONGER, arguments, messages, process_of, reported, run, same_weights, torchrun
+from tests.trainer.training_helpers import events, iterations
 
 pytestmark = pytest.mark.slow
 

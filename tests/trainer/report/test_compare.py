@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from run_folders import finished_run, write_config, write_metrics
 from solrl_reward.cli import main as reward_main
 from solrl_rollout.cli import main as rollout_main
 from solrl_trainer.commands.cli import main
-from typed import accepted, refused
+from tests.support.typed import accepted, refused
+from tests.trainer.run_folders import finished_run, write_config, write_metrics
 
 
 def test_runs_are_compared_by_their_folders(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from run_folders import PAIRS, PROMPTS, sample_images, write_gallery
 from solrl_trainer.evaluation.gallery import KEPT_PROMPTS, LARGEST_SIDE, load_gallery
 from solrl_trainer.records.evaluations import Verdicts
 from solrl_trainer.report.grid import COLUMNS, GAP, HEADING, MARGIN, STRIP, corner, shown_size, write_grid
+from tests.trainer.run_folders import PAIRS, PROMPTS, sample_images, write_gallery
 
 
 @pytest.fixture

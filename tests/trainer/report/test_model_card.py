@@ -9,7 +9,6 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from run_folders import HOSTILE, RESULT, finished_run
 from solrl_core.adapter import Adapter, encode_for_diffusers, lora_a_key, lora_b_key
 from solrl_core.families import load_backbone
 from solrl_core.lora import adapter_layout
@@ -22,6 +21,7 @@ from solrl_trainer.report.page import write_report
 from solrl_trainer.run_folder.folder import saved_settings
 from solrl_trainer.settings.config import RunConfig
 from solrl_trainer.settings.presets import ConfigError, resolve
+from tests.trainer.run_folders import HOSTILE, RESULT, finished_run
 
 
 def front_of(card: str) -> dict[str, object]:

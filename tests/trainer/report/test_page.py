@@ -2,7 +2,10 @@ import json
 import re
 
 import pytest
-from run_folders import (
+from solrl_trainer.report.model_card import MARK
+from solrl_trainer.report.page import describe_fidelity, write_report
+from solrl_trainer.run_folder.metrics_file import read_metrics
+from tests.trainer.run_folders import (
     HOSTILE,
     LONG_REWARD,
     PROMPTS,
@@ -13,9 +16,6 @@ from run_folders import (
     write_lines,
     write_metrics,
 )
-from solrl_trainer.report.model_card import MARK
-from solrl_trainer.report.page import describe_fidelity, write_report
-from solrl_trainer.run_folder.metrics_file import read_metrics
 
 
 def page_of(folder):

@@ -8,11 +8,11 @@ import subprocess
 
 import numpy as np
 import pytest
-from browser import FLAGS
 from PIL import Image
-from run_folders import LONG_REWARD, PROMPTS, RESULT, SUM, finished_run, run_of_sum
 from safetensors.torch import load_file, save_file
 from solrl_trainer.report.page import write_report
+from tests.support.browser import FLAGS
+from tests.trainer.run_folders import LONG_REWARD, PROMPTS, RESULT, SUM, finished_run, run_of_sum
 
 LIGHT, DARK = 1, 0
 

@@ -1,7 +1,6 @@
 """The versions of a run at a real service: pushed, rewound, and pushed again."""
 
 import pytest
-from service_helpers import MODEL, RunningService, adapter_file
 from solrl_client.retries import Wait
 from solrl_client.rollouts import RolloutClient
 from solrl_core.families import load_backbone
@@ -9,6 +8,7 @@ from solrl_core.lora import adapter_layout
 from solrl_proto.adapters import adapter_digest
 from solrl_proto.problems import ProblemError, ProblemKind
 from solrl_trainer.service.adapter_supply import AdapterSupply
+from tests.support.service_helpers import MODEL, RunningService, adapter_file
 
 
 def supply_of(client: RolloutClient) -> AdapterSupply:

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from service_helpers import running_service
 from solrl_core.arithmetic import arithmetic
 from solrl_proto.models import ModelInfo
 from solrl_trainer.ranks.communicator import Communicator
 from solrl_trainer.service.requirements import note_arithmetic
 from solrl_trainer.service.service_source import ServiceSource
 from solrl_trainer.session import open_session
-from training_helpers import tiny_config
+from tests.support.service_helpers import running_service
+from tests.trainer.training_helpers import tiny_config
 
 OURS = {"device": "CPU with AVX512", "threads": "2", "torch": "2.11.0"}
 

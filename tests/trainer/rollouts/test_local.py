@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_model import small_model
 from solrl_core.families.pipeline import PipelineBackbone
 from solrl_core.rewards import RewardSet
 from solrl_engine.batch_size import AdaptiveBatchSize
@@ -18,7 +17,8 @@ from solrl_trainer.rollouts.loading import Loaded
 from solrl_trainer.rollouts.models import Models
 from solrl_trainer.rollouts.selection import best_worst, select
 from solrl_trainer.settings.config import RunConfig
-from training_helpers import TINY, events, run_config
+from tests.support.small_model import small_model
+from tests.trainer.training_helpers import TINY, events, run_config
 
 SMALL = (
     *TINY,

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from real_runs import Watcher
-from service_helpers import RunningService, running_service
-from small_model import small_model
 from solrl_client.rollouts import RolloutClient
 from solrl_proto.models import ModelInfo
 from solrl_proto.problems import ProblemError
@@ -21,8 +18,11 @@ from solrl_trainer.rollouts import loading
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.rollouts.groups import CandidateGroup
 from solrl_trainer.settings.presets import resolve
-from training_helpers import TINY, events, sets, tiny_config, unclocked
-from typed import refused
+from tests.support.service_helpers import RunningService, running_service
+from tests.support.small_model import small_model
+from tests.support.typed import refused
+from tests.trainer.real_runs import Watcher
+from tests.trainer.training_helpers import TINY, events, sets, tiny_config, unclocked
 
 Line = dict[str, Any]
 

@@ -13,8 +13,8 @@ from solrl_trainer.service import wait_note
 from solrl_trainer.service.run_client import RunClient
 from solrl_trainer.service.service_source import ServiceSource, open_service_source
 from solrl_trainer.settings.presets import resolve, resolve_again
-from support.ports import free_port
-from training_helpers import tiny_config
+from tests.support.ports import free_port
+from tests.trainer.training_helpers import tiny_config
 
 PROMPTS = [PromptItem(id="p", text="a red circle")]
 ON_A_GPU = SimpleNamespace(backbone=SimpleNamespace(device=torch.device("cuda")))

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from real_runs import Watcher
-from service_helpers import RunningService
-from small_model import small_model
 from solrl_core.errors import DecoderError, MismatchError
 from solrl_core.families import load_backbone
 from solrl_core.families.pipeline import PipelineBackbone
@@ -21,7 +18,10 @@ from solrl_trainer.loop import Result, train
 from solrl_trainer.records.shown_log import shown_log
 from solrl_trainer.rollouts.device_source import DeviceSource
 from solrl_trainer.service.service_source import ServiceSource
-from training_helpers import events, tiny_config, unclocked
+from tests.support.service_helpers import RunningService
+from tests.support.small_model import small_model
+from tests.trainer.real_runs import Watcher
+from tests.trainer.training_helpers import events, tiny_config, unclocked
 
 SMALL = (
     f"model={small_model()}",

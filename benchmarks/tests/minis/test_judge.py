@@ -5,18 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import minis_recipe
 import pytest
 import torch
-from drawn_scenes import scene
+from minis_recipe import detection
+from minis_recipe.data import Source
+from minis_recipe.world import Combination
 from solrl_minis import catalog, judge
 from solrl_minis.judge import Detector, Judge, ReadObject, read, save, shows
 from solrl_minis.scenes import SIDE
 from solrl_minis.world import COLOURS, SHAPES
-
-import minis_recipe
-from minis_recipe import detection
-from minis_recipe.data import Source
-from minis_recipe.world import Combination
+from support.drawn_scenes import scene
 
 SHIPPED = catalog.WEIGHTS / "mini-judge"
 RED_CIRCLE = ReadObject("red", "circle", 20.0, 30.0, 14.0, 0.9)

@@ -12,7 +12,7 @@ from typing import Any
 
 import redis
 
-from support.ports import free_port
+from tests.support.ports import free_port
 
 Keys = dict[bytes, tuple[bool, Any]]
 """Content of a server: key → (whether it expires, value)."""

@@ -5,12 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from minis_recipe.moving import KINDS, MovingSource, differing_in_one
 from solrl_core.errors import PromptError
 from solrl_core.rewards import RewardSet
 from solrl_core.rewards.reward import require_judgeable
 from solrl_minis.motion_verifier import motion_verifier_reward, verify_motion, verify_motions
-
-from minis_recipe.moving import KINDS, MovingSource, differing_in_one
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,10 @@ from evidence import __main__ as evidence
 from fast.cost import PRESETS as MODELS
 from fast.cost import fast_run, hours_of_run, seconds_of_iteration
 from fast.page import figures as of_recipes
-from run_folders import iteration_line
 from solrl_trainer.commands.demo import SHAPES, WORDS, demo_config, plan_file
 from solrl_trainer.run_folder.figures import READ_RIGHT
 from solrl_trainer.settings.presets import resolve
+from tests.trainer.run_folders import iteration_line
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"

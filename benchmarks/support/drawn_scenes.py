@@ -2,9 +2,8 @@
 
 import numpy as np
 import numpy.typing as npt
-from solrl_minis.world import COLOURS, SHAPES
-
 from minis_recipe.scenes import Scenes, render
+from solrl_minis.world import COLOURS, SHAPES
 
 
 def scene(*objects: tuple[str, str, float, float, float]) -> npt.NDArray[np.float32]:

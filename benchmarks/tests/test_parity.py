@@ -1,20 +1,19 @@
 """Algorithms against values of their public code, which `benchmarks/parity` computed and stored.
 
-data/NAME.json names repository and commit.
+`benchmarks/parity/data/NAME.json` names repository and commit.
 """
 
 import importlib
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from parity.__main__ import LIMIT, relative_differences
+from parity.__main__ import DATA, LIMIT, relative_differences
 from parity.published import of_cases
 
-STORED = sorted((Path(__file__).parent / "data").glob("*.json"))
+STORED = sorted(DATA.glob("*.json"))
 
 
 @pytest.fixture(params=STORED, ids=[path.stem for path in STORED])

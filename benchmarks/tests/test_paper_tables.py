@@ -20,9 +20,9 @@ from paper.pace import first_reached, pace
 from paper.tables import TABLES, algorithms, families, quantised
 from paper.tables.gap import verdict
 from paper.tuning import USUAL, trials
-from paper_runs import PROMPTS, context_of, finish, finish_all, finish_trials
 from solrl_core.families import load_backbone
 from solrl_trainer.prompts.prompt_sets import find_prompts, read_prompts
+from support.paper_runs import PROMPTS, context_of, finish, finish_all, finish_trials
 
 PROGRAMME = Programme(rewards=("clipscore", "hpsv2"), judges=("verifier",))
 

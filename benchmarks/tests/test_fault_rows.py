@@ -26,7 +26,7 @@ def test_the_guarantee_of_each_row_holds(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.release
 def test_new_run_names_win_a_tenant_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2] / "benchmarks/load"), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1] / "load"), *sys.path])
     from fairness import starving
 
     made = starving(8).figures["made"]

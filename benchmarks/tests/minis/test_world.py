@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from solrl_minis import catalog
-
 from minis_recipe.world import KINDS, OPPOSITE, Combination, all_combinations, differing_in_one, sample_prompts, split
 from minis_recipe.write_prompts import TEST, TRAIN, write
+from solrl_minis import catalog
 
 A, B = ("red", "circle"), ("blue", "square")
 EVERY = list(all_combinations())

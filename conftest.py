@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fork_server
-import gpu_tests
 import pytest
 import redis
-from support.redis_server import RedisServer, running_redis
+from tests.support import fork_server, gpu_tests
+from tests.support.redis_server import RedisServer, running_redis
 
 # Before torch is imported: tests and the services they start share few cores, so each process has one thread of torch,
 # and idle threads must not spin.
@@ -52,7 +51,7 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> Iterator[object]:
     """Have programs fork from this process as it is before the first test, if any test may start one."""
-    if "fault_trials.processes" in sys.modules and not session.config.pluginmanager.hasplugin("dsession"):
+    if "tests.support.programs" in sys.modules and not session.config.pluginmanager.hasplugin("dsession"):
         fork_server.fork()
     return (yield)
 

@@ -10,12 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from solrl_core.families import Backbone, load_backbone
-from solrl_core.precision import apply_policy, quantize_dequantize
-from solrl_core.rewards import load_reward
-from solrl_minis.verifier import find_objects
-
 from minis_recipe import measure
 from minis_recipe.__main__ import main
 from minis_recipe.data import Source
@@ -32,6 +26,11 @@ from minis_recipe.sd3 import SD3
 from minis_recipe.tokenizers import corpus as all_texts
 from minis_recipe.wan import WAN
 from minis_recipe.world import KINDS, all_combinations
+from safetensors.torch import load_file
+from solrl_core.families import Backbone, load_backbone
+from solrl_core.precision import apply_policy, quantize_dequantize
+from solrl_core.rewards import load_reward
+from solrl_minis.verifier import find_objects
 
 pytestmark = pytest.mark.release
 """They train every stage, of a recipe that ran once."""

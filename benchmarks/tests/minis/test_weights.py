@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from minis_recipe import measure, preference
+from minis_recipe.data import Source
 from safetensors.torch import load_file
 from solrl_core.families import Backbone, load_backbone
 from solrl_core.fingerprint import module_digest
 from solrl_core.rewards import load_reward
 from solrl_minis import catalog
-
-from minis_recipe import measure, preference
-from minis_recipe.data import Source
 
 MIB = 2**20
 BACKBONES = ["mini-sana", "mini-sd3", "mini-flux"]

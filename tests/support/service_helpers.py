@@ -19,15 +19,15 @@ import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI
-from fault_trials.child import command
-from fault_trials.processes import Program
 from PIL import Image
 from solrl_core.adapter import encode_adapter
 from solrl_proto.adapters import ADAPTER_MEDIA_TYPE
 from solrl_proto.rollouts import STREAM_MEDIA_TYPE
 from solrl_rollout.cli import main
-from support.adapters import content_digest, random_adapter
-from support.ports import free_port
+
+from tests.support.adapters import content_digest, random_adapter
+from tests.support.ports import free_port
+from tests.support.programs import Program, command
 
 PROGRAM = str(Path(sys.executable).parent / "solrl-rollout")
 MODEL = "mini-sana"
@@ -126,8 +126,8 @@ def running_service(
     Its process is forked from one that has imported the command, and runs `entry`.
     """
     port = free_port() if port is None else port
-    # The folder of the faulty rewards.
-    paths = os.pathsep.join(filter(None, (str(Path(__file__).parent / "services"), os.environ.get("PYTHONPATH"))))
+    # For tests.services.faulty_rewards.
+    paths = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PYTHONPATH": paths, "COLUMNS": "120"}
     models = [model] if isinstance(model, str) else model
     words = ["serve", "--model", *models, "--port", str(port), *flags]

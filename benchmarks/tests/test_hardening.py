@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_helpers import running_service
+from tests.support.service_helpers import running_service
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = json.loads((ROOT / "proto" / "openapi.json").read_text())

@@ -15,8 +15,8 @@ from paper.page import draw_words
 from paper.tables import TABLES, text
 from paper.words import WORDS, load_images, read_words, right, save_images
 from paper.worker import do
-from paper_runs import PROMPTS, TINY, context_of, finish, finish_all
 from PIL import Image
+from support.paper_runs import PROMPTS, TINY, context_of, finish, finish_all
 
 PROGRAMME = Programme()
 

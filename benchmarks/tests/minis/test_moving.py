@@ -1,7 +1,6 @@
 """The moving shapes world: its clips, captions and held-out movements."""
 
 import torch
-
 from minis_recipe import moving
 from minis_recipe.family import TEXT_TOKENS
 from minis_recipe.wan import build, build_autoencoder

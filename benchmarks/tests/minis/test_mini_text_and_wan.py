@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import DiffusionPipeline
+from minis_recipe import measure, moving, reading
+from minis_recipe.wan import WAN
+from minis_recipe.words import sample_words
 from solrl_core.families.load import load_backbone
 from solrl_core.families.own_pipeline import by_own_pipeline
 from solrl_core.families.pipeline import PipelineBackbone
@@ -17,10 +20,6 @@ from solrl_minis.motion_verifier import verify_motions
 from solrl_trainer.commands import run
 from solrl_trainer.run_folder.metrics_file import read_metrics
 from solrl_trainer.settings.presets import resolve
-
-from minis_recipe import measure, moving, reading
-from minis_recipe.wan import WAN
-from minis_recipe.words import sample_words
 
 needs_engine = pytest.mark.skipif(find_spec("rapidocr") is None, reason="the extra `ocr` is not installed")
 WORDS = ['"K7" in red', '"WORD" in purple']

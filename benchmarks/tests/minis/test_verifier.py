@@ -4,14 +4,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from drawn_scenes import scene
+from minis_recipe.scenes import render, sample_scenes
+from minis_recipe.world import KINDS, Combination, all_combinations, differing_in_one
 from solrl_minis import verifier
 from solrl_minis.scenes import PALETTE, SIDE
 from solrl_minis.verifier import find_objects, verifier_graded_reward, verifier_reward, verify, verify_batch
 from solrl_minis.world import COLOURS, SHAPES
-
-from minis_recipe.scenes import render, sample_scenes
-from minis_recipe.world import KINDS, Combination, all_combinations, differing_in_one
+from support.drawn_scenes import scene
 
 COUNT = 1000
 

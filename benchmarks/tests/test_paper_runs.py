@@ -19,9 +19,9 @@ from paper.finished import MixedRunsError, file_of, read_finished
 from paper.runner import run_all
 from paper.tuning import Tuning, trials
 from paper.worker import do
-from paper_runs import MACHINE, TINY, context_of, finish
 from solrl_trainer.loop import train
 from solrl_trainer.settings.config import RunConfig
+from support.paper_runs import MACHINE, TINY, context_of, finish
 
 PROGRAMME = Programme(seeds=(1, 2))
 

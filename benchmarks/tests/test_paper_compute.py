@@ -10,12 +10,12 @@ import pytest
 import torch
 from paper.compute import SOURCES, STORED, costs_of, passes_of_iteration, store_costs
 from paper.experiments import RESULTS, Programme
-from paper_runs import TINY
 from solrl_core.families.sana import Sana
 from solrl_core.sampling.generator import Generator
 from solrl_trainer import loop
 from solrl_trainer.loop import train
 from solrl_trainer.settings.presets import MODELS, RECIPES, resolve
+from support.paper_runs import TINY
 
 SMALL = {
     "sol_rl": {"explore.candidates": 6, "explore.keep": 4, "explore.prune": {"after": 2, "keep": 4}},

@@ -1,0 +1,1 @@
+"""Programs that tests and benchmarks start, on free ports, and models that they load."""
