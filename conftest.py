@@ -1,4 +1,4 @@
-"""A real Redis and the event loop for tests of several folders; `--unit` leaves out tests that start programs."""
+"""Redis, a browser and the event loop for tests of several folders; `--unit` leaves out tests that start programs."""
 
 import gc
 import os
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 from tests.support import fork_server, gpu_tests
+from tests.support.browser import Browser, running_browser
 from tests.support.redis_server import RedisServer, running_redis
 
 # Before torch is imported: tests and the services they start share few cores, so each process has one thread of torch,
@@ -103,6 +104,12 @@ def own_redis() -> Iterator[RedisServer]:
     """A Redis for one test that means to stop it."""
     with running_redis("never") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with running_browser() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

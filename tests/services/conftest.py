@@ -7,7 +7,6 @@ from solrl_core.families import Backbone, load_backbone
 from solrl_core.lora import adapter_layout
 from solrl_rollout.store import RunStore, open_store
 from tests.services.security_helpers import Guarded, guarded_service
-from tests.support.browser import Browser, running_browser
 from tests.support.service_helpers import BODY_LIMIT, MODEL, QUEUE_LIMIT, Layout, RunningService, running_service
 
 
@@ -26,12 +25,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     with guarded_service(tmp_path_factory.mktemp("tokens"), "--log-format", "json") as running:
         yield running
         assert "Traceback" not in running.service.log.read_text()
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    with running_browser() as running:
-        yield running
 
 
 @pytest.fixture(params=["memory://", "protocol=2", "protocol=3"])

@@ -1,112 +1,77 @@
 """The report in a real browser."""
 
-import html
+import base64
+import io
 import json
-import re
-import shutil
-import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from solrl_trainer.report.page import write_report
-from tests.support.browser import FLAGS
+from tests.support.browser import Browser
 from tests.trainer.run_folders import LONG_REWARD, PROMPTS, RESULT, SUM, finished_run, run_of_sum
 
-LIGHT, DARK = 1, 0
-
-
-@pytest.fixture
-def browse(tmp_path):
-    """Run chromium on a file with its own profile; returns its stdout."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.fail("chromium is not installed; the report is tested in a real one (apt-get install chromium)")
-
-    def run(page, *options):
-        profile = tmp_path / "profile"
-        command = [program, *FLAGS, f"--user-data-dir={profile}", *options, page.as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        shutil.rmtree(profile, ignore_errors=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
-
-
-@pytest.fixture
-def report(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    return write_report(finished_run(folder))
-
-
-@pytest.fixture
-def long_report(tmp_path):
-    """A report in which everything that users name is as long as it may be."""
-    folder = tmp_path / "long"
-    folder.mkdir()
-    run_of_sum(folder, 3)
-    config = json.loads((folder / "config.json").read_text()) | {
-        "rewards": SUM,
-        "run": "a" * 64,
-        "prompts": "/data/" + "p" * 100,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    gallery = json.loads((folder / "gallery.json").read_text())
-    gallery["prompts"] = ["x" * 300, *gallery["prompts"][1:]]
-    for pair in gallery["pairs"]:
-        pair["prompt"] = "y" * 300
-    (folder / "gallery.json").write_text(json.dumps(gallery))
-    return write_report(folder)
-
-
-# Measures the page inside a frame, since not every build of the browser has windows as narrow as a phone.
-PROBE = """<!doctype html><iframe width="{width}" height="900" srcdoc="{page}"></iframe><pre id="out"></pre>
-<script>
-document.querySelector("iframe").onload = event => {{
-  const page = event.target.contentDocument, seen = [...page.images];
-  const words = [...page.querySelectorAll(".under")].map(box => {{
-    const range = page.createRange();
+MEASURE = """(() => {
+  const boxes = [...document.querySelectorAll('.under')].map((box) => {
+    const range = document.createRange();
     range.selectNodeContents(box);
     return range.getBoundingClientRect();
-  }}).filter(box => box.width);
-  document.getElementById("out").textContent = JSON.stringify({{
-    width: page.documentElement.clientWidth,
-    reach: page.documentElement.scrollWidth,
-    images: seen.length,
-    broken: seen.filter(image => !image.naturalWidth).length,
-    scripts: page.scripts.length,
-    cut: [...page.querySelectorAll(".scroll")].filter(box => box.scrollWidth > box.clientWidth).length,
-    charts: [...page.querySelectorAll(".chart svg")].map(
-      chart => chart.getBoundingClientRect().width).filter(width => width),
-    smallest: Math.min(...[...page.querySelectorAll(".chart text")].map(
-      label => label.getBoundingClientRect().height).filter(height => height)),
-    text: page.body.innerText,
-    spilled: [...page.querySelectorAll(".card, .under")].filter(box => box.scrollWidth > box.clientWidth).length,
-    touching: words.filter(a => words.some(b => a !== b && a.top < b.bottom && b.top < a.bottom &&
-      b.left >= a.left && b.left - a.right < 4)).length,
-  }});
-}};
-</script>"""
+  }).filter((box) => box.width);
+  const images = [...document.images];
+  const wide = (one) => one.scrollWidth > one.clientWidth;
+  const sizes = (selector, side) => [...document.querySelectorAll(selector)]
+    .map((one) => one.getBoundingClientRect()[side]).filter((size) => size);
+  return {
+    width: document.documentElement.clientWidth,
+    reach: document.documentElement.scrollWidth,
+    images: images.length,
+    broken: images.filter((image) => !image.naturalWidth).length,
+    scripts: document.scripts.length,
+    cut: [...document.querySelectorAll('.scroll')].filter(wide).length,
+    charts: sizes('.chart svg', 'width'),
+    smallest: Math.min(...sizes('.chart text', 'height')),
+    text: document.body.innerText,
+    spilled: [...document.querySelectorAll('.card, .under')].filter(wide).length,
+    touching: boxes.filter((a) => boxes.some((b) => a !== b && a.top < b.bottom && b.top < a.bottom
+      && b.left >= a.left && b.left - a.right < 4)).length,
+  };
+})()"""
+
+Look = Callable[[Path, int], dict[str, Any]]
+"""Measures a report at a width in pixels; nothing in it may be cut, spill over or touch its neighbour."""
 
 
-def seen_in(browse, report, tmp_path, width):
-    probe = tmp_path / "probe.html"
-    probe.write_text(PROBE.format(width=width, page=html.escape(report.read_text())))
-    dom = browse(probe, "--dump-dom", "--virtual-time-budget=5000", "--window-size=1500,1000")
-    seen = json.loads(html.unescape(re.search(r'<pre id="out">(.*?)</pre>', dom, re.S).group(1)))
-    assert seen["reach"] <= seen["width"] == width, "the page scrolls sideways"
-    assert seen["cut"] == 0, "a table is cut"
-    assert seen["spilled"] == 0, "a text leaves its box"
-    assert seen["touching"] == 0, "texts of neighbours touch"
-    return seen
+@pytest.fixture
+def look(browser: Browser) -> Look:
+    def look(report: Path, width: int) -> dict[str, Any]:
+        with browser.page(width) as page:
+            page.open(report.as_uri())
+            seen: dict[str, Any] = page.see(MEASURE)
+        assert seen["reach"] <= seen["width"] == width, "the page scrolls sideways"
+        assert seen["cut"] == 0, "a table is cut"
+        assert seen["spilled"] == 0, "a text leaves its box"
+        assert seen["touching"] == 0, "texts of neighbours touch"
+        return seen
+
+    return look
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A finished run."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    finished_run(folder)
+    return folder
 
 
 @pytest.mark.parametrize("width", [1280, 360])
-def test_the_page_fits_and_shows_everything(browse, report, tmp_path, width):
-    seen = seen_in(browse, report, tmp_path, width)
+def test_the_page_fits_and_shows_everything(look: Look, folder: Path, width: int) -> None:
+    seen = look(write_report(folder), width)
     assert seen["images"] == 2 * len(PROMPTS) + 4
     assert seen["broken"] == 0
     assert seen["scripts"] == 0
@@ -117,11 +82,7 @@ def test_the_page_fits_and_shows_everything(browse, report, tmp_path, width):
         assert part in seen["text"]
 
 
-@pytest.mark.parametrize("width", [1440, 1100, 700])
-def test_long_values_stay_in_their_boxes(browse, tmp_path, width):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    finished_run(folder)
+def test_long_values_stay_in_their_boxes(look: Look, folder: Path) -> None:
     undecided = {"before": 0.482, "after": 0.493, "gain": 0.011, "low": -0.1453, "high": 0.1364}
     rewards = dict.fromkeys(("clipscore", "verifier", "verifier_graded", "judge"), undecided)
     (folder / "result.json").write_text(json.dumps(RESULT | {"rewards": rewards}))
@@ -131,20 +92,34 @@ def test_long_values_stay_in_their_boxes(browse, tmp_path, width):
     images = load_file(folder / "gallery.safetensors")
     shown = {name: images[name].repeat_interleave(3, 0) for name in ("explored", "regenerated")}
     save_file(images | shown, folder / "gallery.safetensors")
-    assert "undecided" in seen_in(browse, write_report(folder), tmp_path, width)["text"]
+    report = write_report(folder)
+    for width in (1440, 1100, 700):
+        assert "undecided" in look(report, width)["text"]
 
 
-@pytest.mark.parametrize("width", [1100, 390, 360])
-def test_long_names_stay_in_the_page(browse, long_report, tmp_path, width):
-    assert LONG_REWARD in seen_in(browse, long_report, tmp_path, width)["text"]
+def test_long_names_stay_in_the_page(look: Look, tmp_path: Path) -> None:
+    """Everything that users name is as long as it may be."""
+    run_of_sum(tmp_path, 3)
+    names = {"rewards": SUM, "run": "a" * 64, "prompts": "/data/" + "p" * 100}
+    (tmp_path / "config.json").write_text(json.dumps(json.loads((tmp_path / "config.json").read_text()) | names))
+    gallery = json.loads((tmp_path / "gallery.json").read_text())
+    gallery["prompts"] = ["x" * 300, *gallery["prompts"][1:]]
+    for pair in gallery["pairs"]:
+        pair["prompt"] = "y" * 300
+    (tmp_path / "gallery.json").write_text(json.dumps(gallery))
+    report = write_report(tmp_path)
+    for width in (1100, 390, 360):
+        assert LONG_REWARD in look(report, width)["text"]
 
 
-@pytest.mark.parametrize(("width", "scheme", "paper"), [(1280, LIGHT, (230, 255)), (390, DARK, (0, 30))])
-def test_light_and_dark_are_painted(browse, report, tmp_path, width, scheme, paper):
-    shot = tmp_path / "page.png"
-    options = (f"--screenshot={shot}", f"--window-size={width},1600")
-    browse(report, *options, f"--blink-settings=preferredColorScheme={scheme}")
-    page = np.asarray(Image.open(shot).convert("RGB"))
+@pytest.mark.parametrize(("width", "scheme", "paper"), [(1280, "light", (230, 255)), (390, "dark", (0, 30))])
+def test_light_and_dark_are_painted(
+    browser: Browser, folder: Path, width: int, scheme: str, paper: tuple[int, int]
+) -> None:
+    with browser.page(width, 1600, scheme) as tab:
+        tab.open(write_report(folder).as_uri())
+        shot = base64.b64decode(tab.call("Page.captureScreenshot")["data"])
+    page = np.asarray(Image.open(io.BytesIO(shot)).convert("RGB"))
     assert page.shape[1] == width
     assert paper[0] <= page[2, 2].mean() <= paper[1]
     ink = np.median(page[30:60, 12:200].reshape(-1, 3), axis=0)
