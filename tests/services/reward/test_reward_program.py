@@ -39,7 +39,7 @@ def test_the_program_serves_until_a_signal(tmp_path: Path) -> None:
     program, port = Path(sys.executable).parent / "solrl-reward", free_port()
     command = [str(program), "serve", "--rewards", BRIGHT, "--device", "cpu", "--port", str(port)]
     folders = f"{tmp_path}{os.pathsep}{ROOT}"
-    environment = os.environ | {"PYTHONPATH": folders, "COLUMNS": "120"}
+    environment = os.environ | {"PYTHONPATH": folders, "COLUMNS": "200"}
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
     try:
