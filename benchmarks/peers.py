@@ -263,8 +263,8 @@ def _learning(rows: Sequence[Row]) -> Iterator[str]:
     yield "## Rewards along trainings with the same settings"
     yield ""
     yield "By `python benchmarks/peers.py CLONE --learn TURNS` on a CPU: DiffusionNFT on mini-sd3, learning rate"
-    yield f"{same.learning_rate:g}. A turn has {len(PROMPTS)} prompts, {SAMPLES} samples of each, one optimiser step, and trains"
-    yield f"{same.timestep_fraction:.0%} of the noise levels. Rewards are {same.reward} of its samples."
+    yield f"{same.learning_rate:g}. A turn has {len(PROMPTS)} prompts, {SAMPLES} samples of each, one step,"
+    yield f"and {same.timestep_fraction:.0%} of the noise levels. Rewards are {same.reward} of its samples."
     yield "The difference is theirs minus ours, with its 95 % interval over seeds."
     yield ""
     yield from table(("turns", "peer", "seeds", "reward, ours", "reward, theirs", "difference"), _curves(rows))
