@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ import solrl_rollout.cli
 import solrl_trainer.commands.cli
 import tyro
 import yaml
+from solrl_http.command_line import parse_command
+from solrl_reward.settings import RewardSettings
+from solrl_rollout.options import COMMANDS
+from solrl_rollout.settings import RolloutSettings
 from tests.docs.fences import ROOT
 from tests.support.typed import typed
 
@@ -24,8 +29,8 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "solrl-train": solrl_trainer.commands.cli.main,
 }
 SERVICES: dict[str, Callable[[list[str]], Any]] = {
-    "solrl-reward": solrl_reward.cli._parse,
-    "solrl-rollout": solrl_rollout.cli._parse,
+    "solrl-reward": partial(parse_command, "solrl-reward", "", solrl_reward.cli._COMMANDS, RewardSettings),
+    "solrl-rollout": partial(parse_command, "solrl-rollout", "", COMMANDS, RolloutSettings),
 }
 """Programs whose parsers give a command that has not begun."""
 
