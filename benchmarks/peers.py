@@ -272,9 +272,10 @@ def _learning(rows: Sequence[Row]) -> Iterator[str]:
 
 def _curves(rows: Sequence[Row]) -> Iterator[Sequence[str]]:
     for peer in dict.fromkeys(row["beside"] for row in rows):
+        of_peer = [row for row in rows if row["beside"] == peer]
+        finished = min(len(row["rewards"]) for row in of_peer)
         ours, theirs = (
-            np.array([row["rewards"] for row in rows if row["beside"] == peer and row["trainer"] == name])
-            for name in (OURS, peer)
+            np.array([row["rewards"][:finished] for row in of_peer if row["trainer"] == name]) for name in (OURS, peer)
         )
         for first in range(0, ours.shape[1], TURNS_SHOWN):
             own, other = (curves[:, first : first + TURNS_SHOWN].mean(1) for curves in (ours, theirs))
